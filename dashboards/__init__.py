@@ -1,0 +1,1 @@
+"""The web app: a Panel server over a recording. Draws, never computes."""

@@ -1,0 +1,1 @@
+"""The plots that pages are made of."""

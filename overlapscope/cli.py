@@ -1,0 +1,49 @@
+"""The command line: one verb a module in ``overlapscope.commands``.
+
+Every verb's module has a docstring, which is its help, ``prepare_parser(parser)`` and ``run(args) -> int``. Modules
+import what is heavy (pandas, torch, panel) inside ``run``, so that ``overlapscope --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from overlapscope import __version__
+from overlapscope.commands import demo, record, serve, summary
+from overlapscope.errors import OverlapScopeError
+
+_DESCRIPTION = "See how much gradient communication hides under backward, and why the rest does not."
+_EPILOG = "Start with 'overlapscope demo': it records a short training run on this machine and opens it in the browser."
+_COMMANDS = {"demo": demo, "record": record, "serve": serve, "summary": summary}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0, or 1 with one line on stderr saying what is wrong."""
+    parser = argparse.ArgumentParser(prog="overlapscope", description=_DESCRIPTION, epilog=_EPILOG)
+    parser.add_argument("--version", action="version", version=f"overlapscope {__version__}")
+    verbs = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, module in _COMMANDS.items():
+        text = (module.__doc__ or "").strip()
+        verb = verbs.add_parser(
+            name,
+            help=text.partition("\n")[0],
+            description=text,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.prepare_parser(verb)
+        verb.set_defaults(run=module.run)
+    args = parser.parse_args(arguments)
+    try:
+        return int(args.run(args))
+    except OverlapScopeError as error:
+        print(f"overlapscope {args.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def entry_point() -> None:
+    """The console script."""
+    sys.exit(main())

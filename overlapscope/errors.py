@@ -1,0 +1,9 @@
+"""The one error type that users meet as a sentence instead of a traceback."""
+
+
+class OverlapScopeError(Exception):
+    """A problem that the user can act on.
+
+    The message is one line: what is wrong, where, and what to do. ``overlapscope.cli.main``
+    catches it once, prints it, and exits non-zero.
+    """

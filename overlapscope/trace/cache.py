@@ -1,0 +1,75 @@
+"""Parquet tables beside the trace: logs are decoded once and read from here after.
+
+The tables carry a fingerprint of the files they were made from and are made anew when it no longer matches, as
+it does while a run is still being recorded. A folder that can't be written is read without a cache.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from overlapscope import __version__
+from overlapscope.trace.format import EVENTS_FILE, FORMAT_VERSION, TABLES_FOLDER
+from overlapscope.trace.log import Problem, log_position
+
+_CONTENTS_FILE = "contents.json"
+
+Contents = tuple[dict[str, pd.DataFrame], dict[str, Any], list[Problem]]
+"""Tables by name, ``run.json``, problems."""
+
+
+def fingerprint(folders: dict[int, Path]) -> str:
+    """What the tables depend on: every file of every rank, and how far its log has got."""
+    marks: list[Any] = [FORMAT_VERSION, __version__]
+    for folder in folders.values():
+        # A memory-mapped file's time of change lags behind its content: ask the log itself as well.
+        marks.append(log_position(folder / EVENTS_FILE))
+        for file in sorted(folder.iterdir()):
+            status = file.stat()
+            changed_ns = 0 if file.name == EVENTS_FILE else status.st_mtime_ns
+            marks.append((folder.name, file.name, status.st_size, changed_ns))
+    return json.dumps(marks)
+
+
+def load(path: Path, expected_fingerprint: str) -> Contents | None:
+    """The tables of a recording, or None if there are none that are up to date."""
+    folder = path / TABLES_FOLDER
+    try:
+        contents = json.loads((folder / _CONTENTS_FILE).read_text(encoding="utf-8"))
+        if contents["fingerprint"] != expected_fingerprint:
+            return None
+        tables = {name: pd.read_parquet(folder / f"{name}.parquet") for name in contents["tables"]}
+    except (OSError, ValueError, KeyError):
+        return None
+    return tables, contents["run"], [Problem(*problem) for problem in contents["problems"]]
+
+
+def store(
+    path: Path, new_fingerprint: str, tables: dict[str, pd.DataFrame], run: dict[str, Any], problems: list[Problem]
+) -> None:
+    """Replace the tables of a recording, all at once."""
+    try:
+        draft = Path(tempfile.mkdtemp(prefix=f".{TABLES_FOLDER}-", dir=path))
+    except OSError:
+        return
+    try:
+        for name, table in tables.items():
+            table.to_parquet(draft / f"{name}.parquet", index=False)
+        contents = {
+            "fingerprint": new_fingerprint,
+            "tables": list(tables),
+            "run": run,
+            "problems": [(problem.severity, problem.message) for problem in problems],
+        }
+        (draft / _CONTENTS_FILE).write_text(json.dumps(contents), encoding="utf-8")
+        draft.chmod(0o755)
+        shutil.rmtree(path / TABLES_FOLDER, ignore_errors=True)
+        draft.rename(path / TABLES_FOLDER)
+    except OSError:
+        shutil.rmtree(draft, ignore_errors=True)

@@ -1,0 +1,278 @@
+"""The layout of a recording on disk: the contract between the recorder and every reader.
+
+A recording is a folder per run holding a folder per rank; nothing is shared between writers::
+
+    traces/
+      rank_0/
+        run.json           what ran: world size, backend, versions, DDP arguments, command line
+        rank.json          where it ran: host, pid, boot id, device, clock samples
+        events.log         the event log: a header page, then fixed-size records
+        plans.jsonl        one line per bucket plan: model, epoch, hash, buckets with parameters
+        call_sites.jsonl   one line per call site: number, file, line, function
+        incident_1.log     the newest records at the time of an incident, kept when the log wraps
+      rank_1/ ...
+      tables/              Parquet tables, made from the above on first read
+
+A record is ``RECORD_BYTES`` long. It starts with the low half of its sequence number and ends with the whole
+of it, written in that order: a record is *whole* if the two agree, so one that was cut short by SIGKILL, or
+that is being overwritten in the ring, is recognised without a lock or a checksum. Sequence numbers count from
+1, hence a slot of zeros is one that was never written, and sorting by them puts a wrapped ring in order.
+
+What an event *is* (kind, bucket, dtype, element count, plan ...) is known long before it happens, so it is
+packed once into a constant ``body``; on the hot path only the times, the step and the sequence number are added.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+from pathlib import Path
+from typing import Any, Final
+
+from overlapscope.errors import OverlapScopeError
+
+FORMAT_VERSION: Final = 1
+MAGIC: Final = b"OVLSCOPE"
+HEADER_BYTES: Final = 4096
+RECORD_BYTES: Final = 64
+
+RUN_FILE: Final = "run.json"
+RANK_FILE: Final = "rank.json"
+EVENTS_FILE: Final = "events.log"
+PLANS_FILE: Final = "plans.jsonl"
+CALL_SITES_FILE: Final = "call_sites.jsonl"
+INCIDENT_PATTERN: Final = "incident_*.log"
+TABLES_FOLDER: Final = "tables"
+
+NO_BUCKET: Final = 0xFFFFFFFF
+"""``index`` of a collective that belongs to no bucket, such as a broadcast of buffers."""
+
+NO_CALL_SITE: Final = 0
+"""``call_site`` of an event whose source line is not known; call sites are numbered from 1."""
+
+
+class Kind(IntEnum):
+    """What a record says. Times are host nanoseconds; instants have ``start_ns == end_ns``."""
+
+    STEP = 1
+    """One optimizer step, from the end of the step before to the end of its last optimizer."""
+    ENTER = 2
+    """A phase begins (``index``: a ``Phase``). Written at once, so that a dead rank shows where it stood."""
+    PHASE = 3
+    """A phase that has ended (``index``: a ``Phase``)."""
+    GRADIENT_READY = 4
+    """A parameter's gradient is accumulated (``index``: the parameter)."""
+    BUCKET_READY = 5
+    """The last gradient of a bucket is ready."""
+    COPY_IN = 6
+    """Gradients are copied into a bucket."""
+    LAUNCH = 7
+    """The host is about to enqueue a collective: on disk before the collective is."""
+    COLLECTIVE = 8
+    """A collective that has completed."""
+    COPY_OUT = 9
+    """A reduced bucket is copied back to the gradients."""
+    PLAN = 10
+    """A bucket plan takes effect (``elements``: all its elements)."""
+    INCIDENT = 11
+    """Something went wrong (``index``: the number of the ``incident_*.log`` that keeps what led to it)."""
+
+
+class Phase(IntEnum):
+    """What a rank is doing. Phases of one rank do not overlap."""
+
+    DATA_WAIT = 0
+    """From the end of the last optimizer to the next forward: the data loader, logging, zero_grad."""
+    FORWARD = 1
+    BACKWARD = 2
+    """From the first gradient of the module's output until autograd is done, without the wait for buckets."""
+    FINALISE = 3
+    """The wait for buckets that are still on the wire, and the copies back."""
+    OPTIMIZER = 4
+    EVALUATION = 5
+    """A forward pass without gradients."""
+
+
+class Flag(IntFlag):
+    """How a record's times were got, and what kind of pass it belongs to."""
+
+    NONE = 0
+    DEVICE_CLOCK = 1
+    """From device events, mapped to host nanoseconds."""
+    START_IS_LOWER_BOUND = 2
+    """The start is when the work was enqueued; it may have begun later."""
+    END_IS_UPPER_BOUND = 4
+    """The end is when it was seen to be over; it lies within ``end_uncertainty_ns`` before that."""
+    NO_SYNC = 8
+    """A pass under ``no_sync()``: gradients are accumulated and not reduced."""
+
+
+OPS: Final = ("none", "all_reduce", "broadcast")
+"""Collective operations, by their number in a record."""
+
+DTYPE_BYTES: Final = {
+    "unknown": 0,
+    "float32": 4,
+    "float64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "complex64": 8,
+    "complex128": 16,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
+"""Element types, in the order of their numbers in a record, with the bytes of an element."""
+
+DTYPES: Final = tuple(DTYPE_BYTES)
+
+RECORD_FIELDS: Final = (
+    ("sequence_low", "<u4"),
+    ("start_ns", "<i8"),
+    ("end_ns", "<i8"),
+    ("step", "<u4"),
+    ("end_uncertainty_ns", "<u4"),
+    # the body, constant for one kind of event of one bucket or parameter
+    ("kind", "u1"),
+    ("op", "u1"),
+    ("dtype", "u1"),
+    ("flags", "u1"),
+    ("index", "<u4"),
+    ("model", "<u2"),
+    ("group", "<u2"),
+    ("elements", "<u8"),
+    ("plan_epoch", "<u2"),
+    ("call_site", "<u2"),
+    ("plan_hash", "<u4"),
+    # written last
+    ("sequence", "<u8"),
+)
+"""Name and numpy type of each field, packed without padding; also stored in every header."""
+
+RECORD: Final = struct.Struct("<IqqII28sQ")
+"""A record as the writer packs it: low sequence, start, end, step, uncertainty, body, sequence."""
+
+_BODY: Final = struct.Struct("<BBBBIHHQHHI")
+_HEADER: Final = struct.Struct("<8sIIIIQQQ")
+
+
+def pack_body(
+    kind: Kind,
+    *,
+    op: str = "none",
+    dtype: str = "unknown",
+    flags: Flag = Flag.NONE,
+    index: int = 0,
+    model: int = 0,
+    group: int = 0,
+    elements: int = 0,
+    plan_epoch: int = 0,
+    call_site: int = NO_CALL_SITE,
+    plan_hash: int = 0,
+) -> bytes:
+    """Pack the constant part of a record (28 bytes).
+
+    Args:
+        index: bucket, parameter, phase or incident number, as ``kind`` says.
+        model: number of the DDP instance within its process.
+        group: number of the process group within its process; 0 is the group of the first model.
+        plan_hash: the first 32 bits of the plan's hash.
+    """
+    dtype_number = DTYPES.index(dtype) if dtype in DTYPE_BYTES else 0
+    return _BODY.pack(
+        kind, OPS.index(op), dtype_number, flags, index, model, group, elements, plan_epoch, call_site, plan_hash
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogHeader:
+    """The first page of an event log.
+
+    The page also holds the record layout and the names of all numbers as JSON, so that a log can be read by a
+    program that knows nothing but the place of that JSON.
+    """
+
+    capacity_records: int
+    """Slots in the file when it is full."""
+    pinned_records: int
+    """The first slots, which the ring never overwrites."""
+    written_records: int = 0
+    """Records ever written; set when the log is closed, 0 before."""
+    closed: bool = False
+    version: int = FORMAT_VERSION
+
+    def pack(self) -> bytes:
+        """The header page, ``HEADER_BYTES`` long."""
+        layout = {
+            "record": RECORD_FIELDS,
+            "kinds": {k.value: k.name.lower() for k in Kind},
+            "phases": {p.value: p.name.lower() for p in Phase},
+            "flags": {f.value: f.name.lower() for f in Flag if f.name},
+            "ops": OPS,
+            "dtypes": DTYPES,
+            "clock": "CLOCK_MONOTONIC nanoseconds",
+        }
+        text = json.dumps(layout, separators=(",", ":")).encode()
+        page = (
+            _HEADER.pack(
+                MAGIC,
+                self.version,
+                HEADER_BYTES,
+                RECORD_BYTES,
+                int(self.closed),
+                self.capacity_records,
+                self.pinned_records,
+                self.written_records,
+            )
+            + len(text).to_bytes(4, "little")
+            + text
+        )
+        assert len(page) <= HEADER_BYTES, "the layout no longer fits the header page"
+        return page.ljust(HEADER_BYTES, b"\0")
+
+    @classmethod
+    def unpack(cls, page: bytes, path: Path) -> LogHeader:
+        """Read a header page.
+
+        Raises:
+            OverlapScopeError: not an event log, cut short, or of a version that this code can't read.
+        """
+        if page[: len(MAGIC)] != MAGIC[: len(page)] or not page:
+            raise OverlapScopeError(f"{path}: not an OverlapScope event log (offset 0: no {MAGIC.decode()} mark)")
+        if len(page) < _HEADER.size:
+            raise OverlapScopeError(f"{path}: cut short at offset {len(page)}, inside the header; no record is left")
+        _, version, header_bytes, record_bytes, closed, capacity, pinned, written = _HEADER.unpack_from(page)
+        if version > FORMAT_VERSION:
+            raise OverlapScopeError(
+                f"{path}: written in trace format {version}, this overlapscope reads up to {FORMAT_VERSION}; "
+                "upgrade overlapscope to read it"
+            )
+        if (header_bytes, record_bytes) != (HEADER_BYTES, RECORD_BYTES):
+            raise OverlapScopeError(
+                f"{path}: corrupt header (offset 12: {header_bytes}-byte header and {record_bytes}-byte records, "
+                f"expected {HEADER_BYTES} and {RECORD_BYTES})"
+            )
+        return cls(
+            capacity_records=capacity,
+            pinned_records=pinned,
+            written_records=written,
+            closed=bool(closed),
+            version=version,
+        )
+
+
+def rank_folder(trace_folder: Path, rank: int) -> Path:
+    """Where a rank's files live."""
+    return trace_folder / f"rank_{rank}"
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a small JSON file so that a reader sees the old one or the new one, never half of it."""
+    draft = path.with_suffix(".json.part")
+    draft.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    draft.replace(path)

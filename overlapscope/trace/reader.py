@@ -1,0 +1,238 @@
+"""A recording on disk -> a ``Trace``: tidy tables of all ranks on one clock, and what was wrong with the files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace import cache
+from overlapscope.trace.format import CALL_SITES_FILE, EVENTS_FILE, INCIDENT_PATTERN, PLANS_FILE, RANK_FILE, RUN_FILE
+from overlapscope.trace.log import Problem, Records, read_log
+from overlapscope.trace.tables import rank_tables
+
+Progress = Callable[[int, int], None]
+"""Called with (ranks read so far, ranks in all)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """A recording. The event tables are described in ``overlapscope.trace.tables``."""
+
+    path: Path
+    run: dict[str, Any]
+    """``run.json`` of the lowest rank that has one; empty if none has."""
+    ranks: pd.DataFrame
+    """rank, host, pid, device, clock ("same boot", "wall clock"), offset_ns, closed"""
+    steps: pd.DataFrame
+    phases: pd.DataFrame
+    gradients: pd.DataFrame
+    copies: pd.DataFrame
+    collectives: pd.DataFrame
+    incidents: pd.DataFrame
+    plans: pd.DataFrame
+    """model, plan_epoch, plan_hash, bucket, position, parameter, name, shape, elements, dtype, bytes"""
+    call_sites: pd.DataFrame
+    """rank, call_site, file, line, function"""
+    problems: tuple[Problem, ...]
+
+    @property
+    def errors(self) -> list[Problem]:
+        """What is missing or unreadable."""
+        return [problem for problem in self.problems if problem.severity == "error"]
+
+
+def find_rank_folders(path: Path) -> dict[int, Path]:
+    """The rank folders of a recording, by rank.
+
+    Raises:
+        OverlapScopeError: no such folder, or no recording in it.
+    """
+    if not path.exists():
+        raise OverlapScopeError(
+            f"{path}: no such folder; record one with 'overlapscope record -o {path} -- torchrun ...'"
+        )
+    if not path.is_dir():
+        raise OverlapScopeError(f"{path}: is a file; give the folder that 'overlapscope record -o' wrote")
+    found = {}
+    for folder in path.glob("rank_*"):
+        number = folder.name.removeprefix("rank_")
+        if number.isdecimal() and folder.is_dir():
+            found[int(number)] = folder
+    if found:
+        return dict(sorted(found.items()))
+    runs = sorted({folder.parent.name for folder in path.glob("*/rank_*") if folder.is_dir()})
+    if runs:
+        raise OverlapScopeError(f"{path}: holds {len(runs)} recordings, give one of them: {', '.join(runs[:5])}")
+    if (path / EVENTS_FILE).exists():
+        raise OverlapScopeError(f"{path}: is the folder of one rank; give the folder above it, {path.resolve().parent}")
+    what = "empty" if not any(path.iterdir()) else "not a recording (no rank_0, rank_1 ... in it)"
+    raise OverlapScopeError(f"{path}: {what}; record a run with 'overlapscope record -o FOLDER -- torchrun ...'")
+
+
+def read_trace(path: Path | str, progress: Progress | None = None) -> Trace:
+    """Read a recording, from its Parquet tables if they are up to date, else from its logs.
+
+    Args:
+        path: the folder that holds ``rank_0``, ``rank_1`` ...
+        progress: told of each rank that has been read.
+
+    Raises:
+        OverlapScopeError: there is nothing to show; anything less is in ``Trace.problems``.
+    """
+    path = Path(path)
+    folders = find_rank_folders(path)
+    fingerprint = cache.fingerprint(folders)
+    cached = cache.load(path, fingerprint)
+    if cached is None:
+        cached = _read_logs(folders, progress)
+        cache.store(path, fingerprint, *cached)
+    tables, run, problems = cached
+    return Trace(path=path, run=run, problems=tuple(problems), **tables)
+
+
+def _read_logs(
+    folders: dict[int, Path], progress: Progress | None
+) -> tuple[dict[str, pd.DataFrame], dict[str, Any], list[Problem]]:
+    problems: list[Problem] = []
+    run: dict[str, Any] = {}
+    rank_rows: list[dict[str, Any]] = []
+    parts: list[dict[str, pd.DataFrame]] = []
+    plans: list[pd.DataFrame] = []
+    call_sites: list[pd.DataFrame] = []
+    reference: dict[str, Any] = {}
+    for done, (rank, folder) in enumerate(folders.items()):
+        try:
+            header, records, found = read_log(folder / EVENTS_FILE)
+        except OverlapScopeError as error:
+            problems.append(Problem("error", str(error)))
+            continue
+        problems += found
+        where = _read_json(folder / RANK_FILE, problems)
+        run = run or _read_json(folder / RUN_FILE, problems)
+        reference = reference or where
+        clock, offset_ns = _offset_to(reference, where)
+        rank_rows.append(
+            {
+                "rank": rank,
+                "host": where.get("host", "unknown"),
+                "pid": where.get("pid", -1),
+                "device": where.get("device", "unknown"),
+                "clock": clock,
+                "offset_ns": offset_ns,
+                "closed": header.closed,
+            }
+        )
+        parts.append(rank_tables(_with_incidents(records, folder, problems), rank, offset_ns))
+        plans.append(_read_plans(folder / PLANS_FILE, problems))
+        call_sites.append(_read_call_sites(folder / CALL_SITES_FILE, rank, problems))
+        if progress:
+            progress(done + 1, len(folders))
+    if not parts:
+        raise OverlapScopeError(problems[0].message)
+    missing = sorted(set(range(int(run.get("world_size", 0)))) - folders.keys())
+    if missing:
+        names = ", ".join(map(str, missing[:8])) + (" ..." if len(missing) > 8 else "")
+        message = (
+            f"{next(iter(folders.values())).parent}: of {run['world_size']} ranks {len(missing)} left no log: {names}"
+        )
+        problems.append(Problem("error", message))
+    tables = {name: pd.concat([part[name] for part in parts], ignore_index=True) for name in parts[0]}
+    tables["ranks"] = pd.DataFrame(rank_rows)
+    tables["plans"] = pd.concat(plans, ignore_index=True).drop_duplicates(ignore_index=True)
+    tables["call_sites"] = pd.concat(call_sites, ignore_index=True)
+    return tables, run, problems
+
+
+def _with_incidents(records: Records, folder: Path, problems: list[Problem]) -> Records:
+    """The log, and the records that incidents kept from being overwritten."""
+    kept = [records]
+    for path in sorted(folder.glob(INCIDENT_PATTERN)):
+        try:
+            _, incident_records, found = read_log(path)
+        except OverlapScopeError as error:
+            problems.append(Problem("error", str(error)))
+            continue
+        problems += found
+        kept.append(incident_records)
+    if len(kept) == 1:
+        return records
+    merged = np.concatenate(kept)
+    _, first = np.unique(merged["sequence"], return_index=True)
+    return merged[first]
+
+
+def _offset_to(reference: dict[str, Any], where: dict[str, Any]) -> tuple[str, int]:
+    """What to add to a rank's times, and how it is known. Ranks on one boot share CLOCK_MONOTONIC."""
+    if where.get("boot_id") is not None and where.get("boot_id") == reference.get("boot_id"):
+        return "same boot", 0
+    try:
+        ours, theirs = reference["clock_samples"][0], where["clock_samples"][0]
+        return "wall clock", (theirs["unix_ns"] - theirs["monotonic_ns"]) - (ours["unix_ns"] - ours["monotonic_ns"])
+    except (KeyError, IndexError, TypeError):
+        return "unknown", 0
+
+
+def _read_json(path: Path, problems: list[Problem]) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        problems.append(Problem("error", f"{path}: can't be read ({error})"))
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _read_lines(path: Path, problems: list[Problem]) -> list[dict[str, Any]]:
+    """A file of one JSON object a line; a last line that was cut short is left out."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        problems.append(Problem("error", f"{path}: can't be read ({error})"))
+        return []
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            if number < len(lines):
+                problems.append(Problem("error", f"{path}: line {number} is damaged; it is left out"))
+    return rows
+
+
+def _read_plans(path: Path, problems: list[Problem]) -> pd.DataFrame:
+    columns = ["model", "plan_epoch", "plan_hash", "bucket", "position"]
+    columns += ["parameter", "name", "shape", "elements", "dtype", "bytes"]
+    rows = [
+        (
+            plan["model"],
+            plan["epoch"],
+            plan["hash"],
+            number,
+            position,
+            parameter["index"],
+            parameter["name"],
+            "×".join(map(str, parameter["shape"])) or "scalar",
+            parameter["elements"],
+            bucket["dtype"],
+            parameter["bytes"],
+        )
+        for plan in _read_lines(path, problems)
+        for number, bucket in enumerate(plan["buckets"])
+        for position, parameter in enumerate(bucket["parameters"])
+    ]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _read_call_sites(path: Path, rank: int, problems: list[Problem]) -> pd.DataFrame:
+    rows = [
+        (rank, site["call_site"], site["file"], site["line"], site["function"]) for site in _read_lines(path, problems)
+    ]
+    return pd.DataFrame(rows, columns=["rank", "call_site", "file", "line", "function"])

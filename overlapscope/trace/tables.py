@@ -1,0 +1,176 @@
+"""Records of one rank -> tidy tables: one row per observation, times in nanoseconds of the common clock.
+
+========== ====================================================================================================
+steps      rank, step, start_ns, end_ns
+phases     rank, model, step, phase, start_ns, end_ns, no_sync
+gradients  rank, model, step, plan_epoch, parameter, ready_ns
+copies     rank, model, step, plan_epoch, bucket, direction ("in", "out"), start_ns, end_ns
+collectives rank, model, group, step, plan_epoch, plan_hash, bucket (-1: none), op, dtype, elements, bytes,
+           call_site, ready_ns, launch_ns, start_ns, end_ns, end_uncertainty_ns, start_is_bound
+incidents  rank, step, incident, time_ns
+========== ====================================================================================================
+
+``ready_ns`` is missing where no bucket is concerned, ``start_ns`` and ``end_ns`` of a collective where it was
+launched and never seen to complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from overlapscope.trace.format import DTYPE_BYTES, DTYPES, NO_BUCKET, OPS, Flag, Kind, Phase
+from overlapscope.trace.log import Records
+
+TABLES: Final = ("steps", "phases", "gradients", "copies", "collectives", "incidents")
+"""Names of the tables that ``rank_tables`` makes."""
+
+PHASE_NAMES: Final = tuple(phase.name.lower() for phase in Phase)
+
+_DTYPE_BYTES: Final = np.array([DTYPE_BYTES[name] for name in DTYPES], dtype=np.int64)
+
+
+def rank_tables(records: Records, rank: int, offset_ns: int) -> dict[str, pd.DataFrame]:
+    """Turn the records of one rank into tables.
+
+    Args:
+        records: in the order of their sequence numbers.
+        offset_ns: added to every time to bring it onto the common clock.
+    """
+    records = drop_steps_cut_by_ring(records)
+    by_kind = {kind: records[records["kind"] == kind] for kind in Kind}
+    return {
+        "steps": _frame(
+            rank,
+            step=by_kind[Kind.STEP]["step"],
+            start_ns=by_kind[Kind.STEP]["start_ns"] + offset_ns,
+            end_ns=by_kind[Kind.STEP]["end_ns"] + offset_ns,
+        ),
+        "phases": _phases(by_kind[Kind.PHASE], rank, offset_ns),
+        "gradients": _frame(
+            rank,
+            **_place(by_kind[Kind.GRADIENT_READY]),
+            parameter=by_kind[Kind.GRADIENT_READY]["index"],
+            ready_ns=by_kind[Kind.GRADIENT_READY]["end_ns"] + offset_ns,
+        ),
+        "copies": _copies(by_kind[Kind.COPY_IN], by_kind[Kind.COPY_OUT], rank, offset_ns),
+        "collectives": _collectives(
+            by_kind[Kind.LAUNCH], by_kind[Kind.COLLECTIVE], by_kind[Kind.BUCKET_READY], rank, offset_ns
+        ),
+        "incidents": _frame(
+            rank,
+            step=by_kind[Kind.INCIDENT]["step"],
+            incident=by_kind[Kind.INCIDENT]["index"],
+            time_ns=by_kind[Kind.INCIDENT]["start_ns"] + offset_ns,
+        ),
+    }
+
+
+def drop_steps_cut_by_ring(records: Records) -> Records:
+    """Leave out the two steps, at either side of a gap in the sequence, of which the ring kept only a part."""
+    gaps = np.flatnonzero(np.diff(records["sequence"].astype(np.int64)) > 1)
+    if not len(gaps):
+        return records
+    keep = np.ones(len(records), dtype=bool)
+    for gap in gaps:
+        keep[: gap + 1] &= records["step"][: gap + 1] != records["step"][gap]
+        keep[gap + 1 :] &= records["step"][gap + 1 :] != records["step"][gap + 1]
+    return records[keep]
+
+
+def _frame(rank: int, **columns: Any) -> pd.DataFrame:
+    frame = pd.DataFrame(columns)
+    for name, values in frame.items():
+        if values.dtype.kind == "u":
+            frame[name] = values.astype(np.int64)
+    frame.insert(0, "rank", np.full(len(frame), rank, dtype=np.int64))
+    return frame
+
+
+def _categories(numbers: npt.NDArray[Any], names: Sequence[str]) -> pd.Categorical[str]:
+    return pd.Categorical.from_codes(numbers.astype(np.int8), categories=pd.Index(names))
+
+
+def _place(records: Records) -> dict[str, npt.NDArray[Any]]:
+    return {"model": records["model"], "step": records["step"], "plan_epoch": records["plan_epoch"]}
+
+
+def _phases(records: Records, rank: int, offset_ns: int) -> pd.DataFrame:
+    return _frame(
+        rank,
+        model=records["model"],
+        step=records["step"],
+        phase=_categories(records["index"], PHASE_NAMES),
+        start_ns=records["start_ns"] + offset_ns,
+        end_ns=records["end_ns"] + offset_ns,
+        no_sync=(records["flags"] & Flag.NO_SYNC) != 0,
+    )
+
+
+def _copies(copies_in: Records, copies_out: Records, rank: int, offset_ns: int) -> pd.DataFrame:
+    records = np.concatenate([copies_in, copies_out])
+    direction = np.repeat(np.array([0, 1], dtype=np.int8), [len(copies_in), len(copies_out)])
+    return _frame(
+        rank,
+        **_place(records),
+        bucket=records["index"],
+        direction=_categories(direction, ["in", "out"]),
+        start_ns=records["start_ns"] + offset_ns,
+        end_ns=records["end_ns"] + offset_ns,
+    )
+
+
+def _collectives(launches: Records, completions: Records, readies: Records, rank: int, offset_ns: int) -> pd.DataFrame:
+    """One row per launch; the completion and the bucket's readiness are those of the same turn in the same step."""
+    elements = launches["elements"].astype(np.int64)
+    done = _of_same_turn(launches, completions, match_op=True)
+    ready = _of_same_turn(launches, readies, match_op=False)
+    uncertainty = _taken(completions["end_uncertainty_ns"].astype(np.int64), done)
+    is_bound = _taken((completions["flags"] & Flag.START_IS_LOWER_BOUND).astype(np.int64), done)
+    return _frame(
+        rank,
+        model=launches["model"],
+        group=launches["group"],
+        step=launches["step"],
+        plan_epoch=launches["plan_epoch"],
+        plan_hash=launches["plan_hash"],
+        bucket=np.where(launches["index"] == NO_BUCKET, -1, launches["index"].astype(np.int64)),
+        op=_categories(launches["op"], OPS),
+        dtype=_categories(launches["dtype"], DTYPES),
+        elements=elements,
+        bytes=elements * _DTYPE_BYTES[launches["dtype"]],
+        call_site=launches["call_site"],
+        ready_ns=_taken(readies["end_ns"] + offset_ns, ready),
+        launch_ns=launches["start_ns"] + offset_ns,
+        start_ns=_taken(completions["start_ns"] + offset_ns, done),
+        end_ns=_taken(completions["end_ns"] + offset_ns, done),
+        end_uncertainty_ns=uncertainty.fillna(0).astype("int64"),
+        start_is_bound=is_bound.fillna(0) != 0,
+    )
+
+
+def _of_same_turn(launches: Records, others: Records, *, match_op: bool) -> npt.NDArray[Any]:
+    """For each launch the position of its counterpart in ``others``, or -1."""
+
+    def keys(records: Records) -> pd.DataFrame:
+        names = ["model", "step", "index"] + (["op"] if match_op else [])
+        frame = pd.DataFrame({name: records[name] for name in names})
+        frame["turn"] = frame.groupby(names, sort=False).cumcount()
+        return frame
+
+    if not len(others):
+        return np.full(len(launches), -1)
+    left, right = keys(launches), keys(others)
+    right["position"] = np.arange(len(others))
+    return left.merge(right, how="left")["position"].fillna(-1).to_numpy(dtype=np.int64)
+
+
+def _taken(values: npt.NDArray[Any], positions: npt.NDArray[Any]) -> pd.Series[int]:
+    """``values[positions]`` as nullable integers, missing where the position is -1."""
+    if not len(values):
+        return pd.Series(pd.NA, index=range(len(positions)), dtype="Int64")
+    return pd.Series(values[positions]).astype("Int64").mask(pd.Series(positions < 0))

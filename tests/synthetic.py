@@ -1,0 +1,127 @@
+"""Recordings made up record by record, with the real writer, for tests that need exact numbers or bad files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from overlapscope.trace.format import (
+    CALL_SITES_FILE,
+    EVENTS_FILE,
+    PLANS_FILE,
+    RANK_FILE,
+    RUN_FILE,
+    Flag,
+    Kind,
+    Phase,
+    pack_body,
+    rank_folder,
+    write_json,
+)
+from overlapscope.trace.writer import DEFAULT_LIMIT_BYTES, EventLog
+
+US = 1_000
+BUCKET_ELEMENTS = (256 * 1024, 4 * 1024 * 1024, 2 * 1024 * 1024)
+PARAMETERS = (("head.weight", 256 * 1024), ("body.1.weight", 4 * 1024 * 1024), ("body.0.weight", 2 * 1024 * 1024))
+
+
+def write_recording(
+    folder: Path,
+    *,
+    ranks: int = 2,
+    steps: int = 5,
+    world_size: int | None = None,
+    close: bool = True,
+    limit_bytes: int = DEFAULT_LIMIT_BYTES,
+) -> Path:
+    """Write a recording in which every time is known; see ``write_step`` for the numbers."""
+    for rank in range(ranks):
+        log = make_rank(folder, rank, world_size=world_size or ranks, limit_bytes=limit_bytes)
+        for step in range(steps):
+            write_step(log, step, begin_ns=1_000_000_000 + step * 10_000 * US + rank * 50 * US)
+        if close:
+            log.close()
+    return folder
+
+
+def make_rank(folder: Path, rank: int, *, world_size: int, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> EventLog:
+    """A rank's folder with its JSON files and an empty log."""
+    rank_dir = rank_folder(folder, rank)
+    rank_dir.mkdir(parents=True)
+    write_json(
+        rank_dir / RUN_FILE,
+        {
+            "format_version": 1,
+            "world_size": world_size,
+            "backend": "gloo",
+            "detail": "parameters",
+            "argv": ["train.py"],
+            "started_unix_ns": 1_700_000_000_000_000_000,
+            "versions": {"torch": "2.13.0", "python": "3.11.7", "overlapscope": "0.1.0"},
+            "models": [{"model": 0, "class": "GPT", "ddp_arguments": {"bucket_cap_mb": None}}],
+        },
+    )
+    write_json(
+        rank_dir / RANK_FILE,
+        {
+            "rank": rank,
+            "host": "node0",
+            "pid": 1000 + rank,
+            "device": "cpu",
+            "boot_id": "synthetic",
+            "clock_samples": [{"monotonic_ns": 1_000_000_000, "unix_ns": 1_700_000_000_000_000_000}],
+        },
+    )
+    buckets = [
+        {
+            "dtype": "float32",
+            "device": "cpu",
+            "bytes": elements * 4,
+            "parameters": [
+                {"index": index, "name": name, "shape": [elements], "elements": elements, "bytes": elements * 4}
+            ],
+        }
+        for index, (name, elements) in enumerate(PARAMETERS)
+    ]
+    plan = {"model": 0, "epoch": 0, "hash": "0" * 64, "reason": "construction", "buckets": buckets}
+    (rank_dir / PLANS_FILE).write_text(json.dumps(plan) + "\n")
+    site = {"call_site": 1, "file": "train.py", "line": 42, "function": "main"}
+    (rank_dir / CALL_SITES_FILE).write_text(json.dumps(site) + "\n")
+    return EventLog(rank_dir / EVENTS_FILE, limit_bytes)
+
+
+def write_step(log: EventLog, step: int, begin_ns: int) -> None:
+    """One step of 10 ms.
+
+    In microseconds from its begin: data wait 0-500, forward 500-2500, backward 3000-7000, finalise 7000-8500,
+    optimizer 8500-10000. All-reduces: bucket 0 4000-4800, bucket 1 5000-6500, bucket 2 6900-8300.
+    Compute is forward, backward, optimizer and the copies out: 8300 us with 3 x 20 us of copies after each wait.
+    Communication 800 + 1500 + 1400 = 3700 us, of it 800 + 1500 + 100 under backward and none under the copies out.
+    """
+
+    def span(kind: Kind, start_us: int, end_us: int, **body: object) -> None:
+        log.append(pack_body(kind, **body), step, begin_ns + start_us * US, begin_ns + end_us * US)  # type: ignore[arg-type]
+
+    def phase(phase: Phase, start_us: int, end_us: int) -> None:
+        span(Kind.ENTER, start_us, start_us, index=phase)
+        span(Kind.PHASE, start_us, end_us, index=phase)
+
+    phase(Phase.DATA_WAIT, 0, 500)
+    phase(Phase.FORWARD, 500, 2500)
+    span(Kind.ENTER, 3000, 3000, index=Phase.BACKWARD)
+    for bucket, (ready_us, start_us) in enumerate(((3950, 4000), (4950, 5000), (6850, 6900))):
+        what = {"index": bucket, "dtype": "float32", "elements": BUCKET_ELEMENTS[bucket]}
+        span(Kind.GRADIENT_READY, ready_us, ready_us, **what)
+        span(Kind.BUCKET_READY, ready_us, ready_us, **what)
+        span(Kind.COPY_IN, ready_us, ready_us + 40, **what)
+        span(Kind.LAUNCH, start_us, start_us, op="all_reduce", call_site=1, **what)
+    span(Kind.PHASE, 3000, 7000, index=Phase.BACKWARD)
+    span(Kind.ENTER, 7000, 7000, index=Phase.FINALISE)
+    for bucket, (start_us, end_us) in enumerate(((4000, 4800), (5000, 6500), (6900, 8300))):
+        what = {"index": bucket, "dtype": "float32", "elements": BUCKET_ELEMENTS[bucket]}
+        flags = Flag.START_IS_LOWER_BOUND | Flag.END_IS_UPPER_BOUND
+        span(Kind.COLLECTIVE, start_us, end_us, op="all_reduce", flags=flags, **what)
+        span(Kind.COPY_OUT, 8320 + 20 * bucket, 8340 + 20 * bucket, **what)
+    phase(Phase.OPTIMIZER, 8500, 10_000)
+    span(Kind.PHASE, 7000, 8500, index=Phase.FINALISE)
+    span(Kind.STEP, 0, 10_000)
