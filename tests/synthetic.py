@@ -95,8 +95,9 @@ def write_step(log: EventLog, step: int, begin_ns: int) -> None:
 
     In microseconds from its begin: data wait 0-500, forward 500-2500, backward 3000-7000, finalise 7000-8500,
     optimizer 8500-10000. All-reduces: bucket 0 4000-4800, bucket 1 5000-6500, bucket 2 6900-8300.
-    Compute is forward, backward, optimizer and the copies out: 8300 us with 3 x 20 us of copies after each wait.
-    Communication 800 + 1500 + 1400 = 3700 us, of it 800 + 1500 + 100 under backward and none under the copies out.
+    The three copies out take 20 us each, 8320-8380. Compute is forward, backward, optimizer and the copies out:
+    2000 + 4000 + 1500 + 60 = 7560 us. Communication is 800 + 1500 + 1400 = 3700 us, of it 800 + 1500 + 100 = 2400
+    under backward and none under the copies out, so 1300 us are exposed.
     """
 
     def span(kind: Kind, start_us: int, end_us: int, **body: object) -> None:
