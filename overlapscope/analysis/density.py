@@ -1,0 +1,176 @@
+"""Spans at any zoom: which ones are in view, and if they are too many, how busy each pixel is.
+
+A lane keeps its spans sorted by start, and the union of them with a running total of its length. How long a lane
+was busy before a moment is then one binary search in that total, and the busy time of a pixel is the difference at
+its two edges: exact to the nanosecond, whatever the number of spans, and for all pixels of a lane at once.
+
+Spans of one lane may overlap (gloo runs two all-reduces at a time). They are stacked in rows, so that each of them
+is visible, and count once in the busy time.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from overlapscope.analysis.intervals import Int64Array, union
+
+NO_CATEGORY = 255
+"""The category of a pixel in which nothing happens."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SpanIndex:
+    """The spans of one lane. Made by ``index_spans``; times are nanoseconds, a span of length 0 is an instant.
+
+    Arrays are shared where they are equal: a lane without overlaps holds its starts and ends only once.
+    """
+
+    starts_ns: Int64Array
+    ends_ns: Int64Array
+    categories: npt.NDArray[np.uint8]
+    rows: npt.NDArray[np.int32]
+    """What each span was given as: its position in the caller's table."""
+    stack: npt.NDArray[np.uint16]
+    """On which of ``stack_height`` rows of the lane each span lies; spans of a row do not overlap."""
+    stack_height: int
+    sorted_ends_ns: Int64Array
+    reach_ns: Int64Array
+    """The latest end so far."""
+    busy_starts_ns: Int64Array
+    busy_ends_ns: Int64Array
+    busy_before_ns: Int64Array
+    """The length of the union before each of its intervals, and at last of all of it."""
+
+    def __len__(self) -> int:
+        return len(self.starts_ns)
+
+    def count(self, from_ns: int, to_ns: int) -> int:
+        """How many spans touch the view, from ``from_ns`` to before ``to_ns``."""
+        begun = np.searchsorted(self.starts_ns, to_ns, side="left")
+        over = np.searchsorted(self.sorted_ends_ns, from_ns, side="left")
+        return max(0, int(begun - over))
+
+    def in_view(self, from_ns: int, to_ns: int) -> npt.NDArray[np.int64]:
+        """The positions of the spans that ``count`` counts, by start."""
+        first = int(np.searchsorted(self.reach_ns, from_ns, side="left"))
+        last = int(np.searchsorted(self.starts_ns, to_ns, side="left"))
+        return first + np.flatnonzero(self.ends_ns[first:last] >= from_ns)
+
+    def busy_ns(self, edges_ns: Int64Array) -> Int64Array:
+        """For how long something was running between each edge and the next."""
+        return np.diff(self._busy_until_ns(edges_ns))
+
+    def begun(self, edges_ns: Int64Array) -> Int64Array:
+        """How many spans begin between each edge and the next."""
+        return np.diff(np.searchsorted(self.starts_ns, edges_ns, side="left"))
+
+    def sample_categories(self, edges_ns: Int64Array) -> npt.NDArray[np.uint8]:
+        """One category for each pixel: of what is running half way through its busy time.
+
+        A sample, where busy time is exact: with many short spans to a pixel there is no one colour that is true.
+        """
+        if not len(self):
+            return np.full(len(edges_ns) - 1, NO_CATEGORY, dtype=np.uint8)
+        until_ns = self._busy_until_ns(edges_ns)
+        half_ns = until_ns[:-1] + np.diff(until_ns) // 2
+        interval = np.searchsorted(self.busy_before_ns, half_ns, side="right") - 1
+        interval = np.clip(interval, 0, max(0, len(self.busy_starts_ns) - 1))
+        if len(self.busy_starts_ns):
+            moment_ns = self.busy_starts_ns[interval] + half_ns - self.busy_before_ns[interval]
+        else:
+            moment_ns = edges_ns[1:] - 1
+        # A pixel in which nothing runs may still hold instants.
+        idle = np.diff(until_ns) == 0
+        moment_ns[idle] = edges_ns[1:][idle] - 1
+        span = np.searchsorted(self.starts_ns, moment_ns, side="right") - 1
+        sampled = self.categories[np.clip(span, 0, len(self) - 1)]
+        sampled[idle & (self.begun(edges_ns) == 0)] = NO_CATEGORY
+        return sampled
+
+    def _busy_until_ns(self, times_ns: Int64Array) -> Int64Array:
+        interval = np.searchsorted(self.busy_starts_ns, times_ns, side="right")
+        busy_ns = self.busy_before_ns[interval]
+        inside = interval > 0
+        busy_ns[inside] -= np.maximum(0, self.busy_ends_ns[interval[inside] - 1] - times_ns[inside])
+        return busy_ns
+
+
+def index_spans(
+    starts_ns: npt.NDArray[Any], ends_ns: npt.NDArray[Any], categories: npt.NDArray[Any], rows: npt.NDArray[Any]
+) -> SpanIndex:
+    """Prepare the spans of one lane.
+
+    Args:
+        starts_ns: in any order.
+        ends_ns: an end before its start counts as equal to it.
+        categories: what the colour of each span stands for, below ``NO_CATEGORY``.
+        rows: the caller's number for each span.
+    """
+    starts_ns = np.asarray(starts_ns, dtype=np.int64)
+    ends_ns = np.maximum(np.asarray(ends_ns, dtype=np.int64), starts_ns)
+    categories, rows = np.asarray(categories, dtype=np.uint8), np.asarray(rows, dtype=np.int32)
+    if np.any(starts_ns[1:] < starts_ns[:-1]):
+        order = np.argsort(starts_ns, kind="stable")
+        starts_ns, ends_ns, categories, rows = starts_ns[order], ends_ns[order], categories[order], rows[order]
+
+    if np.any(starts_ns[1:] < ends_ns[:-1]):
+        reach_ns, sorted_ends_ns = np.maximum.accumulate(ends_ns), np.sort(ends_ns)
+        stack = _stack(starts_ns, ends_ns)
+        _, busy_starts_ns, busy_ends_ns = union(np.zeros(len(starts_ns), dtype=np.int64), starts_ns, ends_ns)
+    else:
+        reach_ns = sorted_ends_ns = busy_ends_ns = ends_ns
+        busy_starts_ns = starts_ns
+        # A view of one number, not an array of as many zeros as there are spans.
+        stack = np.broadcast_to(np.uint16(0), starts_ns.shape)
+    busy_before_ns = np.zeros(len(busy_starts_ns) + 1, dtype=np.int64)
+    np.cumsum(busy_ends_ns - busy_starts_ns, out=busy_before_ns[1:])
+    return SpanIndex(
+        starts_ns=starts_ns,
+        ends_ns=ends_ns,
+        categories=categories,
+        rows=rows,
+        stack=stack,
+        stack_height=int(stack.max(initial=0)) + 1,
+        sorted_ends_ns=sorted_ends_ns,
+        reach_ns=reach_ns,
+        busy_starts_ns=busy_starts_ns,
+        busy_ends_ns=busy_ends_ns,
+        busy_before_ns=busy_before_ns,
+    )
+
+
+def pixel_edges(from_ns: int, to_ns: int, pixels: int) -> Int64Array:
+    """The edges of pixels that cover a view, on a grid that stays put while the view is dragged.
+
+    Pixels are of equal whole nanoseconds and their edges multiples of that, so that the same pixels come back at
+    every position of the view and a picture made of them does not shimmer.
+
+    Args:
+        pixels: about how many; the view is covered by at least so many unless it has fewer nanoseconds.
+    """
+    pixel_ns = max(1, (to_ns - from_ns) // max(1, pixels))
+    first, last = from_ns // pixel_ns, -(-to_ns // pixel_ns)
+    return np.arange(first, max(last, first + 1) + 1, dtype=np.int64) * pixel_ns
+
+
+def _stack(starts_ns: Int64Array, ends_ns: Int64Array) -> npt.NDArray[np.uint16]:
+    """Put each span on the lowest row that is free when it starts."""
+    stack = np.zeros(len(starts_ns), dtype=np.uint16)
+    running: list[tuple[int, int]] = []
+    free: list[int] = []
+    height = 0
+    for position, (start_ns, end_ns) in enumerate(zip(starts_ns.tolist(), ends_ns.tolist(), strict=True)):
+        while running and running[0][0] <= start_ns:
+            heapq.heappush(free, heapq.heappop(running)[1])
+        if free:
+            row = heapq.heappop(free)
+        else:
+            row, height = height, height + 1
+        stack[position] = row
+        heapq.heappush(running, (end_ns, row))
+    return stack

@@ -1,0 +1,180 @@
+"""What is known about one span of the timeline: the numbers behind what people read when they point at it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from overlapscope.analysis.lanes import Lane
+from overlapscope.trace.reader import Trace
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanDetails:
+    """One span. Times are nanoseconds from the begin of its step on its rank, None where they are not known."""
+
+    what: str
+    """A phase, "gradient ready", "wait for launch", "copy in", "copy out", or the name of a collective."""
+    rank: int
+    step: int
+    step_is_known: bool
+    """Whether the step's begin was recorded; otherwise times count from the begin of the recording."""
+    start_ns: int
+    end_ns: int | None
+    """None if it was never seen to end."""
+    bucket: int | None = None
+    parameters: tuple[str, ...] = ()
+    bytes: int | None = None
+    dtype: str | None = None
+    no_sync: bool = False
+    ready_ns: int | None = None
+    launch_ns: int | None = None
+    end_uncertainty_ns: int = 0
+    """It ended at ``end_ns`` or up to this much earlier."""
+    start_is_bound: bool = False
+    """It started at ``start_ns`` or later."""
+    call_site: str | None = None
+
+    @property
+    def duration_ns(self) -> int | None:
+        """From start to end, None if it was never seen to end."""
+        return None if self.end_ns is None else self.end_ns - self.start_ns
+
+    @property
+    def algbw_gb_per_s(self) -> float | None:
+        """Algorithm bandwidth of a collective, 10^9 bytes a second, as in nccl-tests."""
+        if self.launch_ns is None or not self.bytes or not self.duration_ns:
+            return None
+        return self.bytes / self.duration_ns
+
+
+def details_of(trace: Trace, begin_ns: int, lane: Lane, row: int) -> SpanDetails:
+    """Look up a span.
+
+    Args:
+        begin_ns: time 0 of the timeline, on the trace's clock.
+        row: one of ``lane.spans.rows``.
+    """
+    if lane.name == "phases":
+        return _phase(trace, begin_ns, trace.phases.iloc[row])
+    if lane.name == "gradients":
+        return _gradient(trace, begin_ns, trace.gradients.iloc[row])
+    if lane.name == "communication":
+        return _collective(trace, begin_ns, trace.collectives.iloc[row])
+    if row < len(trace.collectives):
+        return _wait(trace, begin_ns, trace.collectives.iloc[row])
+    return _copy(trace, begin_ns, trace.copies.iloc[row - len(trace.collectives)])
+
+
+def _phase(trace: Trace, begin_ns: int, row: pd.Series[Any]) -> SpanDetails:
+    origin_ns, place = _place(trace, begin_ns, row)
+    return SpanDetails(
+        what=str(row["phase"]).replace("_", " "),
+        start_ns=int(row["start_ns"]) - origin_ns,
+        end_ns=int(row["end_ns"]) - origin_ns,
+        no_sync=bool(row["no_sync"]),
+        **place,
+    )
+
+
+def _gradient(trace: Trace, begin_ns: int, row: pd.Series[Any]) -> SpanDetails:
+    origin_ns, place = _place(trace, begin_ns, row)
+    ready_ns = int(row["ready_ns"]) - origin_ns
+    plan = _plan_of(trace, row)
+    found = plan[plan["parameter"] == row["parameter"]].head(1)
+    about = (
+        {"parameters": (f"parameter {row['parameter']}",)}
+        if found.empty
+        else {
+            "bucket": int(found["bucket"].iloc[0]),
+            "parameters": (str(found["name"].iloc[0]),),
+            "bytes": int(found["bytes"].iloc[0]),
+            "dtype": str(found["dtype"].iloc[0]),
+        }
+    )
+    return SpanDetails(what="gradient ready", start_ns=ready_ns, end_ns=ready_ns, **place, **about)
+
+
+def _wait(trace: Trace, begin_ns: int, row: pd.Series[Any]) -> SpanDetails:
+    origin_ns, place = _place(trace, begin_ns, row)
+    return SpanDetails(
+        what="wait for launch",
+        start_ns=int(row["ready_ns"]) - origin_ns,
+        end_ns=int(row["launch_ns"]) - origin_ns,
+        bytes=int(row["bytes"]),
+        dtype=str(row["dtype"]),
+        **place,
+        **_bucket(trace, row),
+    )
+
+
+def _copy(trace: Trace, begin_ns: int, row: pd.Series[Any]) -> SpanDetails:
+    origin_ns, place = _place(trace, begin_ns, row)
+    return SpanDetails(
+        what=f"copy {row['direction']}",
+        start_ns=int(row["start_ns"]) - origin_ns,
+        end_ns=int(row["end_ns"]) - origin_ns,
+        **place,
+        **_bucket(trace, row),
+    )
+
+
+def _collective(trace: Trace, begin_ns: int, row: pd.Series[Any]) -> SpanDetails:
+    origin_ns, place = _place(trace, begin_ns, row)
+
+    def since_step(name: str) -> int | None:
+        return None if pd.isna(row[name]) else int(row[name]) - origin_ns
+
+    launch_ns = int(row["launch_ns"]) - origin_ns
+    start_ns = since_step("start_ns")
+    sites = trace.call_sites
+    site = sites[(sites["rank"] == row["rank"]) & (sites["call_site"] == row["call_site"])].head(1)
+    return SpanDetails(
+        what=str(row["op"]).replace("all_reduce", "all-reduce"),
+        start_ns=launch_ns if start_ns is None else start_ns,
+        end_ns=since_step("end_ns"),
+        bytes=int(row["bytes"]),
+        dtype=str(row["dtype"]),
+        ready_ns=since_step("ready_ns"),
+        launch_ns=launch_ns,
+        end_uncertainty_ns=int(row["end_uncertainty_ns"]),
+        start_is_bound=bool(row["start_is_bound"]),
+        call_site=None if site.empty else f"{site['file'].iloc[0]}:{site['line'].iloc[0]}",
+        **place,
+        **_bucket(trace, row),
+    )
+
+
+def _place(trace: Trace, begin_ns: int, row: pd.Series[Any]) -> tuple[int, dict[str, Any]]:
+    """The moment that times count from, and where in the run the span belongs."""
+    rank, step = int(row["rank"]), int(row["step"])
+    is_step = (trace.steps["rank"].to_numpy() == rank) & (trace.steps["step"].to_numpy() == step)
+    found = np.flatnonzero(is_step)
+    origin_ns = int(trace.steps["start_ns"].iloc[found[0]]) if len(found) else begin_ns
+    return origin_ns, {"rank": rank, "step": step, "step_is_known": bool(len(found))}
+
+
+def _plan_of(trace: Trace, row: pd.Series[Any]) -> pd.DataFrame:
+    plans = trace.plans
+    plan = plans[(plans["model"] == row["model"]) & (plans["plan_epoch"] == row["plan_epoch"])]
+    if plan.empty:
+        return plan
+    # Ranks that disagree have different plans of one epoch; a record holds the first 32 bits of the hash of its own.
+    hashes = plan["plan_hash"].drop_duplicates()
+    own = [text for text in hashes if int(text[:8], 16) == row.get("plan_hash")]
+    return plan[plan["plan_hash"] == (own[0] if own else hashes.iloc[0])]
+
+
+def _bucket(trace: Trace, row: pd.Series[Any]) -> dict[str, Any]:
+    """The bucket's number and parameters, and from the plan what the row itself does not say."""
+    if row["bucket"] < 0:
+        return {}
+    plan = _plan_of(trace, row)
+    members = plan[plan["bucket"] == row["bucket"]].sort_values("position")
+    about: dict[str, Any] = {"bucket": int(row["bucket"]), "parameters": tuple(members["name"])}
+    if "bytes" not in row.index and len(members):
+        about |= {"bytes": int(members["bytes"].sum()), "dtype": str(members["dtype"].iloc[0])}
+    return about
