@@ -109,6 +109,16 @@ class EventLog:
         """The ring is smaller than asked for, because the disk had no more room."""
         return self._full and self._allocated_records < self._header.capacity_records
 
+    @property
+    def closed(self) -> bool:
+        """``close`` has been called; nothing can be appended any more."""
+        return self._buffer.closed
+
+    @property
+    def incidents(self) -> int:
+        """How often ``preserve`` has been called."""
+        return self._incidents
+
     def preserve(self, newest_records: int = 4096) -> int:
         """Copy the newest records into an ``incident_*.log`` beside this one, where no ring overwrites them.
 

@@ -1,0 +1,81 @@
+"""What ranks must agree on before the first all-reduce, and how they do.
+
+Collectives are matched by their order alone. Two ranks that hold the same parameters in another order reduce one
+layer's gradients into another's, and nothing fails: hence names, shapes, dtypes and order are compared up front.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from instrumented_ddp.buckets import ParameterSpec, fingerprint
+
+
+class DisagreementError(RuntimeError):
+    """Ranks were about to reduce different things into each other."""
+
+
+def check_same_parameters(parameters: Sequence[ParameterSpec], group: dist.ProcessGroup, device: torch.device) -> None:
+    """Compare this rank's parameters with those of all ranks.
+
+    Raises:
+        DisagreementError: on every rank, naming the first parameter that differs.
+    """
+    signatures = [parameter.signature for parameter in parameters]
+    own = torch.frombuffer(bytearray.fromhex(fingerprint(signatures)), dtype=torch.uint8).to(device)
+    hashes = [torch.empty_like(own) for _ in range(group.size())]
+    dist.all_gather(hashes, own, group=group)
+    # Every rank sees the same hashes, so all of them take the slow path together or none does.
+    if all(torch.equal(other, hashes[0]) for other in hashes):
+        return
+    everyones: list[list[tuple[str, tuple[int, ...], str]]] = [[] for _ in range(group.size())]
+    dist.all_gather_object(everyones, signatures, group=group)
+    raise DisagreementError(describe_disagreement(everyones))
+
+
+def describe_disagreement(signatures: Sequence[Sequence[tuple[str, tuple[int, ...], str]]]) -> str:
+    """Say which ranks differ and at which parameter first.
+
+    With two ranks there is no majority, so nobody is blamed; with more, the minority is named.
+
+    Args:
+        signatures: for each rank (name, shape, dtype) of its parameters in order; not all equal.
+    """
+    as_tuples = [tuple(signature) for signature in signatures]
+    [(common, votes), *others] = Counter(as_tuples).most_common()
+    if len(as_tuples) > 2 and votes > others[0][1]:
+        reference = as_tuples.index(common)
+        differing = [rank for rank, signature in enumerate(as_tuples) if signature != common]
+        blame = f"rank{'s' if len(differing) > 1 else ''} {', '.join(map(str, differing))} against all others"
+    else:
+        reference = 0
+        differing = [rank for rank, signature in enumerate(as_tuples) if signature != as_tuples[0]]
+        blame = f"rank 0 against rank {differing[0]}"
+    ours, theirs = as_tuples[reference], as_tuples[differing[0]]
+    if len(ours) != len(theirs) and ours[: len(theirs)] == theirs[: len(ours)]:
+        place = min(len(ours), len(theirs))
+    else:
+        place = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b)
+    return (
+        f"DDP expects the same model on all ranks, but {blame} differ: rank {reference} has {len(ours)} params, "
+        f"rank {differing[0]} has {len(theirs)} params, and the first difference is parameter {place}: "
+        f"{_describe(ours, place)} on rank {reference}, {_describe(theirs, place)} on rank {differing[0]}."
+    )
+
+
+def broadcast_numbers(numbers: Sequence[int], group: dist.ProcessGroup, device: torch.device) -> list[int]:
+    """Rank 0's numbers, on every rank; all ranks pass equally many."""
+    tensor = torch.tensor(numbers, dtype=torch.int64, device=device)
+    dist.broadcast(tensor, group=group, group_src=0)
+    return [int(number) for number in tensor.tolist()]
+
+
+def _describe(signatures: Sequence[tuple[str, tuple[int, ...], str]], place: int) -> str:
+    if place >= len(signatures):
+        return "none"
+    name, shape, dtype = signatures[place]
+    return f"{name} {dtype}{list(shape)}"

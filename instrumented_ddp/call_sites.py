@@ -1,0 +1,55 @@
+"""Which line of the user's code is behind an event: the nearest frame outside torch and this package."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Final
+
+from overlapscope.trace.format import CALL_SITES_FILE, NO_CALL_SITE
+
+_NOT_THE_USERS: Final = {"torch", "instrumented_ddp"}
+"""Top-level packages whose frames are passed over."""
+_MOST_CALL_SITES: Final = 0xFFFF
+
+
+class CallSites:
+    """Numbers for call sites, each written to ``call_sites.jsonl`` when it is first seen."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = (folder / CALL_SITES_FILE).open("a", encoding="utf-8")
+        self._numbers: dict[tuple[CodeType, int], int] = {}
+
+    def number_of_caller(self) -> int:
+        """The number of the user's line that is running, ``NO_CALL_SITE`` on a thread that runs none.
+
+        On CUDA, autograd's hooks run on a thread of their own, where no frame of the user is to be seen.
+        """
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_USERS:
+            frame = frame.f_back
+        if frame is None:
+            return NO_CALL_SITE
+        number = self._numbers.get((frame.f_code, frame.f_lineno))
+        return self._add(frame) if number is None else number
+
+    def close(self) -> None:
+        """Close the file; numbers stay known."""
+        self._file.close()
+
+    def _add(self, frame: FrameType) -> int:
+        number = len(self._numbers) + 1
+        if number > _MOST_CALL_SITES or self._file.closed:
+            return NO_CALL_SITE
+        self._numbers[frame.f_code, frame.f_lineno] = number
+        site = {
+            "call_site": number,
+            "file": frame.f_code.co_filename,
+            "line": frame.f_lineno,
+            "function": frame.f_code.co_qualname,
+        }
+        self._file.write(json.dumps(site) + "\n")
+        self._file.flush()
+        return number

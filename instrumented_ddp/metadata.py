@@ -1,0 +1,92 @@
+"""The small files beside the log: what ran, where, and with which bucket plans."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from instrumented_ddp.buckets import BucketPlan, dtype_name
+from instrumented_ddp.timing import host_now_ns
+from overlapscope import __version__
+from overlapscope.trace.format import FORMAT_VERSION, PLANS_FILE
+
+
+def describe_run(group: dist.ProcessGroup, detail: str) -> dict[str, Any]:
+    """``run.json``, with no models yet."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "world_size": group.size(),
+        "backend": dist.get_backend(group),
+        "detail": detail,
+        "argv": sys.argv,
+        "started_unix_ns": time.time_ns(),
+        "versions": {
+            "overlapscope": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "models": [],
+    }
+
+
+def describe_rank(rank: int, device: torch.device) -> dict[str, Any]:
+    """``rank.json``. The boot id tells which ranks share a clock; the samples tie it to the time of day."""
+    try:
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot_id = None
+    return {
+        "rank": rank,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "device": str(device),
+        "boot_id": boot_id,
+        "clock_samples": [{"monotonic_ns": host_now_ns(), "unix_ns": time.time_ns()}],
+    }
+
+
+def append_plan(folder: Path, *, model: int, epoch: int, plan: BucketPlan, reason: str) -> None:
+    """Add a line to ``plans.jsonl``.
+
+    Args:
+        epoch: the how-manieth plan of this model, from 0.
+        reason: why it was made: ``construction`` or ``rebuild``.
+    """
+    line = {
+        "model": model,
+        "epoch": epoch,
+        "hash": plan.hash,
+        "reason": reason,
+        "buckets": [_describe_bucket(plan, bucket) for bucket in plan.buckets],
+    }
+    with (folder / PLANS_FILE).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def _describe_bucket(plan: BucketPlan, bucket: tuple[int, ...]) -> dict[str, Any]:
+    parameters = [(index, plan.parameters[index]) for index in bucket]
+    _, first = parameters[0]
+    return {
+        "dtype": dtype_name(first.dtype),
+        "device": str(first.device),
+        "bytes": sum(parameter.bytes for _, parameter in parameters),
+        "parameters": [
+            {
+                "index": index,
+                "name": parameter.name,
+                "shape": list(parameter.shape),
+                "elements": parameter.elements,
+                "bytes": parameter.bytes,
+            }
+            for index, parameter in parameters
+        ],
+    }

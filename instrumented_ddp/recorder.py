@@ -1,0 +1,297 @@
+"""What the wrapper and the reducer do -> trace records.
+
+One recorder per process writes one rank's folder. The steps and phases of a training loop are derived from hooks:
+the forward of the wrapper, the first gradient of its output, the end of autograd, and the hooks that torch calls
+around every optimizer's ``step``. A step ends with its last optimizer, which is known when the next forward
+begins. Loops in which that is not so (two optimizers that alternate, as in a GAN) call ``instrumented_ddp.step()``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
+
+from instrumented_ddp.buckets import BucketPlan
+from instrumented_ddp.call_sites import CallSites
+from instrumented_ddp.metadata import append_plan, describe_rank, describe_run
+from instrumented_ddp.records import ENTER_RECORDS, BucketRecords, PlanRecords, phase_records
+from instrumented_ddp.timing import Mark, host_now_ns, timeline_of
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.environment import Detail
+from overlapscope.trace.format import (
+    EVENTS_FILE,
+    RANK_FILE,
+    RUN_FILE,
+    Kind,
+    Phase,
+    pack_body,
+    rank_folder,
+    write_json,
+)
+from overlapscope.trace.writer import DEFAULT_LIMIT_BYTES, EventLog
+
+_DATA_WAIT_FOLLOWS: Final = {Phase.BACKWARD, Phase.FINALISE, Phase.OPTIMIZER, Phase.EVALUATION}
+"""Between one of these and the next forward a loop fetches data; between two forwards it computes."""
+
+
+class Recorder:
+    """Writes the trace of this process.
+
+    Args:
+        trace_folder: the run's folder, the same for all ranks of a host.
+        rank: of this process in ``group``.
+        group: the process group of the run.
+        device: where the module computes; its time line is the trace's.
+        detail: ``parameters`` to record the readiness of every gradient as well.
+        limit_bytes: most disk space of this rank's log.
+
+    Raises:
+        OverlapScopeError: the folder can't be written, or already holds a recording of this rank.
+    """
+
+    def __init__(
+        self,
+        trace_folder: Path,
+        *,
+        rank: int,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        detail: Detail = "buckets",
+        limit_bytes: int = DEFAULT_LIMIT_BYTES,
+    ) -> None:
+        self.folder = rank_folder(trace_folder, rank)
+        self.detail = detail
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OverlapScopeError(f"{self.folder}: can't be made ({error.strerror})") from None
+        self.log = EventLog(self.folder / EVENTS_FILE, limit_bytes)
+        self.timeline = timeline_of(device, self.log)
+        self._call_sites = CallSites(self.folder)
+        self._run = describe_run(group, detail)
+        self._model_of_parameter = WeakIdKeyDictionary()
+        self._is_ours: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool] = weakref.WeakKeyDictionary()
+        self._phase_records = phase_records(self.timeline.flags)
+        self._step_record = pack_body(Kind.STEP, flags=self.timeline.flags)
+
+        self.step = 0
+        self._step_start: Mark | None = None
+        self._last_phase: Phase | None = None
+        self._last_phase_end: Mark | None = None
+        self._open_phase: Phase | None = None
+        self._open_phase_start: Mark | None = None
+        self._open_phase_is_no_sync = False
+        self._step_is_marked_by_user = False
+        self._optimizer_has_stepped = False
+        self._gradients_are_reduced = False
+        self._full_disk_is_reported = False
+
+        write_json(self.folder / RANK_FILE, describe_rank(rank, device))
+        write_json(self.folder / RUN_FILE, self._run)
+        self._optimizer_hooks = [
+            register_optimizer_step_pre_hook(self._optimizer_begins),
+            register_optimizer_step_post_hook(self._optimizer_ends),
+        ]
+        atexit.register(self.close)
+
+    # -- models and plans ----------------------------------------------------------------------------------------
+
+    def add_model(
+        self, module: torch.nn.Module, parameters: Sequence[torch.nn.Parameter], arguments: dict[str, Any]
+    ) -> int:
+        """Make a DDP instance known.
+
+        Returns:
+            Its number within the process.
+        """
+        number = len(self._run["models"])
+        self._run["models"].append({"model": number, "class": type(module).__name__, "ddp_arguments": arguments})
+        self._model_of_parameter.update(dict.fromkeys(parameters, number))
+        self._is_ours.clear()
+        write_json(self.folder / RUN_FILE, self._run)
+        return number
+
+    def plan_takes_effect(self, model: int, epoch: int, plan: BucketPlan, reason: str) -> PlanRecords:
+        """Write a plan beside the log.
+
+        Returns:
+            The records of its buckets and parameters, packed.
+        """
+        append_plan(self.folder, model=model, epoch=epoch, plan=plan, reason=reason)
+        records = PlanRecords(self.timeline.flags, model, epoch, plan)
+        now_ns = host_now_ns()
+        self.log.append(records.plan, self.step, now_ns, now_ns)
+        return records
+
+    # -- steps and phases ----------------------------------------------------------------------------------------
+
+    def forward_is_called(self) -> None:
+        """The data is there: the wait for it is over, and so may be the step before.
+
+        An evaluation between two optimizer steps belongs to the second.
+        """
+        now = self.timeline.mark()
+        if self._open_phase is not None:
+            self._end_open_phase(now)
+        if self._step_start is None:
+            self._step_start = now
+            self.timeline.step_begins()
+            return
+        step_is_over = self._optimizer_has_stepped or self._gradients_are_reduced
+        if step_is_over and not self._step_is_marked_by_user:
+            # Without an optimizer of torch nobody knows where the update ended and the data loader began.
+            self._end_step(self._last_phase_end if self._optimizer_has_stepped else now)
+        if self._last_phase in _DATA_WAIT_FOLLOWS:
+            self.timeline.write(self._phase_records[Phase.DATA_WAIT, False], self.step, self._last_phase_end, now)
+            self._last_phase = Phase.DATA_WAIT
+
+    def enter(self, phase: Phase, *, no_sync: bool = False) -> None:
+        """A phase begins; one that is still open has ended."""
+        now = self.timeline.mark()
+        if self._open_phase is not None:
+            self._end_open_phase(now)
+        self._open_phase, self._open_phase_start = phase, now
+        self._open_phase_is_no_sync = no_sync
+        self._announce(phase)
+
+    def leave(self, phase: Phase) -> None:
+        """A phase ends, if it is the one that is open."""
+        if self._open_phase is phase:
+            self._end_open_phase(self.timeline.mark())
+
+    @property
+    def phase(self) -> Phase | None:
+        """The phase that is open."""
+        return self._open_phase
+
+    def gradients_are_reduced(self) -> None:
+        """The gradients of a pass are final: the step may end, also if no optimizer of torch is ever seen."""
+        self._gradients_are_reduced = True
+
+    def mark_step(self) -> None:
+        """The user says that a step ends here. From now on steps end nowhere else."""
+        now = self.timeline.mark()
+        if self._open_phase is not None:
+            self._end_open_phase(now)
+        self._step_is_marked_by_user = True
+        self._end_step(now)
+
+    def incident(self) -> None:
+        """Something went wrong: keep the newest records where no ring overwrites them."""
+        now_ns = host_now_ns()
+        self.log.append(pack_body(Kind.INCIDENT, index=self.log.incidents + 1), self.step, now_ns, now_ns)
+        self.log.preserve()
+
+    def caller(self) -> int:
+        """The number of the user's line that is running."""
+        return self._call_sites.number_of_caller()
+
+    def launches(self, records: BucketRecords, call_site: int) -> int:
+        """A collective is about to be enqueued. Its announcement is on disk when this returns.
+
+        Returns:
+            The time that was written, in host nanoseconds.
+        """
+        now_ns = host_now_ns()
+        self.log.append(records.launch(call_site), self.step, now_ns, now_ns)
+        return now_ns
+
+    def close(self) -> None:
+        """Write what is still pending and close the log. Called at exit; may be called before, and twice."""
+        for hook in self._optimizer_hooks:
+            hook.remove()
+        atexit.unregister(self.close)
+        if self.log.closed:
+            return
+        if self._open_phase is not None:
+            self._end_open_phase(self.timeline.mark())
+        if self._optimizer_has_stepped and not self._step_is_marked_by_user:
+            self._end_step(self._last_phase_end)
+        self.timeline.close()
+        self.log.close()
+        self._call_sites.close()
+
+    def _end_step(self, end: Mark) -> None:
+        if self._step_start is None:
+            return
+        self.timeline.write(self._step_record, self.step, self._step_start, end)
+        self.step += 1
+        self._step_start = end
+        self._optimizer_has_stepped = self._gradients_are_reduced = False
+        self.timeline.step_begins()
+        self.log.reserve()
+        if self.log.disk_is_full and not self._full_disk_is_reported:
+            self._full_disk_is_reported = True
+            print(f"overlapscope: {self.log.path}: the disk is full; the newest steps are kept", file=sys.stderr)
+
+    def _end_open_phase(self, now: Mark) -> None:
+        phase = self._open_phase
+        assert phase is not None
+        body = self._phase_records[phase, self._open_phase_is_no_sync]
+        self.timeline.write(body, self.step, self._open_phase_start, now)
+        self._last_phase, self._last_phase_end = phase, now
+        self._open_phase = None
+        if phase is Phase.OPTIMIZER:
+            self._announce(Phase.DATA_WAIT)
+
+    def _announce(self, phase: Phase) -> None:
+        now_ns = host_now_ns()
+        self.log.append(ENTER_RECORDS[phase], self.step, now_ns, now_ns)
+
+    def _optimizer_begins(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if self._updates_our_parameters(optimizer):
+            self.enter(Phase.OPTIMIZER)
+
+    def _optimizer_ends(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if self._updates_our_parameters(optimizer):
+            self.leave(Phase.OPTIMIZER)
+            self._optimizer_has_stepped = True
+
+    def _updates_our_parameters(self, optimizer: torch.optim.Optimizer) -> bool:
+        known = self._is_ours.get(optimizer)
+        if known is None:
+            known = any(p in self._model_of_parameter for group in optimizer.param_groups for p in group["params"])
+            self._is_ours[optimizer] = known
+        return known
+
+
+_of_this_process: Recorder | None = None
+
+
+def recorder_of_this_process(
+    trace_folder: Path, *, group: dist.ProcessGroup, device: torch.device, detail: Detail, limit_bytes: int
+) -> Recorder:
+    """The recorder that all DDP instances of a process share; made on first use.
+
+    Raises:
+        OverlapScopeError: it can't be made, or the process already records into another folder.
+    """
+    global _of_this_process
+    existing = _of_this_process
+    rank = dist.get_rank()
+    if existing is None or existing.log.closed:
+        _of_this_process = Recorder(
+            trace_folder, rank=rank, group=group, device=device, detail=detail, limit_bytes=limit_bytes
+        )
+        return _of_this_process
+    if existing.folder != rank_folder(trace_folder, rank):
+        raise OverlapScopeError(f"{trace_folder}: this process already records into {existing.folder.parent}")
+    return existing
+
+
+def step() -> None:
+    """Say that an optimizer step ends here, where hooks can't tell. Does nothing if nothing is being recorded.
+
+    Once called, steps end only where it is called.
+    """
+    if _of_this_process is not None and not _of_this_process.log.closed:
+        _of_this_process.mark_step()
