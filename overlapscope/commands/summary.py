@@ -1,0 +1,63 @@
+"""Print where the step time of a recording goes, and how much communication is hidden.
+
+Shows the run, medians per rank, the first and last steps of each rank, and one sentence of verdict. What is wrong
+with the files goes to stderr, a line each; the exit code is 1 if anything of the recording is missing or unreadable.
+
+With --json the output is one JSON object with the keys
+  path      the recording
+  run       what run.json says
+  verdict   the sentence and the medians it rests on
+  ranks     an object per rank: medians over its steps after the warm-up
+  steps     an object per rank and finished step
+  problems  objects with severity ("note" or "error") and message
+Times are whole nanoseconds, named *_ns; a ratio or share that has nothing to divide by is null.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from overlapscope.trace.reader import Trace
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
+    parser.add_argument("path", type=Path, help="the folder that 'overlapscope record -o' wrote")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead, with every step")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the summary; 1 if a part of the recording could not be read."""
+    from overlapscope.analysis.overlap import overlap_by_step
+    from overlapscope.commands import summary_report
+
+    trace = _read_with_progress(args.path)
+    per_step = overlap_by_step(trace)
+    try:
+        if args.json:
+            print(summary_report.as_json(trace, per_step))
+        else:
+            summary_report.print_text(trace, per_step)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read this has seen enough, as in `overlapscope summary traces/ | head`.
+        sys.stdout = None
+    for problem in trace.problems:
+        print(f"{problem.severity}: {problem}", file=sys.stderr)
+    return 1 if trace.errors else 0
+
+
+def _read_with_progress(path: Path) -> Trace:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from overlapscope.trace.reader import read_trace
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("reading logs", total=None)
+        return read_trace(path, lambda done, ranks: progress.update(task, completed=done, total=ranks))
