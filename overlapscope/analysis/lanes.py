@@ -43,6 +43,12 @@ class Lane:
     name: str
     """One of ``LANE_NAMES``."""
     spans: SpanIndex
+    collectives: int = 0
+    """How many rows ``trace.collectives`` has."""
+
+    def is_wait(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+        """Which rows are waits of a bucket that is ready for its launch, in which nothing is done."""
+        return (rows < self.collectives) & (self.name == "buckets")
 
     @property
     def is_instants(self) -> bool:
@@ -86,7 +92,7 @@ def timeline_of(trace: Trace) -> Timeline:
             ("buckets", _buckets(collectives, trace.copies, rank, begin_ns)),
             ("communication", _communication(collectives, rank)),
         ):
-            lanes.append(Lane(rank=int(rank), name=name, spans=spans))
+            lanes.append(Lane(rank=int(rank), name=name, spans=spans, collectives=len(collectives)))
     steps = trace.steps.groupby("step", as_index=False).agg(start_ns=("start_ns", "min"), end_ns=("end_ns", "max"))
     steps[["start_ns", "end_ns"]] -= begin_ns
     lane_of_rank = {lane.rank: number for number, lane in enumerate(lanes) if lane.name == "communication"}

@@ -1,0 +1,120 @@
+"""The web app: which page is at which address, and the server behind them."""
+
+from __future__ import annotations
+
+import socket
+import webbrowser
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import panel as pn
+from bokeh.document import Document
+from bokeh.io import curdoc
+
+from dashboards.pages import problem, timeline
+from dashboards.pages.timeline import Arguments
+from dashboards.recording import Recording, Snapshot
+from overlapscope.errors import OverlapScopeError
+
+BuildPage = Callable[[Document, Snapshot, Arguments], None]
+
+ROUTES: Final[dict[str, BuildPage]] = {
+    "/": timeline.build,
+    "/timeline": timeline.build,
+    # Every plot alone, to embed or to look at on its own.
+    "/plots/timeline": partial(timeline.build, is_plain=True),
+}
+
+DEFAULT_PORT: Final = 5006
+
+
+def open_page(build: BuildPage, recording: Recording) -> None:
+    """Fill the current document with a page of the newest state of a recording, or with what is wrong with it."""
+    document = curdoc()
+    arguments = pn.state.session_args
+    try:
+        build(document, recording.newest(), arguments)
+    except OverlapScopeError as error:
+        problem.build(document, error)
+
+
+def serve(trace_path: Path, address: str = "127.0.0.1", port: int | None = None, *, show: bool = True) -> None:
+    """Serve a recording until Ctrl-C.
+
+    Args:
+        trace_path: the folder of traces. It may be empty or still be written to.
+        address: to listen on; the default can't be reached from other machines.
+        port: ``DEFAULT_PORT`` or the next free one if not given; 0 for any free one.
+        show: open a browser.
+
+    Raises:
+        OverlapScopeError: the address and port can't be listened on.
+    """
+    chosen = _free_port(address) if port is None else port
+    try:
+        server = start_server(Recording(trace_path), address, chosen)
+    except OSError as error:
+        raise OverlapScopeError(f"can't listen on {address} port {chosen}: {error.strerror or error}") from None
+    host = "localhost" if address in ("127.0.0.1", "0.0.0.0", "::", "::1") else address
+    url = f"http://{host}:{server.port}/"
+    print(f"OverlapScope shows {trace_path} at {url}  (Ctrl-C to stop)", flush=True)
+    if show:
+        server.io_loop.add_callback(webbrowser.open, url)
+    try:
+        server.io_loop.start()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        server.stop()
+
+
+def start_server(recording: Recording, address: str, port: int) -> pn.io.server.Server:
+    """A server that is listening; it answers when its ``io_loop`` runs."""
+    pages = {route: _page(build, recording) for route, build in ROUTES.items()}
+    return pn.serve(
+        pages,
+        address=address,
+        port=port,
+        websocket_origin=_origins(address, port),
+        show=False,
+        start=False,
+        verbose=False,
+        # A page that was closed gives its memory back soon.
+        check_unused_sessions_milliseconds=5_000,
+        unused_session_lifetime_milliseconds=10_000,
+    )
+
+
+def _page(build: BuildPage, recording: Recording) -> Callable[[], None]:
+    # Panel tells pages from other things by their type: it must be a plain function.
+    def page() -> None:
+        open_page(build, recording)
+
+    return page
+
+
+def _origins(address: str, port: int) -> list[str]:
+    """Which pages may open the websocket: those of this server, under the names that lead to it.
+
+    An address of all interfaces is reached by names that can't be known here.
+    """
+    suffix = f":{port}" if port else ":*"
+    if address in ("0.0.0.0", "::"):
+        return ["*"]
+    return [f"{name}{suffix}" for name in sorted({"localhost", "127.0.0.1", address})]
+
+
+def _free_port(address: str) -> int:
+    """``DEFAULT_PORT``, or the first one after it that nobody listens on."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    for port in range(DEFAULT_PORT, DEFAULT_PORT + 100):
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((address, port))
+            except OSError:
+                continue
+            return port
+    return 0

@@ -1,0 +1,63 @@
+// The theme of the page and of every plot in it. A choice is kept in the browser; until there is one the page
+// follows the system. Colours come from dashboards/theme.py.
+window.overlapscope = (() => {
+  const colours = JSON.parse(document.getElementById("colours").textContent)
+  const system = window.matchMedia("(prefers-color-scheme: dark)")
+  const known = (name) => (name === "light" || name === "dark" ? name : null)
+
+  function chosen() {
+    const inAddress = known(new URLSearchParams(location.search).get("theme"))
+    try {
+      return inAddress ?? known(localStorage.getItem("overlapscope-theme"))
+    } catch {
+      return inAddress
+    }
+  }
+
+  const current = () => chosen() ?? (system.matches ? "dark" : "light")
+
+  // Models carry a tag {paint: {property: role}}, set by dashboards.theme.paint.
+  function paintPlots() {
+    for (const doc of window.Bokeh?.documents ?? []) {
+      for (const model of doc._all_models.values()) {
+        for (const tag of model.tags) {
+          if (!tag.paint) continue
+          const roles = Object.entries(tag.paint)
+          model.setv(Object.fromEntries(roles.map(([property, role]) => [property, colours[current()][role]])))
+        }
+      }
+    }
+  }
+
+  function apply() {
+    document.documentElement.dataset.theme = current()
+    paintPlots()
+  }
+
+  function setAddress(entries) {
+    const query = new URLSearchParams(location.search)
+    for (const [name, value] of Object.entries(entries)) {
+      if (value == null) query.delete(name)
+      else query.set(name, value)
+    }
+    history.replaceState(null, "", `${location.pathname}?${query}`)
+  }
+
+  function toggleTheme() {
+    const next = current() === "dark" ? "light" : "dark"
+    try {
+      localStorage.setItem("overlapscope-theme", next)
+    } catch {
+      // Private windows may refuse to store; the address keeps the choice.
+    }
+    setAddress({theme: next})
+    apply()
+  }
+
+  system.addEventListener("change", apply)
+  document.documentElement.dataset.theme = current()
+  document.addEventListener("DOMContentLoaded", () => {
+    document.getElementById("theme")?.addEventListener("click", toggleTheme)
+  })
+  return {paintPlots, setAddress}
+})()

@@ -1,0 +1,203 @@
+// Mouse, keys, address and tooltip of the timeline. What is drawn is decided by dashboards/plots/timeline.py: this
+// script tells it which range is shown, at most one question at a time, and waits for the answer.
+window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
+  const {root, axis, time_range: range} = plot
+  const element = (id) => document.getElementById(id)
+  const area = element("lanes")
+  let asked = 0
+  let waiting = false
+  let stale = false
+  let scheduled = false
+
+  // --- asking for what is in view -------------------------------------------------------------------------------
+  function ask() {
+    scheduled = false
+    if (waiting) {
+      stale = true
+      return
+    }
+    waiting = true
+    asked += 1
+    const width = Math.max(50, Math.round(root.inner_width || area.clientWidth))
+    plot.view.data = {id: [asked], from_ns: [range.start], to_ns: [range.end], width_px: [width]}
+  }
+
+  function schedule() {
+    if (scheduled) return
+    scheduled = true
+    requestAnimationFrame(ask)
+  }
+
+  function answered() {
+    const {id, step, spans, is_shaded} = plot.answer.data
+    if (id[0] !== asked) return
+    waiting = false
+    showStatus(step[0], spans[0], is_shaded[0])
+    document.body.dataset.answered = id[0]
+    if (stale) {
+      stale = false
+      schedule()
+    }
+  }
+
+  function showStatus(step, spans, isShaded) {
+    const picker = element("step")
+    if (picker && document.activeElement !== picker && step != null) picker.value = step
+    const count = spans.toLocaleString("en-US")
+    element("status").textContent = isShaded
+      ? `${count} spans in view: shade is the share of time busy. Zoom in to see single spans.`
+      : `${count} ${spans === 1 ? "span" : "spans"} in view`
+    rememberSoon(step)
+  }
+
+  // --- moving ---------------------------------------------------------------------------------------------------
+  function show(from, to) {
+    let length = Math.min(Math.max(to - from, minViewNs), fit[1] - fit[0])
+    const start = Math.min(Math.max((from + to - length) / 2, fit[0]), fit[1] - length)
+    range.setv({start, end: start + length})
+  }
+
+  function zoom(factor, at = (range.start + range.end) / 2) {
+    show(at - (at - range.start) * factor, at + (range.end - at) * factor)
+  }
+
+  function move(share) {
+    const by = (range.end - range.start) * share
+    show(range.start + by, range.end + by)
+  }
+
+  const showAll = () => show(fit[0], fit[1])
+
+  function pickStep(step, moveBy) {
+    plot.pick.data = {step: [step], move: [moveBy]}
+  }
+
+  const pointer = {x: null}
+  const keys = {
+    w: () => zoom(0.8, pointer.x ?? undefined),
+    s: () => zoom(1.25, pointer.x ?? undefined),
+    a: () => move(-0.1),
+    d: () => move(0.1),
+    ArrowLeft: () => move(-0.1),
+    ArrowRight: () => move(0.1),
+    "+": () => zoom(0.8),
+    "-": () => zoom(1.25),
+    0: showAll,
+    f: showAll,
+    "[": () => pickStep(Number(element("step").value), -1),
+    "]": () => pickStep(Number(element("step").value), 1),
+  }
+
+  document.addEventListener("keydown", (event) => {
+    const isTyping = event.target.closest?.("input, textarea, select")
+    const act = keys[event.key.length === 1 ? event.key.toLowerCase() : event.key]
+    if (isTyping || !act || event.ctrlKey || event.metaKey || event.altKey) return
+    event.preventDefault()
+    act()
+  })
+
+  // The wheel zooms; with shift it scrolls the ranks, before Bokeh sees it.
+  area.addEventListener("wheel", (event) => {
+    if (!event.shiftKey) return
+    event.preventDefault()
+    event.stopPropagation()
+    element("ranks").scrollTop += event.deltaY || event.deltaX
+  }, {capture: true, passive: false})
+
+  // --- address --------------------------------------------------------------------------------------------------
+  // Written when the view has come to rest, in place: going back leaves the page instead of undoing a drag.
+  let remembering
+  function rememberSoon(step) {
+    clearTimeout(remembering)
+    remembering = setTimeout(() => {
+      window.overlapscope.setAddress({step, from: Math.round(range.start), to: Math.round(range.end)})
+    }, 250)
+  }
+
+  // --- pointing at spans ----------------------------------------------------------------------------------------
+  const tip = element("tip")
+  let under = null
+  let pointings = 0
+
+  function spanAt(x, y) {
+    const {left, right, top, bottom, lane, row} = plot.spans.data
+    const nsPerPx = (range.end - range.start) / (root.inner_width || 1)
+    let best = null
+    let nearest = 4 * nsPerPx
+    for (let i = 0; i < left.length; i++) {
+      if (y < top[i] || y > bottom[i]) continue
+      const away = Math.max(left[i] - x, x - right[i], 0)
+      // Of spans under the pointer the shortest: an instant within a long span can still be reached.
+      if (away < nearest || (away === 0 && best && right[i] - left[i] < best.length)) {
+        nearest = away
+        best = {lane: lane[i], row: row[i], length: right[i] - left[i]}
+      }
+    }
+    return best
+  }
+
+  function hideTip() {
+    under = null
+    tip.hidden = true
+  }
+
+  function point(event) {
+    pointer.x = event.x
+    const span = spanAt(event.x, event.y)
+    if (!span) return hideTip()
+    placeTip(event)
+    if (under && span.lane === under.lane && span.row === under.row) return
+    under = span
+    pointings += 1
+    plot.pointed.data = {id: [pointings], lane: [span.lane], row: [span.row]}
+  }
+
+  function placeTip(event) {
+    const box = area.getBoundingClientRect()
+    const left = box.left + event.sx + 14
+    const top = box.top + event.sy + 14
+    const flipX = left + tip.offsetWidth > window.innerWidth - 8
+    const flipY = top + tip.offsetHeight > window.innerHeight - 8
+    tip.style.left = `${Math.max(4, flipX ? left - tip.offsetWidth - 28 : left)}px`
+    tip.style.top = `${Math.max(4, flipY ? top - tip.offsetHeight - 28 : top)}px`
+  }
+
+  function fillTip() {
+    const {id, title, label, value} = plot.tooltip.data
+    if (!under || id[0] !== pointings) return
+    const heading = Object.assign(document.createElement("strong"), {textContent: title[0]})
+    const lines = Array.from(label).flatMap((text, i) => [
+      Object.assign(document.createElement("span"), {textContent: text, className: "label"}),
+      Object.assign(document.createElement("span"), {textContent: value[i]}),
+    ])
+    tip.replaceChildren(heading, ...lines)
+    tip.hidden = false
+  }
+
+  // --- wiring ---------------------------------------------------------------------------------------------------
+  const on = (model, property, act) => model.property(property).change.connect(act)
+  on(range, "start", schedule)
+  on(range, "end", schedule)
+  on(root, "inner_width", schedule)
+  on(plot.answer, "data", answered)
+  on(plot.tooltip, "data", fillTip)
+  on(plot.picked, "data", () => show(plot.picked.data.from_ns[0], plot.picked.data.to_ns[0]))
+  for (const figure of [root, axis]) figure.on_event("doubletap", showAll)
+  root.on_event("mousemove", point)
+  area.addEventListener("mouseleave", () => {
+    pointer.x = null
+    hideTip()
+  })
+  on(range, "start", hideTip)
+
+  element("fit")?.addEventListener("click", showAll)
+  element("previous")?.addEventListener("click", () => pickStep(Number(element("step").value), -1))
+  element("next")?.addEventListener("click", () => pickStep(Number(element("step").value), 1))
+  element("step")?.addEventListener("change", (event) => {
+    pickStep(Number(event.target.value), 0)
+    event.target.blur()
+  })
+
+  window.overlapscope.paintPlots()
+  schedule()
+}

@@ -1,0 +1,81 @@
+"""What all pages share: the header with the facts of the run, its problems, the theme, and rendering itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from bokeh.document import Document
+from bokeh.model import Model
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from dashboards import theme
+from overlapscope.trace.reader import Trace
+
+NAVIGATION: Final = (("./", "Overview"), ("timeline", "Timeline"))
+"""Route and label of each page in the header."""
+
+_ENVIRONMENT: Final = Environment(
+    loader=PackageLoader("dashboards", "assets"), autoescape=True, undefined=StrictUndefined
+)
+
+
+def render(
+    document: Document,
+    template: str,
+    *,
+    title: str,
+    trace: Trace | None = None,
+    roots: Sequence[Model] = (),
+    is_plain: bool = False,
+    **variables: Any,
+) -> None:
+    """Fill a document with a page.
+
+    Args:
+        template: name of a file in ``dashboards/assets``.
+        trace: whose facts and problems the page shows.
+        roots: plots, placed by the template by their names.
+        is_plain: without the header, as for a plot on a route of its own.
+    """
+    problems = sorted(trace.problems, key=lambda problem: problem.severity != "error") if trace else []
+    document.title = f"{title} · OverlapScope"
+    document.template = _ENVIRONMENT.get_template(template)
+    document.template_variables.update(
+        page_title=title,
+        is_plain=is_plain,
+        navigation=NAVIGATION,
+        facts=run_facts(trace) if trace else [],
+        problems=problems,
+        has_errors=any(problem.severity == "error" for problem in problems),
+        problems_summary=_summary(problems),
+        colours=theme.browser_colours(),
+        css_themes={name: theme.css_variables(name) for name in ("light", "dark")},
+        **variables,
+    )
+    for root in roots:
+        document.add_root(root)
+
+
+def run_facts(trace: Trace) -> list[tuple[str, str]]:
+    """Label and value of what ran, as far as it is known."""
+    run = trace.run
+    models = run.get("models") or [{}]
+    started_ns = run.get("started_unix_ns")
+    known = {
+        "model": models[0].get("class"),
+        "ranks": run.get("world_size"),
+        "backend": run.get("backend"),
+        "recorded": f"{datetime.fromtimestamp(started_ns / 1e9):%d %b %Y, %H:%M}" if started_ns else None,
+    }
+    return [(label, str(value)) for label, value in known.items() if value]
+
+
+def _summary(problems: Sequence[Any]) -> str:
+    errors = sum(problem.severity == "error" for problem in problems)
+    notes = len(problems) - errors
+    if len(problems) == 1:
+        return str(problems[0].message)
+    parts = [f"{count} {word}{'s' * (count > 1)}" for count, word in ((errors, "problem"), (notes, "note")) if count]
+    return f"This recording has {' and '.join(parts)}; what could be read is shown."

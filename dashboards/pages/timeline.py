@@ -1,0 +1,56 @@
+"""The timeline of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from bokeh.document import Document
+
+from dashboards.pages.shell import render
+from dashboards.plots.timeline import MIN_VIEW_NS, TimelinePlot, step_view
+from dashboards.plots.timeline_content import View
+from dashboards.recording import Snapshot
+from overlapscope.analysis.lanes import BUCKET_SLOTS, LANE_NAMES, Timeline
+from overlapscope.trace.tables import PHASE_NAMES
+
+Arguments = Mapping[str, Sequence[bytes]]
+"""The query of an address."""
+
+
+def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_plain: bool = False) -> None:
+    """Fill a document with the timeline, at the view that the address asks for."""
+    timeline = snapshot.timeline
+    plot = TimelinePlot(snapshot.trace, timeline, view_of_address(timeline, arguments))
+    document.js_on_event("document_ready", plot.start_script)
+    render(
+        document,
+        "timeline.html",
+        title="Timeline",
+        trace=snapshot.trace,
+        roots=[plot.root, plot.axis],
+        is_plain=is_plain,
+        layout=plot.layout,
+        ranks=timeline.ranks,
+        lane_names=LANE_NAMES,
+        phase_legend=[(name.replace("_", " "), name.replace("_", "-")) for name in PHASE_NAMES],
+        bucket_slots=BUCKET_SLOTS,
+        first_step=int(timeline.steps["step"].min()) if len(timeline.steps) else 0,
+        last_step=int(timeline.steps["step"].max()) if len(timeline.steps) else 0,
+    )
+
+
+def view_of_address(timeline: Timeline, arguments: Arguments) -> View | None:
+    """The view of ``?from=…&to=…`` in nanoseconds, else of ``?step=…``, else None; what makes no sense is ignored."""
+
+    def number(name: str) -> int | None:
+        try:
+            return int(float(arguments[name][0]))
+        except (KeyError, IndexError, ValueError, OverflowError):
+            return None
+
+    from_ns, to_ns, step = number("from"), number("to"), number("step")
+    if from_ns is not None and to_ns is not None:
+        from_ns, to_ns = max(from_ns, -timeline.length_ns), min(to_ns, 2 * timeline.length_ns)
+        if to_ns - from_ns >= MIN_VIEW_NS:
+            return from_ns, to_ns
+    return None if step is None else step_view(timeline, step)

@@ -1,0 +1,171 @@
+"""The timeline: every lane of every rank on one time axis, as single spans or as shades of busy time.
+
+The browser asks, the server answers. A script in the page (``assets/timeline.js``) writes the range it shows into
+``view`` whenever that changes, one question at a time; ``update`` fills the sources with what belongs there, and as
+much again on either side, so that a drag shows something before the next answer. Bokeh's own ``RangesUpdate`` event
+comes only when a drag is over, which is too late.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from bokeh.models import ColumnDataSource, CustomJS, Range1d
+
+from dashboards.assets import read_asset
+from dashboards.plots.lane_layout import layout_lanes
+from dashboards.plots.timeline_content import (
+    LABEL_COLUMNS,
+    SHADE_COLUMNS,
+    SPAN_COLUMNS,
+    View,
+    label_columns,
+    no_columns,
+    shade_columns,
+    span_columns,
+    step_line_columns,
+    unfinished_columns,
+)
+from dashboards.plots.timeline_figure import draw_axis, draw_lanes
+from dashboards.plots.tooltip import tooltip_of
+from overlapscope.analysis.lanes import Timeline
+from overlapscope.analysis.span_details import details_of
+from overlapscope.trace.reader import Trace
+
+MAX_SPANS: Final = 5_000
+"""More spans than this in view are drawn as shades of busy time."""
+
+MIN_VIEW_NS: Final = 200
+"""The browser can't zoom in any further."""
+
+
+class TimelinePlot:
+    """Lanes above each other (``root``), their time axis (``axis``), and the sources that feed them.
+
+    Args:
+        view: what to show first; the whole recording if not given.
+    """
+
+    def __init__(self, trace: Trace, timeline: Timeline, view: View | None = None) -> None:
+        self._trace = trace
+        self._timeline = timeline
+        self._buckets = trace.collectives["bucket"].to_numpy()
+        self.layout = layout_lanes(len(timeline.ranks))
+        self.spans = ColumnDataSource(data=no_columns(*SPAN_COLUMNS))
+        self.shades = ColumnDataSource(data=no_columns(*SHADE_COLUMNS))
+        self.labels = ColumnDataSource(data=no_columns(*LABEL_COLUMNS))
+        self.unfinished = ColumnDataSource(data=unfinished_columns(timeline, self.layout))
+        self.step_lines = ColumnDataSource(data=no_columns("x", "label"))
+
+        self.view = ColumnDataSource(data=no_columns("id", "from_ns", "to_ns", "width_px"))
+        self.answer = ColumnDataSource(data=no_columns("id", "step", "spans", "is_shaded"))
+        self.pick = ColumnDataSource(data=no_columns("step", "move"))
+        self.picked = ColumnDataSource(data=no_columns("from_ns", "to_ns"))
+        self.pointed = ColumnDataSource(data=no_columns("id", "lane", "row"))
+        self.tooltip = ColumnDataSource(data=no_columns("id", "title", "label", "value"))
+
+        margin_ns = max(1, timeline.length_ns // 100)
+        self.fit: View = (-margin_ns, timeline.length_ns + margin_ns)
+        first = view or self.fit
+        self.time_range = Range1d(start=first[0], end=first[1], bounds=self.fit, min_interval=MIN_VIEW_NS)
+        self.root = draw_lanes(
+            self.layout,
+            self.time_range,
+            spans=self.spans,
+            shades=self.shades,
+            labels=self.labels,
+            unfinished=self.unfinished,
+            step_lines=self.step_lines,
+        )
+        # The browser sends back changes only of what a root refers to.
+        self.root.tags = [{"dialogue": [self.view, self.answer, self.pick, self.picked, self.pointed, self.tooltip]}]
+        self.axis = draw_axis(self.time_range, self.step_lines, read_asset("time_ticks.js"))
+        self.view.on_change("data", self._on_view)
+        self.pick.on_change("data", self._on_pick)
+        self.pointed.on_change("data", self._on_pointed)
+        self.update(first, width_px=1400)
+
+    @property
+    def start_script(self) -> CustomJS:
+        """For the browser to run when the document is ready: connects mouse, keys, URL and theme to this plot."""
+        names = ("root", "axis", "time_range", "spans", "view", "answer", "pick", "picked", "pointed", "tooltip")
+        return CustomJS(
+            args={"plot": {name: getattr(self, name) for name in names}, "fit": list(self.fit)},
+            code=f"window.overlapscope.startTimeline(plot, fit, {MIN_VIEW_NS})",
+        )
+
+    def update(self, view: View, width_px: int) -> int:
+        """Draw what belongs in a view.
+
+        Args:
+            width_px: how wide the view is on the screen.
+
+        Returns:
+            How many spans are in view.
+        """
+        view_ns = view[1] - view[0]
+        wide = (view[0] - view_ns, view[1] + view_ns)
+        in_view, around = self._count(view), self._count(wide)
+        spans_view = wide if around <= MAX_SPANS else view if in_view <= MAX_SPANS else None
+        spans, labels, shades = no_columns(*SPAN_COLUMNS), no_columns(*LABEL_COLUMNS), no_columns(*SHADE_COLUMNS)
+        if spans_view is not None:
+            spans = span_columns(self._timeline, self.layout, spans_view)
+            labels = label_columns(self._timeline, spans, view, width_px, self._buckets)
+        if spans_view != wide:
+            shades = shade_columns(self._timeline, self.layout, wide, 3 * width_px, without=spans_view)
+        self.shades.data, self.spans.data, self.labels.data = shades, spans, labels
+        self.step_lines.data = step_line_columns(self._timeline.steps, wide, 3 * width_px)
+        return in_view
+
+    def step_at(self, time_ns: int) -> int | None:
+        """The number of the step that a moment lies in, or of the last one begun before it."""
+        steps = self._timeline.steps
+        place = int(np.searchsorted(steps["start_ns"].to_numpy(), time_ns, side="right")) - 1
+        return None if steps.empty else int(steps["step"].iloc[max(0, place)])
+
+    def _count(self, view: View) -> int:
+        return sum(lane.spans.count(*view) for lane in self._timeline.lanes)
+
+    def _on_view(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
+        view = (int(asked["from_ns"][0]), int(asked["to_ns"][0]))
+        in_view = self.update(view, int(asked["width_px"][0]))
+        step = self.step_at(sum(view) // 2)
+        # Last, so that the browser, which waits for it, has everything else by then.
+        self.answer.data = {
+            "id": asked["id"],
+            "step": [step],
+            "spans": [in_view],
+            "is_shaded": [in_view > MAX_SPANS],
+        }
+
+    def _on_pick(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
+        view = step_view(self._timeline, int(asked["step"][0]), int(asked["move"][0]))
+        if view is not None:
+            self.picked.data = {"from_ns": [view[0]], "to_ns": [view[1]]}
+
+    def _on_pointed(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
+        lane = self._timeline.lanes[int(asked["lane"][0])]
+        title, rows = tooltip_of(details_of(self._trace, self._timeline.begin_ns, lane, int(asked["row"][0])))
+        self.tooltip.data = {
+            "id": asked["id"] * max(1, len(rows)),
+            "title": [title] * max(1, len(rows)),
+            "label": [label for label, _ in rows] or [""],
+            "value": [value for _, value in rows] or [""],
+        }
+
+
+def step_view(timeline: Timeline, step: int, move: int = 0) -> View | None:
+    """The view that shows one step of all ranks, with a little space around it; None if there are no steps.
+
+    Args:
+        step: the nearest there is, if it was not recorded.
+        move: how many steps further on to go; stops at the first and the last.
+    """
+    steps = timeline.steps
+    if steps.empty:
+        return None
+    place = int((steps["step"] - step).abs().to_numpy().argmin())
+    row = steps.iloc[min(max(0, place + move), len(steps) - 1)]
+    margin_ns = max(1, int(row["end_ns"] - row["start_ns"]) // 40)
+    return int(row["start_ns"]) - margin_ns, int(row["end_ns"]) + margin_ns

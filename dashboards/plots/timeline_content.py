@@ -1,0 +1,154 @@
+"""What is drawn in a view of the timeline: columns for Bokeh, from the lanes of a recording."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from dashboards.plots.lane_layout import LaneLayout
+from dashboards.theme import SHADES
+from overlapscope.analysis.density import NO_CATEGORY, pixel_edges
+from overlapscope.analysis.lanes import CATEGORIES, Lane, Timeline, bucket_categories
+
+Columns = dict[str, Any]
+View = tuple[int, int]
+"""From and to, nanoseconds from the begin of the recording."""
+
+SPAN_COLUMNS: Final = ("left", "right", "top", "bottom", "category", "alpha", "lane", "row")
+SHADE_COLUMNS: Final = ("image", "x", "y", "dw", "dh")
+LABEL_COLUMNS: Final = ("x", "y", "text")
+
+_STEP_LINE_PX: Final = 76
+_LABEL_PX_PER_LETTER: Final = 6.4
+_MIN_LABELLED_HEIGHT_PX: Final = 11
+
+
+def no_columns(*names: str) -> Columns:
+    """Columns without rows."""
+    return {name: [] for name in names}
+
+
+def span_columns(timeline: Timeline, layout: LaneLayout, view: View) -> Columns:
+    """Every span in view as a rectangle; spans that run at the same time share the height of their lane."""
+    parts = [_spans_of_lane(lane, number, layout, view) for number, lane in enumerate(timeline.lanes)]
+    return {name: np.concatenate([part[name] for part in parts]) for name in SPAN_COLUMNS}
+
+
+def shade_columns(timeline: Timeline, layout: LaneLayout, view: View, pixels: int, *, without: View | None) -> Columns:
+    """One picture of all lanes: colour by what runs, shade by how busy a pixel is.
+
+    Args:
+        pixels: width of the picture.
+        without: left blank, because single spans are drawn there.
+    """
+    edges_ns = pixel_edges(*view, pixels)
+    picture = np.zeros((layout.units, len(edges_ns) - 1), dtype=np.uint8)
+    for number, lane in enumerate(timeline.lanes):
+        if lane.is_instants:
+            begun = lane.spans.begun(edges_ns)
+            share = begun / max(1, begun.max())
+        else:
+            share = lane.spans.busy_ns(edges_ns) / np.diff(edges_ns)
+        # Rounded up: the shortest span leaves a mark.
+        shade = np.ceil(share * (SHADES - 1)).astype(np.uint8)
+        category = lane.spans.sample_categories(edges_ns)
+        first, after = layout.lane_units(number)
+        picture[first:after] = np.where(category == NO_CATEGORY, 0, category * np.uint8(SHADES) + shade)
+    if without is not None:
+        picture[:, (edges_ns[1:] > without[0]) & (edges_ns[:-1] < without[1])] = 0
+    width_ns = float(edges_ns[-1] - edges_ns[0])
+    return {"image": [picture], "x": [float(edges_ns[0])], "y": [0], "dw": [width_ns], "dh": [layout.height_px]}
+
+
+def label_columns(timeline: Timeline, spans: Columns, view: View, width_px: int, buckets: npt.NDArray[Any]) -> Columns:
+    """The name of each phase and collective whose rectangle is wide enough to hold it.
+
+    Args:
+        spans: from ``span_columns``.
+        buckets: bucket of each collective.
+    """
+    ns_per_px = (view[1] - view[0]) / max(1, width_px)
+    visible_from = np.maximum(spans["left"], view[0])
+    visible_px = (np.minimum(spans["right"], view[1]) - visible_from) / ns_per_px
+    labels = no_columns(*LABEL_COLUMNS)
+    roomy = (visible_px > 30) & (spans["bottom"] - spans["top"] >= _MIN_LABELLED_HEIGHT_PX)
+    for at in np.flatnonzero(roomy):
+        name = timeline.lanes[spans["lane"][at]].name
+        if name == "phases":
+            text = CATEGORIES[spans["category"][at]].replace("_", " ")
+        elif name == "communication":
+            bucket = buckets[spans["row"][at]]
+            text = f"bucket {bucket}" if bucket >= 0 else "broadcast"
+        else:
+            continue
+        if len(text) * _LABEL_PX_PER_LETTER + 10 < visible_px[at]:
+            labels["x"].append(float(visible_from[at] + 5 * ns_per_px))
+            labels["y"].append(float(spans["top"][at] + spans["bottom"][at]) / 2)
+            labels["text"].append(text)
+    return labels
+
+
+def unfinished_columns(timeline: Timeline, layout: LaneLayout) -> Columns:
+    """The collectives that never completed, each on its own row of its lane."""
+    columns = no_columns("left", "right", "top", "bottom", "category")
+    names = ("lane", "row", "start_ns", "end_ns")
+    for lane, row, start_ns, end_ns in zip(*(timeline.unfinished[name].tolist() for name in names), strict=True):
+        spans = timeline.lanes[lane].spans
+        position = int(np.flatnonzero(spans.rows == row)[0])
+        top, bottom = _rows_px(layout, lane, spans.stack_height, spans.stack[[position]])
+        columns["left"].append(float(start_ns))
+        columns["right"].append(float(end_ns))
+        columns["top"].append(float(top[0]))
+        columns["bottom"].append(float(bottom[0]))
+    columns["category"] = bucket_categories(timeline.unfinished["bucket"].to_numpy())
+    return columns
+
+
+def step_line_columns(steps: pd.DataFrame, view: View, width_px: int) -> Columns:
+    """Where steps begin, thinned out to what can be read."""
+    starts_ns = steps["start_ns"].to_numpy()
+    first, last = np.searchsorted(starts_ns, view)
+    places = np.arange(first, last)
+    # Counted from the first step of all, so that the same lines stay while the view is dragged.
+    places = places[places % _round_up(-(-len(places) * _STEP_LINE_PX // width_px)) == 0]
+    return {
+        "x": starts_ns[places].astype(np.float64),
+        "label": [f"step {number}" for number in steps["step"].to_numpy()[places]],
+    }
+
+
+def _round_up(number: int) -> int:
+    """The next of 1, 2, 5, 10, 20 ..."""
+    power = 1
+    while power * 10 < number:
+        power *= 10
+    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= number)
+
+
+def _spans_of_lane(lane: Lane, number: int, layout: LaneLayout, view: View) -> Columns:
+    found = lane.spans.in_view(*view)
+    top, bottom = _rows_px(layout, number, lane.spans.stack_height, lane.spans.stack[found])
+    rows = lane.spans.rows[found]
+    return {
+        "left": lane.spans.starts_ns[found].astype(np.float64),
+        "right": lane.spans.ends_ns[found].astype(np.float64),
+        "top": top,
+        "bottom": bottom,
+        "category": lane.spans.categories[found],
+        "alpha": np.where(lane.is_wait(rows), 0.45, 1.0).astype(np.float32),
+        "lane": np.full(len(found), number, dtype=np.int32),
+        "row": rows,
+    }
+
+
+def _rows_px(
+    layout: LaneLayout, lane: int, stack_height: int, stack: npt.NDArray[np.uint16]
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Top and bottom of rows of a lane, which is a pixel smaller at either side than its place."""
+    top_px, bottom_px = layout.lane_px(lane)
+    row_px = (bottom_px - top_px - 2) / stack_height
+    top = (top_px + 1 + stack * row_px).astype(np.float32)
+    return top, top + np.float32(row_px)

@@ -1,0 +1,123 @@
+"""What a colour means: the one place that decides it, for the page, the plots and both themes.
+
+Hues belong to buckets, and are told apart by people with any kind of colour vision (Okabe and Ito's set, with a
+violet and a brown for its vermilion and black). Phases are quiet blues and greys, so that buckets stand out, but for
+one: finalise, the wait for gradients that did not hide, is red, as is exposed communication wherever it is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+from bokeh.model import Model
+
+from overlapscope.analysis.lanes import BUCKET_SLOTS, CATEGORIES
+
+ThemeName = Literal["light", "dark"]
+
+SHADES: Final = 16
+"""Steps from nothing to busy all the time; with 15 categories the shades fit a byte."""
+
+_INK: Final[Mapping[ThemeName, Mapping[str, str]]] = {
+    "light": {
+        "page": "#f6f7f9",
+        "surface": "#ffffff",
+        "ink": "#16191d",
+        "muted": "#5d6673",
+        "faint": "#97a0ad",
+        "line": "#dfe3e8",
+        "grid": "#e9ecf0",
+        "accent": "#1f5fbf",
+        "hidden": "#2f7d5b",
+        "exposed": "#c8453b",
+        "on_span": "#16191d",
+    },
+    "dark": {
+        "page": "#0e1116",
+        "surface": "#161b22",
+        "ink": "#e8ebf0",
+        "muted": "#9aa4b2",
+        "faint": "#687282",
+        "line": "#2a313b",
+        "grid": "#222831",
+        "accent": "#78aef5",
+        "hidden": "#56b98c",
+        "exposed": "#ef6f64",
+        "on_span": "#0e1116",
+    },
+}
+
+_SPANS: Final[Mapping[ThemeName, tuple[str, ...]]] = {
+    "light": (
+        *("#e0d7c3", "#a9c1de", "#6d93c4", "#d9665c", "#a7b0bd", "#b7cfc0"),
+        *("#2b7bba", "#e8a317", "#1f9e78", "#d07fb0", "#7fc4ec", "#8a6bc2", "#d3c83a", "#a8744a"),
+        "#8b95a3",
+    ),
+    "dark": (
+        *("#6d6655", "#6e8cb0", "#4a76ad", "#e0665b", "#76808e", "#6d8f7c"),
+        *("#4a9bd9", "#e8a92e", "#2fb88c", "#d98bbb", "#8fd0f2", "#a386dd", "#ddd24c", "#bf8a5e"),
+        "#7b8594",
+    ),
+}
+assert all(len(colours) == len(CATEGORIES) for colours in _SPANS.values())
+
+
+def ink(theme: ThemeName) -> Mapping[str, str]:
+    """Colours of the page by their role: page, surface, ink, muted, line, accent ..."""
+    return _INK[theme]
+
+
+def span_colours(theme: ThemeName) -> tuple[str, ...]:
+    """The colour of each category of ``overlapscope.analysis.lanes.CATEGORIES``."""
+    return _SPANS[theme]
+
+
+def bucket_colours(theme: ThemeName) -> tuple[str, ...]:
+    """The colours that buckets take in turn."""
+    return tuple(_SPANS[theme][CATEGORIES.index(f"bucket_{slot}")] for slot in range(BUCKET_SLOTS))
+
+
+def shade_palette(theme: ThemeName) -> list[str]:
+    """Colour of ``category * SHADES + shade``: from the page's surface to the category's own colour.
+
+    Shade 0 is transparent. Shade 1 is strong enough to be seen, so that one short span in a wide pixel is not lost.
+    """
+    surface = _INK[theme]["surface"]
+    palette = []
+    for colour in _SPANS[theme]:
+        palette.append("#00000000")
+        palette += [_mix(surface, colour, 0.22 + 0.78 * shade / (SHADES - 1)) for shade in range(1, SHADES)]
+    return palette
+
+
+def browser_colours() -> dict[str, dict[str, Any]]:
+    """Everything that the page's script needs to paint plots in either theme."""
+    names: tuple[ThemeName, ...] = ("light", "dark")
+    return {
+        name: {**_INK[name], "span_colours": list(_SPANS[name]), "shade_palette": shade_palette(name)} for name in names
+    }
+
+
+def css_variables(theme: ThemeName) -> dict[str, str]:
+    """CSS custom properties: ``--ink``, ``--line`` ..., and one for each category, such as ``--span-backward``."""
+    spans = {f"--span-{name.replace('_', '-')}": colour for name, colour in zip(CATEGORIES, _SPANS[theme], strict=True)}
+    return {f"--{name.replace('_', '-')}": colour for name, colour in _INK[theme].items()} | spans
+
+
+def paint(model: Model, **roles: str) -> None:
+    """Colour properties of a Bokeh model by role, now for the light theme and in the browser for the one in use.
+
+    Example::
+
+        paint(figure.xaxis[0], axis_line_color="line", major_label_text_color="muted")
+    """
+    light = browser_colours()["light"]
+    model.update(**{name: light[role] for name, role in roles.items()})
+    model.tags = [*model.tags, {"paint": roles}]
+
+
+def _mix(background: str, colour: str, amount: float) -> str:
+    under, over = (int(text[1:], 16) for text in (background, colour))
+    channels = [round((under >> shift & 255) * (1 - amount) + (over >> shift & 255) * amount) for shift in (16, 8, 0)]
+    return "#" + "".join(f"{channel:02x}" for channel in channels)

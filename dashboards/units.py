@@ -1,0 +1,43 @@
+"""Numbers as people read them: times, sizes and shares in the unit that suits them."""
+
+from __future__ import annotations
+
+import math
+
+_NS_PER = (("s", 1e9), ("ms", 1e6), ("µs", 1e3))
+_BYTES_PER = (("GB", 1024**3), ("MB", 1024**2), ("kB", 1024))
+
+
+def format_ns(time_ns: float | None) -> str:
+    """Nanoseconds with three significant digits: ``1.25 ms``, ``312 µs``; a dash for what is not known."""
+    if time_ns is None or math.isnan(time_ns):
+        return "–"
+    for unit, ns in _NS_PER:
+        if abs(time_ns) >= ns:
+            return f"{_significant(time_ns / ns)} {unit}"
+    return f"{time_ns:.0f} ns"
+
+
+def format_moment_ns(time_ns: int) -> str:
+    """A moment within a step, to the microsecond: ``12.345 ms``."""
+    return f"{time_ns / 1e6:,.3f} ms".replace("-", "\N{MINUS SIGN}")
+
+
+def format_bytes(size_bytes: float | None) -> str:
+    """Bytes in powers of 1024, as DDP's ``bucket_cap_mb`` counts them: ``25 MB``, ``4 kB``."""
+    if size_bytes is None:
+        return "–"
+    for unit, size in _BYTES_PER:
+        if size_bytes >= size:
+            return f"{_significant(size_bytes / size).removesuffix('.00').removesuffix('.0')} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
+def format_share(share: float) -> str:
+    """A ratio as a percentage; a dash where there is nothing to divide by."""
+    return "–" if math.isnan(share) else f"{100 * share:.1f} %" if share < 0.9995 else "100 %"
+
+
+def _significant(number: float) -> str:
+    digits = 2 if abs(number) < 9.995 else 1 if abs(number) < 99.95 else 0
+    return f"{number:,.{digits}f}"

@@ -1,0 +1,51 @@
+"""Show a recording in the browser: overview and timeline.
+
+Example:
+    overlapscope serve traces/
+
+A run that is still being recorded is read again whenever a page is opened or reloaded. The page is served to this
+machine only, unless --address says otherwise; everyone who can reach that address can then see the recording. To look
+at a run on another machine, forward the port: ssh -L 5006:localhost:5006 HOST overlapscope serve traces/ --no-browser
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from overlapscope.errors import OverlapScopeError
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("traces", type=Path, help="the folder that 'overlapscope record -o' wrote")
+    parser.add_argument("--port", type=_port, help="port to listen on (default: 5006, or the next one that is free)")
+    parser.add_argument("--address", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--no-browser", action="store_true", help="print the address and open no browser")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until Ctrl-C."""
+    from overlapscope.trace.reader import read_trace
+
+    if not args.traces.is_dir():
+        # Nothing can appear in what is not a folder: raises what is wrong with it.
+        read_trace(args.traces)
+    try:
+        read_trace(args.traces)
+    except OverlapScopeError as error:
+        # A run that starts now fills the folder, and a reload of the page shows it.
+        print(f"overlapscope serve: {error}", file=sys.stderr)
+
+    from dashboards.app import serve
+
+    serve(args.traces, address=args.address, port=args.port, show=not args.no_browser)
+    return 0
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"{port} is not a port: give 0 (any that is free) to 65535")
+    return port
