@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
-    parser.add_argument("path", type=Path, help="the folder that 'overlapscope record -o' wrote")
+    parser.add_argument("traces", type=Path, help="the folder that 'overlapscope record -o' wrote")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead, with every step")
 
 
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.analysis.overlap import overlap_by_step
     from overlapscope.commands import summary_report
 
-    trace = _read_with_progress(args.path)
+    trace = _read_with_progress(args.traces)
     per_step = overlap_by_step(trace)
     try:
         if args.json:

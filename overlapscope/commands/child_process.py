@@ -1,0 +1,93 @@
+"""Running a training command as a child that stays in the foreground."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.environment import DETAIL_VARIABLE, LIMIT_VARIABLE, TRACE_VARIABLE, Detail
+
+Child = subprocess.Popen[bytes]
+
+
+def recording_environment(folder: Path, detail: Detail, limit_mb: int | None = None) -> dict[str, str]:
+    """This process's environment, and what tells a training process to record.
+
+    Args:
+        limit_mb: disk space of one rank's log in MB; None for the default.
+    """
+    # One that this process was given itself would outlive an option that is not given.
+    inherited = {name: value for name, value in os.environ.items() if name != LIMIT_VARIABLE}
+    limit = {} if limit_mb is None else {LIMIT_VARIABLE: str(limit_mb)}
+    return inherited | {TRACE_VARIABLE: str(folder.absolute()), DETAIL_VARIABLE: detail} | limit
+
+
+def start(command: Sequence[str], environment: Mapping[str, str], output: IO[bytes] | None = None) -> Child:
+    """Start a command in this terminal's foreground.
+
+    Args:
+        output: where its stdout and stderr go; None for where ours go.
+
+    Raises:
+        OverlapScopeError: there is no such command.
+    """
+    program = find_program(command[0])
+    try:
+        return subprocess.Popen([program, *command[1:]], env=environment, stdout=output, stderr=output)
+    except OSError as error:
+        hint = "; put 'python' or 'torchrun' before a script" if command[0].endswith(".py") else ""
+        raise OverlapScopeError(f"{command[0]}: can't be started ({error.strerror}){hint}") from None
+
+
+def find_program(name: str) -> str:
+    """The path of a program: from PATH, or beside this Python as in a virtual environment that isn't activated.
+
+    Raises:
+        OverlapScopeError: it is in neither place.
+    """
+    beside = Path(sys.executable).parent / name
+    program = shutil.which(name) or (shutil.which(beside) if os.sep not in name else None)
+    if program is None:
+        is_script = name.endswith(".py") and Path(name).exists()
+        hint = "put 'python' or 'torchrun' before a script" if is_script else "check the spelling, or give its path"
+        raise OverlapScopeError(f"{name}: no such command; {hint}")
+    return program
+
+
+@contextmanager
+def signals_left_to(child: Child) -> Iterator[list[int]]:
+    """Leave Ctrl-C and SIGTERM to the child, so that it ends in its own way and this process outlives it.
+
+    Ctrl-C reaches the child from the terminal. SIGTERM reaches only this process and is passed on.
+
+    Yields:
+        The signals that have come so far.
+    """
+    received: list[int] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        if number == signal.SIGTERM:
+            child.send_signal(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def exit_code(child: Child) -> int:
+    """The exit code of a child that has ended, as a shell gives it: 128 + N if signal N killed it."""
+    code = child.returncode
+    return 128 - code if code < 0 else code

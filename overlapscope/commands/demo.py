@@ -1,0 +1,93 @@
+"""Record a short training run on this machine's CPU and show it in the browser.
+
+Trains a small model on two ranks, needs PyTorch and nothing else, and takes well under a minute. The recording
+stays in the folder that is printed, or in the one that -o names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from overlapscope.commands import child_process, recording_folder, serve
+from overlapscope.commands.arguments import positive
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.format import EVENTS_FILE, rank_folder
+
+_RANKS: Final = 2
+_POLL_SECONDS: Final = 0.1
+_TAIL_LINES: Final = 15
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
+    parser.add_argument("-o", "--output", type=Path, help="folder to record into (a new temporary one)")
+    parser.add_argument("--steps", type=positive, default=40, metavar="N", help="training steps (%(default)s)")
+    parser.add_argument("--no-serve", action="store_true", help="record, print the verdict, and stop")
+    parser.add_argument("--port", type=int, help="port to serve on (5006, or the next one that is free)")
+    parser.add_argument("--address", default="127.0.0.1", help="address to serve on (%(default)s)")
+    parser.add_argument("--no-browser", action="store_true", help="print the address and open no browser")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Record, judge, and serve until Ctrl-C."""
+    from overlapscope.analysis.overlap import overlap_by_step
+    from overlapscope.analysis.verdict import give_verdict
+    from overlapscope.trace.reader import read_trace
+
+    if find_spec("torch") is None:
+        raise OverlapScopeError("the demo trains with PyTorch, which is missing; pip install 'overlapscope[torch]'")
+    folder = args.output or Path(tempfile.mkdtemp(prefix="overlapscope-demo-"))
+    recording_folder.make_ready(folder, force=False)
+    print(f"recording {args.steps} steps on {_RANKS} ranks into {folder}", flush=True)
+    code = _train(folder, args.steps)
+    if code:
+        return code
+    print(give_verdict(overlap_by_step(read_trace(folder))).sentence, flush=True)
+    if args.no_serve:
+        print(f"look at it: overlapscope serve {folder}")
+        return 0
+    args.traces = folder
+    return serve.run(args)
+
+
+def _train(folder: Path, steps: int) -> int:
+    """Run the training with a progress bar, and return its exit code."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(_RANKS)]
+    command += ["-m", "instrumented_ddp.demo", "--steps", str(steps)]
+    # One thread a rank: on few cores, more would only fight with the other rank's and with the communication.
+    environment = child_process.recording_environment(folder, "parameters") | {"OMP_NUM_THREADS": "1"}
+    training_log = folder / "training.log"
+    with training_log.open("wb") as output:
+        child = child_process.start(command, environment, output)
+        with child_process.signals_left_to(child) as received:
+            _show_progress(child, folder, steps)
+    if received:
+        return 128 + received[0]
+    if child.returncode or recording_folder.describe(folder) is None:
+        for line in training_log.read_text(errors="replace").splitlines()[-_TAIL_LINES:]:
+            print(f"  {line}", file=sys.stderr)
+        raise OverlapScopeError(f"the training failed (exit code {child_process.exit_code(child)}); see {training_log}")
+    return 0
+
+
+def _show_progress(child: child_process.Child, folder: Path, steps: int) -> None:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from overlapscope.trace.log import newest_step
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"))
+    with Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("training", total=steps)
+        while child.poll() is None:
+            progress.update(task, completed=min(newest_step(rank_folder(folder, 0) / EVENTS_FILE) or 0, steps))
+            time.sleep(_POLL_SECONDS)
+        if child.returncode == 0:
+            progress.update(task, completed=steps)

@@ -1,0 +1,90 @@
+"""The folder that a recording is made in: ready before, described after."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.format import (
+    CALL_SITES_FILE,
+    EVENTS_FILE,
+    INCIDENT_PATTERN,
+    PLANS_FILE,
+    RANK_FILE,
+    RUN_FILE,
+    TABLES_FOLDER,
+)
+
+_RANK_FILES: Final = (EVENTS_FILE, RUN_FILE, RANK_FILE, PLANS_FILE, CALL_SITES_FILE, INCIDENT_PATTERN, "*.json.part")
+_TABLE_FILES: Final = ("*.parquet", "contents.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """What a run has left behind."""
+
+    ranks: int
+    steps: int
+    """Of the rank that got furthest."""
+    disk_bytes: int
+
+
+def make_ready(folder: Path, *, force: bool) -> None:
+    """Make the folder, without an earlier recording in it.
+
+    Args:
+        force: remove an earlier recording, and nothing else.
+
+    Raises:
+        OverlapScopeError: it holds a recording and may not be cleared, or it can't be made.
+    """
+    if next(_rank_folders(folder), None) and not force:
+        raise OverlapScopeError(f"{folder}: already holds a recording; give another folder with -o, or --force")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for rank_dir in list(_rank_folders(folder)):
+            _remove(rank_dir, _RANK_FILES)
+        _remove(folder / TABLES_FOLDER, _TABLE_FILES)
+    except FileExistsError:
+        raise OverlapScopeError(f"{folder}: is a file; give a folder to record into") from None
+    except OSError as error:
+        raise OverlapScopeError(f"{folder}: can't be written ({error.strerror})") from None
+
+
+def describe(folder: Path) -> Recorded | None:
+    """What was recorded in the folder, or None if nothing was."""
+    from overlapscope.trace.log import newest_step
+
+    rank_dirs = list(_rank_folders(folder))
+    if not rank_dirs:
+        return None
+    newest = [newest_step(rank_dir / EVENTS_FILE) for rank_dir in rank_dirs]
+    files = [file for rank_dir in rank_dirs for file in rank_dir.iterdir()]
+    return Recorded(
+        ranks=len(rank_dirs),
+        steps=max((step + 1 for step in newest if step is not None), default=0),
+        # st_blocks counts 512 bytes each, whatever the file system's block is.
+        disk_bytes=sum(file.stat().st_blocks * 512 for file in files),
+    )
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Leave no empty folder behind."""
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def _rank_folders(folder: Path) -> Iterator[Path]:
+    return (log.parent for log in folder.glob(f"rank_*/{EVENTS_FILE}") if log.parent.name[5:].isdecimal())
+
+
+def _remove(folder: Path, patterns: tuple[str, ...]) -> None:
+    """Remove our files from a folder, and the folder if nobody else has put a file there."""
+    for pattern in patterns:
+        for file in list(folder.glob(pattern)):
+            file.unlink()
+    remove_if_empty(folder)
