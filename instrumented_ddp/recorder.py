@@ -22,6 +22,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from instrumented_ddp.buckets import BucketPlan
 from instrumented_ddp.call_sites import CallSites
+from instrumented_ddp.completion import CompletionWatch
 from instrumented_ddp.metadata import append_plan, describe_rank, describe_run
 from instrumented_ddp.records import ENTER_RECORDS, BucketRecords, PlanRecords, phase_records
 from instrumented_ddp.timing import Mark, host_now_ns, timeline_of
@@ -76,6 +77,7 @@ class Recorder:
             raise OverlapScopeError(f"{self.folder}: can't be made ({error.strerror})") from None
         self.log = EventLog(self.folder / EVENTS_FILE, limit_bytes)
         self.timeline = timeline_of(device, self.log)
+        self.completions = CompletionWatch(self.log)
         self._call_sites = CallSites(self.folder)
         self._run = describe_run(group, detail)
         self._model_of_parameter = WeakIdKeyDictionary()
@@ -216,6 +218,7 @@ class Recorder:
             self._end_open_phase(self.timeline.mark())
         if self._optimizer_has_stepped and not self._step_is_marked_by_user:
             self._end_step(self._last_phase_end)
+        self.completions.close()
         self.timeline.close()
         self.log.close()
         self._call_sites.close()

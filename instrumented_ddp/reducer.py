@@ -8,7 +8,7 @@ the plan, never in the order of readiness: a ready bucket waits for those before
 collectives by order alone. When the last one has been launched, autograd is asked to call ``finalise`` at the
 end of this backward, where the host or the stream waits for what is still on the wire.
 
-With ``recorder=None`` the hooks hold no recording code at all.
+Hooks hold recording code only where the readiness of every gradient is recorded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from instrumented_ddp.buckets import BucketPlan
-from instrumented_ddp.lane import Collective, Lane
+from instrumented_ddp.completion import Collective
+from instrumented_ddp.lane import Lane
 from instrumented_ddp.recorder import Recorder
 from instrumented_ddp.records import BucketRecords, PlanRecords
 from overlapscope.trace.format import NO_CALL_SITE, Phase
@@ -135,31 +136,19 @@ class Reducer:
 
     def _make_hook(self, index: int) -> Callable[[torch.Tensor], None]:
         recorder = self._recorder
-        if recorder is None:
+        if recorder is None or recorder.detail == "buckets":
 
             def hook(_: torch.Tensor) -> None:
-                if self._expects_gradients:
-                    self._mark_parameter_as_ready(index)
-
-        elif recorder.detail == "buckets":
-            running, look = self._lane.running, self._lane.look
-
-            def hook(_: torch.Tensor) -> None:
-                if running:
-                    look()
                 if self._expects_gradients:
                     self._mark_parameter_as_ready(index)
 
         else:
-            running, look = self._lane.running, self._lane.look
             mark, write = recorder.timeline.mark, recorder.timeline.write
 
             def hook(_: torch.Tensor) -> None:
                 now = mark()
                 assert self._plan_records is not None
                 write(self._plan_records.gradient_ready[index], recorder.step, now, now)
-                if running:
-                    look()
                 if self._expects_gradients:
                     self._mark_parameter_as_ready(index)
 

@@ -1,0 +1,29 @@
+"""A process group of one rank, in the test's own process: enough for what does not depend on the others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from instrumented_ddp import recorder as recorder_module
+
+
+@pytest.fixture
+def lone_rank(tmp_path: Path) -> Iterator[None]:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def traces(tmp_path: Path, lone_rank: None) -> Iterator[Path]:
+    """A folder to record into; the process's recorder is closed and forgotten after the test."""
+    yield tmp_path / "traces"
+    if recorder_module._of_this_process is not None:
+        recorder_module._of_this_process.close()
+        recorder_module._of_this_process = None
