@@ -10,21 +10,19 @@ from pathlib import Path
 from typing import Final
 
 import panel as pn
-from bokeh.document import Document
 from bokeh.io import curdoc
 
-from dashboards.pages import problem, timeline
-from dashboards.pages.timeline import Arguments
-from dashboards.recording import Recording, Snapshot
+from dashboards.pages import overview, problem, timeline
+from dashboards.pages.shell import BuildPage
+from dashboards.recording import Recording
 from overlapscope.errors import OverlapScopeError
 
-BuildPage = Callable[[Document, Snapshot, Arguments], None]
-
 ROUTES: Final[dict[str, BuildPage]] = {
-    "/": timeline.build,
+    "/": overview.build,
     "/timeline": timeline.build,
     # Every plot alone, to embed or to look at on its own.
     "/plots/timeline": partial(timeline.build, is_plain=True),
+    **overview.TREND_ROUTES,
 }
 
 DEFAULT_PORT: Final = 5006

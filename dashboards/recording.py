@@ -5,7 +5,11 @@ from __future__ import annotations
 from functools import cached_property
 from pathlib import Path
 
+import pandas as pd
+
 from overlapscope.analysis.lanes import Timeline, timeline_of
+from overlapscope.analysis.overlap import overlap_by_step
+from overlapscope.analysis.verdict import Verdict, give_verdict
 from overlapscope.trace import cache
 from overlapscope.trace.reader import Trace, find_rank_folders, read_trace
 
@@ -20,6 +24,16 @@ class Snapshot:
     def timeline(self) -> Timeline:
         """Its lanes, arranged when a page first needs them."""
         return timeline_of(self.trace)
+
+    @cached_property
+    def per_step(self) -> pd.DataFrame:
+        """Its figures per rank and step, from ``overlap_by_step``."""
+        return overlap_by_step(self.trace)
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """What they come to."""
+        return give_verdict(self.per_step)
 
 
 class Recording:

@@ -23,7 +23,9 @@ window.overlapscope = (() => {
         for (const tag of model.tags) {
           if (!tag.paint) continue
           const roles = Object.entries(tag.paint)
-          model.setv(Object.fromEntries(roles.map(([property, role]) => [property, colours[current()][role]])))
+          const painted = Object.fromEntries(roles.map(([property, role]) => [property, colours[current()][role]]))
+          // The theme is this browser's own: the server need not know.
+          model.setv(painted, {sync: false})
         }
       }
     }

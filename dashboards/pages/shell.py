@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -11,7 +11,14 @@ from bokeh.model import Model
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dashboards import theme
+from dashboards.recording import Snapshot
 from overlapscope.trace.reader import Trace
+
+Arguments = Mapping[str, Sequence[bytes]]
+"""The query of an address."""
+
+BuildPage = Callable[[Document, Snapshot, Arguments], None]
+"""Fills a document with a page."""
 
 NAVIGATION: Final = (("./", "Overview"), ("timeline", "Timeline"))
 """Route and label of each page in the header."""

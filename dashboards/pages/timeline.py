@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from bokeh.document import Document
 
-from dashboards.pages.shell import render
+from dashboards.pages.shell import Arguments, render
 from dashboards.plots.timeline import MIN_VIEW_NS, TimelinePlot, step_view
 from dashboards.plots.timeline_content import View
 from dashboards.recording import Snapshot
 from overlapscope.analysis.lanes import BUCKET_SLOTS, LANE_NAMES, Timeline
 from overlapscope.trace.tables import PHASE_NAMES
-
-Arguments = Mapping[str, Sequence[bytes]]
-"""The query of an address."""
 
 
 def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_plain: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import numpy as np
@@ -112,8 +113,10 @@ def step_line_columns(steps: pd.DataFrame, view: View, width_px: int) -> Columns
     starts_ns = steps["start_ns"].to_numpy()
     first, last = np.searchsorted(starts_ns, view)
     places = np.arange(first, last)
-    # Counted from the first step of all, so that the same lines stay while the view is dragged.
-    places = places[places % _round_up(-(-len(places) * _STEP_LINE_PX // width_px)) == 0]
+    if len(places) > 1:
+        between_px = (starts_ns[places[-1]] - starts_ns[places[0]]) / (len(places) - 1) / (view[1] - view[0]) * width_px
+        # Counted from the first step of all, so that the same lines stay while the view is dragged.
+        places = places[places % _round_up(math.ceil(_STEP_LINE_PX / between_px)) == 0]
     return {
         "x": starts_ns[places].astype(np.float64),
         "label": [f"step {number}" for number in steps["step"].to_numpy()[places]],

@@ -13,9 +13,9 @@ from bokeh.models import (
     LinearColorMapper,
     PanTool,
     Range1d,
-    Span,
     WheelZoomTool,
 )
+from bokeh.models.annotations import Span
 from bokeh.plotting import figure
 
 from dashboards.plots.lane_layout import LaneLayout

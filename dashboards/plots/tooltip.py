@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from dashboards.units import format_bytes, format_moment_ns, format_ns
 from overlapscope.analysis.span_details import SpanDetails
+from overlapscope.units import format_bytes, format_moment_ns, format_ns
 
 _MAX_PARAMETERS: Final = 8
 
@@ -16,45 +16,45 @@ Rows = list[tuple[str, str]]
 def tooltip_of(span: SpanDetails) -> tuple[str, Rows]:
     """Title and lines for a span."""
     where = "" if span.bucket is None else f" · bucket {span.bucket}"
-    title = f"{span.what}{where}".capitalize()
+    title = f"{span.what}{where}"
     rows: Rows = [("rank", str(span.rank)), ("step", str(span.step))]
     if span.no_sync:
         rows.append(("pass", "under no_sync(): gradients are accumulated, not reduced"))
+    rows += _parameters(span.parameters)
     if span.bytes is not None:
         rows.append(("size", f"{format_bytes(span.bytes)} of {span.dtype}"))
     rows += _times(span)
-    rows += _parameters(span.parameters)
     if span.call_site:
         rows.append(("launched at", span.call_site))
-    return title, rows
+    return title[:1].upper() + title[1:], rows
 
 
 def _times(span: SpanDetails) -> Rows:
-    since = "of the step" if span.step_is_known else "of the recording"
+    """Moments count from the step's begin, as the first of them says."""
     rows: Rows = []
+    if span.ready_ns is not None:
+        rows.append(("ready", format_moment_ns(span.ready_ns)))
     if span.launch_ns is not None:
-        if span.ready_ns is not None:
-            rows.append(("ready", f"{format_moment_ns(span.ready_ns)} {since}"))
-        rows.append(("launched", f"{format_moment_ns(span.launch_ns)} {since}"))
+        rows.append(("launched", format_moment_ns(span.launch_ns)))
     if span.end_ns is None:
-        return [*rows, ("end", "never seen: it was launched and did not complete")]
-    if span.start_ns == span.end_ns:
-        return [*rows, ("at", f"{format_moment_ns(span.start_ns)} {since}")]
-    rows.append(("start", f"{format_moment_ns(span.start_ns)}{' or later' if span.start_is_bound else ''}"))
-    end = format_moment_ns(span.end_ns)
-    if span.end_uncertainty_ns:
-        end += f" or up to {format_ns(span.end_uncertainty_ns)} earlier"
-    rows += [("end", end), ("duration", format_ns(span.duration_ns))]
+        rows.append(("end", "never seen: launched, and did not complete"))
+    elif span.start_ns == span.end_ns:
+        rows.append(("at", format_moment_ns(span.start_ns)))
+    else:
+        rows.append(("start", format_moment_ns(span.start_ns) + (" or later" if span.start_is_bound else "")))
+        uncertain = f" or up to {format_ns(span.end_uncertainty_ns)} earlier" if span.end_uncertainty_ns else ""
+        rows += [("end", format_moment_ns(span.end_ns) + uncertain), ("duration", format_ns(span.duration_ns))]
+    label, moment = rows[0]
+    if span.launch_ns is not None or span.end_ns is not None:
+        rows[0] = (label, f"{moment} into the {'step' if span.step_is_known else 'recording'}")
     if span.algbw_gb_per_s is not None:
         rows.append(("algbw", f"{span.algbw_gb_per_s:.3g} GB/s"))
     return rows
 
 
 def _parameters(names: tuple[str, ...]) -> Rows:
-    if not names:
-        return []
     shown = list(names[:_MAX_PARAMETERS])
     if len(names) > len(shown):
         shown.append(f"and {len(names) - len(shown)} more")
     label = "parameter" if len(names) == 1 else f"{len(names)} parameters"
-    return [(label if row == 0 else "", name) for row, name in enumerate(shown)]
+    return [(label if line == 0 else "", name) for line, name in enumerate(shown)]

@@ -1,0 +1,23 @@
+// Pointing at a trend reads out the step below the pointer; a click opens that step in the timeline.
+window.overlapscope.startTrend = (plot, source) => {
+  const readout = document.querySelector(`[data-readout="${plot.name}"]`)
+  const idle = readout.textContent
+
+  function nearest(x) {
+    const steps = source.data.step
+    let best = 0
+    for (let i = 1; i < steps.length; i++) if (Math.abs(steps[i] - x) < Math.abs(steps[best] - x)) best = i
+    return best
+  }
+
+  plot.on_event("mousemove", ({x}) => (readout.textContent = source.data.text[nearest(x)] ?? idle))
+  plot.on_event("mouseleave", () => (readout.textContent = idle))
+  plot.on_event("tap", ({x}) => {
+    const theme = new URLSearchParams(location.search).get("theme")
+    const address = new URL(document.body.dataset.timeline, location.href)
+    address.searchParams.set("step", source.data.step[nearest(x)])
+    if (theme) address.searchParams.set("theme", theme)
+    location.assign(address)
+  })
+  window.overlapscope.paintPlots()
+}

@@ -1,0 +1,160 @@
+"""The first page: how long a step takes, how much of it waits for communication, and whether ranks differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import pandas as pd
+from bokeh.document import Document
+
+from dashboards.pages.shell import Arguments, BuildPage, render
+from dashboards.plots.trend import FIGURES, Figure, TrendPlot
+from dashboards.recording import Snapshot
+from overlapscope.analysis.trend import medians_by_rank
+from overlapscope.analysis.verdict import Verdict
+from overlapscope.trace.reader import Trace
+from overlapscope.trace.tables import PHASE_NAMES
+from overlapscope.units import format_ns, format_share
+
+
+@dataclass(frozen=True, kw_only=True)
+class Headline:
+    """One of the big numbers."""
+
+    label: str
+    value: str
+    note: str
+    colour: str
+    """A role of ``dashboards.theme``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRow:
+    """One row of the table of ranks."""
+
+    rank: int
+    place: str
+    cells: tuple[str, ...]
+    parts: tuple[tuple[str, str, float], ...]
+    """Phase, its time and its share of the longest step time, for the bar."""
+
+
+COLUMNS: Final = (
+    ("step_time_ns", "Step time"),
+    ("compute_ns", "Compute"),
+    ("communication_ns", "Communication"),
+    ("overlap_ns", "Hidden"),
+    ("exposed_ns", "Exposed"),
+    ("overlap_ratio", "Overlap"),
+)
+
+
+def build(document: Document, snapshot: Snapshot, _arguments: Arguments) -> None:
+    """Fill a document with the overview."""
+    verdict, per_step = snapshot.verdict, snapshot.per_step
+    plots = [TrendPlot(shown, per_step) for shown in FIGURES] if len(per_step) else []
+    for plot in plots:
+        document.js_on_event("document_ready", plot.start_script)
+    render(
+        document,
+        "overview.html",
+        title="Overview",
+        trace=snapshot.trace,
+        roots=[plot.root for plot in plots],
+        verdict=verdict,
+        basis=basis_of(verdict),
+        headlines=headlines(verdict),
+        figures=FIGURES,
+        columns=[label for _, label in COLUMNS],
+        rank_rows=rank_rows(snapshot.trace, medians_by_rank(per_step)) if len(per_step) else [],
+        phases=[(name, name.replace("_", " "), name.replace("_", "-")) for name in PHASE_NAMES],
+    )
+
+
+def build_trend(document: Document, snapshot: Snapshot, _arguments: Arguments, *, shown: Figure) -> None:
+    """Fill a document with one trend alone."""
+    plot = TrendPlot(shown, snapshot.per_step)
+    document.js_on_event("document_ready", plot.start_script)
+    render(
+        document,
+        "trend.html",
+        title=shown.title,
+        trace=snapshot.trace,
+        roots=[plot.root],
+        is_plain=True,
+        figures=[shown],
+    )
+
+
+TREND_ROUTES: Final[dict[str, BuildPage]] = {
+    f"/plots/{shown.column.removesuffix('_ns')}": partial(build_trend, shown=shown) for shown in FIGURES
+}
+"""An address for each trend."""
+
+
+def basis_of(verdict: Verdict) -> str:
+    """What the medians are taken over."""
+    ranks = f"{verdict.ranks} rank{'s' * (verdict.ranks != 1)}"
+    steps = f"{verdict.steps_counted} step{'s' * (verdict.steps_counted != 1)}"
+    left_out = verdict.warm_up_steps_left_out
+    warm_up = f", without the first {left_out}, which warm up" if left_out > 1 else ", without the first" * left_out
+    return f"Medians over {steps} of {ranks}{warm_up}."
+
+
+def headlines(verdict: Verdict) -> list[Headline]:
+    """The big numbers."""
+    step_ns = verdict.step_time_ns
+
+    def of_step(part_ns: int) -> str:
+        return f"{format_share(part_ns / step_ns)} of the step" if step_ns else ""
+
+    hidden = "no communication was recorded"
+    if verdict.communication_ns:
+        hidden = f"of {format_ns(verdict.communication_ns)} communication hides under compute"
+    return [
+        Headline(label="Step time", value=format_ns(step_ns), note="", colour="accent"),
+        Headline(
+            label="Compute",
+            value=format_ns(verdict.compute_ns),
+            note=of_step(verdict.compute_ns),
+            colour="span-backward",
+        ),
+        Headline(
+            label="Exposed communication",
+            value=format_ns(verdict.exposed_ns),
+            note=of_step(verdict.exposed_ns),
+            colour="exposed",
+        ),
+        Headline(label="Overlap ratio", value=format_share(verdict.overlap_ratio), note=hidden, colour="hidden"),
+    ]
+
+
+def rank_rows(trace: Trace, medians: pd.DataFrame) -> list[RankRow]:
+    """The table of ranks.
+
+    Args:
+        medians: from ``trend.medians_by_rank``.
+    """
+    places = {int(rank): f"{host} · {device}" for rank, host, device in _columns(trace.ranks, "rank", "host", "device")}
+    longest_ns = medians["step_time_ns"].max()
+    rows = []
+    for row in medians.to_dict("records"):
+        cells = tuple(_cell(name, row[name]) for name, _ in COLUMNS)
+        parts = tuple(
+            (name, format_ns(row[f"{name}_ns"]), 100 * row[f"{name}_ns"] / longest_ns)
+            for name in PHASE_NAMES
+            if row[f"{name}_ns"]
+        )
+        rank = int(row["rank"])
+        rows.append(RankRow(rank=rank, place=places.get(rank, ""), cells=cells, parts=parts))
+    return rows
+
+
+def _cell(name: str, value: float) -> str:
+    return format_share(value) if name == "overlap_ratio" else format_ns(value)
+
+
+def _columns(table: pd.DataFrame, *names: str) -> list[tuple[str, ...]]:
+    return list(table[list(names)].itertuples(index=False, name=None))

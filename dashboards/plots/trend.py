@@ -1,0 +1,133 @@
+"""One figure over the steps of a run: the median of all ranks, the band they lie in, and each rank if they are few."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+from bokeh.models import BasicTicker, ColumnDataSource, CustomJS, CustomJSTickFormatter, DataRange1d, Range1d
+from bokeh.models.annotations import BoxAnnotation
+from bokeh.plotting import figure
+
+from dashboards.assets import read_asset
+from dashboards.theme import paint
+from overlapscope.analysis.trend import trend_by_step, trend_of_ranks
+from overlapscope.analysis.verdict import after_warm_up
+from overlapscope.units import format_ns, format_share
+
+_MAX_RANK_LINES: Final = 8
+_HEIGHT_PX: Final = 190
+_PERCENT_LABELS: Final = "return Math.round(tick * 100) + ' %'"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """What a trend shows."""
+
+    column: str
+    """Of ``overlap_by_step``."""
+    title: str
+    colour: str
+    """A role of ``dashboards.theme``."""
+    is_share: bool = False
+
+    @property
+    def format(self) -> Callable[[float], str]:
+        """Its values as people read them."""
+        return format_share if self.is_share else format_ns
+
+
+FIGURES: Final = (
+    Figure(column="step_time_ns", title="Step time", colour="accent"),
+    Figure(column="exposed_ns", title="Exposed communication", colour="exposed"),
+    Figure(column="overlap_ratio", title="Overlap ratio", colour="hidden", is_share=True),
+)
+
+
+class TrendPlot:
+    """A trend (``root``), the points of its median (``source``) and of its ranks (``rank_lines``)."""
+
+    def __init__(self, shown: Figure, per_step: pd.DataFrame) -> None:
+        self._figure = shown
+        self.source = ColumnDataSource(data={name: [] for name in ("step", "low", "median", "high", "text")})
+        self.rank_lines = ColumnDataSource(data={"xs": [], "ys": []})
+        self._y_range = Range1d(start=0, end=1)
+        self._warm_up = BoxAnnotation(fill_alpha=0.6, line_color=None, level="underlay")
+        self.root = self._draw()
+        self.update(per_step)
+
+    @property
+    def start_script(self) -> CustomJS:
+        """For the browser to run when the document is ready: reads out values, and a click leads to the timeline."""
+        return CustomJS(
+            args={"plot": self.root, "source": self.source},
+            code="window.overlapscope.startTrend(plot, source)",
+        )
+
+    def update(self, per_step: pd.DataFrame) -> None:
+        """Show other steps."""
+        trend = trend_by_step(per_step, self._figure.column)
+        self.source.data = {
+            **{name: trend[name].to_numpy() for name in ("step", "low", "median", "high")},
+            "text": [self._text(*point) for point in trend.itertuples(index=False, name=None)],
+        }
+        ranks = trend_of_ranks(per_step, self._figure.column)
+        lines = [line for _, line in ranks.groupby("rank")] if ranks["rank"].nunique() <= _MAX_RANK_LINES else []
+        self.rank_lines.data = {
+            "xs": [line["step"].to_numpy() for line in lines],
+            "ys": [line["median"].to_numpy() for line in lines],
+        }
+        counted, left_out = after_warm_up(per_step)
+        self._warm_up.visible = left_out > 0
+        if left_out:
+            self._warm_up.update(right=float(counted["step"].min()) - 0.5)
+        # The first steps are often ten times as long; a chart scaled to them would show nothing else.
+        usual = counted[self._figure.column].dropna()
+        high = 1.0 if self._figure.is_share else 1.2 * float(np.quantile(usual, 0.99)) if len(usual) else 0.0
+        self._y_range.end = 1.04 if self._figure.is_share else high or 1e6
+
+    def _text(self, step: int, last_step: int, low: float, median: float, high: float) -> str:
+        where = f"step {step}" if step == last_step else f"steps {step} to {last_step}"
+        text = self._figure.format(median)
+        return f"{where}: {text}" + (
+            "" if low == high else f", {self._figure.format(low)} to {self._figure.format(high)}"
+        )
+
+    def _draw(self) -> Any:
+        plot = figure(
+            height=_HEIGHT_PX,
+            sizing_mode="stretch_width",
+            x_range=DataRange1d(range_padding=0.01),
+            y_range=self._y_range,
+            min_border=0,
+            min_border_right=14,
+            toolbar_location=None,
+            tools=[],
+            outline_line_color=None,
+            name=self._figure.column,
+        )
+        plot.background_fill_alpha = plot.border_fill_alpha = 0
+        plot.xgrid.visible = False
+        plot.xaxis.ticker = BasicTicker(desired_num_ticks=6, min_interval=1)
+        plot.yaxis.ticker = BasicTicker(desired_num_ticks=4)
+        plot.yaxis.formatter = CustomJSTickFormatter(
+            code=_PERCENT_LABELS if self._figure.is_share else read_asset("time_ticks.js")
+        )
+        paint(plot.ygrid[0], grid_line_color="grid")
+        for axis in (*plot.xaxis, *plot.yaxis):
+            axis.update(axis_line_color=None, major_tick_line_color=None, minor_tick_line_color=None)
+            axis.update(major_label_text_font="system-ui, sans-serif", major_label_text_font_size="11px")
+            paint(axis, major_label_text_color="muted")
+        paint(self._warm_up, fill_color="grid")
+        plot.add_layout(self._warm_up)
+        colour = self._figure.colour
+        band = plot.varea(x="step", y1="low", y2="high", source=self.source, fill_alpha=0.16)
+        paint(band.glyph, fill_color=colour)
+        ranks = plot.multi_line(xs="xs", ys="ys", source=self.rank_lines, line_width=1, line_alpha=0.35)
+        paint(ranks.glyph, line_color=colour)
+        median = plot.line(x="step", y="median", source=self.source, line_width=2, line_join="round")
+        paint(median.glyph, line_color=colour)
+        return plot

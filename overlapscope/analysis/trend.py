@@ -1,0 +1,58 @@
+"""How the figures of a recording change over its steps and differ between its ranks."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from overlapscope.analysis.verdict import after_warm_up
+
+MAX_POINTS: Final = 600
+"""More steps than this are taken together, equally many to a point."""
+
+
+def trend_by_step(per_step: pd.DataFrame, column: str) -> pd.DataFrame:
+    """One figure over the steps of a recording.
+
+    Args:
+        per_step: from ``overlap.overlap_by_step``.
+        column: which figure.
+
+    Returns:
+        step (the first of those taken together), last_step, low, median, high: over all ranks and steps of a point.
+        Points without a value, such as the ratio of steps without communication, are left out.
+    """
+    known = per_step.loc[per_step[column].notna(), ["step", column]]
+    points = known.assign(point=_point_of(per_step, known["step"])).groupby("point")
+    return points.agg(
+        step=("step", "min"),
+        last_step=("step", "max"),
+        low=(column, "min"),
+        median=(column, "median"),
+        high=(column, "max"),
+    ).reset_index(drop=True)
+
+
+def trend_of_ranks(per_step: pd.DataFrame, column: str) -> pd.DataFrame:
+    """The same points for each rank on its own.
+
+    Returns:
+        rank, step, median.
+    """
+    known = per_step.loc[per_step[column].notna(), ["rank", "step", column]]
+    points = known.assign(point=_point_of(per_step, known["step"])).groupby(["rank", "point"])
+    return points.agg(step=("step", "min"), median=(column, "median")).reset_index()[["rank", "step", "median"]]
+
+
+def medians_by_rank(per_step: pd.DataFrame) -> pd.DataFrame:
+    """The median of every figure of each rank over its steps after the warm-up, one row per rank."""
+    counted, _ = after_warm_up(per_step)
+    return counted.drop(columns="step").groupby("rank", as_index=False).median()
+
+
+def _point_of(per_step: pd.DataFrame, steps: pd.Series[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    numbers = np.unique(per_step["step"])
+    each = -(-len(numbers) // MAX_POINTS)
+    return np.searchsorted(numbers, steps.to_numpy()) // max(1, each)
