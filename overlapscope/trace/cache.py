@@ -45,7 +45,7 @@ def load(path: Path, expected_fingerprint: str) -> Contents | None:
         if contents["fingerprint"] != expected_fingerprint:
             return None
         tables = {name: pd.read_parquet(folder / f"{name}.parquet") for name in contents["tables"]}
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     return tables, contents["run"], [Problem(*problem) for problem in contents["problems"]]
 

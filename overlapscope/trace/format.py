@@ -37,6 +37,8 @@ FORMAT_VERSION: Final = 1
 MAGIC: Final = b"OVLSCOPE"
 HEADER_BYTES: Final = 4096
 RECORD_BYTES: Final = 64
+PINNED_SHARE: Final = 8
+"""One in so many slots of a full log holds the first steps and is never overwritten."""
 
 RUN_FILE: Final = "run.json"
 RANK_FILE: Final = "rank.json"

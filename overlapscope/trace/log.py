@@ -15,6 +15,7 @@ from overlapscope.trace.format import (
     DTYPES,
     HEADER_BYTES,
     OPS,
+    PINNED_SHARE,
     RECORD_BYTES,
     RECORD_FIELDS,
     Kind,
@@ -27,6 +28,12 @@ RECORD_DTYPE: Final = np.dtype([(name, kind) for name, kind in RECORD_FIELDS])
 
 Records = npt.NDArray[Any]
 """A structured array of ``RECORD_DTYPE``."""
+
+_HIGHEST_SEQUENCE: Final = 2**40
+"""A number beyond this is damage: at 1,000 records a second it takes 35 years."""
+
+_LONGEST_HOLE_RECORDS: Final = 1024
+"""So many slots of zeros are the end of a log: more than a lost page holds, or threads are ahead of each other."""
 
 
 @dataclass(frozen=True)
@@ -62,22 +69,20 @@ def read_log(path: Path) -> tuple[LogHeader, Records, list[Problem]]:
         raise OverlapScopeError(f"{path}: can't be read ({error.strerror})") from None
 
     problems: list[Problem] = []
-    written = slots["sequence"] != 0
-    whole = written & (slots["sequence_low"] == (slots["sequence"] & np.uint64(0xFFFFFFFF)).astype(np.uint32))
+    whole = _is_whole(slots)
     known = whole & _is_known(slots)
-    started = written | (slots["sequence_low"] != 0)
     records = slots[known]
     records = records[np.argsort(records["sequence"], kind="stable")]
 
     # One record may be half written at the moment of death. More than one, or one of an unknown kind, is damage.
-    damaged = np.flatnonzero(started & ~known)
+    damaged = np.flatnonzero(_is_begun(slots) & ~known)
     torn_at_death = len(damaged) == 1 and not header.closed and not whole[damaged[0]]
     if len(damaged) and not torn_at_death:
         offset = HEADER_BYTES + int(damaged[0]) * RECORD_BYTES
         problems.append(
             Problem("error", f"{path}: {len(damaged)} damaged records, the first at offset {offset}; they are left out")
         )
-    problems += _missing_records(path, header, size, records)
+    problems += _missing_records(path, header, size, records, len(slots), len(damaged))
     return header, records, problems
 
 
@@ -85,11 +90,10 @@ def newest_step(path: Path) -> int | None:
     """The step that a recording has reached, cheap enough to poll while it runs; None before its first record."""
     try:
         with path.open("rb") as file:
-            used = _used_slots(file.fileno(), os.fstat(file.fileno()).st_size)
-            slots = _read_slots(file.fileno(), max(0, used - 2), used)
+            newest = _newest_record(file.fileno(), os.fstat(file.fileno()).st_size)
     except OSError:
         return None
-    return int(slots["step"].max()) if len(slots) else None
+    return int(newest["step"][0]) if len(newest) else None
 
 
 def log_position(path: Path) -> tuple[int, int]:
@@ -97,10 +101,23 @@ def log_position(path: Path) -> tuple[int, int]:
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            slots = _read_slots(file.fileno(), 0, _used_slots(file.fileno(), size))
+            newest = _newest_record(file.fileno(), size)
     except OSError:
         return 0, 0
-    return size, int(slots["sequence"].max()) if len(slots) else 0
+    return size, int(newest["sequence"][0]) if len(newest) else 0
+
+
+def _newest_record(fd: int, size: int) -> Records:
+    """The whole record with the highest sequence number, in an array of one; an empty one if there is none."""
+    used = _used_slots(fd, size)
+    last = _read_slots(fd, max(0, used - 1), used)
+    oldest_of_ring = _read_slots(fd, used // PINNED_SHARE, used // PINNED_SHARE + 1)
+    if len(last) and last["sequence"][0] == used and oldest_of_ring["sequence"][0] == used // PINNED_SHARE + 1:
+        return last
+    # The ring has wrapped, so that the newest may be anywhere, or a record is damaged.
+    slots = _read_slots(fd, 0, used)
+    whole = slots[_is_whole(slots)]
+    return whole[np.argsort(whole["sequence"])[-1:]]
 
 
 def _read_slots(fd: int, first: int, end: int) -> Records:
@@ -109,15 +126,32 @@ def _read_slots(fd: int, first: int, end: int) -> Records:
 
 
 def _used_slots(fd: int, size: int) -> int:
-    """Slots before the first one that was never begun, by bisection: a live log is mostly a hole of zeros."""
-    used, end = 0, max(0, size - HEADER_BYTES) // RECORD_BYTES
+    """Slots up to the last one that was begun, by bisection: the rest of a live log is zeros."""
+    total = max(0, size - HEADER_BYTES) // RECORD_BYTES
+    used, end = 0, total
     while used < end:
         middle = (used + end) // 2
         if any(os.pread(fd, RECORD_BYTES, HEADER_BYTES + middle * RECORD_BYTES)):
             used = middle + 1
         else:
             end = middle
+    while used < total:
+        ahead = _read_slots(fd, used, min(used + _LONGEST_HOLE_RECORDS, total))
+        begun = np.flatnonzero(_is_begun(ahead))
+        if not len(begun):
+            break
+        used += int(begun[-1]) + 1
     return used
+
+
+def _is_begun(slots: Records) -> npt.NDArray[np.bool_]:
+    return (slots["sequence"] != 0) | (slots["sequence_low"] != 0)
+
+
+def _is_whole(slots: Records) -> npt.NDArray[np.bool_]:
+    low = (slots["sequence"] & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+    is_written = (slots["sequence"] != 0) & (slots["sequence"] <= _HIGHEST_SEQUENCE)
+    return is_written & (slots["sequence_low"] == low)
 
 
 def _is_known(slots: Records) -> npt.NDArray[np.bool_]:
@@ -128,17 +162,26 @@ def _is_known(slots: Records) -> npt.NDArray[np.bool_]:
     return in_range & known_phase
 
 
-def _missing_records(path: Path, header: LogHeader, size: int, records: Records) -> list[Problem]:
-    """What the header promises and the file does not hold."""
+def _missing_records(
+    path: Path, header: LogHeader, size: int, records: Records, slots: int, damaged: int
+) -> list[Problem]:
+    """What the header promises, or the sequence numbers imply, and the file does not hold."""
     kept = len(records)
     promised = min(header.written_records, header.capacity_records) if header.closed else header.capacity_records
     if size < HEADER_BYTES + promised * RECORD_BYTES:
         return [Problem("error", f"{path}: cut short at offset {size}; the {kept} whole records before it are shown")]
-    notes = []
+    problems = []
     if not header.closed:
-        notes.append(Problem("note", f"{path}: not closed, so its process was killed or still runs"))
-    lost = int(records["sequence"][-1]) - kept if kept else 0
-    if lost > 1 or (lost and header.closed):
+        problems.append(Problem("note", f"{path}: not closed, so its process was killed or still runs"))
+    if not kept:
+        return problems
+    is_incident = header.pinned_records == header.capacity_records
+    first, newest = int(records["sequence"][0]) if is_incident else 1, int(records["sequence"][-1])
+    lost = newest - first + 1 - kept - damaged
+    if newest > slots and not is_incident:
         message = f"{path}: at its size limit; {lost} records between the first and the newest steps are gone"
-        notes.append(Problem("note", message))
-    return notes
+        problems.append(Problem("note", message))
+    elif lost > (0 if header.closed else 1):
+        # One may be missing at death: its number was drawn, and another thread's record was written before it.
+        problems.append(Problem("error", f"{path}: {lost} records are missing; the others are shown"))
+    return problems

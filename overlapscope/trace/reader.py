@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from overlapscope.trace.tables import rank_tables
 
 Progress = Callable[[int, int], None]
 """Called with (ranks read so far, ranks in all)."""
+
+_Row = tuple[Any, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +74,10 @@ def find_rank_folders(path: Path) -> dict[int, Path]:
         raise OverlapScopeError(f"{path}: holds {len(runs)} recordings, give one of them: {', '.join(runs[:5])}")
     if (path / EVENTS_FILE).exists():
         raise OverlapScopeError(f"{path}: is the folder of one rank; give the folder above it, {path.resolve().parent}")
-    what = "empty" if not any(path.iterdir()) else "not a recording (no rank_0, rank_1 ... in it)"
+    try:
+        what = "not a recording (no rank_0, rank_1 ... in it)" if any(path.iterdir()) else "empty"
+    except OSError as error:
+        raise OverlapScopeError(f"{path}: can't be read ({error.strerror})") from None
     raise OverlapScopeError(f"{path}: {what}; record a run with 'overlapscope record -o FOLDER -- torchrun ...'")
 
 
@@ -108,6 +113,8 @@ def _read_logs(
     call_sites: list[pd.DataFrame] = []
     reference: dict[str, Any] = {}
     for done, (rank, folder) in enumerate(folders.items()):
+        if progress:
+            progress(done, len(folders))
         try:
             header, records, found = read_log(folder / EVENTS_FILE)
         except OverlapScopeError as error:
@@ -132,8 +139,8 @@ def _read_logs(
         parts.append(rank_tables(_with_incidents(records, folder, problems), rank, offset_ns))
         plans.append(_read_plans(folder / PLANS_FILE, problems))
         call_sites.append(_read_call_sites(folder / CALL_SITES_FILE, rank, problems))
-        if progress:
-            progress(done + 1, len(folders))
+    if progress:
+        progress(len(folders), len(folders))
     if not parts:
         raise OverlapScopeError(problems[0].message)
     missing = sorted(set(range(int(run.get("world_size", 0)))) - folders.keys())
@@ -188,8 +195,12 @@ def _read_json(path: Path, problems: list[Problem]) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _read_lines(path: Path, problems: list[Problem]) -> list[dict[str, Any]]:
-    """A file of one JSON object a line; a last line that was cut short is left out."""
+def _read_lines(path: Path, problems: list[Problem], rows_of: Callable[[Any], Iterable[_Row]]) -> list[_Row]:
+    """The rows of a file of one JSON object a line; a last line that was cut short is left out.
+
+    Args:
+        rows_of: makes rows of one line's content.
+    """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -197,11 +208,11 @@ def _read_lines(path: Path, problems: list[Problem]) -> list[dict[str, Any]]:
     except (OSError, ValueError) as error:
         problems.append(Problem("error", f"{path}: can't be read ({error})"))
         return []
-    rows = []
+    rows: list[_Row] = []
     for number, line in enumerate(lines, start=1):
         try:
-            rows.append(json.loads(line))
-        except ValueError:
+            rows += rows_of(json.loads(line))
+        except (ValueError, KeyError, TypeError):
             if number < len(lines):
                 problems.append(Problem("error", f"{path}: line {number} is damaged; it is left out"))
     return rows
@@ -210,29 +221,32 @@ def _read_lines(path: Path, problems: list[Problem]) -> list[dict[str, Any]]:
 def _read_plans(path: Path, problems: list[Problem]) -> pd.DataFrame:
     columns = ["model", "plan_epoch", "plan_hash", "bucket", "position"]
     columns += ["parameter", "name", "shape", "elements", "dtype", "bytes"]
-    rows = [
-        (
-            plan["model"],
-            plan["epoch"],
-            plan["hash"],
-            number,
-            position,
-            parameter["index"],
-            parameter["name"],
-            "×".join(map(str, parameter["shape"])) or "scalar",
-            parameter["elements"],
-            bucket["dtype"],
-            parameter["bytes"],
-        )
-        for plan in _read_lines(path, problems)
-        for number, bucket in enumerate(plan["buckets"])
-        for position, parameter in enumerate(bucket["parameters"])
-    ]
-    return pd.DataFrame(rows, columns=columns)
+
+    def rows_of(plan: Any) -> list[_Row]:
+        return [
+            (
+                plan["model"],
+                plan["epoch"],
+                plan["hash"],
+                number,
+                position,
+                parameter["index"],
+                parameter["name"],
+                "×".join(map(str, parameter["shape"])) or "scalar",
+                parameter["elements"],
+                bucket["dtype"],
+                parameter["bytes"],
+            )
+            for number, bucket in enumerate(plan["buckets"])
+            for position, parameter in enumerate(bucket["parameters"])
+        ]
+
+    return pd.DataFrame(_read_lines(path, problems, rows_of), columns=columns)
 
 
 def _read_call_sites(path: Path, rank: int, problems: list[Problem]) -> pd.DataFrame:
-    rows = [
-        (rank, site["call_site"], site["file"], site["line"], site["function"]) for site in _read_lines(path, problems)
-    ]
-    return pd.DataFrame(rows, columns=["rank", "call_site", "file", "line", "function"])
+    def rows_of(site: Any) -> list[_Row]:
+        return [(rank, site["call_site"], site["file"], site["line"], site["function"])]
+
+    columns = ["rank", "call_site", "file", "line", "function"]
+    return pd.DataFrame(_read_lines(path, problems, rows_of), columns=columns)

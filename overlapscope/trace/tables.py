@@ -71,15 +71,27 @@ def rank_tables(records: Records, rank: int, offset_ns: int) -> dict[str, pd.Dat
 
 
 def drop_steps_cut_by_ring(records: Records) -> Records:
-    """Leave out the two steps, at either side of a gap in the sequence, of which the ring kept only a part."""
-    gaps = np.flatnonzero(np.diff(records["sequence"].astype(np.int64)) > 1)
-    if not len(gaps):
+    """Leave out the steps of which a gap in the sequence numbers may have taken a part.
+
+    Device times are written late, in order, with a step's own record last. So before a gap only the steps that have
+    ended are complete, and after it those that begin after it, as the records that are never late tell. The newest
+    step stays if it has not ended: it is in no statistics, and shows where the rank stands.
+    """
+    stretch = np.concatenate([[0], np.cumsum(np.diff(records["sequence"].astype(np.int64)) > 1)])
+    last = stretch[-1]
+    if not last:
         return records
-    keep = np.ones(len(records), dtype=bool)
-    for gap in gaps:
-        keep[: gap + 1] &= records["step"][: gap + 1] != records["step"][gap]
-        keep[gap + 1 :] &= records["step"][gap + 1 :] != records["step"][gap + 1]
-    return records[keep]
+    step = records["step"].astype(np.int64)
+    is_prompt = np.isin(records["kind"], (Kind.ENTER, Kind.LAUNCH))
+    cut_up_to = np.full(last + 1, np.iinfo(np.int64).max)
+    np.minimum.at(cut_up_to, stretch[is_prompt], step[is_prompt])
+    if records["sequence"][0] == 1:
+        cut_up_to[0] = -1
+    # Steps are 32-bit numbers, so a stretch and a step share 64 bits without loss.
+    place, is_end = (stretch << 32) | step, records["kind"] == Kind.STEP
+    has_ended = (stretch == last) | np.isin(place, place[is_end])
+    is_newest = (step == step.max()) & (stretch == last) & ~np.any(is_end & (step == step.max()))
+    return records[(step > cut_up_to[stretch]) & has_ended | is_newest]
 
 
 def _frame(rank: int, **columns: Any) -> pd.DataFrame:
@@ -149,7 +161,7 @@ def _collectives(launches: Records, completions: Records, readies: Records, rank
         start_ns=_taken(completions["start_ns"] + offset_ns, done),
         end_ns=_taken(completions["end_ns"] + offset_ns, done),
         end_uncertainty_ns=uncertainty.fillna(0).astype("int64"),
-        start_is_bound=is_bound.fillna(0) != 0,
+        start_is_bound=(is_bound.fillna(0) != 0).to_numpy(dtype=bool),
     )
 
 

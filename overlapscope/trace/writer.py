@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import Final
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.format import HEADER_BYTES, RECORD, RECORD_BYTES, LogHeader
+from overlapscope.trace.format import HEADER_BYTES, PINNED_SHARE, RECORD, RECORD_BYTES, LogHeader
 
 DEFAULT_LIMIT_BYTES: Final = 64 * 1024**2
 """Disk space of one rank's log unless the user says otherwise: about a million records."""
 
 _CHUNK_RECORDS: Final = 16 * 1024
-_PINNED_SHARE: Final = 8
-"""One in so many slots holds the first steps and is never overwritten."""
 _SMALLEST_CAPACITY: Final = 64
 _SEQUENCE_LOW: Final = 0xFFFFFFFF
 
@@ -46,7 +44,7 @@ class EventLog:
             smallest = HEADER_BYTES + _SMALLEST_CAPACITY * RECORD_BYTES
             raise OverlapScopeError(f"{path}: a log of {limit_bytes} bytes is too small; give at least {smallest}")
         self.path = path
-        self._header = LogHeader(capacity_records=capacity, pinned_records=capacity // _PINNED_SHARE)
+        self._header = LogHeader(capacity_records=capacity, pinned_records=capacity // PINNED_SHARE)
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         except FileExistsError:
@@ -96,7 +94,8 @@ class EventLog:
             body,
             sequence,
         )
-        self._newest = sequence
+        if sequence > self._newest:  # another thread may have stored a newer one since this number was drawn
+            self._newest = sequence
 
     def reserve(self) -> None:
         """Allocate disk blocks ahead of need. Called between steps, where a system call hurts nobody."""
@@ -122,6 +121,8 @@ class EventLog:
     def preserve(self, newest_records: int = 4096) -> int:
         """Copy the newest records into an ``incident_*.log`` beside this one, where no ring overwrites them.
 
+        If the disk has no room for it there is no such file: an incident is no time to raise another error.
+
         Returns:
             The number of the incident, from 1.
         """
@@ -132,7 +133,11 @@ class EventLog:
         records = b"".join(self._read(sequence) for sequence in range(first, self._newest + 1))
         count = len(records) // RECORD_BYTES
         header = LogHeader(capacity_records=count, pinned_records=count, written_records=count, closed=True)
-        (self.path.parent / f"incident_{number}.log").write_bytes(header.pack() + records)
+        path = self.path.parent / f"incident_{number}.log"
+        try:
+            path.write_bytes(header.pack() + records)
+        except OSError:
+            path.unlink(missing_ok=True)
         return number
 
     def close(self) -> None:
@@ -142,7 +147,7 @@ class EventLog:
         used = min(self._newest, self._allocated_records)
         closed = LogHeader(
             capacity_records=self._allocated_records if self._full else self._header.capacity_records,
-            pinned_records=self._header.pinned_records,
+            pinned_records=self._pinned,
             written_records=self._newest,
             closed=True,
         )
@@ -173,8 +178,12 @@ class EventLog:
     def _slot(self, sequence: int) -> int:
         if sequence <= self._straight_records:
             return sequence - 1
-        pinned = min(self._header.pinned_records, self._allocated_records // _PINNED_SHARE)
+        pinned = self._pinned
         return pinned + (sequence - 1 - pinned) % (self._allocated_records - pinned)
+
+    @property
+    def _pinned(self) -> int:
+        return (self._allocated_records if self._full else self._header.capacity_records) // PINNED_SHARE
 
     def _read(self, sequence: int) -> bytes:
         begin = HEADER_BYTES + self._slot(sequence) * RECORD_BYTES

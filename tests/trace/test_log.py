@@ -1,0 +1,142 @@
+"""Reading a log that was cut short, damaged, or is still being written: whole records or a clear line, never else."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.format import HEADER_BYTES, RECORD_BYTES
+from overlapscope.trace.log import log_position, newest_step, read_log
+from overlapscope.trace.writer import EventLog
+from tests.trace.logs import append_numbered, bytes_for, make_log
+
+
+def image(records: int, *, capacity: int, close: bool) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "log"
+        make_log(path, records, capacity=capacity, close=close)
+        return path.read_bytes()
+
+
+IMAGES = {
+    "closed": image(40, capacity=80, close=True),
+    "not closed": image(40, capacity=80, close=False),
+    "closed ring": image(200, capacity=80, close=True),
+    "ring that is not closed": image(200, capacity=80, close=False),
+}
+
+
+def put(folder: Path, content: bytes) -> Path:
+    path = folder / "events.log"
+    path.write_bytes(content)
+    return path
+
+
+def spoil(content: bytes, record: int, replacement: bytes, at: int = 0) -> bytes:
+    begin = HEADER_BYTES + record * RECORD_BYTES + at
+    return content[:begin] + replacement + content[begin + len(replacement) :]
+
+
+@pytest.mark.parametrize("name", IMAGES)
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_a_log_cut_at_any_byte_gives_whole_records_or_one_clear_line(name: str, data: st.DataObject) -> None:
+    content = IMAGES[name]
+    length = data.draw(st.integers(0, len(content) - 1))
+    with tempfile.TemporaryDirectory() as folder:
+        path = put(Path(folder), content[:length])
+        try:
+            _, records, problems = read_log(path)
+        except OverlapScopeError as error:
+            refusal = str(error)
+            assert length < HEADER_BYTES
+            assert refusal.startswith(f"{path}: ")
+            return
+        whole = {record for record in range(80) if bytes_for(record + 1) <= length}
+        assert len(records) <= len(whole)
+        # Every record of this log tells its own number three times over.
+        assert records["start_ns"].tolist() == records["step"].tolist() == records["sequence"].tolist()
+        assert any(problem.severity == "error" and f"at offset {length}" in str(problem) for problem in problems)
+
+
+@pytest.mark.parametrize("name", IMAGES)
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_a_flipped_sequence_number_costs_that_record_only(name: str, data: st.DataObject) -> None:
+    whole = IMAGES[name]
+    slots = 40 if "ring" not in name else 80
+    slot = data.draw(st.integers(0, slots - 1))
+    with tempfile.TemporaryDirectory() as folder:
+        intact = read_log(put(Path(folder), whole))[1]
+        path = put(Path(folder), spoil(whole, slot, b"\xff\xff\xff", at=RECORD_BYTES - 3))
+        _, records, problems = read_log(path)
+        assert len(records) == len(intact) - 1
+        assert set(records["sequence"]) < set(intact["sequence"])
+        said = [str(problem) for problem in problems if problem.severity == "error"]
+        if "not closed" in name:
+            assert said == []  # as death leaves it: one record torn
+        else:
+            assert said == [f"{path}: 1 damaged records, the first at offset {bytes_for(slot)}; they are left out"]
+
+
+@given(st.binary(min_size=1, max_size=2000), st.integers(0, 79))
+@settings(max_examples=100, deadline=None)
+def test_garbage_among_the_records_never_raises(garbage: bytes, record: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = put(Path(folder), spoil(IMAGES["ring that is not closed"], record, garbage))
+        _, records, _ = read_log(path)
+        assert len(records) >= 80 - (len(garbage) // RECORD_BYTES + 2)
+
+
+def test_a_record_of_a_kind_that_is_not_known_is_damage(tmp_path: Path) -> None:
+    path = put(tmp_path, spoil(IMAGES["closed"], 7, b"\xc8", at=28))
+    _, records, problems = read_log(path)
+    assert 8 not in records["sequence"]
+    assert [problem.severity for problem in problems] == ["error"]
+
+
+def test_a_page_of_zeros_within_a_log_hides_nothing_after_it(tmp_path: Path) -> None:
+    """As a file system may leave it after a power cut."""
+    path = tmp_path / "events.log"
+    make_log(path, 500, capacity=1000, close=False)
+    path.write_bytes(spoil(path.read_bytes(), 200, bytes(4096)))
+    _, records, problems = read_log(path)
+    assert records["sequence"].tolist() == [*range(1, 201), *range(265, 501)]
+    assert [str(problem) for problem in problems if problem.severity == "error"] == [
+        f"{path}: 64 records are missing; the others are shown"
+    ]
+
+
+def test_what_the_ring_dropped_is_a_note_not_an_error(tmp_path: Path) -> None:
+    _, _, problems = read_log(put(tmp_path, IMAGES["closed ring"]))
+    assert [(problem.severity, "120 records" in str(problem)) for problem in problems] == [("note", True)]
+
+
+def test_a_log_that_was_not_closed_is_a_note(tmp_path: Path) -> None:
+    _, records, problems = read_log(put(tmp_path, IMAGES["not closed"]))
+    assert len(records) == 40
+    assert [problem.severity for problem in problems] == ["note"]
+    assert "not closed" in str(problems[0])
+
+
+def test_a_missing_log_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(OverlapScopeError, match=r"events.log: can't be read \(No such file"):
+        read_log(tmp_path / "events.log")
+
+
+@pytest.mark.parametrize("count", [1, 2, 79, 80, 81, 200])
+def test_the_newest_step_and_position_follow_the_log_through_its_ring(tmp_path: Path, count: int) -> None:
+    log = EventLog(tmp_path / "log", bytes_for(80))
+    assert (newest_step(log.path), log_position(log.path)) == (None, (bytes_for(80), 0))
+    append_numbered(log, count)
+    assert (newest_step(log.path), log_position(log.path)) == (count, (bytes_for(80), count))
+
+
+def test_the_newest_step_of_a_log_that_is_not_there_yet(tmp_path: Path) -> None:
+    assert newest_step(tmp_path / "log") is None
+    assert log_position(tmp_path / "log") == (0, 0)

@@ -1,0 +1,168 @@
+"""Records -> tables: which completion belongs to which launch, and which steps a ring has cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from overlapscope.trace.format import HEADER_BYTES, NO_BUCKET, RECORD_BYTES, Flag, Kind, Phase, pack_body
+from overlapscope.trace.log import read_log
+from overlapscope.trace.reader import Trace, read_trace
+from overlapscope.trace.tables import drop_steps_cut_by_ring
+from overlapscope.trace.writer import EventLog
+from tests.synthetic import BUCKET_ELEMENTS, US, make_rank, write_recording, write_step
+
+RECORDS_PER_STEP = 29
+
+
+def record(folder: Path, *records: tuple[bytes, int, int, int]) -> Trace:
+    log = make_rank(folder, 0, world_size=1)
+    for fields in records:
+        log.append(*fields)
+    log.close()
+    return read_trace(folder)
+
+
+def test_a_collective_has_its_launch_its_readiness_and_its_completion(tmp_path: Path) -> None:
+    trace = read_trace(write_recording(tmp_path, ranks=1, steps=1))
+    begin_ns = 1_000_000_000
+    found = trace.collectives[["bucket", "op", "dtype", "elements", "bytes", "call_site"]].to_numpy().tolist()
+    assert found == [[b, "all_reduce", "float32", n, 4 * n, 1] for b, n in enumerate(BUCKET_ELEMENTS)]
+    times_us = (trace.collectives[["ready_ns", "launch_ns", "start_ns", "end_ns"]] - begin_ns) // US
+    assert times_us.to_numpy().tolist() == [
+        [3950, 4000, 4000, 4800],
+        [4950, 5000, 5000, 6500],
+        [6850, 6900, 6900, 8300],
+    ]
+    assert trace.collectives["start_is_bound"].tolist() == [True] * 3
+
+
+def test_a_launch_without_completion_has_no_end_and_is_not_lost(tmp_path: Path) -> None:
+    launch = pack_body(Kind.LAUNCH, op="all_reduce", index=4)
+    done = pack_body(Kind.COLLECTIVE, op="all_reduce", index=4)
+    trace = record(tmp_path, (launch, 0, 10, 10), (done, 0, 10, 30), (launch, 1, 50, 50))
+    assert trace.collectives["launch_ns"].tolist() == [10, 50]
+    assert trace.collectives["end_ns"].tolist() == [30, pd.NA]
+    assert trace.collectives["start_is_bound"].tolist() == [False, False]
+    assert trace.collectives["ready_ns"].isna().all()
+
+
+def test_a_bucket_that_is_reduced_twice_in_a_step_keeps_its_turns_apart(tmp_path: Path) -> None:
+    launch = pack_body(Kind.LAUNCH, op="all_reduce", index=0)
+    done = pack_body(Kind.COLLECTIVE, op="all_reduce", index=0)
+    ready = pack_body(Kind.BUCKET_READY, index=0)
+    trace = record(
+        tmp_path,
+        (ready, 0, 8, 8), (launch, 0, 10, 10), (ready, 0, 18, 18), (launch, 0, 20, 20),
+        (done, 0, 10, 15), (done, 0, 20, 26),
+    )  # fmt: skip
+    columns = ["ready_ns", "launch_ns", "end_ns"]
+    assert trace.collectives[columns].to_numpy().tolist() == [[8, 10, 15], [18, 20, 26]]
+
+
+def test_a_broadcast_does_not_take_the_completion_of_an_all_reduce(tmp_path: Path) -> None:
+    def body(kind: Kind, op: str, model: int = 0) -> bytes:
+        return pack_body(kind, op=op, index=NO_BUCKET, model=model)
+
+    trace = record(
+        tmp_path,
+        (body(Kind.LAUNCH, "broadcast"), 0, 1, 1),
+        (body(Kind.LAUNCH, "all_reduce"), 0, 2, 2),
+        (body(Kind.LAUNCH, "all_reduce", model=1), 0, 3, 3),
+        (body(Kind.COLLECTIVE, "all_reduce", model=1), 0, 3, 30),
+        (body(Kind.COLLECTIVE, "all_reduce"), 0, 2, 20),
+        (body(Kind.COLLECTIVE, "broadcast"), 0, 1, 10),
+    )
+    assert trace.collectives[["bucket", "end_ns"]].to_numpy().tolist() == [[-1, 10], [-1, 20], [-1, 30]]
+
+
+def test_passes_without_reduction_are_told_from_others(tmp_path: Path) -> None:
+    quiet = pack_body(Kind.PHASE, index=Phase.BACKWARD, flags=Flag.NO_SYNC | Flag.DEVICE_CLOCK)
+    loud = pack_body(Kind.PHASE, index=Phase.BACKWARD, flags=Flag.DEVICE_CLOCK)
+    trace = record(tmp_path, (quiet, 0, 1, 2), (loud, 0, 3, 4))
+    assert trace.phases["no_sync"].tolist() == [True, False]
+    assert trace.phases["phase"].tolist() == ["backward", "backward"]
+
+
+def records_with_steps(folder: Path, steps: int) -> np.ndarray:
+    log = make_rank(folder, 0, world_size=1)
+    for step in range(steps):
+        write_step(log, step, begin_ns=step * 10_000 * US)
+    log.close()
+    return read_log(log.path)[1]
+
+
+def steps_of(records: np.ndarray) -> list[int]:
+    return np.unique(records["step"]).tolist()
+
+
+def test_no_gap_means_no_step_is_dropped(tmp_path: Path) -> None:
+    records = records_with_steps(tmp_path, 4)
+    assert len(records) == 4 * RECORDS_PER_STEP
+    assert drop_steps_cut_by_ring(records) is records
+
+
+def test_steps_that_a_gap_cuts_are_dropped_at_both_sides(tmp_path: Path) -> None:
+    records = records_with_steps(tmp_path, 10)
+    n = RECORDS_PER_STEP
+    kept = np.concatenate([records[: 2 * n + 7], records[6 * n + 3 :]])
+    assert steps_of(drop_steps_cut_by_ring(kept)) == [0, 1, 7, 8, 9]
+
+
+def test_a_gap_within_one_step_costs_that_step_only(tmp_path: Path) -> None:
+    records = records_with_steps(tmp_path, 5)
+    kept = np.delete(records, 2 * RECORDS_PER_STEP + 10)
+    assert steps_of(drop_steps_cut_by_ring(kept)) == [0, 1, 3, 4]
+
+
+def test_the_newest_step_is_kept_while_it_has_not_ended(tmp_path: Path) -> None:
+    """A dead rank's last records tell where it stood, even if one of them was torn."""
+    records = records_with_steps(tmp_path, 3)
+    torn = np.delete(records[:-5], 2 * RECORDS_PER_STEP + 10)
+    assert steps_of(drop_steps_cut_by_ring(torn)) == [0, 1, 2]
+
+
+def test_device_times_that_are_written_late_do_not_make_a_cut_step_look_whole(tmp_path: Path) -> None:
+    """On a GPU a step's times are written during the next step, behind that step's first launches."""
+    log = make_rank(tmp_path, 0, world_size=1)
+    launch = pack_body(Kind.LAUNCH, op="all_reduce", index=0)
+    done = pack_body(Kind.COLLECTIVE, op="all_reduce", index=0)
+    end = pack_body(Kind.STEP)
+    for step in range(8):
+        log.append(launch, step, step, step)
+        log.append(launch, step, step, step)
+        if step:
+            for body in (done, done, end):
+                log.append(body, step - 1, step, step)
+    log.close()
+    records = read_log(log.path)[1]
+    launches_of_3 = np.flatnonzero((records["kind"] == Kind.LAUNCH) & (records["step"] == 3))
+    # Lost: everything from the times of step 0 to the first launch of step 3, so that only its second is left.
+    cut = np.concatenate([records[:4], records[launches_of_3[1] :]])
+    assert steps_of(drop_steps_cut_by_ring(cut)) == [4, 5, 6, 7]
+    # Step 0 has its launches before the gap and its times in it.
+    assert steps_of(cut[:4]) == [0, 1]
+
+
+def test_many_gaps_are_met_without_a_loop_over_them(tmp_path: Path) -> None:
+    records = np.repeat(records_with_steps(tmp_path, 1)[:1], 200_000)
+    records["sequence"] = np.arange(200_000) * 2 + 1
+    records["step"] = np.arange(200_000)
+    assert len(drop_steps_cut_by_ring(records)) == 1
+
+
+def test_a_wrapped_recording_has_only_whole_steps(tmp_path: Path) -> None:
+    log = make_rank(tmp_path, 0, world_size=1, limit_bytes=HEADER_BYTES + 1000 * RECORD_BYTES)
+    assert isinstance(log, EventLog)
+    for step in range(200):
+        write_step(log, step, begin_ns=step * 10_000 * US)
+    log.close()
+    trace = read_trace(tmp_path)
+    kept = trace.steps["step"].tolist()
+    assert kept[:4] == [0, 1, 2, 3]
+    assert kept[-1] == 199
+    assert len(kept) < 40
+    assert trace.collectives.groupby("step").size().to_dict() == dict.fromkeys(kept, 3)
+    assert trace.collectives["end_ns"].notna().all()
