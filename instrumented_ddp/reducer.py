@@ -84,6 +84,7 @@ class Reducer:
         self._recorder = recorder
         self._expects_gradients = False
         self._is_ready = [False] * len(parameters)
+        self._gradient_records: list[bytes] = []  # refilled in place: hooks hold on to it
         self.gradient_order: list[int] | None = []
         """Parameters in the order of their first gradients; None once it has been used."""
         self.adopt(plan, plan_records)
@@ -95,7 +96,7 @@ class Reducer:
     def adopt(self, plan: BucketPlan, plan_records: PlanRecords | None) -> None:
         """Take a bucket plan from here on. Not during a backward."""
         self.plan = plan
-        self._plan_records = plan_records
+        self._gradient_records[:] = plan_records.gradient_ready if plan_records else []
         self._buckets = [
             Bucket(
                 [self._parameters[index] for index in indices], plan_records.buckets[number] if plan_records else None
@@ -143,12 +144,11 @@ class Reducer:
                     self._mark_parameter_as_ready(index)
 
         else:
-            mark, write = recorder.timeline.mark, recorder.timeline.write
+            mark, write, records = recorder.timeline.mark, recorder.timeline.write, self._gradient_records
 
             def hook(_: torch.Tensor) -> None:
                 now = mark()
-                assert self._plan_records is not None
-                write(self._plan_records.gradient_ready[index], recorder.step, now, now)
+                write(records[index], recorder.step, now, now)
                 if self._expects_gradients:
                     self._mark_parameter_as_ready(index)
 

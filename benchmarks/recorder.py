@@ -1,0 +1,176 @@
+"""What recording costs: nanoseconds per record, and step time recorded / not recorded.
+
+    python benchmarks/recorder.py [--pairs 100]
+
+1. A record in a tight loop: clock and append, caches warm.
+2. A record in a gradient hook of a real backward (400 parameters, 2 ranks), caches as they are there: the time
+   that passes between a hook before ours and a hook after ours, recording, less the same without recording.
+3. Step time of 2 ranks over gloo, for three models and both levels of detail. The recorded and the unrecorded
+   model take turns in one process (A B B A ...), a barrier before each step; the figure is the median over pairs
+   of the ratio of wall (and CPU) times on both ranks, with a 95 % bootstrap interval.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from examples.train_convnet import make_resnet
+from examples.train_gpt import GPT
+from instrumented_ddp import DistributedDataParallel
+from instrumented_ddp import recorder as recorder_module
+from overlapscope.trace.format import Kind, pack_body
+from overlapscope.trace.writer import EventLog
+
+Step = Callable[[], None]
+
+
+def mlp() -> tuple[nn.Module, torch.Tensor]:
+    """400 parameters: 200 layers of width 64."""
+    layers: list[nn.Module] = []
+    for _ in range(200):
+        layers += [nn.Linear(64, 64), nn.ReLU()]
+    return nn.Sequential(*layers), torch.randn(32, 64)
+
+
+def convnet() -> tuple[nn.Module, torch.Tensor]:
+    """The ResNet of examples/train_convnet.py."""
+    return make_resnet(32), torch.randn(32, 1, 8, 8)
+
+
+def transformer() -> tuple[nn.Module, torch.Tensor]:
+    """The GPT of examples/train_gpt.py, with a smaller batch."""
+    return GPT(width=192, layers=6, heads=6, context=64), torch.randint(0, 256, (2, 64))
+
+
+MODELS = {"mlp-400": mlp, "convnet": convnet, "transformer": transformer}
+
+
+def time_tight_loop(records: int = 500_000) -> float:
+    """Nanoseconds of a clock reading and an append."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = EventLog(Path(folder) / "events.log")
+        body, append, now = pack_body(Kind.GRADIENT_READY), log.append, time.monotonic_ns
+        start = time.perf_counter_ns()
+        for _ in range(records):
+            t = now()
+            append(body, 7, t, t)
+        taken_ns = time.perf_counter_ns() - start
+        log.close()
+    return taken_ns / records
+
+
+def make_step(make: Callable[[], tuple[nn.Module, torch.Tensor]], trace: str | None) -> tuple[Any, Step]:
+    torch.manual_seed(0)
+    module, inputs = make()
+    model = DistributedDataParallel(module, trace=trace)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(inputs).float().square().mean().backward()
+        optimizer.step()
+
+    return model, step
+
+
+def measure_hook_ns(recorded: bool, folder: str, steps: int = 60) -> float:
+    """Median time between a hook before ours and one after it, over all parameters and steps."""
+    torch.manual_seed(0)
+    module, inputs = mlp()
+    before, between = [0], []
+    for parameter in module.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _: before.__setitem__(0, time.perf_counter_ns()))
+    os.environ["OVERLAPSCOPE_DETAIL"] = "parameters"
+    # One bucket, ready with the last gradient: all other hooks do nothing but count and record.
+    model = DistributedDataParallel(module, bucket_cap_mb=1000, trace=folder if recorded else None)
+    for parameter in module.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _: between.append(time.perf_counter_ns() - before[0]))
+    for _ in range(steps):
+        model.zero_grad()
+        model(inputs).square().mean().backward()
+    if model.recorder is not None:
+        model.recorder.close()
+    return statistics.median(between)
+
+
+def measure_pairs(name: str, detail: str, pairs: int, folder: str) -> tuple[np.ndarray, np.ndarray]:
+    """Wall and CPU nanoseconds of (recorded, not recorded) steps, shape (pairs, 2) each."""
+    os.environ["OVERLAPSCOPE_DETAIL"] = detail
+    recorded, recorded_step = make_step(MODELS[name], f"{folder}/{name}-{detail}")
+    _, plain_step = make_step(MODELS[name], None)
+    variants = (recorded_step, plain_step)
+    for _ in range(5):
+        for step in variants:
+            step()
+    wall, cpu = np.zeros((2, pairs, 2))
+    for pair in range(pairs):
+        for variant in (0, 1) if pair % 2 else (1, 0):
+            dist.barrier()
+            wall_start, cpu_start = time.perf_counter_ns(), time.process_time_ns()
+            variants[variant]()
+            wall[pair, variant] = time.perf_counter_ns() - wall_start
+            cpu[pair, variant] = time.process_time_ns() - cpu_start
+    recorded.recorder.close()
+    return wall, cpu
+
+
+def ratio_with_interval(times: np.ndarray) -> str:
+    """Median over pairs of recorded / not recorded, with a bootstrap interval."""
+    ratios = times[:, 0] / times[:, 1]
+    draws = np.random.default_rng(0).choice(ratios, (2000, len(ratios)))
+    low, high = np.percentile(np.median(draws, axis=1), [2.5, 97.5])
+    return f"{np.median(ratios):.3f} [{low:.3f}, {high:.3f}]"
+
+
+def run_rank(rank: int, rendezvous: str, pairs: int, folder: str) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+    plain_ns = measure_hook_ns(False, folder)
+    recorded_ns = measure_hook_ns(True, f"{folder}/hooks")
+    recorder_module._of_this_process = None
+    if rank == 0:
+        print(
+            f"record in a hook      {recorded_ns - plain_ns:6.0f} ns  ({recorded_ns:.0f} - {plain_ns:.0f})", flush=True
+        )
+        print(f"\nstep time recorded / not recorded, {pairs} pairs on 2 ranks, median [95 % interval]")
+        print(f"{'model':12} {'detail':11} {'step ms':>8} {'wall':>22} {'CPU':>22}", flush=True)
+    for name in MODELS:
+        for detail in ("buckets", "parameters"):
+            everyones: list[Any] = [None, None]
+            dist.all_gather_object(everyones, measure_pairs(name, detail, pairs, folder))
+            recorder_module._of_this_process = None
+            if rank == 0:
+                wall, cpu = (np.concatenate(times) for times in zip(*everyones, strict=True))
+                step_ms = np.median(wall[:, 1]) / 1e6
+                ratios = f"{ratio_with_interval(wall):>22} {ratio_with_interval(cpu):>22}"
+                print(f"{name:12} {detail:11} {step_ms:8.1f} {ratios}", flush=True)
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=100, help="pairs of steps per model and level of detail")
+    args = parser.parse_args()
+    print(f"record in a tight loop{time_tight_loop():6.0f} ns", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(run_rank, (f"{folder}/rendezvous", args.pairs, folder), nprocs=2)
+
+
+if __name__ == "__main__":
+    main()
