@@ -190,9 +190,17 @@ def _read_json(path: Path, problems: list[Problem]) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        problems.append(Problem("error", f"{path}: can't be read ({error})"))
+        problems.append(_unreadable(path, error))
         return {}
-    return content if isinstance(content, dict) else {}
+    if not isinstance(content, dict):
+        problems.append(Problem("error", f"{path}: damaged; it does not hold a JSON object"))
+        return {}
+    return content
+
+
+def _unreadable(path: Path, error: OSError | ValueError) -> Problem:
+    reason = error.strerror if isinstance(error, OSError) else error
+    return Problem("error", f"{path}: can't be read ({reason})")
 
 
 def _read_lines(path: Path, problems: list[Problem], rows_of: Callable[[Any], Iterable[_Row]]) -> list[_Row]:
@@ -206,7 +214,7 @@ def _read_lines(path: Path, problems: list[Problem], rows_of: Callable[[Any], It
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
-        problems.append(Problem("error", f"{path}: can't be read ({error})"))
+        problems.append(_unreadable(path, error))
         return []
     rows: list[_Row] = []
     for number, line in enumerate(lines, start=1):

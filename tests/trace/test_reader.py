@@ -1,0 +1,248 @@
+"""Folders as users give them, and recordings of which a part is missing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.format import (
+    CALL_SITES_FILE,
+    EVENTS_FILE,
+    HEADER_BYTES,
+    PLANS_FILE,
+    RANK_FILE,
+    RECORD_BYTES,
+    RUN_FILE,
+    Kind,
+    pack_body,
+    rank_folder,
+)
+from overlapscope.trace.reader import read_trace
+from tests.synthetic import PARAMETERS, US, make_rank, write_recording, write_step
+
+
+def edit_json(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_a_whole_recording_has_no_problems(tmp_path: Path) -> None:
+    trace = read_trace(write_recording(tmp_path, ranks=3, steps=2))
+    assert trace.problems == ()
+    assert trace.run["world_size"] == 3
+    assert trace.ranks[["rank", "pid", "clock", "offset_ns", "closed"]].to_numpy().tolist() == [
+        [rank, 1000 + rank, "same boot", 0, True] for rank in range(3)
+    ]
+    assert trace.steps[["rank", "step"]].to_numpy().tolist() == [[r, s] for r in range(3) for s in range(2)]
+    assert trace.incidents.empty
+
+
+def test_plans_and_call_sites_are_tables(tmp_path: Path) -> None:
+    trace = read_trace(write_recording(tmp_path, ranks=2))
+    plans = trace.plans[["plan_epoch", "bucket", "position", "parameter", "name", "shape", "bytes"]]
+    assert plans.to_numpy().tolist() == [
+        [0, index, 0, index, name, str(elements), 4 * elements] for index, (name, elements) in enumerate(PARAMETERS)
+    ]
+    assert trace.call_sites.to_numpy().tolist() == [[r, 1, "train.py", 42, "main"] for r in range(2)]
+
+
+def no_such_folder(path: Path) -> Path:
+    return path / "nowhere"
+
+
+def a_file(path: Path) -> Path:
+    (path / "trace.txt").write_text("hello")
+    return path / "trace.txt"
+
+
+def an_empty_folder(path: Path) -> Path:
+    return path
+
+
+def a_folder_of_other_files(path: Path) -> Path:
+    (path / "train.py").write_text("import torch")
+    (path / "rank_files").mkdir()
+    return path
+
+
+def the_folder_of_one_rank(path: Path) -> Path:
+    return rank_folder(write_recording(path / "run", steps=1), 1)
+
+
+def a_folder_of_several_recordings(path: Path) -> Path:
+    for name in ("monday", "tuesday"):
+        write_recording(path / name, steps=1)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (no_such_folder, r"nowhere: no such folder; record one with 'overlapscope record -o .*nowhere -- torchrun"),
+        (a_file, r"trace.txt: is a file; give the folder that"),
+        (an_empty_folder, r": empty; record a run with 'overlapscope record -o FOLDER -- torchrun"),
+        (a_folder_of_other_files, r": not a recording \(no rank_0, rank_1 ... in it\); record a run"),
+        (the_folder_of_one_rank, r"rank_1: is the folder of one rank; give the folder above it, /.*/run$"),
+        (a_folder_of_several_recordings, r": holds 2 recordings, give one of them: monday, tuesday$"),
+    ],
+)
+def test_what_is_not_a_recording_is_refused_in_one_line(
+    tmp_path: Path, make: Callable[[Path], Path], message: str
+) -> None:
+    with pytest.raises(OverlapScopeError, match=message) as refusal:
+        read_trace(make(tmp_path))
+    assert "\n" not in str(refusal.value)
+
+
+def test_ranks_that_left_no_log_are_named(tmp_path: Path) -> None:
+    trace = read_trace(write_recording(tmp_path, ranks=2, world_size=4))
+    assert [str(problem) for problem in trace.errors] == [f"{tmp_path}: of 4 ranks 2 left no log: 2, 3"]
+    assert trace.steps["rank"].unique().tolist() == [0, 1]
+
+
+def test_of_a_thousand_missing_ranks_the_line_stays_short(tmp_path: Path) -> None:
+    trace = read_trace(write_recording(tmp_path, ranks=1, world_size=1000))
+    assert [str(problem) for problem in trace.errors] == [
+        f"{tmp_path}: of 1000 ranks 999 left no log: 1, 2, 3, 4, 5, 6, 7, 8 ..."
+    ]
+
+
+def test_an_unreadable_rank_is_named_and_the_others_are_shown(tmp_path: Path) -> None:
+    write_recording(tmp_path, ranks=3)
+    bad = rank_folder(tmp_path, 1) / EVENTS_FILE
+    bad.write_bytes(b"not a log at all")
+    calls: list[tuple[int, int]] = []
+    trace = read_trace(tmp_path, progress=lambda done, ranks: calls.append((done, ranks)))
+    assert [str(problem) for problem in trace.errors] == [
+        f"{bad}: not an OverlapScope event log (offset 0: no OVLSCOPE mark)"
+    ]
+    assert trace.steps["rank"].unique().tolist() == [0, 2]
+    assert calls == [(0, 3), (1, 3), (2, 3), (3, 3)]
+
+
+def test_a_newer_rank_says_so_and_the_others_are_shown(tmp_path: Path) -> None:
+    write_recording(tmp_path, ranks=2)
+    log = rank_folder(tmp_path, 0) / EVENTS_FILE
+    content = bytearray(log.read_bytes())
+    content[8] = 9
+    log.write_bytes(content)
+    trace = read_trace(tmp_path)
+    assert [str(problem) for problem in trace.errors] == [
+        f"{log}: written in trace format 9, this overlapscope reads up to 1; upgrade overlapscope to read it"
+    ]
+    assert trace.ranks["rank"].tolist() == [1]
+    assert trace.run["world_size"] == 2
+
+
+def test_if_no_rank_can_be_read_that_is_the_error(tmp_path: Path) -> None:
+    write_recording(tmp_path, ranks=2)
+    for rank in range(2):
+        (rank_folder(tmp_path, rank) / EVENTS_FILE).unlink()
+    with pytest.raises(OverlapScopeError, match=r"rank_0/events.log: can't be read \(No such file"):
+        read_trace(tmp_path)
+
+
+@pytest.mark.parametrize("name", [RUN_FILE, RANK_FILE])
+@pytest.mark.parametrize("content", [None, "{", "[1, 2]", "null", b"\xff\xfe\x00"])
+def test_a_bad_json_file_costs_no_more_than_its_facts(tmp_path: Path, name: str, content: str | bytes | None) -> None:
+    write_recording(tmp_path, ranks=2)
+    path = rank_folder(tmp_path, 0) / name
+    if content is None:
+        path.unlink()
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        path.write_text(content)
+    trace = read_trace(tmp_path)
+    assert len(trace.steps) == 10
+    assert trace.run["world_size"] == 2
+    assert [str(path) in str(problem) for problem in trace.errors] == [True]
+
+
+def test_a_damaged_line_of_a_plan_is_named_and_the_others_are_kept(tmp_path: Path) -> None:
+    write_recording(tmp_path, ranks=1)
+    path = rank_folder(tmp_path, 0) / PLANS_FILE
+    good = path.read_text()
+    second = json.dumps(json.loads(good) | {"epoch": 1}) + "\n"
+    path.write_text(good + '{"model": 0}\n' + second)
+    trace = read_trace(tmp_path)
+    assert trace.plans["plan_epoch"].unique().tolist() == [0, 1]
+    assert [str(problem) for problem in trace.errors] == [f"{path}: line 2 is damaged; it is left out"]
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_side_files_cut_at_any_byte_leave_the_steps_readable(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    tmp_path = tmp_path_factory.mktemp("run")
+    write_recording(tmp_path, ranks=1, steps=1)
+    name = data.draw(st.sampled_from([RUN_FILE, RANK_FILE, PLANS_FILE, CALL_SITES_FILE]))
+    path = rank_folder(tmp_path, 0) / name
+    content = path.read_bytes()
+    path.write_bytes(content[: data.draw(st.integers(0, len(content) - 1))])
+    assert len(read_trace(tmp_path).steps) == 1
+
+
+def test_ranks_of_other_hosts_are_brought_onto_the_clock_of_the_first(tmp_path: Path) -> None:
+    write_recording(tmp_path, ranks=2, steps=1)
+    before = read_trace(tmp_path).steps["start_ns"].tolist()
+    # Rank 1's host booted later: its monotonic clock shows 700 ns less at the same time of day.
+    sample = {"monotonic_ns": 1_000_000_000 - 700, "unix_ns": 1_700_000_000_000_000_000}
+    edit_json(rank_folder(tmp_path, 1) / RANK_FILE, boot_id="another", clock_samples=[sample])
+    trace = read_trace(tmp_path)
+    assert trace.ranks[["clock", "offset_ns"]].to_numpy().tolist() == [["same boot", 0], ["wall clock", 700]]
+    assert trace.steps["start_ns"].tolist() == [before[0], before[1] + 700]
+    for table in (trace.phases, trace.copies, trace.collectives):
+        assert table.loc[table["rank"] == 1, "start_ns"].min() >= before[1] + 700
+
+
+def test_a_rank_whose_clock_is_not_known_says_so(tmp_path: Path) -> None:
+    write_recording(tmp_path, ranks=2, steps=1)
+    edit_json(rank_folder(tmp_path, 1) / RANK_FILE, boot_id=None, clock_samples=[])
+    assert read_trace(tmp_path).ranks["clock"].tolist() == ["same boot", "unknown"]
+
+
+def test_what_led_to_an_incident_is_shown_although_the_ring_dropped_it(tmp_path: Path) -> None:
+    log = make_rank(tmp_path, 0, world_size=1, limit_bytes=HEADER_BYTES + 400 * RECORD_BYTES)
+    for step in range(200):
+        if step == 100:
+            log.append(pack_body(Kind.INCIDENT, index=1), step, 77, 77)
+            log.preserve(newest_records=200)
+        write_step(log, step, begin_ns=step * 10_000 * US)
+    log.close()
+    trace = read_trace(tmp_path)
+    steps = trace.steps["step"].tolist()
+    assert {0, 97, 98, 99, 198, 199} <= set(steps)
+    assert 150 not in steps
+    assert trace.collectives.groupby("step").size().to_dict() == dict.fromkeys(steps, 3)
+    assert trace.errors == []
+    assert [problem.severity for problem in trace.problems] == ["note"]
+
+
+def test_an_incident_is_dated_and_numbered(tmp_path: Path) -> None:
+    log = make_rank(tmp_path, 0, world_size=1)
+    log.append(pack_body(Kind.INCIDENT, index=1), 3, 77, 77)
+    log.close()
+    assert read_trace(tmp_path).incidents.to_numpy().tolist() == [[0, 3, 1, 77]]
+
+
+def test_ranks_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    trace = read_trace(write_recording(tmp_path, ranks=11, steps=1))
+    assert trace.ranks["rank"].tolist() == list(range(11))
+
+
+def test_no_table_of_a_recording_without_events_lacks_its_columns(tmp_path: Path) -> None:
+    full = read_trace(write_recording(tmp_path / "full", ranks=1))
+    make_rank(tmp_path / "bare", 0, world_size=1).close()
+    bare = read_trace(tmp_path / "bare")
+    for name in ("steps", "phases", "gradients", "copies", "collectives", "incidents", "ranks"):
+        table = getattr(bare, name)
+        assert isinstance(table, pd.DataFrame)
+        assert list(table.columns) == list(getattr(full, name).columns), name
