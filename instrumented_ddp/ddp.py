@@ -152,6 +152,7 @@ class DistributedDataParallel(nn.Module):
         is_training = torch.is_grad_enabled()
         if recorder is not None:
             recorder.forward_is_called()
+            self.reducer.forward_call_site = recorder.caller()
         if is_training:
             self._rebuild_buckets_once()
         if self.require_forward_param_sync and self.broadcast_buffers:

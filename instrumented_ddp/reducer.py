@@ -87,6 +87,8 @@ class Reducer:
         self._gradient_records: list[bytes] = []  # refilled in place: hooks hold on to it
         self.gradient_order: list[int] | None = []
         """Parameters in the order of their first gradients; None once it has been used."""
+        self.forward_call_site = NO_CALL_SITE
+        """Stands in for the line of the backward, which is not to be seen from autograd's thread on CUDA."""
         self.adopt(plan, plan_records)
         self._hooks: list[RemovableHandle] = [
             parameter.register_post_accumulate_grad_hook(self._make_hook(index))
@@ -187,7 +189,9 @@ class Reducer:
 
     def _launch_ready_buckets(self) -> None:
         """Launch what is ready and has no predecessor that is not."""
-        call_site = self._recorder.caller() if self._recorder is not None else NO_CALL_SITE
+        call_site = NO_CALL_SITE
+        if self._recorder is not None:
+            call_site = self._recorder.caller() or self.forward_call_site
         buckets = self._buckets
         while self._next_bucket < len(buckets) and buckets[self._next_bucket].is_ready:
             bucket = buckets[self._next_bucket]
