@@ -21,7 +21,8 @@ from overlapscope.trace.format import EVENTS_FILE, rank_folder
 
 _RANKS: Final = 2
 _POLL_SECONDS: Final = 0.1
-_TAIL_LINES: Final = 15
+_TAIL_LINES: Final = 60
+"""The launcher's own report takes 40 of them, and says less than the traceback before it."""
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     if find_spec("torch") is None:
         raise OverlapScopeError("the demo trains with PyTorch, which is missing; pip install 'overlapscope[torch]'")
     folder = args.output or Path(tempfile.mkdtemp(prefix="overlapscope-demo-"))
-    recording_folder.make_ready(folder, force=False)
+    recording_folder.make_ready(folder)
     print(f"recording {args.steps} steps on {_RANKS} ranks into {folder}", flush=True)
     code = _train(folder, args.steps)
     if code:
@@ -58,22 +59,27 @@ def run(args: argparse.Namespace) -> int:
 
 def _train(folder: Path, steps: int) -> int:
     """Run the training with a progress bar, and return its exit code."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(_RANKS)]
-    command += ["-m", "instrumented_ddp.demo", "--steps", str(steps)]
     # One thread a rank: on few cores, more would only fight with the other rank's and with the communication.
     environment = child_process.recording_environment(folder, "parameters") | {"OMP_NUM_THREADS": "1"}
     training_log = folder / "training.log"
     with training_log.open("wb") as output:
-        child = child_process.start(command, environment, output)
+        child = child_process.start(_training_command(steps), environment, output)
         with child_process.signals_left_to(child) as received:
             _show_progress(child, folder, steps)
     if received:
         return 128 + received[0]
-    if child.returncode or recording_folder.describe(folder) is None:
+    code = child_process.exit_code(child)
+    if code or recording_folder.describe(folder) is None:
         for line in training_log.read_text(errors="replace").splitlines()[-_TAIL_LINES:]:
             print(f"  {line}", file=sys.stderr)
-        raise OverlapScopeError(f"the training failed (exit code {child_process.exit_code(child)}); see {training_log}")
+        what = f"failed (exit code {code})" if code else "recorded nothing"
+        raise OverlapScopeError(f"the training {what}; see {training_log}")
     return 0
+
+
+def _training_command(steps: int) -> list[str]:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(_RANKS)]
+    return [*launch, "-m", "instrumented_ddp.demo", "--steps", str(steps)]
 
 
 def _show_progress(child: child_process.Child, folder: Path, steps: int) -> None:

@@ -40,7 +40,11 @@ def run(args: argparse.Namespace) -> int:
     if not command:
         raise OverlapScopeError("no command to run; give one after '--', as in 'overlapscope record -- torchrun ...'")
     child_process.find_program(command[0])
-    recording_folder.make_ready(args.output, force=args.force)
+    if args.force:
+        recording_folder.clear(args.output)
+    elif recording_folder.holds_recording(args.output):
+        raise OverlapScopeError(f"{args.output}: already holds a recording; give another folder with -o, or --force")
+    recording_folder.make_ready(args.output)
     child = child_process.start(command, child_process.recording_environment(args.output, args.detail, args.limit_mb))
     with child_process.signals_left_to(child):
         child.wait()

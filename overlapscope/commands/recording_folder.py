@@ -33,26 +33,39 @@ class Recorded:
     disk_bytes: int
 
 
-def make_ready(folder: Path, *, force: bool) -> None:
-    """Make the folder, without an earlier recording in it.
-
-    Args:
-        force: remove an earlier recording, and nothing else.
+def make_ready(folder: Path) -> None:
+    """Make the folder.
 
     Raises:
-        OverlapScopeError: it holds a recording and may not be cleared, or it can't be made.
+        OverlapScopeError: it holds a recording, or can't be made.
     """
-    if next(_rank_folders(folder), None) and not force:
-        raise OverlapScopeError(f"{folder}: already holds a recording; give another folder with -o, or --force")
+    if holds_recording(folder):
+        raise OverlapScopeError(f"{folder}: already holds a recording; give another folder with -o")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for rank_dir in list(_rank_folders(folder)):
-            _remove(rank_dir, _RANK_FILES)
-        _remove(folder / TABLES_FOLDER, _TABLE_FILES)
     except FileExistsError:
         raise OverlapScopeError(f"{folder}: is a file; give a folder to record into") from None
     except OSError as error:
-        raise OverlapScopeError(f"{folder}: can't be written ({error.strerror})") from None
+        raise OverlapScopeError(f"{folder}: can't be made ({error.strerror})") from None
+
+
+def holds_recording(folder: Path) -> bool:
+    """A rank has recorded into this folder."""
+    return next(_rank_folders(folder), None) is not None
+
+
+def clear(folder: Path) -> None:
+    """Remove a recording, and nothing else that may be in its folder.
+
+    Raises:
+        OverlapScopeError: a file of it can't be removed.
+    """
+    try:
+        for rank_dir in list(_rank_folders(folder)):
+            _remove(rank_dir, _RANK_FILES)
+        _remove(folder / TABLES_FOLDER, _TABLE_FILES)
+    except OSError as error:
+        raise OverlapScopeError(f"{folder}: its recording can't be removed ({error.strerror})") from None
 
 
 def describe(folder: Path) -> Recorded | None:
