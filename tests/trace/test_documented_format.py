@@ -1,0 +1,66 @@
+"""docs/trace-format.md, read as a program would be: another reader written from it must not go wrong."""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from overlapscope.trace.format import HEADER_BYTES, OPS, RECORD_BYTES, Kind, LogHeader, Phase
+from overlapscope.trace.log import RECORD_DTYPE
+from overlapscope.trace.reader import Trace, read_trace
+from tests.synthetic import write_recording
+
+PAGE = (Path(__file__).parents[2] / "docs" / "trace-format.md").read_text()
+
+TYPES = {"u8": "u1", "u16": "<u2", "u32": "<u4", "u64": "<u8", "i64": "<i8"}
+
+
+def rows(*headings: str) -> list[list[str]]:
+    """The rows of the table with these headings."""
+    _, _, rest = PAGE.partition(f"| {' | '.join(headings)} |\n")
+    assert rest, f"no table {headings}"
+    lines = rest.partition("\n\n")[0].splitlines()[1:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_the_record_is_laid_out_as_documented() -> None:
+    documented = {
+        name.strip("`"): (int(offset), np.dtype(TYPES[kind]))
+        for offset, kind, name, _ in rows("offset", "type", "record field", "meaning")
+    }
+    assert documented == {name: (offset, kind) for name, (kind, offset) in RECORD_DTYPE.fields.items()}
+
+
+def test_the_header_is_laid_out_as_documented() -> None:
+    offsets = [int(row[0]) for row in rows("offset", "type", "header field")]
+    assert offsets == [0, 8, 12, 16, 20, 24, 32, 40, 48, 52]
+    page = LogHeader(capacity_records=5, pinned_records=6, written_records=7, closed=True).pack()
+    assert [struct.unpack_from("<I", page, at)[0] for at in offsets[1:5]] == [1, HEADER_BYTES, RECORD_BYTES, 1]
+    assert [struct.unpack_from("<Q", page, at)[0] for at in offsets[5:8]] == [5, 6, 7]
+    (length,) = struct.unpack_from("<I", page, 48)
+    assert page[52:53] == b"{"
+    assert page[52 + length - 1 : 52 + length + 1] == b"}\0"
+
+
+def test_every_number_has_its_documented_meaning() -> None:
+    kinds = [row[0].split() for row in rows("kind", "record", "`index`")]
+    assert [(int(number), name) for number, name in kinds] == [(kind.value, kind.name.lower()) for kind in Kind]
+    phases = re.findall(r"(\d) (\w+)", PAGE.partition("Phases: ")[2].partition("\n")[0])
+    assert [(int(number), name) for number, name in phases] == [(p.value, p.name.lower()) for p in Phase]
+    (operations,) = [row[3] for row in rows("offset", "type", "record field", "meaning") if row[2] == "`op`"]
+    assert operations == ", ".join(f"{number} {name}" for number, name in enumerate(OPS))
+
+
+def test_every_table_has_its_documented_columns(tmp_path: Path) -> None:
+    trace = read_trace(write_recording(tmp_path))
+    documented = {row[0].strip("`"): row[2] for row in rows("table", "a row per", "columns")}
+    tables = [field.name for field in fields(Trace) if isinstance(getattr(trace, field.name), pd.DataFrame)]
+    assert sorted(documented) == sorted(tables)
+    for name, text in documented.items():
+        plain = re.sub(r"\([^)]*\)", "", text).replace(" and ", ", ").replace(" in the bucket", "")
+        assert [column.strip() for column in plain.split(",")] == list(getattr(trace, name).columns), name
