@@ -30,11 +30,21 @@ def fingerprint(folders: dict[int, Path]) -> str:
     for folder in folders.values():
         # A memory-mapped file's time of change lags behind its content: ask the log itself as well.
         marks.append(log_position(folder / EVENTS_FILE))
-        for file in sorted(folder.iterdir()):
-            status = file.stat()
-            changed_ns = 0 if file.name == EVENTS_FILE else status.st_mtime_ns
-            marks.append((folder.name, file.name, status.st_size, changed_ns))
+        try:
+            marks += [_mark(file) for file in sorted(folder.iterdir())]
+        except OSError as error:
+            marks.append((folder.name, error.strerror))
     return json.dumps(marks)
+
+
+def _mark(file: Path) -> tuple[Any, ...]:
+    try:
+        status = file.stat()
+    except OSError:
+        # A live run has just renamed it: the draft of a JSON file.
+        return file.parent.name, file.name
+    changed_ns = 0 if file.name == EVENTS_FILE else status.st_mtime_ns
+    return file.parent.name, file.name, status.st_size, changed_ns
 
 
 def load(path: Path, expected_fingerprint: str) -> Contents | None:

@@ -56,6 +56,13 @@ def find_rank_folders(path: Path) -> dict[int, Path]:
     Raises:
         OverlapScopeError: no such folder, or no recording in it.
     """
+    try:
+        return _rank_folders_in(path)
+    except OSError as error:
+        raise OverlapScopeError(f"{path}: can't be read ({error.strerror})") from None
+
+
+def _rank_folders_in(path: Path) -> dict[int, Path]:
     if not path.exists():
         raise OverlapScopeError(
             f"{path}: no such folder; record one with 'overlapscope record -o {path} -- torchrun ...'"
@@ -74,10 +81,7 @@ def find_rank_folders(path: Path) -> dict[int, Path]:
         raise OverlapScopeError(f"{path}: holds {len(runs)} recordings, give one of them: {', '.join(runs[:5])}")
     if (path / EVENTS_FILE).exists():
         raise OverlapScopeError(f"{path}: is the folder of one rank; give the folder above it, {path.resolve().parent}")
-    try:
-        what = "not a recording (no rank_0, rank_1 ... in it)" if any(path.iterdir()) else "empty"
-    except OSError as error:
-        raise OverlapScopeError(f"{path}: can't be read ({error.strerror})") from None
+    what = "not a recording (no rank_0, rank_1 ... in it)" if any(path.iterdir()) else "empty"
     raise OverlapScopeError(f"{path}: {what}; record a run with 'overlapscope record -o FOLDER -- torchrun ...'")
 
 
@@ -143,12 +147,11 @@ def _read_logs(
         progress(len(folders), len(folders))
     if not parts:
         raise OverlapScopeError(problems[0].message)
-    missing = sorted(set(range(int(run.get("world_size", 0)))) - folders.keys())
+    expected = run.get("ranks", range(int(run.get("world_size", 0))))
+    missing = sorted(set(expected) - folders.keys())
     if missing:
         names = ", ".join(map(str, missing[:8])) + (" ..." if len(missing) > 8 else "")
-        message = (
-            f"{next(iter(folders.values())).parent}: of {run['world_size']} ranks {len(missing)} left no log: {names}"
-        )
+        message = f"{next(iter(folders.values())).parent}: of {len(expected)} ranks {len(missing)} left no log: {names}"
         problems.append(Problem("error", message))
     tables = {name: pd.concat([part[name] for part in parts], ignore_index=True) for name in parts[0]}
     tables["ranks"] = pd.DataFrame(rank_rows)

@@ -6,12 +6,14 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from overlapscope.errors import OverlapScopeError
 from overlapscope.trace import reader
 from overlapscope.trace.format import RUN_FILE, TABLES_FOLDER, rank_folder
 from overlapscope.trace.reader import Trace, read_trace
@@ -110,23 +112,59 @@ def test_tables_that_cannot_be_replaced_are_done_without(tmp_path: Path) -> None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rank_0", TABLES_FOLDER]
 
 
-@pytest.fixture
-def folder_of_someone_else() -> Iterator[Path]:
-    """A folder that this process may read and not write; root, whom no mode stops, becomes nobody for the while."""
-    folder = Path(tempfile.mkdtemp())
-    write_recording(folder, ranks=1)
-    folder.chmod(0o555)
-    is_root = os.geteuid() == 0
-    if is_root:
-        os.seteuid(NOBODY)
-    yield folder
-    if is_root:
+@contextmanager
+def as_someone_else() -> Iterator[None]:
+    """Root, whom no file mode stops, becomes nobody for the while."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
         os.seteuid(0)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that nobody can reach, as those of ``tmp_path`` are not."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
     folder.chmod(0o755)
     shutil.rmtree(folder)
 
 
-def test_a_folder_that_may_not_be_written_is_read_without_tables(folder_of_someone_else: Path) -> None:
-    for _ in range(2):
-        assert len(read_trace(folder_of_someone_else).steps) == 5
-    assert [path.name for path in folder_of_someone_else.iterdir()] == ["rank_0"]
+def test_a_folder_that_may_not_be_written_is_read_without_tables(open_folder: Path) -> None:
+    write_recording(open_folder, ranks=1)
+    open_folder.chmod(0o555)
+    with as_someone_else():
+        for _ in range(2):
+            assert len(read_trace(open_folder).steps) == 5
+    assert [path.name for path in open_folder.iterdir()] == ["rank_0"]
+
+
+def test_a_folder_that_may_not_be_read_is_one_line(open_folder: Path) -> None:
+    write_recording(open_folder / "run", ranks=1)
+    open_folder.chmod(0o600)
+    with as_someone_else(), pytest.raises(OverlapScopeError, match=r"can't be read \(Permission denied\)"):
+        read_trace(open_folder / "run")
+    open_folder.chmod(0o755)
+
+
+def test_a_rank_that_may_not_be_read_is_named_and_the_others_are_shown(open_folder: Path) -> None:
+    write_recording(open_folder, ranks=2)
+    hidden = rank_folder(open_folder, 1)
+    hidden.chmod(0o600)
+    with as_someone_else():
+        trace = read_trace(open_folder)
+    hidden.chmod(0o755)
+    assert trace.steps["rank"].unique().tolist() == [0]
+    assert [str(problem) for problem in trace.errors] == [f"{hidden}/events.log: can't be read (Permission denied)"]
+
+
+def test_a_draft_that_is_renamed_while_the_folder_is_listed_is_no_error(tmp_path: Path) -> None:
+    """Played by a link to nowhere: listed, and not there when it is asked for."""
+    write_recording(tmp_path, ranks=1)
+    (rank_folder(tmp_path, 0) / "run.json.part").symlink_to("nowhere")
+    assert read_trace(tmp_path).problems == ()
