@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Final
@@ -50,6 +51,7 @@ class CallSites:
             "line": frame.f_lineno,
             "function": frame.f_code.co_qualname,
         }
-        self._file.write(json.dumps(site) + "\n")
-        self._file.flush()
+        with suppress(OSError):  # a disk that is full: the number stays, and means nothing
+            self._file.write(json.dumps(site) + "\n")
+            self._file.flush()
         return number

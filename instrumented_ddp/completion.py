@@ -85,7 +85,7 @@ class CompletionWatch:
             except RuntimeError:  # it failed: the training thread meets the same error and reports it
                 continue
             end_ns = min(host_now_ns(), collective.over_ns)
-            if collective.records is not None and not self._log.closed:
+            if collective.records is not None:
                 uncertainty_ns = min(max(end_ns - collective.running_ns, 0), _LONGEST_UNCERTAINTY_NS)
                 body = collective.records.collective_bounds
                 self._log.append(body, collective.step, collective.launch_ns, end_ns, uncertainty_ns)

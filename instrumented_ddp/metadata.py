@@ -24,7 +24,8 @@ def describe_run(group: dist.ProcessGroup, detail: str) -> dict[str, Any]:
     """``run.json``, with no models yet."""
     return {
         "format_version": FORMAT_VERSION,
-        "world_size": group.size(),
+        "world_size": dist.get_world_size(),
+        "ranks": dist.get_process_group_ranks(group),
         "backend": dist.get_backend(group),
         "detail": detail,
         "argv": sys.argv,

@@ -11,7 +11,8 @@ from __future__ import annotations
 import atexit
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,8 +50,8 @@ class Recorder:
 
     Args:
         trace_folder: the run's folder, the same for all ranks of a host.
-        rank: of this process in ``group``.
-        group: the process group of the run.
+        rank: of this process in the whole job.
+        group: the ranks that train together.
         device: where the module computes; its time line is the trace's.
         detail: ``parameters`` to record the readiness of every gradient as well.
         limit_bytes: most disk space of this rank's log.
@@ -95,10 +96,11 @@ class Recorder:
         self._step_is_marked_by_user = False
         self._optimizer_has_stepped = False
         self._gradients_are_reduced = False
-        self._full_disk_is_reported = False
+        self._has_complained = False
 
-        write_json(self.folder / RANK_FILE, describe_rank(rank, device))
-        write_json(self.folder / RUN_FILE, self._run)
+        with self._training_goes_on():
+            write_json(self.folder / RANK_FILE, describe_rank(rank, device))
+            write_json(self.folder / RUN_FILE, self._run)
         self._optimizer_hooks = [
             register_optimizer_step_pre_hook(self._optimizer_begins),
             register_optimizer_step_post_hook(self._optimizer_ends),
@@ -119,7 +121,8 @@ class Recorder:
         self._run["models"].append({"model": number, "class": type(module).__name__, "ddp_arguments": arguments})
         self._model_of_parameter.update(dict.fromkeys(parameters, number))
         self._is_ours.clear()
-        write_json(self.folder / RUN_FILE, self._run)
+        with self._training_goes_on():
+            write_json(self.folder / RUN_FILE, self._run)
         return number
 
     def plan_takes_effect(self, model: int, epoch: int, plan: BucketPlan, reason: str) -> PlanRecords:
@@ -128,7 +131,8 @@ class Recorder:
         Returns:
             The records of its buckets and parameters, packed.
         """
-        append_plan(self.folder, model=model, epoch=epoch, plan=plan, reason=reason)
+        with self._training_goes_on():
+            append_plan(self.folder, model=model, epoch=epoch, plan=plan, reason=reason)
         records = PlanRecords(self.timeline.flags, model, epoch, plan)
         now_ns = host_now_ns()
         self.log.append(records.plan, self.step, now_ns, now_ns)
@@ -232,9 +236,8 @@ class Recorder:
         self._optimizer_has_stepped = self._gradients_are_reduced = False
         self.timeline.step_begins()
         self.log.reserve()
-        if self.log.disk_is_full and not self._full_disk_is_reported:
-            self._full_disk_is_reported = True
-            print(f"overlapscope: {self.log.path}: the disk is full; the newest steps are kept", file=sys.stderr)
+        if self.log.disk_is_full:
+            self._complain_once("the disk is full; the newest steps are kept")
 
     def _end_open_phase(self, now: Mark) -> None:
         phase = self._open_phase
@@ -249,6 +252,18 @@ class Recorder:
     def _announce(self, phase: Phase) -> None:
         now_ns = host_now_ns()
         self.log.append(ENTER_RECORDS[phase], self.step, now_ns, now_ns)
+
+    @contextmanager
+    def _training_goes_on(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._complain_once(f"can't be written ({error.strerror}); the recording is incomplete")
+
+    def _complain_once(self, what: str) -> None:
+        if not self._has_complained:
+            self._has_complained = True
+            print(f"overlapscope: {self.folder}: {what}", file=sys.stderr)
 
     def _optimizer_begins(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if self._updates_our_parameters(optimizer):

@@ -70,16 +70,18 @@ def clear(folder: Path) -> None:
 
 def describe(folder: Path) -> Recorded | None:
     """What was recorded in the folder, or None if nothing was."""
-    from overlapscope.trace.log import newest_step
+    from overlapscope.trace.format import Kind
+    from overlapscope.trace.log import read_log
 
     rank_dirs = list(_rank_folders(folder))
     if not rank_dirs:
         return None
-    newest = [newest_step(rank_dir / EVENTS_FILE) for rank_dir in rank_dirs]
+    logs = [read_log(rank_dir / EVENTS_FILE)[1] for rank_dir in rank_dirs]
+    finished = [log["step"][log["kind"] == Kind.STEP] for log in logs]
     files = [file for rank_dir in rank_dirs for file in rank_dir.iterdir()]
     return Recorded(
         ranks=len(rank_dirs),
-        steps=max((step + 1 for step in newest if step is not None), default=0),
+        steps=max((int(steps.max()) + 1 for steps in finished if len(steps)), default=0),
         # st_blocks counts 512 bytes each, whatever the file system's block is.
         disk_bytes=sum(file.stat().st_blocks * 512 for file in files),
     )

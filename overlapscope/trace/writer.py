@@ -11,6 +11,7 @@ import itertools
 import mmap
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -60,7 +61,7 @@ class EventLog:
             path.unlink(missing_ok=True)
             raise OverlapScopeError(f"{path}: can't be written ({error})") from None
         self._buffer[:HEADER_BYTES] = self._header.pack()
-        self._pack = RECORD.pack_into
+        self._pack: Callable[..., None] = RECORD.pack_into
         self._sequence = itertools.count(1)
         self._newest = 0
         self._lock = threading.Lock()
@@ -110,7 +111,7 @@ class EventLog:
 
     @property
     def closed(self) -> bool:
-        """``close`` has been called; nothing can be appended any more."""
+        """``close`` has been called; what is appended from now on is dropped."""
         return self._buffer.closed
 
     @property
@@ -142,7 +143,7 @@ class EventLog:
 
     def close(self) -> None:
         """Note in the header that the log is complete, and give unused disk space back. May be called twice."""
-        if self._buffer.closed:
+        if self.closed:
             return
         used = min(self._newest, self._allocated_records)
         closed = LogHeader(
@@ -151,6 +152,7 @@ class EventLog:
             written_records=self._newest,
             closed=True,
         )
+        self._pack = _discard  # who still appends, as a training that goes on after its recording, is not to fail
         self._buffer[:HEADER_BYTES] = closed.pack()
         self._buffer.close()
         os.ftruncate(self._fd, HEADER_BYTES + used * RECORD_BYTES)
@@ -188,3 +190,7 @@ class EventLog:
     def _read(self, sequence: int) -> bytes:
         begin = HEADER_BYTES + self._slot(sequence) * RECORD_BYTES
         return self._buffer[begin : begin + RECORD_BYTES]
+
+
+def _discard(*_: object) -> None:
+    """Take the place of ``RECORD.pack_into`` in a closed log."""

@@ -223,3 +223,27 @@ def test_a_second_model_shares_the_recording(traces):
     trace = recorded(first, traces)
     assert [model["class"] for model in trace.run["models"]] == ["Sequential", "Linear"]
     assert set(trace.collectives.query("op == 'all_reduce'")["model"]) == {0, 1}
+
+
+def test_training_goes_on_after_the_recording_was_closed(traces):
+    model = make_model(traces)
+    backward(model)
+    trace = recorded(model, traces)
+    backward(model)
+    assert len(read_trace(traces).collectives) == len(trace.collectives)
+
+
+def test_a_disk_that_fills_up_is_said_once_and_training_goes_on(traces, capsys, monkeypatch):
+    model = make_model(traces)
+
+    def no_space(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    # A full disk can't be had without mounting one; this is where it would be met at a rebuild.
+    monkeypatch.setattr("instrumented_ddp.recorder.append_plan", no_space)
+    monkeypatch.setattr("instrumented_ddp.recorder.write_json", no_space)
+    for _ in range(3):
+        backward(model)
+    DistributedDataParallel(nn.Linear(4, 2), trace=traces)
+    message = capsys.readouterr().err
+    assert message.count("No space left on device") == 1
