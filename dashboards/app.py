@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -50,7 +50,7 @@ def serve(trace_path: Path, address: str = "127.0.0.1", port: int | None = None,
     Raises:
         OverlapScopeError: the address and port can't be listened on.
     """
-    chosen = _free_port(address) if port is None else port
+    chosen = _free_port(address, range(DEFAULT_PORT, DEFAULT_PORT + 100)) if port is None else port
     try:
         server = start_server(Recording(trace_path), address, chosen)
     except OSError as error:
@@ -70,8 +70,9 @@ def serve(trace_path: Path, address: str = "127.0.0.1", port: int | None = None,
 
 def start_server(recording: Recording, address: str, port: int) -> pn.io.server.Server:
     """A server that is listening; it answers when its ``io_loop`` runs."""
+    port = port or _free_port(address, [0])
     pages = {route: _page(build, recording) for route, build in ROUTES.items()}
-    return pn.serve(
+    server = pn.serve(
         pages,
         address=address,
         port=port,
@@ -83,6 +84,11 @@ def start_server(recording: Recording, address: str, port: int) -> pn.io.server.
         check_unused_sessions_milliseconds=5_000,
         unused_session_lifetime_milliseconds=10_000,
     )
+    # An answer is several small websocket frames: with Nagle's algorithm each of them would wait up to 40 ms for the
+    # browser to acknowledge the one before. Connections inherit this from the socket that accepts them.
+    for listener in server._http._sockets.values():
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return server
 
 
 def _page(build: BuildPage, recording: Recording) -> Callable[[], None]:
@@ -98,21 +104,20 @@ def _origins(address: str, port: int) -> list[str]:
 
     An address of all interfaces is reached by names that can't be known here.
     """
-    suffix = f":{port}" if port else ":*"
     if address in ("0.0.0.0", "::"):
         return ["*"]
-    return [f"{name}{suffix}" for name in sorted({"localhost", "127.0.0.1", address})]
+    return [f"{name}:{port}" for name in sorted({"localhost", "127.0.0.1", address})]
 
 
-def _free_port(address: str) -> int:
-    """``DEFAULT_PORT``, or the first one after it that nobody listens on."""
+def _free_port(address: str, candidates: Iterable[int]) -> int:
+    """The first port that nobody listens on; the system picks one for 0, and if none of them is free."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    for port in range(DEFAULT_PORT, DEFAULT_PORT + 100):
+    for port in candidates:
         with socket.socket(family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((address, port))
             except OSError:
                 continue
-            return port
+            return int(probe.getsockname()[1])
     return 0

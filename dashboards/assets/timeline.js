@@ -28,7 +28,17 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     requestAnimationFrame(ask)
   }
 
+  // An answer comes as one message a source; drawing after each of them would cost several frames.
+  const view = Bokeh.index.find_one(root)
+  let isPaused = false
+  function holdDrawing() {
+    if (!isPaused) view.pause()
+    isPaused = true
+  }
+
   function answered() {
+    if (isPaused) view.unpause()
+    isPaused = false
     const {id, step, spans, is_shaded} = plot.answer.data
     if (id[0] !== asked) return
     waiting = false
@@ -118,6 +128,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   const tip = element("tip")
   let under = null
   let pointings = 0
+  let isDragging = false
 
   function spanAt(x, y) {
     const {left, right, top, bottom, lane, row} = plot.spans.data
@@ -143,6 +154,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
 
   function point(event) {
     pointer.x = event.x
+    if (isDragging) return
     const span = spanAt(event.x, event.y)
     if (!span) return hideTip()
     placeTip(event)
@@ -179,6 +191,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   on(range, "start", schedule)
   on(range, "end", schedule)
   on(root, "inner_width", schedule)
+  on(plot.spans, "data", holdDrawing)
   on(plot.answer, "data", answered)
   on(plot.tooltip, "data", fillTip)
   on(plot.picked, "data", () => show(plot.picked.data.from_ns[0], plot.picked.data.to_ns[0]))
@@ -189,6 +202,8 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     hideTip()
   })
   on(range, "start", hideTip)
+  area.addEventListener("pointerdown", () => (isDragging = true), {capture: true})
+  window.addEventListener("pointerup", () => (isDragging = false), {capture: true})
 
   element("fit")?.addEventListener("click", showAll)
   element("previous")?.addEventListener("click", () => pickStep(Number(element("step").value), -1))

@@ -99,7 +99,7 @@ def basis_of(verdict: Verdict) -> str:
     ranks = f"{verdict.ranks} rank{'s' * (verdict.ranks != 1)}"
     steps = f"{verdict.steps_counted} step{'s' * (verdict.steps_counted != 1)}"
     left_out = verdict.warm_up_steps_left_out
-    warm_up = f", without the first {left_out}, which warm up" if left_out > 1 else ", without the first" * left_out
+    warm_up = f", without the first {left_out}, in grey below, which warm up" if left_out else ""
     return f"Medians over {steps} of {ranks}{warm_up}."
 
 

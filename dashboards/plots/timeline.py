@@ -33,7 +33,7 @@ from overlapscope.analysis.lanes import Timeline
 from overlapscope.analysis.span_details import details_of
 from overlapscope.trace.reader import Trace
 
-MAX_SPANS: Final = 5_000
+MAX_SPANS: Final = 3_000
 """More spans than this in view are drawn as shades of busy time."""
 
 MIN_VIEW_NS: Final = 200
@@ -58,8 +58,8 @@ class TimelinePlot:
         self.unfinished = ColumnDataSource(data=unfinished_columns(timeline, self.layout))
         self.step_lines = ColumnDataSource(data=no_columns("x", "label"))
 
-        self.view = ColumnDataSource(data=no_columns("id", "from_ns", "to_ns", "width_px"))
-        self.answer = ColumnDataSource(data=no_columns("id", "step", "spans", "is_shaded"))
+        self.view = ColumnDataSource(name="view", data=no_columns("id", "from_ns", "to_ns", "width_px"))
+        self.answer = ColumnDataSource(name="answer", data=no_columns("id", "step", "spans", "is_shaded"))
         self.pick = ColumnDataSource(data=no_columns("step", "move"))
         self.picked = ColumnDataSource(data=no_columns("from_ns", "to_ns"))
         self.pointed = ColumnDataSource(data=no_columns("id", "lane", "row"))
@@ -110,12 +110,14 @@ class TimelinePlot:
         spans_view = wide if around <= MAX_SPANS else view if in_view <= MAX_SPANS else None
         spans, labels, shades = no_columns(*SPAN_COLUMNS), no_columns(*LABEL_COLUMNS), no_columns(*SHADE_COLUMNS)
         if spans_view is not None:
-            spans = span_columns(self._timeline, self.layout, spans_view)
+            spans = span_columns(self._timeline, self.layout, spans_view, 1.25 * view_ns / width_px)
             labels = label_columns(self._timeline, spans, view, width_px, self._buckets)
         if spans_view != wide:
             shades = shade_columns(self._timeline, self.layout, wide, 3 * width_px, without=spans_view)
-        self.shades.data, self.spans.data, self.labels.data = shades, spans, labels
-        self.step_lines.data = step_line_columns(self._timeline.steps, wide, 3 * width_px)
+        steps = step_line_columns(self._timeline.steps, wide, 3 * width_px)
+        # The browser stops drawing with the first of these, until it has the answer that follows them.
+        self.spans.data = spans
+        self.shades.data, self.labels.data, self.step_lines.data = shades, labels, steps
         return in_view
 
     def step_at(self, time_ns: int) -> int | None:

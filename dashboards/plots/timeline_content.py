@@ -32,9 +32,14 @@ def no_columns(*names: str) -> Columns:
     return {name: [] for name in names}
 
 
-def span_columns(timeline: Timeline, layout: LaneLayout, view: View) -> Columns:
-    """Every span in view as a rectangle; spans that run at the same time share the height of their lane."""
-    parts = [_spans_of_lane(lane, number, layout, view) for number, lane in enumerate(timeline.lanes)]
+def span_columns(timeline: Timeline, layout: LaneLayout, view: View, pixel_ns: float) -> Columns:
+    """Every span in view as a rectangle; spans that run at the same time share the height of their lane.
+
+    Args:
+        pixel_ns: the least width of a rectangle, so that instants and short spans are seen. Outlines would do that
+            too, and double the time that the browser needs to draw.
+    """
+    parts = [_spans_of_lane(lane, number, layout, view, pixel_ns) for number, lane in enumerate(timeline.lanes)]
     return {name: np.concatenate([part[name] for part in parts]) for name in SPAN_COLUMNS}
 
 
@@ -131,13 +136,14 @@ def _round_up(number: int) -> int:
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= number)
 
 
-def _spans_of_lane(lane: Lane, number: int, layout: LaneLayout, view: View) -> Columns:
+def _spans_of_lane(lane: Lane, number: int, layout: LaneLayout, view: View, pixel_ns: float) -> Columns:
     found = lane.spans.in_view(*view)
     top, bottom = _rows_px(layout, number, lane.spans.stack_height, lane.spans.stack[found])
     rows = lane.spans.rows[found]
+    left = lane.spans.starts_ns[found].astype(np.float64)
     return {
-        "left": lane.spans.starts_ns[found].astype(np.float64),
-        "right": lane.spans.ends_ns[found].astype(np.float64),
+        "left": left,
+        "right": np.maximum(lane.spans.ends_ns[found], left + pixel_ns),
         "top": top,
         "bottom": bottom,
         "category": lane.spans.categories[found],

@@ -59,10 +59,7 @@ def draw_lanes(
         source=spans,
         fill_color=colour,
         fill_alpha="alpha",
-        # The outline keeps a span that is thinner than a pixel, or an instant, in sight.
-        line_color=colour,
-        line_alpha="alpha",
-        line_width=1,
+        line_color=None,
     )
     hatched = plot.quad(
         left="left",
