@@ -48,8 +48,8 @@ def test_the_plain_case_names_what_hides_and_what_waits() -> None:
     [
         ({"step_time": 48, "compute": 44}, "No communication was recorded in steps of 48.0 ms, so there is no overlap"),
         (
-            {"step_time": 50, "compute": 49, "communication": 10, "overlap": 9.9},
-            "99 % of communication hides under compute; only 100 µs of each 50.0 ms step (<1 %) waits for it, "
+            {"step_time": 50, "compute": 49, "communication": 10, "overlap": 9.97},
+            "99 % of communication hides under compute; only 30.0 µs of each 50.0 ms step (<1 %) waits for it, "
             "so there is little left to gain.",
         ),
         (
