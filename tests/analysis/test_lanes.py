@@ -1,0 +1,115 @@
+"""A recording arranged in lanes, and what is known about each span."""
+
+from __future__ import annotations
+
+import pytest
+
+from overlapscope.analysis.lanes import CATEGORIES, LANE_NAMES, timeline_of
+from overlapscope.analysis.span_details import details_of
+from overlapscope.trace.format import Flag, Kind, pack_body
+from overlapscope.trace.reader import read_trace
+from tests.synthetic import make_rank, write_recording, write_step
+
+US = 1_000
+BEGIN = 1_000_000_000
+
+
+@pytest.fixture
+def trace(tmp_path):
+    return read_trace(write_recording(tmp_path / "traces"))
+
+
+def recorded(tmp_path, *records):
+    log = make_rank(tmp_path / "traces", 0, world_size=1)
+    for kind, start_us, end_us, options in records:
+        uncertainty_ns = options.pop("end_uncertainty_ns", 0)
+        log.append(pack_body(kind, **options), 0, BEGIN + start_us * US, BEGIN + end_us * US, uncertainty_ns)
+    log.close()
+    return read_trace(tmp_path / "traces")
+
+
+def test_each_rank_has_the_same_lanes_in_the_same_order(trace):
+    timeline = timeline_of(trace)
+    assert [(lane.rank, lane.name) for lane in timeline.lanes] == [(r, name) for r in (0, 1) for name in LANE_NAMES]
+
+
+def test_time_counts_from_the_earliest_moment_of_all_ranks(trace):
+    timeline = timeline_of(trace)
+    assert timeline.lanes[0].spans.starts_ns[0] == 0
+    assert timeline.lanes[4].spans.starts_ns[0] == 50 * US
+    assert timeline.length_ns == 50_050 * US
+
+
+def test_a_step_lasts_from_the_first_rank_that_begins_it_to_the_last_that_ends_it(trace):
+    step = timeline_of(trace).steps.iloc[1]
+    assert (step["start_ns"], step["end_ns"]) == (10_000 * US, 20_050 * US)
+
+
+def test_phases_are_coloured_by_name_and_gradients_by_bucket(trace):
+    phases, gradients = timeline_of(trace).lanes[:2]
+    assert [CATEGORIES[category] for category in phases.spans.categories[:3]] == ["data_wait", "forward", "backward"]
+    assert [CATEGORIES[category] for category in gradients.spans.categories[:3]] == ["bucket_0", "bucket_1", "bucket_2"]
+
+
+def test_the_lane_of_buckets_holds_waits_and_copies(trace):
+    buckets = timeline_of(trace).lanes[2]
+    about = [details_of(trace, BEGIN, buckets, int(row)).what for row in buckets.spans.rows[:9]]
+    assert sorted(about) == ["copy in"] * 3 + ["copy out"] * 3 + ["wait for launch"] * 3
+    assert buckets.is_wait(buckets.spans.rows[:9]).sum() == 3
+
+
+def test_a_collective_knows_its_bucket_parameters_times_and_bandwidth(trace):
+    timeline = timeline_of(trace)
+    communication = timeline.lanes[7]
+    details = details_of(trace, timeline.begin_ns, communication, int(communication.spans.rows[4]))
+    assert (details.rank, details.step, details.bucket, details.parameters) == (1, 1, 1, ("body.1.weight",))
+    assert (details.ready_ns, details.launch_ns, details.start_ns) == (4950 * US, 5000 * US, 5000 * US)
+    assert (details.end_ns, details.duration_ns, details.start_is_bound) == (6500 * US, 1500 * US, True)
+    assert details.bytes == 16 * 1024**2
+    assert details.algbw_gb_per_s == pytest.approx(16 * 1024**2 / 1.5e6)
+    assert details.call_site == "train.py:42"
+
+
+def test_a_collective_that_never_completed_reaches_to_the_end_of_the_recording(tmp_path):
+    trace = recorded(
+        tmp_path,
+        (Kind.GRADIENT_READY, 0, 0, {"index": 0}),
+        (Kind.LAUNCH, 10, 10, {"op": "all_reduce", "index": 2, "dtype": "float32", "elements": 4}),
+        (Kind.GRADIENT_READY, 90, 90, {"index": 1}),
+    )
+    timeline = timeline_of(trace)
+    unfinished = timeline.unfinished.to_dict("records")
+    assert unfinished == [{"lane": 3, "row": 0, "start_ns": 10 * US, "end_ns": 90 * US, "bucket": 2}]
+    details = details_of(trace, timeline.begin_ns, timeline.lanes[3], 0)
+    assert (details.end_ns, details.duration_ns, details.algbw_gb_per_s) == (None, None, None)
+    assert not details.step_is_known
+
+
+def test_a_broadcast_of_buffers_belongs_to_no_bucket(tmp_path):
+    buffers = {"op": "broadcast", "index": 0xFFFFFFFF, "dtype": "float32", "elements": 4}
+    trace = recorded(
+        tmp_path,
+        (Kind.LAUNCH, 10, 10, dict(buffers)),
+        (Kind.COLLECTIVE, 10, 30, {**buffers, "flags": Flag.END_IS_UPPER_BOUND, "end_uncertainty_ns": 7}),
+    )
+    timeline = timeline_of(trace)
+    communication = timeline.lanes[3]
+    assert CATEGORIES[communication.spans.categories[0]] == "no_bucket"
+    details = details_of(trace, timeline.begin_ns, communication, 0)
+    assert (details.what, details.bucket, details.parameters, details.end_uncertainty_ns) == ("broadcast", None, (), 7)
+
+
+def test_a_recording_that_has_only_begun_is_an_empty_timeline(tmp_path):
+    make_rank(tmp_path / "traces", 0, world_size=1).close()
+    timeline = timeline_of(read_trace(tmp_path / "traces"))
+    assert len(timeline.lanes) == 4
+    assert timeline.steps.empty
+
+
+def test_steps_of_one_rank_need_not_be_those_of_another(tmp_path):
+    for rank, steps in ((0, 1), (1, 3)):
+        log = make_rank(tmp_path / "traces", rank, world_size=2)
+        for step in range(steps):
+            write_step(log, step, BEGIN + step * 10_000 * US)
+        log.close()
+    assert timeline_of(read_trace(tmp_path / "traces")).steps["step"].tolist() == [0, 1, 2]

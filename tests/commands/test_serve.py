@@ -1,0 +1,63 @@
+"""`overlapscope serve` on the command line, up to where the server starts."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from overlapscope.commands import serve
+from overlapscope.errors import OverlapScopeError
+from tests.synthetic import write_recording
+
+
+def parse(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    serve.prepare_parser(parser)
+    return parser.parse_args(arguments)
+
+
+def test_a_missing_folder_is_one_clear_error(tmp_path):
+    with pytest.raises(OverlapScopeError, match="no such folder; record one with"):
+        serve.run(parse(str(tmp_path / "nothing")))
+
+
+def test_a_port_that_is_taken_is_one_clear_error(tmp_path):
+    folder = write_recording(tmp_path / "traces")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(OverlapScopeError, match=f"can't listen on 127.0.0.1 port {port}"):
+            serve.run(parse(str(folder), "--port", str(port), "--no-browser"))
+
+
+def test_without_a_port_the_next_free_one_is_taken(tmp_path):
+    from dashboards.app import _free_port
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert _free_port("127.0.0.1", [port, port + 1, 0]) != port
+
+
+def test_an_empty_folder_is_served_all_the_same_and_the_reason_printed(tmp_path, monkeypatch, capsys):
+    served = []
+    monkeypatch.setattr("dashboards.app.serve", lambda *args, **options: served.append((args, options)))
+    assert serve.run(parse(str(tmp_path), "--no-browser")) == 0
+    assert "empty" in capsys.readouterr().err
+    assert served == [((tmp_path,), {"address": "127.0.0.1", "port": None, "show": False})]
+
+
+def test_nonsense_ports_are_refused_by_the_parser(capsys):
+    with pytest.raises(SystemExit):
+        parse("traces", "--port", "70000")
+
+
+def test_help_imports_no_web_server():
+    check = "import sys; from overlapscope.commands import serve; sys.exit('panel' in sys.modules or 'bokeh' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], timeout=60, check=False).returncode == 0

@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dashboards.recording import Recording, Snapshot
+from tests.synthetic import write_recording
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path) -> Snapshot:
+    """Two ranks, five steps of 10 ms with known numbers."""
+    return Recording(write_recording(tmp_path / "traces")).newest()

@@ -1,0 +1,125 @@
+"""What pages say, read from the documents that the server would send."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from bokeh.document import Document
+from bokeh.embed import file_html
+from bokeh.resources import INLINE
+
+from dashboards.app import ROUTES, open_page
+from dashboards.pages import overview, problem, shell, timeline
+from dashboards.recording import Recording
+from overlapscope.analysis.verdict import give_verdict
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.format import Kind, pack_body
+from tests.synthetic import make_rank, write_recording
+
+
+def html(document: Document) -> str:
+    if not document.roots:
+        return str(document.template.render(roots=[], plot_script="", **document.template_variables))
+    return str(file_html(document, INLINE, template=document.template, template_variables=document.template_variables))
+
+
+def words(document: Document) -> str:
+    return html(document).partition("<body")[2]
+
+
+def test_the_overview_shows_the_verdict_and_the_median_figures(snapshot):
+    document = Document()
+    overview.build(document, snapshot, {})
+    page = words(document)
+    assert snapshot.verdict.sentence in page
+    for figure in ("10.0 ms", "7.56 ms", "1.30 ms", "64.9 %"):
+        assert figure in page
+    assert "GPT" in page
+    assert "gloo" in page
+
+
+def test_the_table_of_ranks_has_a_row_for_each(snapshot):
+    rows = overview.rank_rows(snapshot.trace, overview.medians_by_rank(snapshot.per_step))
+    assert [row.rank for row in rows] == [0, 1]
+    assert rows[0].cells == ("10.0 ms", "7.56 ms", "3.70 ms", "2.40 ms", "1.30 ms", "64.9 %")
+    assert [name for name, _, _ in rows[0].parts] == ["data_wait", "forward", "backward", "finalise", "optimizer"]
+
+
+@pytest.mark.parametrize("route", sorted(ROUTES))
+def test_every_route_builds_a_page_that_loads_nothing_from_elsewhere(snapshot, route):
+    document = Document()
+    ROUTES[route](document, snapshot, {})
+    page = html(document)
+    head = page.partition("<body")[0]
+    assert "http://" not in head.replace("http://www.w3.org", "")
+    assert "https://" not in head
+
+
+def test_a_recording_without_a_finished_step_says_so(tmp_path):
+    make_rank(tmp_path / "traces", 0, world_size=1).close()
+    snapshot = Recording(tmp_path / "traces").newest()
+    document = Document()
+    overview.build(document, snapshot, {})
+    assert "No step has finished yet" in words(document)
+    timeline.build(Document(), snapshot, {})
+
+
+def test_problems_of_the_recording_are_shown_errors_first(tmp_path):
+    snapshot = Recording(write_recording(tmp_path / "traces", ranks=2, world_size=4)).newest()
+    document = Document()
+    overview.build(document, snapshot, {})
+    assert "of 4 ranks 2 left no log: 2, 3" in words(document)
+    assert 'class="banner error"' in words(document)
+
+
+def test_a_problem_page_says_what_is_wrong_and_what_to_do():
+    document = Document()
+    problem.build(document, OverlapScopeError("traces: empty; record a run with 'overlapscope record'"))
+    page = words(document)
+    assert "<p>traces: empty.</p>" in page
+    assert "Record a run with" in page
+
+
+def test_names_from_a_recording_are_text_and_never_markup(tmp_path, snapshot):
+    snapshot.trace.run["models"] = [{"class": "<script>alert(1)</script>"}]
+    document = Document()
+    shell.render(document, "problem.html", title="t", trace=snapshot.trace, headline="h", message="m", advice="")
+    assert "<script>alert" not in words(document)
+
+
+def test_a_run_that_goes_on_is_read_again_and_one_that_does_not_is_not(tmp_path):
+    folder = write_recording(tmp_path / "traces", steps=2, close=False)
+    recording = Recording(folder)
+    first = recording.newest()
+    assert recording.newest() is first
+    write_recording(tmp_path / "more", ranks=1, steps=4)
+    (folder / "rank_1" / "events.log").write_bytes((tmp_path / "more" / "rank_0" / "events.log").read_bytes())
+    assert len(recording.newest().trace.steps) > len(first.trace.steps)
+
+
+def test_the_verdict_on_the_page_is_that_of_the_summary(snapshot):
+    assert snapshot.verdict == give_verdict(snapshot.per_step)
+
+
+def test_a_folder_that_turned_bad_gives_the_problem_page(tmp_path, monkeypatch):
+    document = Document()
+    monkeypatch.setattr("dashboards.app.curdoc", lambda: document)
+    open_page(overview.build, Recording(tmp_path))
+    assert "There is nothing to show yet" in words(document)
+
+
+def test_a_launch_without_end_is_drawn_to_the_end_and_marked(tmp_path):
+    folder: Path = tmp_path / "traces"
+    log = make_rank(folder, 0, world_size=1)
+    begin = 1_000_000_000
+    log.append(pack_body(Kind.GRADIENT_READY, index=0), 0, begin, begin)
+    log.append(pack_body(Kind.LAUNCH, op="all_reduce", index=0, dtype="float32", elements=8), 0, begin + 10, begin + 10)
+    log.append(pack_body(Kind.GRADIENT_READY, index=1), 0, begin + 1000, begin + 1000)
+    log.close()
+    snapshot = Recording(folder).newest()
+    plot = timeline.TimelinePlot(snapshot.trace, snapshot.timeline)
+    assert plot.unfinished.data["left"] == [10]
+    assert plot.unfinished.data["right"] == [1000]
+    plot.pointed.data = {"id": [1], "lane": [3], "row": [0]}
+    assert "never seen: launched, and did not complete" in plot.tooltip.data["value"]

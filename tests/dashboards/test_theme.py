@@ -1,0 +1,73 @@
+"""Colours that mean different things can be told apart, on either theme and with any common colour vision."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from dashboards.theme import SHADES, bucket_colours, ink, shade_palette, span_colours
+from overlapscope.analysis.lanes import CATEGORIES
+
+# Simulation of full dichromacy in linear RGB (Viénot, Brettel and Mollon, 1999; tritanopia after Machado, 2009).
+VISION = {
+    "usual": np.eye(3),
+    "protan": np.array([[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]]),
+    "deutan": np.array([[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]]),
+    "tritan": np.array([[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]]),
+}
+
+
+def linear(colour: str) -> np.ndarray:
+    srgb = np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
+    return np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+
+
+def lab(rgb: np.ndarray) -> np.ndarray:
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    xyz = to_xyz @ np.clip(rgb, 0, 1) / np.array([0.9505, 1.0, 1.089])
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+def distance(one: str, other: str, vision: str) -> float:
+    return float(np.linalg.norm(lab(VISION[vision] @ linear(one)) - lab(VISION[vision] @ linear(other))))
+
+
+def contrast(one: str, other: str) -> float:
+    light, dark = sorted((float(linear(c) @ [0.2126, 0.7152, 0.0722]) for c in (one, other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("vision", VISION)
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_buckets_that_follow_each_other_differ_clearly(theme, vision):
+    colours = bucket_colours(theme)
+    for one, other in itertools.pairwise([*colours, colours[0]]):
+        assert distance(one, other, vision) > 18
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_wait_for_communication_stands_out_from_the_phases_beside_it(theme):
+    colours = dict(zip(CATEGORIES, span_colours(theme), strict=True))
+    for vision, neighbour in itertools.product(VISION, ("backward", "optimizer")):
+        assert distance(colours["finalise"], colours[neighbour], vision) > 18
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_text_can_be_read(theme):
+    colours = ink(theme)
+    for background in ("page", "surface"):
+        assert contrast(colours["ink"], colours[background]) > 7
+        assert contrast(colours["muted"], colours[background]) > 4.5
+    for span in span_colours(theme):
+        assert contrast(colours["on_span"], span) > 2.9
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_slightest_shade_can_be_seen(theme):
+    palette = shade_palette(theme)
+    assert len(palette) == len(CATEGORIES) * SHADES <= 256
+    for category in range(len(CATEGORIES)):
+        assert distance(palette[category * SHADES + 1], ink(theme)["surface"], "usual") > 4

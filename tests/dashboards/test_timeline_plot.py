@@ -1,0 +1,146 @@
+"""The timeline, driven as the browser drives it: by writing into its sources and reading them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dashboards.pages.timeline import view_of_address
+from dashboards.plots import timeline as timeline_module
+from dashboards.plots.timeline import TimelinePlot, step_view
+from dashboards.theme import SHADES
+from overlapscope.analysis.lanes import CATEGORIES
+
+MS = 1_000_000
+US = 1_000
+
+
+@pytest.fixture
+def plot(snapshot):
+    return TimelinePlot(snapshot.trace, snapshot.timeline)
+
+
+def spans_of(plot, lane):
+    data = plot.spans.data
+    chosen = np.asarray(data["lane"]) == lane
+    return {name: np.asarray(values)[chosen] for name, values in data.items()}
+
+
+def ask(plot, from_ns, to_ns, width_px=1000, number=1):
+    plot.view.data = {"id": [number], "from_ns": [from_ns], "to_ns": [to_ns], "width_px": [width_px]}
+
+
+def test_it_opens_with_the_whole_recording(plot):
+    assert plot.time_range.start < 0
+    assert plot.time_range.end > 50 * MS
+    assert len(plot.spans.data["left"]) == 2 * 5 * (5 + 3 + 9 + 3)
+
+
+def test_all_reduces_of_a_step_lie_where_they_ran(plot):
+    ask(plot, 0, 9_900 * US)
+    communication = spans_of(plot, 3)
+    first_step = communication["left"] < 10 * MS
+    assert communication["left"][first_step].tolist() == [4000 * US, 5000 * US, 6900 * US]
+    assert communication["right"][first_step].tolist() == [4800 * US, 6500 * US, 8300 * US]
+    names = [CATEGORIES[category] for category in communication["category"][first_step]]
+    assert names == ["bucket_0", "bucket_1", "bucket_2"]
+
+
+def test_an_instant_is_drawn_a_pixel_wide(plot):
+    ask(plot, 0, 10 * MS, width_px=1000)
+    gradients = spans_of(plot, 1)
+    assert np.all(gradients["right"] - gradients["left"] >= 10 * US)
+
+
+def test_spans_that_run_at_the_same_time_lie_one_above_the_other(plot):
+    ask(plot, 0, 10 * MS)
+    buckets = spans_of(plot, 2)
+    wait, copy = (np.flatnonzero(buckets["left"] == 3950 * US)[at] for at in (0, 1))
+    assert buckets["bottom"][wait] <= buckets["top"][copy] or buckets["bottom"][copy] <= buckets["top"][wait]
+
+
+def test_too_many_spans_become_shades_of_exact_busy_time(plot, monkeypatch):
+    monkeypatch.setattr(timeline_module, "MAX_SPANS", 10)
+    ask(plot, 0, 10 * MS, width_px=20)
+    assert plot.answer.data["is_shaded"] == [True]
+    assert len(plot.spans.data["left"]) == 0
+    (picture,) = plot.shades.data["image"]
+    first, after = plot.layout.lane_units(3)
+    begin, length = plot.shades.data["x"][0], plot.shades.data["dw"][0]
+    pixel_ns = length / picture.shape[1]
+    column = int((4250 * US - begin) // pixel_ns)
+    assert np.all(picture[first:after, column] == CATEGORIES.index("bucket_0") * SHADES + SHADES - 1)
+    idle = int((1 * MS - begin) // pixel_ns)
+    assert np.all(picture[first:after, idle] == 0)
+
+
+def test_shades_leave_room_for_single_spans(plot, monkeypatch):
+    ask(plot, 20 * MS, 30 * MS)
+    in_view = plot.answer.data["spans"][0]
+    monkeypatch.setattr(timeline_module, "MAX_SPANS", in_view)
+    ask(plot, 20 * MS, 30 * MS, number=2)
+    assert len(plot.spans.data["left"]) == in_view
+    (picture,) = plot.shades.data["image"]
+    middle = picture.shape[1] // 2
+    assert np.all(picture[:, middle - 100 : middle + 100] == 0)
+    assert picture.any()
+
+
+def test_an_answer_names_the_question_and_the_step_in_the_middle(plot):
+    ask(plot, 30 * MS, 40 * MS, number=7)
+    assert plot.answer.data["id"] == [7]
+    assert plot.answer.data["step"] == [3]
+
+
+@pytest.mark.parametrize(
+    ("step", "move", "shown"), [(2, 0, 2), (2, 1, 3), (2, -1, 1), (4, 1, 4), (0, -1, 0), (99, 0, 4)]
+)
+def test_picking_a_step_shows_it_on_all_ranks(plot, snapshot, step, move, shown):
+    plot.pick.data = {"step": [step], "move": [move]}
+    picked = plot.picked.data
+    steps = snapshot.timeline.steps.set_index("step")
+    assert picked["from_ns"][0] < steps["start_ns"][shown]
+    assert picked["to_ns"][0] > steps["end_ns"][shown]
+    assert picked["to_ns"][0] - picked["from_ns"][0] < 12 * MS
+
+
+def test_pointing_at_a_bucket_reads_its_parameter_size_and_times(plot):
+    ask(plot, 0, 10 * MS)
+    communication = spans_of(plot, 3)
+    plot.pointed.data = {"id": [1], "lane": [3], "row": [int(communication["row"][1])]}
+    tooltip = plot.tooltip.data
+    lines = dict(zip(tooltip["label"], tooltip["value"], strict=True))
+    assert tooltip["title"][0] == "All-reduce · bucket 1"
+    assert lines["parameter"] == "body.1.weight"
+    assert lines["size"] == "16 MB of float32"
+    assert lines["launched"] == "5.000 ms"
+    assert lines["start"] == "5.000 ms or later"
+    assert lines["duration"] == "1.50 ms"
+
+
+def test_names_are_written_into_spans_that_hold_them(plot):
+    ask(plot, 0, 10 * MS, width_px=1300)
+    assert {"backward", "finalise", "bucket 1"} <= set(plot.labels.data["text"])
+    ask(plot, 0, 10 * MS, width_px=60)
+    assert plot.labels.data["text"] == []
+
+
+def test_every_lane_lies_within_the_height_of_the_plot(plot):
+    assert plot.layout.lane_px(7)[1] <= plot.layout.height_px == plot.root.height
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ({"from": [b"1000000"], "to": [b"2000000"]}, (1_000_000, 2_000_000)),
+        ({"from": [b"2000000"], "to": [b"1000000"]}, None),
+        ({"from": [b"nan"], "to": [b"inf"], "step": [b"x"]}, None),
+        ({}, None),
+    ],
+)
+def test_the_address_gives_the_view(snapshot, query, expected):
+    assert view_of_address(snapshot.timeline, query) == expected
+
+
+def test_a_step_in_the_address_is_shown_unless_a_range_is_given(snapshot):
+    assert view_of_address(snapshot.timeline, {"step": [b"2"]}) == step_view(snapshot.timeline, 2)
