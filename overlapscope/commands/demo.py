@@ -79,7 +79,17 @@ def _train(folder: Path, steps: int) -> int:
 
 def _training_command(steps: int) -> list[str]:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(_RANKS)]
-    return [*launch, "-m", "instrumented_ddp.demo", "--steps", str(steps)]
+    return [*launch, str(_training_script()), "--steps", str(steps), "--bucket-cap-mb", "1"]
+
+
+def _training_script() -> Path:
+    """``examples/train_gpt.py``: inside the package once installed, beside it in a clone."""
+    spec = find_spec("instrumented_ddp")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    package = Path(spec.submodule_search_locations[0])
+    installed = package / "examples" / "train_gpt.py"
+    return installed if installed.exists() else package.parent / "examples" / "train_gpt.py"
 
 
 def _show_progress(child: child_process.Child, folder: Path, steps: int) -> None:
