@@ -122,7 +122,8 @@ class EventLog:
     def preserve(self, newest_records: int = 4096) -> int:
         """Copy the newest records into an ``incident_*.log`` beside this one, where no ring overwrites them.
 
-        If the disk has no room for it there is no such file: an incident is no time to raise another error.
+        If the disk has no room for it, or the log is closed, there is no such file: an incident is no time to raise
+        another error.
 
         Returns:
             The number of the incident, from 1.
@@ -130,6 +131,8 @@ class EventLog:
         with self._lock:
             self._incidents += 1
             number = self._incidents
+        if self.closed:
+            return number
         first = max(1, self._newest - newest_records + 1)
         records = b"".join(self._read(sequence) for sequence in range(first, self._newest + 1))
         count = len(records) // RECORD_BYTES

@@ -149,6 +149,14 @@ def test_an_incident_on_a_full_disk_raises_nothing_and_leaves_no_half_file(
     assert not (tmp_path / "incident_1.log").exists()
 
 
+def test_after_the_end_nothing_is_recorded_and_nothing_raised(tmp_path: Path) -> None:
+    log = make_log(tmp_path / "events.log", 10)
+    append_numbered(log, 5, first=11)
+    log.preserve()
+    assert sequences(log.path) == list(range(1, 11))
+    assert not (tmp_path / "incident_1.log").exists()
+
+
 def test_a_full_disk_makes_a_smaller_ring_that_keeps_the_newest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
