@@ -1,0 +1,84 @@
+"""A served recording, and pages that may talk to nobody but this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, Page, Request, WebSocket, sync_playwright
+
+from tests.synthetic import write_recording
+
+CHROMIUM = Path("/usr/bin/chromium")
+ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
+ARGUMENTS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+START_LIMIT_S = 60
+
+OpenPage = Callable[..., Page]
+
+
+@contextlib.contextmanager
+def served(folder: Path, log: Path) -> Iterator[str]:
+    """The address of ``overlapscope serve`` over a folder, in a process that ends with the test."""
+    start = "from overlapscope.cli import entry_point; entry_point()"
+    command = [sys.executable, "-c", start, "serve", str(folder), "--port", "0", "--no-browser"]
+    with log.open("w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    try:
+        until = time.monotonic() + START_LIMIT_S
+        while not (found := re.search(r"http://\S+", log.read_text())):
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < until, "the server did not start"
+            time.sleep(0.05)
+        yield found.group()
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+@pytest.fixture(scope="session")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A recording of two ranks and 30 steps."""
+    folder = tmp_path_factory.mktemp("browser")
+    with served(write_recording(folder / "traces", steps=30), folder / "server.log") as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    if not CHROMIUM.exists():
+        pytest.skip(f"{CHROMIUM} is not installed")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[OpenPage]:
+    """Opens pages; the test fails if one of them logs an error or asks another host for anything."""
+    wrong: list[str] = []
+
+    def check(request: Request | WebSocket) -> None:
+        if urlsplit(request.url).hostname not in ("localhost", "127.0.0.1", None):
+            wrong.append(f"request to {request.url}")
+
+    def opened(url: str, theme: str = "light") -> Page:
+        page = browser.new_context(viewport={"width": 1300, "height": 800}, color_scheme=theme).new_page()  # type: ignore[arg-type]
+        page.on("request", check)
+        page.on("websocket", check)
+        page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.goto(url)
+        return page
+
+    yield opened
+    assert wrong == []
