@@ -43,8 +43,7 @@ def _mark(file: Path) -> tuple[Any, ...]:
     except OSError:
         # A live run has just renamed it: the draft of a JSON file.
         return file.parent.name, file.name
-    changed_ns = 0 if file.name == EVENTS_FILE else status.st_mtime_ns
-    return file.parent.name, file.name, status.st_size, changed_ns
+    return file.parent.name, file.name, status.st_size, status.st_mtime_ns
 
 
 def load(path: Path, expected_fingerprint: str) -> Contents | None:

@@ -169,7 +169,8 @@ def _missing_records(
     kept = len(records)
     promised = min(header.written_records, header.capacity_records) if header.closed else header.capacity_records
     if size < HEADER_BYTES + promised * RECORD_BYTES:
-        return [Problem("error", f"{path}: cut short at offset {size}; the {kept} whole records before it are shown")]
+        shown = "1 whole record before it is shown" if kept == 1 else f"{kept} whole records before it are shown"
+        return [Problem("error", f"{path}: cut short at offset {size}; {shown}")]
     problems = []
     if not header.closed:
         problems.append(Problem("note", f"{path}: not closed, so its process was killed or still runs"))
