@@ -76,12 +76,15 @@ def describe(folder: Path) -> Recorded | None:
     rank_dirs = list(_rank_folders(folder))
     if not rank_dirs:
         return None
-    logs = [read_log(rank_dir / EVENTS_FILE)[1] for rank_dir in rank_dirs]
-    finished = [log["step"][log["kind"] == Kind.STEP] for log in logs]
+    steps = 0
+    for rank_dir in rank_dirs:
+        with suppress(OverlapScopeError):  # unreadable: whoever looks at the recording is told
+            _, records, _ = read_log(rank_dir / EVENTS_FILE)
+            steps = max(steps, int(records["step"][records["kind"] == Kind.STEP].astype("int64").max(initial=-1)) + 1)
     files = [file for rank_dir in rank_dirs for file in rank_dir.iterdir()]
     return Recorded(
         ranks=len(rank_dirs),
-        steps=max((int(steps.max()) + 1 for steps in finished if len(steps)), default=0),
+        steps=steps,
         # st_blocks counts 512 bytes each, whatever the file system's block is.
         disk_bytes=sum(file.stat().st_blocks * 512 for file in files),
     )

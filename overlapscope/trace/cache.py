@@ -19,6 +19,7 @@ from overlapscope.trace.format import EVENTS_FILE, FORMAT_VERSION, TABLES_FOLDER
 from overlapscope.trace.log import Problem, log_position
 
 _CONTENTS_FILE = "contents.json"
+_TABLES_VERSION = 1  # raise it when the columns of a table change
 
 Contents = tuple[dict[str, pd.DataFrame], dict[str, Any], list[Problem]]
 """Tables by name, ``run.json``, problems."""
@@ -26,7 +27,7 @@ Contents = tuple[dict[str, pd.DataFrame], dict[str, Any], list[Problem]]
 
 def fingerprint(folders: dict[int, Path]) -> str:
     """What the tables depend on: every file of every rank, and how far its log has got."""
-    marks: list[Any] = [FORMAT_VERSION, __version__]
+    marks: list[Any] = [FORMAT_VERSION, _TABLES_VERSION, __version__]
     for folder in folders.values():
         # A memory-mapped file's time of change lags behind its content: ask the log itself as well.
         marks.append(log_position(folder / EVENTS_FILE))

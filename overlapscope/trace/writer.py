@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -155,7 +156,8 @@ class EventLog:
             written_records=self._newest,
             closed=True,
         )
-        self._pack = _discard  # who still appends, as a training that goes on after its recording, is not to fail
+        # Who still appends, as a training that goes on after its recording, does not fail and allocates nothing.
+        self._pack, self._straight_records = _discard, sys.maxsize
         self._buffer[:HEADER_BYTES] = closed.pack()
         self._buffer.close()
         os.ftruncate(self._fd, HEADER_BYTES + used * RECORD_BYTES)
