@@ -112,7 +112,7 @@ def headlines(verdict: Verdict) -> list[Headline]:
 
     hidden = "no communication was recorded"
     if verdict.communication_ns:
-        hidden = f"of {format_ns(verdict.communication_ns)} communication hides under compute"
+        hidden = f"of {format_ns(verdict.communication_ns)} hides under compute"
     return [
         Headline(label="Step time", value=format_ns(step_ns), note="", colour="accent"),
         Headline(

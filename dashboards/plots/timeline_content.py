@@ -104,7 +104,7 @@ def unfinished_columns(timeline: Timeline, layout: LaneLayout) -> Columns:
     for lane, row, start_ns, end_ns in zip(*(timeline.unfinished[name].tolist() for name in names), strict=True):
         spans = timeline.lanes[lane].spans
         position = int(np.flatnonzero(spans.rows == row)[0])
-        top, bottom = _rows_px(layout, lane, spans.stack_height, spans.stack[[position]])
+        top, bottom = _rows_px(layout, lane, spans.stack[[position]], spans.stack_heights[[position]])
         columns["left"].append(float(start_ns))
         columns["right"].append(float(end_ns))
         columns["top"].append(float(top[0]))
@@ -138,7 +138,7 @@ def _round_up(number: int) -> int:
 
 def _spans_of_lane(lane: Lane, number: int, layout: LaneLayout, view: View, pixel_ns: float) -> Columns:
     found = lane.spans.in_view(*view)
-    top, bottom = _rows_px(layout, number, lane.spans.stack_height, lane.spans.stack[found])
+    top, bottom = _rows_px(layout, number, lane.spans.stack[found], lane.spans.stack_heights[found])
     rows = lane.spans.rows[found]
     left = lane.spans.starts_ns[found].astype(np.float64)
     return {
@@ -154,10 +154,10 @@ def _spans_of_lane(lane: Lane, number: int, layout: LaneLayout, view: View, pixe
 
 
 def _rows_px(
-    layout: LaneLayout, lane: int, stack_height: int, stack: npt.NDArray[np.uint16]
+    layout: LaneLayout, lane: int, stack: npt.NDArray[np.uint16], heights: npt.NDArray[np.uint16]
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     """Top and bottom of rows of a lane, which is a pixel smaller at either side than its place."""
     top_px, bottom_px = layout.lane_px(lane)
-    row_px = (bottom_px - top_px - 2) / stack_height
-    top = (top_px + 1 + stack * row_px).astype(np.float32)
-    return top, top + np.float32(row_px)
+    row_px = (bottom_px - top_px - 2) / heights
+    top = top_px + 1 + stack * row_px
+    return top.astype(np.float32), (top + row_px).astype(np.float32)

@@ -36,8 +36,9 @@ class SpanIndex:
     rows: npt.NDArray[np.int32]
     """What each span was given as: its position in the caller's table."""
     stack: npt.NDArray[np.uint16]
-    """On which of ``stack_height`` rows of the lane each span lies; spans of a row do not overlap."""
-    stack_height: int
+    """On which row of the lane each span lies, from 0; spans of a row do not overlap."""
+    stack_heights: npt.NDArray[np.uint16]
+    """How many rows are in use in the stretch of busy time that each span is part of."""
     sorted_ends_ns: Int64Array
     reach_ns: Int64Array
     """The latest end so far."""
@@ -122,11 +123,16 @@ def index_spans(
         reach_ns, sorted_ends_ns = np.maximum.accumulate(ends_ns), np.sort(ends_ns)
         stack = _stack(starts_ns, ends_ns)
         _, busy_starts_ns, busy_ends_ns = union(np.zeros(len(starts_ns), dtype=np.int64), starts_ns, ends_ns)
+        stretch = np.maximum(np.searchsorted(busy_starts_ns, starts_ns, side="right") - 1, 0)
+        heights = np.zeros(max(1, len(busy_starts_ns)), dtype=np.uint16)
+        np.maximum.at(heights, stretch, stack + np.uint16(1))
+        stack_heights = heights[stretch]
     else:
         reach_ns = sorted_ends_ns = busy_ends_ns = ends_ns
         busy_starts_ns = starts_ns
-        # A view of one number, not an array of as many zeros as there are spans.
+        # Views of one number, not arrays of as many as there are spans.
         stack = np.broadcast_to(np.uint16(0), starts_ns.shape)
+        stack_heights = np.broadcast_to(np.uint16(1), starts_ns.shape)
     busy_before_ns = np.zeros(len(busy_starts_ns) + 1, dtype=np.int64)
     np.cumsum(busy_ends_ns - busy_starts_ns, out=busy_before_ns[1:])
     return SpanIndex(
@@ -135,7 +141,7 @@ def index_spans(
         categories=categories,
         rows=rows,
         stack=stack,
-        stack_height=int(stack.max(initial=0)) + 1,
+        stack_heights=stack_heights,
         sorted_ends_ns=sorted_ends_ns,
         reach_ns=reach_ns,
         busy_starts_ns=busy_starts_ns,
