@@ -6,7 +6,7 @@ memory (its tables), and is not what is measured. Of the spans, a tenth are phas
 and waits, and the rest collectives of which every second runs along with the one before.
 
 First paint is from the start of the navigation until Bokeh has drawn everything. An answer is from the question for
-a new view until the frame after its picture was drawn; it is measured while the mouse drags without pause.
+a new view until the frame after its picture was drawn; it is measured while the mouse drags the time axis.
 """
 
 from __future__ import annotations
@@ -140,12 +140,12 @@ def drag(page: Page, key_presses: int | None, seconds: float) -> list[float]:
         presses += 1
     page.wait_for_timeout(1000)
     page.evaluate("window.answers = []")
-    page.mouse.move(800, 400)
+    page.mouse.move(800, 110)
     page.mouse.down()
     until, move = time.monotonic() + seconds, 0
     while time.monotonic() < until:
         move += 1
-        page.mouse.move(800 + 300 * np.sin(move / 40), 400)
+        page.mouse.move(800 + 300 * np.sin(move / 40), 110)
         page.wait_for_timeout(8)
     page.mouse.up()
     page.wait_for_timeout(500)

@@ -53,14 +53,13 @@ def shade_columns(timeline: Timeline, layout: LaneLayout, view: View, pixels: in
     edges_ns = pixel_edges(*view, pixels)
     picture = np.zeros((layout.units, len(edges_ns) - 1), dtype=np.uint8)
     for number, lane in enumerate(timeline.lanes):
+        busy_ns, category = lane.spans.pixels(edges_ns)
+        share = busy_ns / np.diff(edges_ns)
         if lane.is_instants:
             begun = lane.spans.begun(edges_ns)
             share = begun / max(1, begun.max())
-        else:
-            share = lane.spans.busy_ns(edges_ns) / np.diff(edges_ns)
         # Rounded up: the shortest span leaves a mark.
         shade = np.ceil(share * (SHADES - 1)).astype(np.uint8)
-        category = lane.spans.sample_categories(edges_ns)
         first, after = layout.lane_units(number)
         picture[first:after] = np.where(category == NO_CATEGORY, 0, category * np.uint8(SHADES) + shade)
     if without is not None:

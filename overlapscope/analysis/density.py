@@ -62,36 +62,32 @@ class SpanIndex:
         last = int(np.searchsorted(self.starts_ns, to_ns, side="left"))
         return first + np.flatnonzero(self.ends_ns[first:last] >= from_ns)
 
-    def busy_ns(self, edges_ns: Int64Array) -> Int64Array:
-        """For how long something was running between each edge and the next."""
-        return np.diff(self._busy_until_ns(edges_ns))
-
     def begun(self, edges_ns: Int64Array) -> Int64Array:
         """How many spans begin between each edge and the next."""
         return np.diff(np.searchsorted(self.starts_ns, edges_ns, side="left"))
 
-    def sample_categories(self, edges_ns: Int64Array) -> npt.NDArray[np.uint8]:
-        """One category for each pixel: of what is running half way through its busy time.
+    def pixels(self, edges_ns: Int64Array) -> tuple[Int64Array, npt.NDArray[np.uint8]]:
+        """For how long something was running between each edge and the next, and the category of one span of those.
 
-        A sample, where busy time is exact: with many short spans to a pixel there is no one colour that is true.
+        The time is exact. The category is a sample, of what is running half way through the pixel's busy time: with
+        many short spans to a pixel there is no one colour that is true.
         """
         if not len(self):
-            return np.full(len(edges_ns) - 1, NO_CATEGORY, dtype=np.uint8)
+            nothing = np.zeros(len(edges_ns) - 1, dtype=np.int64)
+            return nothing, np.full(len(nothing), NO_CATEGORY, dtype=np.uint8)
         until_ns = self._busy_until_ns(edges_ns)
-        half_ns = until_ns[:-1] + np.diff(until_ns) // 2
+        busy_ns = np.diff(until_ns)
+        is_busy = busy_ns > 0
+        half_ns = until_ns[:-1][is_busy] + busy_ns[is_busy] // 2
         interval = np.searchsorted(self.busy_before_ns, half_ns, side="right") - 1
-        interval = np.clip(interval, 0, max(0, len(self.busy_starts_ns) - 1))
-        if len(self.busy_starts_ns):
-            moment_ns = self.busy_starts_ns[interval] + half_ns - self.busy_before_ns[interval]
-        else:
-            moment_ns = edges_ns[1:] - 1
-        # A pixel in which nothing runs may still hold instants.
-        idle = np.diff(until_ns) == 0
-        moment_ns[idle] = edges_ns[1:][idle] - 1
+        # A pixel in which nothing runs may still hold an instant: the last thing that begins in it.
+        moment_ns = edges_ns[1:] - 1
+        moment_ns[is_busy] = self.busy_starts_ns[interval] + half_ns - self.busy_before_ns[interval]
         span = np.searchsorted(self.starts_ns, moment_ns, side="right") - 1
-        sampled = self.categories[np.clip(span, 0, len(self) - 1)]
-        sampled[idle & (self.begun(edges_ns) == 0)] = NO_CATEGORY
-        return sampled
+        sampled = self.categories[np.maximum(span, 0)]
+        begins_before = (span < 0) | (self.starts_ns[np.maximum(span, 0)] < edges_ns[:-1])
+        sampled[~is_busy & begins_before] = NO_CATEGORY
+        return busy_ns, sampled
 
     def _busy_until_ns(self, times_ns: Int64Array) -> Int64Array:
         interval = np.searchsorted(self.busy_starts_ns, times_ns, side="right")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,8 +24,8 @@ def index(given_spans: list[tuple[int, int, int]]) -> SpanIndex:
 
 @given(spans, st.lists(st.integers(-60, 90), min_size=2, max_size=12).map(sorted))
 def test_busy_time_is_the_number_of_nanoseconds_in_which_any_span_runs(given_spans, edges):
-    busy = index(given_spans).busy_ns(np.array(edges))
-    for pixel, (left, right) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+    busy, _ = index(given_spans).pixels(np.array(edges))
+    for pixel, (left, right) in enumerate(itertools.pairwise(edges)):
         assert busy[pixel] == sum(any(s <= t < e for s, e, _ in given_spans) for t in range(left, right))
 
 
@@ -58,8 +59,8 @@ def test_spans_share_the_height_of_a_lane_only_while_others_run():
 def test_the_colour_of_a_pixel_is_that_of_a_span_in_it(given_spans, view, pixels):
     edges = pixel_edges(*view, pixels)
     spans_index = index(given_spans)
-    sampled = spans_index.sample_categories(edges)
-    for pixel, (left, right) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+    _, sampled = spans_index.pixels(edges)
+    for pixel, (left, right) in enumerate(itertools.pairwise(edges)):
         inside = [category for s, e, category in given_spans if s < right and (e > left or left <= s)]
         # With overlapping spans the sample may meet one that has just ended within the same busy stretch.
         if not inside:
@@ -89,7 +90,7 @@ def test_pixels_cover_the_view_and_stay_on_their_grid_while_it_is_dragged(view, 
 def test_times_far_from_zero_lose_no_nanosecond():
     begin = 2**62
     far = index_spans(np.array([begin]), np.array([begin + 3]), np.array([0]), np.array([0]))
-    assert far.busy_ns(np.array([begin - 1, begin + 1, begin + 2, begin + 9])).tolist() == [1, 1, 1]
+    assert far.pixels(np.array([begin - 1, begin + 1, begin + 2, begin + 9]))[0].tolist() == [1, 1, 1]
 
 
 def test_a_lane_without_overlaps_keeps_its_times_once():
@@ -99,6 +100,8 @@ def test_a_lane_without_overlaps_keeps_its_times_once():
     assert lane.stack.strides == (0,)
 
 
-@pytest.mark.parametrize("method", ["busy_ns", "begun"])
-def test_a_lane_without_spans_is_never_busy(method):
-    assert getattr(index([]), method)(np.array([0, 5, 10])).tolist() == [0, 0]
+def test_a_lane_without_spans_is_never_busy():
+    edges = np.array([0, 5, 10])
+    busy, sampled = index([]).pixels(edges)
+    assert busy.tolist() == index([]).begun(edges).tolist() == [0, 0]
+    assert sampled.tolist() == [NO_CATEGORY, NO_CATEGORY]
