@@ -140,12 +140,12 @@ def drag(page: Page, key_presses: int | None, seconds: float) -> list[float]:
         presses += 1
     page.wait_for_timeout(1000)
     page.evaluate("window.answers = []")
-    page.mouse.move(800, 110)
+    page.mouse.move(800, 122)
     page.mouse.down()
     until, move = time.monotonic() + seconds, 0
     while time.monotonic() < until:
         move += 1
-        page.mouse.move(800 + 300 * np.sin(move / 40), 110)
+        page.mouse.move(800 + 300 * np.sin(move / 40), 122)
         page.wait_for_timeout(8)
     page.mouse.up()
     page.wait_for_timeout(500)

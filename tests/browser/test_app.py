@@ -220,3 +220,12 @@ def test_a_reload_shows_the_steps_recorded_since(open_page, tmp_path):
         (folder / "rank_0" / "events.log").write_bytes((tmp_path / "later" / "rank_0" / "events.log").read_bytes())
         page.reload()
         expect(page.locator(".basis")).to_contain_text("over 17 steps")
+
+
+def test_the_labels_of_many_ranks_stand_beside_their_lanes(open_page, tmp_path):
+    with served(write_recording(tmp_path / "traces", ranks=24, steps=2), tmp_path / "server.log") as url:
+        page = open_timeline(open_page, f"{url}timeline")
+        bottoms = page.evaluate("[...document.querySelectorAll('.rank')].at(-1).getBoundingClientRect().bottom")
+        lanes = page.locator("#lanes > div > *").first.bounding_box()
+        assert lanes is not None
+        assert bottoms == pytest.approx(lanes["y"] + lanes["height"], abs=1)
