@@ -6,7 +6,7 @@ import json
 import sys
 from contextlib import suppress
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Final
 
 from overlapscope.trace.format import CALL_SITES_FILE, NO_CALL_SITE
@@ -21,7 +21,8 @@ class CallSites:
 
     def __init__(self, folder: Path) -> None:
         self._file = (folder / CALL_SITES_FILE).open("a", encoding="utf-8")
-        self._numbers: dict[tuple[CodeType, int], int] = {}
+        self._numbers: dict[tuple[str, int], int] = {}  # by file and line: hashing a code object takes microseconds
+        self._is_users_file: dict[str, bool] = {}
 
     def number_of_caller(self) -> int:
         """The number of the user's line that is running, ``NO_CALL_SITE`` on a thread that runs none.
@@ -29,22 +30,30 @@ class CallSites:
         On CUDA, autograd's hooks run on a thread of their own, where no frame of the user is to be seen.
         """
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_USERS:
+        while frame is not None and not self._is_the_users(frame):
             frame = frame.f_back
         if frame is None:
             return NO_CALL_SITE
-        number = self._numbers.get((frame.f_code, frame.f_lineno))
+        number = self._numbers.get((frame.f_code.co_filename, frame.f_lineno))
         return self._add(frame) if number is None else number
 
     def close(self) -> None:
         """Close the file; numbers stay known."""
         self._file.close()
 
+    def _is_the_users(self, frame: FrameType) -> bool:
+        file = frame.f_code.co_filename
+        known = self._is_users_file.get(file)
+        if known is None:
+            known = frame.f_globals.get("__name__", "").partition(".")[0] not in _NOT_THE_USERS
+            self._is_users_file[file] = known
+        return known
+
     def _add(self, frame: FrameType) -> int:
         number = len(self._numbers) + 1
         if number > _MOST_CALL_SITES or self._file.closed:
             return NO_CALL_SITE
-        self._numbers[frame.f_code, frame.f_lineno] = number
+        self._numbers[frame.f_code.co_filename, frame.f_lineno] = number
         site = {
             "call_site": number,
             "file": frame.f_code.co_filename,

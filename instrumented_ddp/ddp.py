@@ -142,6 +142,7 @@ class DistributedDataParallel(nn.Module):
             gradient_as_bucket_view=gradient_as_bucket_view,
             recorder=self.recorder,
             plan_records=self._record_plan(plan, "construction"),
+            board=self._make_board(),
         )
         # Hooks live as long as the parameters, which may be wrapped again after this wrapper is gone.
         weakref.finalize(self, self.reducer.remove_hooks).atexit = False
@@ -152,7 +153,7 @@ class DistributedDataParallel(nn.Module):
         is_training = torch.is_grad_enabled()
         if recorder is not None:
             recorder.forward_is_called()
-            self.reducer.forward_call_site = recorder.caller()
+            recorder.note_caller()
         if is_training:
             self._rebuild_buckets_once()
         if self.require_forward_param_sync and self.broadcast_buffers:
@@ -206,6 +207,11 @@ class DistributedDataParallel(nn.Module):
             return None
         return self.recorder.plan_takes_effect(self._model_number, self._plan_epoch, plan, reason)
 
+    def _make_board(self) -> memoryview[int] | None:
+        if self.recorder is None or self.recorder.detail == "buckets":
+            return None
+        return self.recorder.readiness_board(self._model_number, len(self._specs))
+
     def _sync_buffers(self) -> None:
         # Buffers are looked up anew, because a module may have replaced them.
         buffers = [b for name, b in self.module.named_buffers() if name not in self.parameters_to_ignore]
@@ -224,7 +230,7 @@ class DistributedDataParallel(nn.Module):
                 recorder.timeline.flags, self._model_number, elements, dtype_name(buffers[0].dtype)
             )
         records = self._buffer_records
-        recorder.launches(records, recorder.caller())
+        recorder.launches(records)
         start = recorder.timeline.mark()
         _sync_params_and_buffers(self.process_group, buffers, _BROADCAST_BYTES, 0)
         recorder.timeline.write(records.collective, recorder.step, start, recorder.timeline.mark())
@@ -312,7 +318,8 @@ def _make_recorder(trace: str | Path | None, group: dist.ProcessGroup, device: t
 def _tell_of_backward(recorder: Recorder, output: Any, *, no_sync: bool) -> None:
     """Have the recorder told when the first gradient of the output arrives, and when autograd is done."""
     begin = _backward_hook(recorder, no_sync=no_sync)
-    for leaf in tree_leaves(output):
+    leaves = [output] if isinstance(output, torch.Tensor) else tree_leaves(output)
+    for leaf in leaves:
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
             leaf.register_hook(begin)
 
@@ -323,6 +330,7 @@ def _backward_hook(recorder: Recorder, *, no_sync: bool) -> Callable[[torch.Tens
 
     def begin(_: torch.Tensor) -> None:
         if recorder.phase is not Phase.BACKWARD:
+            recorder.note_caller()
             recorder.enter(Phase.BACKWARD, no_sync=no_sync)
             torch.autograd.Variable._execution_engine.queue_callback(end)
 

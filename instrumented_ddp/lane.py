@@ -23,7 +23,7 @@ from instrumented_ddp.timing import host_now_ns
 class Lane(Protocol):
     """Runs the collectives of one process group in the order in which they are launched."""
 
-    def all_reduce(self, buffer: torch.Tensor, records: BucketRecords | None, call_site: int) -> Collective:
+    def all_reduce(self, buffer: torch.Tensor, records: BucketRecords | None) -> Collective:
         """Launch a sum over all ranks. The launch record is on disk before the collective is enqueued."""
 
     def wait(self, collective: Collective) -> None:
@@ -42,7 +42,7 @@ class HostLane:
         self._recorder = recorder
         self._newest: Collective | None = None
 
-    def all_reduce(self, buffer: torch.Tensor, records: BucketRecords | None, call_site: int) -> Collective:
+    def all_reduce(self, buffer: torch.Tensor, records: BucketRecords | None) -> Collective:
         """Launch on gloo's threads."""
         recorder = self._recorder
         if recorder is None:
@@ -53,7 +53,7 @@ class HostLane:
             self._newest.running_ns = host_now_ns()
         collective = self._newest = Collective(records, recorder.step)
         if records is not None:
-            collective.launch_ns = collective.running_ns = recorder.launches(records, call_site)
+            collective.launch_ns = collective.running_ns = recorder.launches(records)
         collective.work = self._group.allreduce([buffer])
         recorder.completions.add(collective)
         return collective
@@ -79,7 +79,7 @@ class StreamLane:
         self._stream = torch.cuda.Stream(device)
         self._work_can_block_a_stream = hasattr(dist.Work, "block_current_stream")
 
-    def all_reduce(self, buffer: torch.Tensor, records: BucketRecords | None, call_site: int) -> Collective:
+    def all_reduce(self, buffer: torch.Tensor, records: BucketRecords | None) -> Collective:
         """Launch behind our stream, which has waited for what the current stream was given so far."""
         recorder = self._recorder
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -89,7 +89,7 @@ class StreamLane:
                 collective.work = self._group.allreduce([buffer])
                 return collective
             collective = Collective(records, recorder.step)
-            recorder.launches(records, call_site)
+            recorder.launches(records)
             collective.start = recorder.timeline.mark()
             collective.work = self._group.allreduce([buffer])
             if self._work_can_block_a_stream:

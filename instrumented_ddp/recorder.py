@@ -26,11 +26,13 @@ from instrumented_ddp.call_sites import CallSites
 from instrumented_ddp.completion import CompletionWatch
 from instrumented_ddp.metadata import append_plan, describe_rank, describe_run
 from instrumented_ddp.records import ENTER_RECORDS, BucketRecords, PlanRecords, phase_records
-from instrumented_ddp.timing import Mark, host_now_ns, timeline_of
+from instrumented_ddp.timing import HostTimeline, Mark, host_now_ns, timeline_of
 from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.board import ReadinessBoard
 from overlapscope.trace.environment import Detail
 from overlapscope.trace.format import (
     EVENTS_FILE,
+    NO_CALL_SITE,
     RANK_FILE,
     RUN_FILE,
     Kind,
@@ -41,7 +43,7 @@ from overlapscope.trace.format import (
 )
 from overlapscope.trace.writer import DEFAULT_LIMIT_BYTES, EventLog
 
-_DATA_WAIT_FOLLOWS: Final = {Phase.BACKWARD, Phase.FINALISE, Phase.OPTIMIZER, Phase.EVALUATION}
+_DATA_WAIT_FOLLOWS: Final = (Phase.BACKWARD, Phase.FINALISE, Phase.OPTIMIZER, Phase.EVALUATION)
 """Between one of these and the next forward a loop fetches data; between two forwards it computes."""
 
 
@@ -80,10 +82,12 @@ class Recorder:
         self.timeline = timeline_of(device, self.log)
         self.completions = CompletionWatch(self.log)
         self._call_sites = CallSites(self.folder)
+        self._call_site = NO_CALL_SITE
         self._run = describe_run(group, detail)
         self._model_of_parameter = WeakIdKeyDictionary()
         self._is_ours: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool] = weakref.WeakKeyDictionary()
-        self._phase_records = phase_records(self.timeline.flags)
+        self._reduced_phases = phase_records(self.timeline.flags, no_sync=False)
+        self._no_sync_phases = phase_records(self.timeline.flags, no_sync=True)
         self._step_record = pack_body(Kind.STEP, flags=self.timeline.flags)
 
         self.step = 0
@@ -138,6 +142,20 @@ class Recorder:
         self.log.append(records.plan, self.step, now_ns, now_ns)
         return records
 
+    def readiness_board(self, model: int, parameters: int) -> memoryview[int] | None:
+        """Where gradient hooks store the time, until their bucket is ready and the records are written.
+
+        Returns:
+            Host nanoseconds by parameter number; None on a device whose marks are no host times, or without a file.
+        """
+        if not isinstance(self.timeline, HostTimeline):
+            return None
+        try:
+            return ReadinessBoard(self.folder, model, parameters).ready_ns
+        except OverlapScopeError as error:
+            self._complain_once(str(error))
+            return None
+
     # -- steps and phases ----------------------------------------------------------------------------------------
 
     def forward_is_called(self) -> None:
@@ -157,7 +175,7 @@ class Recorder:
             # Without an optimizer of torch nobody knows where the update ended and the data loader began.
             self._end_step(self._last_phase_end if self._optimizer_has_stepped else now)
         if self._last_phase in _DATA_WAIT_FOLLOWS:
-            self.timeline.write(self._phase_records[Phase.DATA_WAIT, False], self.step, self._last_phase_end, now)
+            self.timeline.write(self._reduced_phases[Phase.DATA_WAIT], self.step, self._last_phase_end, now)
             self._last_phase = Phase.DATA_WAIT
 
     def enter(self, phase: Phase, *, no_sync: bool = False) -> None:
@@ -197,18 +215,21 @@ class Recorder:
         self.log.append(pack_body(Kind.INCIDENT, index=self.log.incidents + 1), self.step, now_ns, now_ns)
         self.log.preserve()
 
-    def caller(self) -> int:
-        """The number of the user's line that is running."""
-        return self._call_sites.number_of_caller()
+    def note_caller(self) -> None:
+        """The user's line that is running is behind the collectives that follow.
 
-    def launches(self, records: BucketRecords, call_site: int) -> int:
+        Where no line of the user's is to be seen, as on autograd's own thread on CUDA, the one before stays.
+        """
+        self._call_site = self._call_sites.number_of_caller() or self._call_site
+
+    def launches(self, records: BucketRecords) -> int:
         """A collective is about to be enqueued. Its announcement is on disk when this returns.
 
         Returns:
             The time that was written, in host nanoseconds.
         """
         now_ns = host_now_ns()
-        self.log.append(records.launch(call_site), self.step, now_ns, now_ns)
+        self.log.append(records.launch(self._call_site), self.step, now_ns, now_ns)
         return now_ns
 
     def close(self) -> None:
@@ -242,8 +263,8 @@ class Recorder:
     def _end_open_phase(self, now: Mark) -> None:
         phase = self._open_phase
         assert phase is not None
-        body = self._phase_records[phase, self._open_phase_is_no_sync]
-        self.timeline.write(body, self.step, self._open_phase_start, now)
+        records = self._no_sync_phases if self._open_phase_is_no_sync else self._reduced_phases
+        self.timeline.write(records[phase], self.step, self._open_phase_start, now)
         self._last_phase, self._last_phase_end = phase, now
         self._open_phase = None
         if phase is Phase.OPTIMIZER:

@@ -64,16 +64,11 @@ def buffer_records(timeline_flags: Flag, model: int, elements: int, dtype: str) 
     return BucketRecords(timeline_flags, op="broadcast", index=NO_BUCKET, model=model, elements=elements, dtype=dtype)
 
 
-ENTER_RECORDS: Final = {phase: pack_body(Kind.ENTER, index=phase) for phase in Phase}
+ENTER_RECORDS: Final = tuple(pack_body(Kind.ENTER, index=phase) for phase in Phase)
 """That a phase begins, by phase."""
 
 
-def phase_records(timeline_flags: Flag) -> dict[tuple[Phase, bool], bytes]:
-    """That a phase has ended, by phase and whether it was part of a pass under ``no_sync()``."""
-    return {
-        (phase, no_sync): pack_body(
-            Kind.PHASE, index=phase, flags=timeline_flags | (Flag.NO_SYNC if no_sync else Flag.NONE)
-        )
-        for phase in Phase
-        for no_sync in (False, True)
-    }
+def phase_records(timeline_flags: Flag, *, no_sync: bool) -> tuple[bytes, ...]:
+    """That a phase has ended, by phase; of a pass under ``no_sync()`` or of one that is reduced."""
+    flags = timeline_flags | (Flag.NO_SYNC if no_sync else Flag.NONE)
+    return tuple(pack_body(Kind.PHASE, index=phase, flags=flags) for phase in Phase)

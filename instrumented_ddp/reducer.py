@@ -8,7 +8,8 @@ the plan, never in the order of readiness: a ready bucket waits for those before
 collectives by order alone. When the last one has been launched, autograd is asked to call ``finalise`` at the
 end of this backward, where the host or the stream waits for what is still on the wire.
 
-Hooks hold recording code only where the readiness of every gradient is recorded.
+Hooks hold recording code only where the readiness of every gradient is recorded, and then store no more than the
+time: the records are written when the bucket is ready.
 """
 
 from __future__ import annotations
@@ -23,15 +24,18 @@ from instrumented_ddp.completion import Collective
 from instrumented_ddp.lane import Lane
 from instrumented_ddp.recorder import Recorder
 from instrumented_ddp.records import BucketRecords, PlanRecords
-from overlapscope.trace.format import NO_CALL_SITE, Phase
+from overlapscope.trace.format import Phase
 
 
 class Bucket:
     """One flat buffer, the parameters whose gradients it holds, and how far it has got in this backward."""
 
-    __slots__ = ("buffer", "collective", "is_ready", "parameters", "pending", "records", "views")
+    __slots__ = ("buffer", "collective", "indices", "is_ready", "parameters", "pending", "records", "views")
 
-    def __init__(self, parameters: list[torch.nn.Parameter], records: BucketRecords | None) -> None:
+    def __init__(
+        self, indices: tuple[int, ...], parameters: list[torch.nn.Parameter], records: BucketRecords | None
+    ) -> None:
+        self.indices = indices
         self.parameters = parameters
         self.records = records
         first = parameters[0]
@@ -62,6 +66,7 @@ class Reducer:
         gradient_as_bucket_view: ``parameter.grad`` is a view of the bucket instead of a copy.
         recorder: told of everything that happens, if there is one.
         plan_records: the plan's packed records; goes with ``recorder``.
+        board: where hooks store when gradients are ready, if that is recorded and there is one.
     """
 
     def __init__(
@@ -75,6 +80,7 @@ class Reducer:
         gradient_as_bucket_view: bool,
         recorder: Recorder | None,
         plan_records: PlanRecords | None,
+        board: memoryview[int] | None,
     ) -> None:
         self._names = names
         self._parameters = parameters
@@ -82,13 +88,12 @@ class Reducer:
         self._world_size = world_size
         self._gradient_as_bucket_view = gradient_as_bucket_view
         self._recorder = recorder
+        self._board = board
         self._expects_gradients = False
         self._is_ready = [False] * len(parameters)
         self._gradient_records: list[bytes] = []  # refilled in place: hooks hold on to it
         self.gradient_order: list[int] | None = []
         """Parameters in the order of their first gradients; None once it has been used."""
-        self.forward_call_site = NO_CALL_SITE
-        """Stands in for the line of the backward, which is not to be seen from autograd's thread on CUDA."""
         self.adopt(plan, plan_records)
         self._hooks: list[RemovableHandle] = [
             parameter.register_post_accumulate_grad_hook(self._make_hook(index))
@@ -101,7 +106,9 @@ class Reducer:
         self._gradient_records[:] = plan_records.gradient_ready if plan_records else []
         self._buckets = [
             Bucket(
-                [self._parameters[index] for index in indices], plan_records.buckets[number] if plan_records else None
+                indices,
+                [self._parameters[index] for index in indices],
+                plan_records.buckets[number] if plan_records else None,
             )
             for number, indices in enumerate(plan.buckets)
         ]
@@ -138,23 +145,29 @@ class Reducer:
         return self._expects_gradients
 
     def _make_hook(self, index: int) -> Callable[[torch.Tensor], None]:
-        recorder = self._recorder
+        recorder, board = self._recorder, self._board
         if recorder is None or recorder.detail == "buckets":
 
             def hook(_: torch.Tensor) -> None:
                 if self._expects_gradients:
                     self._mark_parameter_as_ready(index)
 
-        else:
-            mark, write, records = recorder.timeline.mark, recorder.timeline.write, self._gradient_records
+            return hook
 
-            def hook(_: torch.Tensor) -> None:
-                now = mark()
+        mark, write, records = recorder.timeline.mark, recorder.timeline.write, self._gradient_records
+
+        def recording_hook(_: torch.Tensor) -> None:
+            now = mark()
+            if not self._expects_gradients:
                 write(records[index], recorder.step, now, now)
-                if self._expects_gradients:
-                    self._mark_parameter_as_ready(index)
+                return
+            if board is None:
+                write(records[index], recorder.step, now, now)
+            else:
+                board[index] = now
+            self._mark_parameter_as_ready(index)
 
-        return hook
+        return recording_hook
 
     def _mark_parameter_as_ready(self, index: int) -> None:
         if self._is_ready[index]:
@@ -178,9 +191,13 @@ class Reducer:
             self._copy_in(bucket)
         else:
             if recorder.phase is not Phase.BACKWARD:  # no output of the module was seen to get a gradient
+                recorder.note_caller()
                 recorder.enter(Phase.BACKWARD)
             timeline, step = recorder.timeline, recorder.step
             ready = timeline.mark()
+            if self._board is not None:
+                for index in bucket.indices:
+                    timeline.write(self._gradient_records[index], step, self._board[index], self._board[index])
             self._copy_in(bucket)
             timeline.write(bucket.records.ready, step, ready, ready)
             timeline.write(bucket.records.copy_in, step, ready, timeline.mark())
@@ -189,13 +206,10 @@ class Reducer:
 
     def _launch_ready_buckets(self) -> None:
         """Launch what is ready and has no predecessor that is not."""
-        call_site = NO_CALL_SITE
-        if self._recorder is not None:
-            call_site = self._recorder.caller() or self.forward_call_site
         buckets = self._buckets
         while self._next_bucket < len(buckets) and buckets[self._next_bucket].is_ready:
             bucket = buckets[self._next_bucket]
-            bucket.collective = self._lane.all_reduce(bucket.buffer, bucket.records, call_site)
+            bucket.collective = self._lane.all_reduce(bucket.buffer, bucket.records)
             self._next_bucket += 1
             if self._next_bucket == len(buckets):
                 torch.autograd.Variable._execution_engine.queue_callback(self._finalise)

@@ -10,6 +10,7 @@ from typing import Final
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.format import (
+    BOARD_PATTERN,
     CALL_SITES_FILE,
     EVENTS_FILE,
     INCIDENT_PATTERN,
@@ -19,7 +20,10 @@ from overlapscope.trace.format import (
     TABLES_FOLDER,
 )
 
-_RANK_FILES: Final = (EVENTS_FILE, RUN_FILE, RANK_FILE, PLANS_FILE, CALL_SITES_FILE, INCIDENT_PATTERN, "*.json.part")
+_RANK_FILES: Final = (
+    *(EVENTS_FILE, RUN_FILE, RANK_FILE, PLANS_FILE, CALL_SITES_FILE),
+    *(BOARD_PATTERN, INCIDENT_PATTERN, "*.json.part"),
+)
 _TABLE_FILES: Final = ("*.parquet", "contents.json")
 
 

@@ -9,7 +9,8 @@ A recording is a folder per run holding a folder per rank; nothing is shared bet
         events.log         the event log: a header page, then fixed-size records
         plans.jsonl        one line per bucket plan: model, epoch, hash, buckets with parameters
         call_sites.jsonl   one line per call site: number, file, line, function
-        incident_1.log     the newest records at the time of an incident, kept when the log wraps
+        gradients_0.board  when each gradient of model 0 was last ready: an i64 a parameter
+      incident_1.log     the newest records at the time of an incident, kept when the log wraps
       rank_1/ ...
       tables/              Parquet tables, made from the above on first read
 
@@ -46,6 +47,7 @@ EVENTS_FILE: Final = "events.log"
 PLANS_FILE: Final = "plans.jsonl"
 CALL_SITES_FILE: Final = "call_sites.jsonl"
 INCIDENT_PATTERN: Final = "incident_*.log"
+BOARD_PATTERN: Final = "gradients_*.board"
 TABLES_FOLDER: Final = "tables"
 
 NO_BUCKET: Final = 0xFFFFFFFF
@@ -266,6 +268,11 @@ class LogHeader:
             closed=bool(closed),
             version=version,
         )
+
+
+def board_file(model: int) -> str:
+    """Name of the readiness board of one model."""
+    return f"gradients_{model}.board"
 
 
 def rank_folder(trace_folder: Path, rank: int) -> Path:

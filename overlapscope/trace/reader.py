@@ -13,7 +13,16 @@ import pandas as pd
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace import cache
-from overlapscope.trace.format import CALL_SITES_FILE, EVENTS_FILE, INCIDENT_PATTERN, PLANS_FILE, RANK_FILE, RUN_FILE
+from overlapscope.trace.board import read_board
+from overlapscope.trace.format import (
+    CALL_SITES_FILE,
+    EVENTS_FILE,
+    INCIDENT_PATTERN,
+    PLANS_FILE,
+    RANK_FILE,
+    RUN_FILE,
+    Kind,
+)
 from overlapscope.trace.log import Problem, Records, read_log
 from overlapscope.trace.tables import rank_tables
 
@@ -140,7 +149,8 @@ def _read_logs(
                 "closed": header.closed,
             }
         )
-        parts.append(rank_tables(_with_incidents(records, folder, problems), rank, offset_ns))
+        records = _with_boards(_with_incidents(records, folder, problems), folder)
+        parts.append(rank_tables(records, rank, offset_ns))
         plans.append(_read_plans(folder / PLANS_FILE, problems))
         call_sites.append(_read_call_sites(folder / CALL_SITES_FILE, rank, problems))
     if progress:
@@ -176,6 +186,27 @@ def _with_incidents(records: Records, folder: Path, problems: list[Problem]) -> 
     merged = np.concatenate(kept)
     _, first = np.unique(merged["sequence"], return_index=True)
     return merged[first]
+
+
+def _with_boards(records: Records, folder: Path) -> Records:
+    """The log, and the gradients that were ready in buckets that never were: their records were still to be written."""
+    if not len(records):
+        return records
+    kept = [records]
+    for model in np.unique(records["model"][records["kind"] == Kind.PLAN]):
+        ready_ns = np.asarray(read_board(folder, int(model)), dtype=np.int64)
+        logged = records[(records["kind"] == Kind.GRADIENT_READY) & (records["model"] == model)]
+        logged = logged[logged["index"] < len(ready_ns)]
+        logged_ns = np.zeros(len(ready_ns), dtype=np.int64)
+        np.maximum.at(logged_ns, logged["index"], logged["end_ns"])
+        (parameters,) = np.nonzero(ready_ns > logged_ns)
+        rows = np.zeros(len(parameters), dtype=records.dtype)
+        rows["kind"], rows["index"], rows["model"] = Kind.GRADIENT_READY, parameters, model
+        rows["start_ns"] = rows["end_ns"] = ready_ns[parameters]
+        rows["step"], rows["sequence"] = records["step"].max(), records["sequence"][-1]
+        rows["plan_epoch"] = records["plan_epoch"][(records["kind"] == Kind.PLAN) & (records["model"] == model)].max()
+        kept.append(rows)
+    return np.concatenate(kept)
 
 
 def _offset_to(reference: dict[str, Any], where: dict[str, Any]) -> tuple[str, int]:

@@ -247,3 +247,28 @@ def test_a_disk_that_fills_up_is_said_once_and_training_goes_on(traces, capsys, 
     DistributedDataParallel(nn.Linear(4, 2), trace=traces)
     message = capsys.readouterr().err
     assert message.count("No space left on device") == 1
+
+
+def test_gradients_that_are_ready_in_a_bucket_that_never_is_are_in_the_trace(traces):
+    model = DistributedDataParallel(nn.ModuleDict({"used": nn.Linear(4, 2), "unused": nn.Linear(4, 2)}), trace=traces)
+    model.module.forward = model.module["used"].forward
+    backward(model)
+    trace = recorded(model, traces)
+    names = trace.plans.drop_duplicates("parameter").set_index("parameter")["name"]
+    assert sorted(trace.gradients["parameter"].map(names)) == ["used.bias", "used.weight"]
+    assert len(trace.collectives) == 0
+    assert set(trace.gradients["step"]) == {0}
+
+
+def test_every_gradient_of_every_pass_is_recorded_once(traces):
+    model = make_model(traces)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        with model.no_sync():
+            backward(model)
+        backward(model)
+        optimizer.step()
+    trace = recorded(model, traces)
+    per_parameter = trace.gradients.groupby(["step", "parameter"]).size()
+    assert len(per_parameter) == 3 * len(list(model.parameters()))
+    assert set(per_parameter) == {2}

@@ -1,0 +1,51 @@
+"""The readiness board: what hooks store outlives them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.board import ReadinessBoard, read_board
+
+DIE_AFTER_STORING = """
+import os, signal, sys
+from pathlib import Path
+from overlapscope.trace.board import ReadinessBoard
+board = ReadinessBoard(Path(sys.argv[1]), model=0, parameters=3)
+board.ready_ns[1] = 123456789012345
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_time_outlives_the_process_that_stored_it(tmp_path):
+    died = subprocess.run(
+        [sys.executable, "-c", DIE_AFTER_STORING, tmp_path], cwd=Path(__file__).parents[2], timeout=60
+    )
+    assert died.returncode == -signal.SIGKILL
+    assert list(read_board(tmp_path, 0)) == [0, 123456789012345, 0]
+
+
+def test_models_have_boards_of_their_own(tmp_path):
+    ReadinessBoard(tmp_path, 0, 1).ready_ns[0] = 5
+    ReadinessBoard(tmp_path, 1, 2).ready_ns[0] = 7
+    assert list(read_board(tmp_path, 0)) == [5]
+    assert list(read_board(tmp_path, 1)) == [7, 0]
+
+
+def test_a_board_that_is_missing_or_cut_short_tells_what_it_can(tmp_path):
+    assert list(read_board(tmp_path, 0)) == []
+    ReadinessBoard(tmp_path, 0, 2).ready_ns[0] = 5
+    os.truncate(tmp_path / "gradients_0.board", 13)
+    assert list(read_board(tmp_path, 0)) == [5]
+
+
+def test_a_board_that_is_there_is_not_overwritten(tmp_path):
+    ReadinessBoard(tmp_path, 0, 1)
+    with pytest.raises(OverlapScopeError, match=r"gradients_0\.board: can't be made"):
+        ReadinessBoard(tmp_path, 0, 1)
