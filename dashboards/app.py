@@ -72,7 +72,7 @@ def start_server(recording: Recording, address: str, port: int) -> pn.io.server.
     """A server that is listening; it answers when its ``io_loop`` runs."""
     port = port or _free_port(address, [0])
     pages = {route: _page(build, recording) for route, build in ROUTES.items()}
-    server = pn.serve(
+    return pn.serve(
         pages,
         address=address,
         port=port,
@@ -84,11 +84,6 @@ def start_server(recording: Recording, address: str, port: int) -> pn.io.server.
         check_unused_sessions_milliseconds=5_000,
         unused_session_lifetime_milliseconds=10_000,
     )
-    # An answer is several small websocket frames: with Nagle's algorithm each of them would wait up to 40 ms for the
-    # browser to acknowledge the one before. Connections inherit this from the socket that accepts them.
-    for listener in server._http._sockets.values():
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return server
 
 
 def _page(build: BuildPage, recording: Recording) -> Callable[[], None]:

@@ -42,8 +42,7 @@ def _times(span: SpanDetails) -> Rows:
         rows.append(("at", format_moment_ns(span.start_ns)))
     else:
         rows.append(("start", format_moment_ns(span.start_ns) + (" or later" if span.start_is_bound else "")))
-        uncertain = f" or up to {format_ns(span.end_uncertainty_ns)} earlier" if span.end_uncertainty_ns else ""
-        rows += [("end", format_moment_ns(span.end_ns) + uncertain), ("duration", format_ns(span.duration_ns))]
+        rows += [("end", format_moment_ns(span.end_ns) + _doubt(span)), ("duration", format_ns(span.duration_ns))]
     label, moment = rows[0]
     if span.launch_ns is not None or span.end_ns is not None:
         rows[0] = (label, f"{moment} into the {'step' if span.step_is_known else 'recording'}")
@@ -58,3 +57,12 @@ def _parameters(names: tuple[str, ...]) -> Rows:
         shown.append(f"and {len(names) - len(shown)} more")
     label = "parameter" if len(names) == 1 else f"{len(names)} parameters"
     return [(label if line == 0 else "", name) for line, name in enumerate(shown)]
+
+
+def _doubt(span: SpanDetails) -> str:
+    """What to say of the end of a span that may have been earlier."""
+    if not span.end_uncertainty_ns:
+        return ""
+    if span.duration_ns is not None and span.end_uncertainty_ns >= span.duration_ns:
+        return " at the latest"
+    return f" or up to {format_ns(span.end_uncertainty_ns)} earlier"

@@ -8,8 +8,10 @@ import pytest
 from dashboards.pages.timeline import view_of_address
 from dashboards.plots import timeline as timeline_module
 from dashboards.plots.timeline import TimelinePlot, step_view
+from dashboards.plots.tooltip import tooltip_of
 from dashboards.theme import SHADES
 from overlapscope.analysis.lanes import CATEGORIES
+from overlapscope.analysis.span_details import SpanDetails
 
 MS = 1_000_000
 US = 1_000
@@ -144,3 +146,22 @@ def test_the_address_gives_the_view(snapshot, query, expected):
 
 def test_a_step_in_the_address_is_shown_unless_a_range_is_given(snapshot):
     assert view_of_address(snapshot.timeline, {"step": [b"2"]}) == step_view(snapshot.timeline, 2)
+
+
+@pytest.mark.parametrize(
+    ("uncertainty_ns", "said"),
+    [(0, ""), (2_000_000, "or up to 2.00 ms earlier"), (9_000_000, "at the latest")],
+)
+def test_a_tooltip_says_how_sure_the_end_of_a_collective_is(uncertainty_ns, said):
+    span = SpanDetails(
+        what="all-reduce",
+        rank=0,
+        step=3,
+        step_is_known=True,
+        start_ns=1_000_000,
+        end_ns=10_000_000,
+        launch_ns=1_000_000,
+        end_uncertainty_ns=uncertainty_ns,
+    )
+    _, rows = tooltip_of(span)
+    assert dict(rows)["end"] == f"10.000 ms {said}".strip()
