@@ -60,7 +60,7 @@ class Reducer:
     Args:
         names: of the parameters, for messages.
         parameters: that require a gradient, in the module's order, each once.
-        plan: the first bucket plan; ``rebuild`` replaces it.
+        plan: the first bucket plan; ``adopt`` replaces it.
         lane: where collectives run.
         world_size: what sums are divided by.
         gradient_as_bucket_view: ``parameter.grad`` is a view of the bucket instead of a copy.
@@ -139,11 +139,6 @@ class Reducer:
         for hook in self._hooks:
             hook.remove()
 
-    @property
-    def is_reducing(self) -> bool:
-        """The backward that comes next, or runs, is reduced; False under ``no_sync``."""
-        return self._expects_gradients
-
     def _make_hook(self, index: int) -> Callable[[torch.Tensor], None]:
         recorder, board = self._recorder, self._board
         if recorder is None or recorder.detail == "buckets":
@@ -186,23 +181,25 @@ class Reducer:
             self._mark_bucket_as_ready(bucket)
 
     def _mark_bucket_as_ready(self, bucket: Bucket) -> None:
-        recorder = self._recorder
-        if recorder is None or bucket.records is None:
+        recorder, records = self._recorder, bucket.records
+        if recorder is None or records is None:
             self._copy_in(bucket)
         else:
             if recorder.phase is not Phase.BACKWARD:  # no output of the module was seen to get a gradient
                 recorder.note_caller()
                 recorder.enter(Phase.BACKWARD)
-            timeline, step = recorder.timeline, recorder.step
+            timeline = recorder.timeline
             ready = timeline.mark()
-            if self._board is not None:
-                for index in bucket.indices:
-                    timeline.write(self._gradient_records[index], step, self._board[index], self._board[index])
             self._copy_in(bucket)
-            timeline.write(bucket.records.ready, step, ready, ready)
-            timeline.write(bucket.records.copy_in, step, ready, timeline.mark())
+            timeline.write(records.ready, recorder.step, ready, ready)
+            timeline.write(records.copy_in, recorder.step, ready, timeline.mark())
         bucket.is_ready = True
         self._launch_ready_buckets()
+        if recorder is not None and self._board is not None:  # after the launch, which must not wait for them
+            for index in bucket.indices:
+                recorder.log.append(
+                    self._gradient_records[index], recorder.step, self._board[index], self._board[index]
+                )
 
     def _launch_ready_buckets(self) -> None:
         """Launch what is ready and has no predecessor that is not."""

@@ -31,15 +31,44 @@ def recording_environment(folder: Path, detail: Detail, limit_mb: int | None = N
     return inherited | {TRACE_VARIABLE: str(folder.absolute()), DETAIL_VARIABLE: detail} | limit
 
 
-def start(command: Sequence[str], environment: Mapping[str, str], output: IO[bytes] | None = None) -> Child:
-    """Start a command in this terminal's foreground.
+@contextmanager
+def running(
+    command: Sequence[str], environment: Mapping[str, str], output: IO[bytes] | None = None
+) -> Iterator[tuple[Child, list[int]]]:
+    """Run a command in this terminal's foreground, and leave Ctrl-C and SIGTERM to it.
+
+    So it ends in its own way, and this process outlives it: wait for it inside. Ctrl-C reaches the child from the
+    terminal. SIGTERM reaches only this process and is passed on.
 
     Args:
         output: where its stdout and stderr go; None for where ours go.
 
+    Yields:
+        The child, and the signals that have come so far.
+
     Raises:
         OverlapScopeError: there is no such command.
     """
+    child: Child | None = None
+    received: list[int] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        if number == signal.SIGTERM and child is not None:
+            child.send_signal(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        child = _start(command, environment, output)
+        if signal.SIGTERM in received:  # it came before there was anybody to pass it on to
+            child.send_signal(signal.SIGTERM)
+        yield child, received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _start(command: Sequence[str], environment: Mapping[str, str], output: IO[bytes] | None) -> Child:
     program = find_program(command[0])
     try:
         return subprocess.Popen([program, *command[1:]], env=environment, stdout=output, stderr=output)
@@ -61,30 +90,6 @@ def find_program(name: str) -> str:
         hint = "put 'python' or 'torchrun' before a script" if is_script else "check the spelling, or give its path"
         raise OverlapScopeError(f"{name}: no such command; {hint}")
     return program
-
-
-@contextmanager
-def signals_left_to(child: Child) -> Iterator[list[int]]:
-    """Leave Ctrl-C and SIGTERM to the child, so that it ends in its own way and this process outlives it.
-
-    Ctrl-C reaches the child from the terminal. SIGTERM reaches only this process and is passed on.
-
-    Yields:
-        The signals that have come so far.
-    """
-    received: list[int] = []
-
-    def note(number: int, _frame: FrameType | None) -> None:
-        received.append(number)
-        if number == signal.SIGTERM:
-            child.send_signal(number)
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def exit_code(child: Child) -> int:

@@ -62,10 +62,11 @@ def _train(folder: Path, steps: int) -> int:
     # One thread a rank: on few cores, more would only fight with the other rank's and with the communication.
     environment = child_process.recording_environment(folder, "parameters") | {"OMP_NUM_THREADS": "1"}
     training_log = folder / "training.log"
-    with training_log.open("wb") as output:
-        child = child_process.start(_training_command(steps), environment, output)
-        with child_process.signals_left_to(child) as received:
-            _show_progress(child, folder, steps)
+    with (
+        training_log.open("wb") as output,
+        child_process.running(_training_command(steps), environment, output) as (child, received),
+    ):
+        _show_progress(child, folder, steps)
     if received:
         return 128 + received[0]
     code = child_process.exit_code(child)

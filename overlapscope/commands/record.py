@@ -45,8 +45,8 @@ def run(args: argparse.Namespace) -> int:
     elif recording_folder.holds_recording(args.output):
         raise OverlapScopeError(f"{args.output}: already holds a recording; give another folder with -o, or --force")
     recording_folder.make_ready(args.output)
-    child = child_process.start(command, child_process.recording_environment(args.output, args.detail, args.limit_mb))
-    with child_process.signals_left_to(child):
+    environment = child_process.recording_environment(args.output, args.detail, args.limit_mb)
+    with child_process.running(command, environment) as (child, _):
         child.wait()
     code = child_process.exit_code(child)
     recorded = recording_folder.describe(args.output)

@@ -169,7 +169,9 @@ def _missing_records(
     kept = len(records)
     promised = min(header.written_records, header.capacity_records) if header.closed else header.capacity_records
     if size < HEADER_BYTES + promised * RECORD_BYTES:
-        shown = "1 whole record before it is shown" if kept == 1 else f"{kept} whole records before it are shown"
+        shown = (
+            "the one whole record before it is shown" if kept == 1 else f"the {kept} whole records before it are shown"
+        )
         return [Problem("error", f"{path}: cut short at offset {size}; {shown}")]
     problems = []
     if not header.closed:
