@@ -8,6 +8,7 @@ comes only when a drag is over, which is too late.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sized
 from typing import Any, Final
 
 import numpy as np
@@ -117,7 +118,10 @@ class TimelinePlot:
         steps = step_line_columns(self._timeline.steps, wide, 3 * width_px)
         # The browser stops drawing with the first of these, until it has the answer that follows them.
         self.spans.data = spans
-        self.shades.data, self.labels.data, self.step_lines.data = shades, labels, steps
+        for source, columns in ((self.shades, shades), (self.labels, labels), (self.step_lines, steps)):
+            # Every message costs the browser time, so nothing is not sent after nothing.
+            if _is_filled(columns) or _is_filled(source.data):
+                source.data = columns
         return in_view
 
     def step_at(self, time_ns: int) -> int | None:
@@ -155,6 +159,10 @@ class TimelinePlot:
             "label": [label for label, _ in rows] or [""],
             "value": [value for _, value in rows] or [""],
         }
+
+
+def _is_filled(columns: Mapping[str, Sized]) -> bool:
+    return any(len(values) > 0 for values in columns.values())
 
 
 def step_view(timeline: Timeline, step: int, move: int = 0) -> View | None:
