@@ -3,8 +3,9 @@
     python benchmarks/recorder.py [--pairs 60]
 
 1. A record in a tight loop: clock and append, caches warm.
-2. A record in a gradient hook of a real backward (400 parameters, 2 ranks), caches as they are there: the time
-   that passes between a hook before ours and a hook after ours, recording, less the same without recording.
+2. What a gradient hook pays for recording in a real backward (400 parameters, 2 ranks), with caches as they are
+   there: the time that passes between a hook before ours and a hook after ours, recording, less the same without.
+   The hook stores a time; the record is packed later, in a loop as in 1, when the bucket has been launched.
 3. Step time of 2 ranks over gloo, for three models and both levels of detail. One and the same model has its
    recording switched on and off (on off off on ...), so that both sides use the same memory: two instances of a
    model differ by 3 % for no other reason. A pair is a block of steps with recording and one without, a barrier
@@ -172,7 +173,7 @@ def run_rank(rank: int, rendezvous: str, pairs: int, folder: str) -> None:
     recorded_ns = measure_hook_ns(True, f"{folder}/hooks")
     if rank == 0:
         print(
-            f"record in a hook      {recorded_ns - plain_ns:6.0f} ns  ({recorded_ns:.0f} - {plain_ns:.0f})", flush=True
+            f"recording in a hook   {recorded_ns - plain_ns:6.0f} ns  ({recorded_ns:.0f} - {plain_ns:.0f})", flush=True
         )
         print(f"\nstep time recorded / not recorded, {pairs} pairs of blocks on 2 ranks, median [95 % interval]")
         print(f"{'model':12} {'detail':11} {'step ms':>8} {'wall':>22} {'CPU':>22}", flush=True)

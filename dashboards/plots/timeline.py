@@ -8,7 +8,6 @@ comes only when a drag is over, which is too late.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
 from typing import Any, Final
 
 import numpy as np
@@ -161,7 +160,7 @@ class TimelinePlot:
         }
 
 
-def _is_filled(columns: Mapping[str, Sized]) -> bool:
+def _is_filled(columns: Any) -> bool:
     return any(len(values) > 0 for values in columns.values())
 
 
