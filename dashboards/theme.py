@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 from bokeh.model import Model
 
-from overlapscope.analysis.lanes import BUCKET_SLOTS, CATEGORIES
+from overlapscope.analysis.lanes import CATEGORIES
 
 ThemeName = Literal["light", "dark"]
 
@@ -71,11 +71,6 @@ def ink(theme: ThemeName) -> Mapping[str, str]:
 def span_colours(theme: ThemeName) -> tuple[str, ...]:
     """The colour of each category of ``overlapscope.analysis.lanes.CATEGORIES``."""
     return _SPANS[theme]
-
-
-def bucket_colours(theme: ThemeName) -> tuple[str, ...]:
-    """The colours that buckets take in turn."""
-    return tuple(_SPANS[theme][CATEGORIES.index(f"bucket_{slot}")] for slot in range(BUCKET_SLOTS))
 
 
 def shade_palette(theme: ThemeName) -> list[str]:

@@ -49,8 +49,8 @@ class HostLane:
             collective = Collective(records, step=0)
             collective.work = self._group.allreduce([buffer])
             return collective
-        if self._newest is not None and not self._newest.work.is_completed():
-            self._newest.running_ns = host_now_ns()
+        if self._newest is not None:
+            _note_if_running(self._newest)
         collective = self._newest = Collective(records, recorder.step)
         if records is not None:
             collective.launch_ns = collective.running_ns = recorder.launches(records)
@@ -63,10 +63,16 @@ class HostLane:
         if self._recorder is None:
             collective.work.wait()
             return
-        if not collective.work.is_completed():
-            collective.running_ns = host_now_ns()
+        _note_if_running(collective)
         collective.work.wait()
         collective.over_ns = host_now_ns()
+
+
+def _note_if_running(collective: Collective) -> None:
+    # The clock first: a collective that ends between the two must not be said to have run any longer.
+    now_ns = host_now_ns()
+    if not collective.work.is_completed():
+        collective.running_ns = now_ns
 
 
 class StreamLane:
