@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import AllgatherOptions, BroadcastOptions  # type: ignore[attr-defined]
 
-from instrumented_ddp.buckets import ParameterSpec, fingerprint
+from instrumented_ddp.bucket_plan import BucketPlan, ParameterSpec, fingerprint
 
 
 class DisagreementError(RuntimeError):
@@ -28,13 +29,31 @@ def check_same_parameters(parameters: Sequence[ParameterSpec], group: dist.Proce
     signatures = [parameter.signature for parameter in parameters]
     own = torch.frombuffer(bytearray.fromhex(fingerprint(signatures)), dtype=torch.uint8).to(device)
     hashes = [torch.empty_like(own) for _ in range(group.size())]
-    dist.all_gather(hashes, own, group=group)
+    group.allgather([hashes], [own], AllgatherOptions()).wait()
     # Every rank sees the same hashes, so all of them take the slow path together or none does.
     if all(torch.equal(other, hashes[0]) for other in hashes):
         return
     everyones: list[list[tuple[str, tuple[int, ...], str]]] = [[] for _ in range(group.size())]
     dist.all_gather_object(everyones, signatures, group=group)
-    raise DisagreementError(describe_disagreement(everyones))
+    raise DisagreementError(f"{_as_torch_says(everyones, group.rank())} In detail: {describe_disagreement(everyones)}")
+
+
+def _as_torch_says(signatures: Sequence[Sequence[tuple[str, tuple[int, ...], str]]], rank: int) -> str:
+    """What one rank sees, in the words of ``verify_params_across_processes`` in torch's reducer.cpp."""
+    own = signatures[rank]
+    for other, theirs in enumerate(signatures):
+        if len(theirs) != len(own):
+            return (
+                f"DDP expects same model across all ranks, but Rank {rank} has {len(own)} params, while rank {other} "
+                f"has inconsistent {len(theirs)} params."
+            )
+    for place, ((_, shape, _), (_, shape_of_0, _)) in enumerate(zip(own, signatures[0], strict=True)):
+        if shape != shape_of_0:
+            return (
+                f"[{rank}]: params[{place}] in this process with sizes {list(shape)} appears not to match sizes of "
+                "the same param in process 0."
+            )
+    return "DDP expects same model across all ranks, but the parameters differ."
 
 
 def describe_disagreement(signatures: Sequence[Sequence[tuple[str, tuple[int, ...], str]]]) -> str:
@@ -61,17 +80,24 @@ def describe_disagreement(signatures: Sequence[Sequence[tuple[str, tuple[int, ..
     else:
         place = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b)
     return (
-        f"DDP expects the same model on all ranks, but {blame} differ: rank {reference} has {len(ours)} params, "
-        f"rank {differing[0]} has {len(theirs)} params, and the first difference is parameter {place}: "
+        f"{blame} differ: rank {reference} has {len(ours)} params, rank {differing[0]} has {len(theirs)} params, and "
+        f"the first difference is parameter {place}: "
         f"{_describe(ours, place)} on rank {reference}, {_describe(theirs, place)} on rank {differing[0]}."
     )
 
 
-def broadcast_numbers(numbers: Sequence[int], group: dist.ProcessGroup, device: torch.device) -> list[int]:
-    """Rank 0's numbers, on every rank; all ranks pass equally many."""
-    tensor = torch.tensor(numbers, dtype=torch.int64, device=device)
-    dist.broadcast(tensor, group=group, group_src=0)
-    return [int(number) for number in tensor.tolist()]
+def agree_on_plan(plan: BucketPlan, group: dist.ProcessGroup, device: torch.device) -> BucketPlan:
+    """Rank 0's plan, on every rank. All ranks hold the same parameters, so two numbers for each say everything."""
+    order = [index for bucket in plan.buckets for index in bucket]
+    bucket_of_place = [number for number, bucket in enumerate(plan.buckets) for _ in bucket]
+    numbers = torch.tensor([order, bucket_of_place], dtype=torch.int64, device=device)
+    group.broadcast([numbers], BroadcastOptions()).wait()
+    buckets: list[list[int]] = []
+    for index, number in zip(*numbers.tolist(), strict=True):
+        if number == len(buckets):
+            buckets.append([])
+        buckets[number].append(index)
+    return BucketPlan(plan.parameters, tuple(map(tuple, buckets)))
 
 
 def _describe(signatures: Sequence[tuple[str, tuple[int, ...], str]], place: int) -> str:

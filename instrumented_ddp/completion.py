@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import threading
 from queue import SimpleQueue
-from typing import Final
+from typing import Any, Final
 
+import torch
 import torch.distributed as dist
 
 from instrumented_ddp.records import BucketRecords
@@ -34,7 +35,8 @@ class Collective:
     def __init__(self, records: BucketRecords | None, step: int) -> None:
         self.records = records
         self.step = step
-        self.work: dist.Work
+        self.work: dist.Work | torch.futures.Future[Any]
+        """What the process group or the communication hook has returned."""
         self.launch_ns = 0
         self.running_ns = 0
         """Host: when it was last seen running."""
@@ -42,6 +44,11 @@ class Collective:
         """Host: when the training thread saw it to be over, which may be before a watching thread gets to run."""
         self.start: Mark = None
         self.end: Mark = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, seen from the host."""
+        return self.work.done() if isinstance(self.work, torch.futures.Future) else self.work.is_completed()
 
 
 class CompletionWatch:
@@ -82,7 +89,7 @@ class CompletionWatch:
         while (collective := self._launched.get()) is not None:
             try:
                 collective.work.wait()
-            except RuntimeError:  # it failed: the training thread meets the same error and reports it
+            except Exception:  # it, or a hook's callback, failed: the training thread meets the same error
                 continue
             end_ns = min(host_now_ns(), collective.over_ns)
             if collective.records is not None:

@@ -9,7 +9,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from instrumented_ddp.completion import Collective
 from instrumented_ddp.recorder import Recorder
 from instrumented_ddp.records import BucketRecords
-from instrumented_ddp.timing import host_now_ns
+from instrumented_ddp.timing import Timeline, host_now_ns
 
 
 class Lane(Protocol):
@@ -25,6 +26,9 @@ class Lane(Protocol):
 
     def all_reduce(self, buffer: torch.Tensor, records: BucketRecords | None) -> Collective:
         """Launch a sum over all ranks. The launch record is on disk before the collective is enqueued."""
+
+    def run_hook(self, hook: Callable[[], torch.futures.Future[Any]], records: BucketRecords | None) -> Collective:
+        """Call a communication hook, which launches what it likes and returns a future."""
 
     def wait(self, collective: Collective) -> None:
         """Make the current stream (on CPU, the host) wait for a collective.
@@ -40,22 +44,21 @@ class HostLane:
     def __init__(self, group: dist.ProcessGroup, recorder: Recorder | None) -> None:
         self._group = group
         self._recorder = recorder
+        self._sum = dist.AllreduceOptions()
         self._newest: Collective | None = None
 
     def all_reduce(self, buffer: torch.Tensor, records: BucketRecords | None) -> Collective:
         """Launch on gloo's threads."""
-        recorder = self._recorder
-        if recorder is None:
-            collective = Collective(records, step=0)
-            collective.work = self._group.allreduce([buffer])
-            return collective
-        if self._newest is not None:
-            _note_if_running(self._newest)
-        collective = self._newest = Collective(records, recorder.step)
-        if records is not None:
-            collective.launch_ns = collective.running_ns = recorder.launches(records)
-        collective.work = self._group.allreduce([buffer])
-        recorder.completions.add(collective)
+        collective = self._announce(records)
+        collective.work = self._group.allreduce([buffer], self._sum)
+        self._watch(collective)
+        return collective
+
+    def run_hook(self, hook: Callable[[], torch.futures.Future[Any]], records: BucketRecords | None) -> Collective:
+        """Call the hook on this thread."""
+        collective = self._announce(records)
+        collective.work = hook()
+        self._watch(collective)
         return collective
 
     def wait(self, collective: Collective) -> None:
@@ -67,11 +70,26 @@ class HostLane:
         collective.work.wait()
         collective.over_ns = host_now_ns()
 
+    def _announce(self, records: BucketRecords | None) -> Collective:
+        recorder = self._recorder
+        if recorder is None:
+            return Collective(records, step=0)
+        if self._newest is not None:
+            _note_if_running(self._newest)
+        collective = self._newest = Collective(records, recorder.step)
+        if records is not None:
+            collective.launch_ns = collective.running_ns = recorder.launches(records)
+        return collective
+
+    def _watch(self, collective: Collective) -> None:
+        if self._recorder is not None:
+            self._recorder.completions.add(collective)
+
 
 def _note_if_running(collective: Collective) -> None:
     # The clock first: a collective that ends between the two must not be said to have run any longer.
     now_ns = host_now_ns()
-    if not collective.work.is_completed():
+    if not collective.is_over:
         collective.running_ns = now_ns
 
 
@@ -82,38 +100,47 @@ class StreamLane:
         self._group = group
         self._device = device
         self._recorder = recorder
+        self._timeline: Timeline | None = recorder.timeline_on(device) if recorder is not None else None
+        self._sum = dist.AllreduceOptions()
         self._stream = torch.cuda.Stream(device)
         self._work_can_block_a_stream = hasattr(dist.Work, "block_current_stream")
 
     def all_reduce(self, buffer: torch.Tensor, records: BucketRecords | None) -> Collective:
         """Launch behind our stream, which has waited for what the current stream was given so far."""
-        recorder = self._recorder
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            if recorder is None or records is None:
-                collective = Collective(records, step=0)
-                collective.work = self._group.allreduce([buffer])
-                return collective
-            collective = Collective(records, recorder.step)
-            recorder.launches(records)
-            collective.start = recorder.timeline.mark()
-            collective.work = self._group.allreduce([buffer])
-            if self._work_can_block_a_stream:
-                collective.work.block_current_stream()
-                collective.end = recorder.timeline.mark()
+            collective = self._announce(records)
+            work = collective.work = self._group.allreduce([buffer], self._sum)
+            if self._timeline is not None and records is not None and self._work_can_block_a_stream:
+                work.block_current_stream()
+                collective.end = self._timeline.mark()
+        return collective
+
+    def run_hook(self, hook: Callable[[], torch.futures.Future[Any]], records: BucketRecords | None) -> Collective:
+        """Call the hook on the current stream, which is where its own kernels belong. Its end is seen by ``wait``."""
+        collective = self._announce(records)
+        collective.work = hook()
         return collective
 
     def wait(self, collective: Collective) -> None:
         """Make the current stream wait; over gloo this also blocks the host, as in stock DDP."""
         collective.work.wait()
-        recorder, records = self._recorder, collective.records
-        if recorder is None or records is None:
+        timeline, records = self._timeline, collective.records
+        if timeline is None or records is None:
             return
-        if collective.end is None:  # torch 2.7: the end is seen from the stream that waits for it
-            now = recorder.timeline.mark()
-            recorder.timeline.write(records.collective_bounds, collective.step, collective.start, now)
+        if collective.end is None:  # a hook, or torch 2.7: the end is seen from the stream that waits for it
+            timeline.write(records.collective_bounds, collective.step, collective.start, timeline.mark())
         else:
-            recorder.timeline.write(records.collective, collective.step, collective.start, collective.end)
+            timeline.write(records.collective, collective.step, collective.start, collective.end)
+
+    def _announce(self, records: BucketRecords | None) -> Collective:
+        recorder, timeline = self._recorder, self._timeline
+        if recorder is None or timeline is None or records is None:
+            return Collective(records, step=0)
+        collective = Collective(records, recorder.step)
+        recorder.launches(records)
+        collective.start = timeline.mark()
+        return collective
 
 
 def lane_of(device: torch.device, group: dist.ProcessGroup, recorder: Recorder | None) -> Lane:

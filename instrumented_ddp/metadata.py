@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from instrumented_ddp.buckets import BucketPlan, dtype_name
+from instrumented_ddp.bucket_plan import BucketPlan, dtype_name
 from instrumented_ddp.timing import host_now_ns
 from overlapscope import __version__
 from overlapscope.trace.format import FORMAT_VERSION, PLANS_FILE

@@ -21,12 +21,12 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
-from instrumented_ddp.buckets import BucketPlan
+from instrumented_ddp.bucket_plan import BucketPlan
 from instrumented_ddp.call_sites import CallSites
 from instrumented_ddp.completion import CompletionWatch
 from instrumented_ddp.metadata import append_plan, describe_rank, describe_run
 from instrumented_ddp.records import ENTER_RECORDS, BucketRecords, PlanRecords, phase_records
-from instrumented_ddp.timing import HostTimeline, Mark, host_now_ns, timeline_of
+from instrumented_ddp.timing import HostTimeline, Mark, Timeline, host_now_ns, timeline_of
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.board import ReadinessBoard
 from overlapscope.trace.environment import Detail
@@ -80,6 +80,7 @@ class Recorder:
             raise OverlapScopeError(f"{self.folder}: can't be made ({error.strerror})") from None
         self.log = EventLog(self.folder / EVENTS_FILE, limit_bytes)
         self.timeline = timeline_of(device, self.log)
+        self._timelines = {device: self.timeline}
         self.completions = CompletionWatch(self.log)
         self._call_sites = CallSites(self.folder)
         self._call_site = NO_CALL_SITE
@@ -110,6 +111,13 @@ class Recorder:
             register_optimizer_step_post_hook(self._optimizer_ends),
         ]
         atexit.register(self.close)
+
+    def timeline_on(self, device: torch.device) -> Timeline:
+        """The time line of one of the devices that a module spans. Phases and steps are timed on the first one's."""
+        timeline = self._timelines.get(device)
+        if timeline is None:
+            timeline = self._timelines[device] = timeline_of(device, self.log)
+        return timeline
 
     # -- models and plans ----------------------------------------------------------------------------------------
 
@@ -146,15 +154,28 @@ class Recorder:
         """Where gradient hooks store the time, until their bucket is ready and the records are written.
 
         Returns:
-            Host nanoseconds by parameter number; None on a device whose marks are no host times, or without a file.
+            Host nanoseconds by parameter number; None if no gradients are recorded, on a device whose marks are no
+            host times, or without a file.
         """
-        if not isinstance(self.timeline, HostTimeline):
+        if self.detail == "buckets" or not isinstance(self.timeline, HostTimeline):
             return None
         try:
             return ReadinessBoard(self.folder, model, parameters).ready_ns
         except OverlapScopeError as error:
             self._complain_once(str(error))
             return None
+
+    def gradients_were_ready(self, indices: Sequence[int], records: Sequence[bytes], ready_ns: Sequence[int]) -> None:
+        """Write when the gradients of a bucket were ready.
+
+        Args:
+            indices: of the bucket's parameters.
+            records: packed, by parameter.
+            ready_ns: host nanoseconds, by parameter.
+        """
+        append, step = self.log.append, self.step
+        for index in indices:
+            append(records[index], step, ready_ns[index], ready_ns[index])
 
     # -- steps and phases ----------------------------------------------------------------------------------------
 
@@ -168,7 +189,7 @@ class Recorder:
             self._end_open_phase(now)
         if self._step_start is None:
             self._step_start = now
-            self.timeline.step_begins()
+            self._step_begins()
             return
         step_is_over = self._optimizer_has_stepped or self._gradients_are_reduced
         if step_is_over and not self._step_is_marked_by_user:
@@ -244,7 +265,8 @@ class Recorder:
         if self._optimizer_has_stepped and not self._step_is_marked_by_user:
             self._end_step(self._last_phase_end)
         self.completions.close()
-        self.timeline.close()
+        for timeline in self._timelines.values():
+            timeline.close()
         self.log.close()
         self._call_sites.close()
 
@@ -255,10 +277,14 @@ class Recorder:
         self.step += 1
         self._step_start = end
         self._optimizer_has_stepped = self._gradients_are_reduced = False
-        self.timeline.step_begins()
+        self._step_begins()
         self.log.reserve()
         if self.log.disk_is_full:
             self._complain_once("the disk is full; the newest steps are kept")
+
+    def _step_begins(self) -> None:
+        for timeline in self._timelines.values():
+            timeline.step_begins()
 
     def _end_open_phase(self, now: Mark) -> None:
         phase = self._open_phase

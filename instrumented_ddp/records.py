@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from instrumented_ddp.buckets import BucketPlan, dtype_name
+from instrumented_ddp.bucket_plan import BucketPlan, dtype_name
 from overlapscope.trace.format import NO_BUCKET, NO_CALL_SITE, Flag, Kind, Phase, pack_body
 
 
@@ -62,6 +62,11 @@ class BucketRecords:
 def buffer_records(timeline_flags: Flag, model: int, elements: int, dtype: str) -> BucketRecords:
     """The records of a broadcast of buffers."""
     return BucketRecords(timeline_flags, op="broadcast", index=NO_BUCKET, model=model, elements=elements, dtype=dtype)
+
+
+def all_reduce_records(timeline_flags: Flag, model: int, elements: int, dtype: str) -> BucketRecords:
+    """The records of an all-reduce that is no bucket's: that of the bitmap of used parameters."""
+    return BucketRecords(timeline_flags, index=NO_BUCKET, model=model, elements=elements, dtype=dtype)
 
 
 ENTER_RECORDS: Final = tuple(pack_body(Kind.ENTER, index=phase) for phase in Phase)

@@ -10,278 +10,422 @@ end of this backward, where the host or the stream waits for what is still on th
 
 Hooks hold recording code only where the readiness of every gradient is recorded, and then store no more than the
 time: the records are written when the bucket is ready.
+
+What the wrapper calls is in ``c10d_reducer.py``, one bucket's memory in ``bucket.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import torch
+import torch.distributed as dist
+from torch.autograd.graph import get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
-from instrumented_ddp.buckets import BucketPlan
-from instrumented_ddp.completion import Collective
-from instrumented_ddp.lane import Lane
+from instrumented_ddp import complaints
+from instrumented_ddp.bucket import Bucket
+from instrumented_ddp.bucket_plan import BucketPlan
+from instrumented_ddp.comm_hooks import GradBucket, Hook, result_of
+from instrumented_ddp.lane import Lane, lane_of
+from instrumented_ddp.logging_data import Logger, RuntimeStats
 from instrumented_ddp.recorder import Recorder
-from instrumented_ddp.records import BucketRecords, PlanRecords
+from instrumented_ddp.records import all_reduce_records
+from instrumented_ddp.static_graph import StaticGraph
+from instrumented_ddp.unused_parameters import UsageMap, find_unused
 from overlapscope.trace.format import Phase
 
-
-class Bucket:
-    """One flat buffer, the parameters whose gradients it holds, and how far it has got in this backward."""
-
-    __slots__ = ("buffer", "collective", "indices", "is_ready", "parameters", "pending", "records", "views")
-
-    def __init__(
-        self, indices: tuple[int, ...], parameters: list[torch.nn.Parameter], records: BucketRecords | None
-    ) -> None:
-        self.indices = indices
-        self.parameters = parameters
-        self.records = records
-        first = parameters[0]
-        self.buffer = torch.empty(
-            sum(parameter.numel() for parameter in parameters), dtype=first.dtype, device=first.device
-        )
-        self.views = _views_like(self.buffer, parameters)
-        self.pending = len(parameters)
-        self.is_ready = False
-        self.collective: Collective | None = None
-
-    def reset(self) -> None:
-        """Expect all gradients again."""
-        self.pending = len(self.parameters)
-        self.is_ready = False
-        self.collective = None
+_said_that_none_is_unused = False
 
 
 class Reducer:
     """Averages the gradients of one module over a process group while autograd computes them.
 
     Args:
-        names: of the parameters, for messages.
         parameters: that require a gradient, in the module's order, each once.
         plan: the first bucket plan; ``adopt`` replaces it.
-        lane: where collectives run.
-        world_size: what sums are divided by.
+        group: the ranks whose gradients are averaged.
+        find_unused_parameters: look for parameters that have no part in a forward's outputs.
         gradient_as_bucket_view: ``parameter.grad`` is a view of the bucket instead of a copy.
+        skip_all_reduce_unused_params: a bucket of which no parameter is used is not reduced.
         recorder: told of everything that happens, if there is one.
-        plan_records: the plan's packed records; goes with ``recorder``.
-        board: where hooks store when gradients are ready, if that is recorded and there is one.
+        model_number: of the module, in the recording.
     """
 
     def __init__(
         self,
-        names: Sequence[str],
         parameters: Sequence[torch.nn.Parameter],
         plan: BucketPlan,
-        lane: Lane,
+        group: dist.ProcessGroup,
         *,
-        world_size: int,
+        find_unused_parameters: bool,
         gradient_as_bucket_view: bool,
+        skip_all_reduce_unused_params: bool,
         recorder: Recorder | None,
-        plan_records: PlanRecords | None,
-        board: memoryview[int] | None,
+        model_number: int,
     ) -> None:
-        self._names = names
+        self._names = [parameter.name for parameter in plan.parameters]
         self._parameters = parameters
-        self._lane = lane
-        self._world_size = world_size
-        self._gradient_as_bucket_view = gradient_as_bucket_view
+        self._group = group
+        self.find_unused_parameters = find_unused_parameters
+        self.gradient_as_bucket_view = gradient_as_bucket_view
+        self._skip_all_reduce_unused_params = skip_all_reduce_unused_params
         self._recorder = recorder
-        self._board = board
+        self._model_number = model_number
+        self._board = recorder.readiness_board(model_number, len(parameters)) if recorder is not None else None
+        self._lanes = {device: lane_of(device, group, recorder) for device in {p.device for p in parameters}}
+        self._static_graph: StaticGraph | None = None
+        self._usage = self._make_usage_map() if find_unused_parameters else None
+        self.unused: list[int] = []
+        """Parameters without a part in the newest iteration's outputs, as far as they were looked for."""
+        self._unused_before: list[int] | None = None
+        self._unused_are_marked = False
+        self._comm_hook: Hook | None = None
+        self._buffer_dtype: torch.dtype | None = None
+        self._optimizer_runs_in_backward = False
+        self._futures: list[torch.futures.Future[Any]] = []
+        self._logger: Logger | None = None
+        self.stats = RuntimeStats(parameters[0].device)
+        self._divisor: int | None = None
         self._expects_gradients = False
-        self._is_ready = [False] * len(parameters)
+        self._must_finalise = False
         self._gradient_records: list[bytes] = []  # refilled in place: hooks hold on to it
-        self.gradient_order: list[int] | None = []
-        """Parameters in the order of their first gradients; None once it has been used."""
-        self.adopt(plan, plan_records)
-        self._hooks: list[RemovableHandle] = [
-            parameter.register_post_accumulate_grad_hook(self._make_hook(index))
-            for index, parameter in enumerate(parameters)
-        ]
+        self._plans_made = 0
+        self.buckets_reduced = 0
+        """How many were launched in the newest backward."""
+        self.graph_is_static = True
+        """Whether every forward so far has left the same parameters unused."""
+        self.has_rebuilt_buckets = False
+        self.ready_order: list[int] = []
+        """Parameters in the order of their gradients in the newest backward."""
+        self.observed_order: list[int] = []
+        """All parameters in the order in which buckets are to be rebuilt; empty before the first reduction."""
+        self.adopt(plan, "construction")
+        self._accumulators = [get_gradient_edge(parameter).node for parameter in parameters]
+        self._hooks: list[RemovableHandle] = []
 
-    def adopt(self, plan: BucketPlan, plan_records: PlanRecords | None) -> None:
-        """Take a bucket plan from here on. Not during a backward."""
-        self.plan = plan
-        self._gradient_records[:] = plan_records.gradient_ready if plan_records else []
-        self._buckets = [
-            Bucket(
-                indices,
-                [self._parameters[index] for index in indices],
-                plan_records.buckets[number] if plan_records else None,
-            )
-            for number, indices in enumerate(plan.buckets)
-        ]
-        self._bucket_of = {
-            index: bucket for indices, bucket in zip(plan.buckets, self._buckets, strict=True) for index in indices
-        }
-        self._next_bucket = 0
-        self._has_begun = False
+    # -- plans ---------------------------------------------------------------------------------------------------
 
-    def prepare_for_backward(self) -> None:
-        """Expect one gradient of every parameter. Called at the end of each forward whose backward is to be reduced.
+    def adopt(self, plan: BucketPlan, reason: str) -> None:
+        """Take a bucket plan from here on. Not during a backward.
 
-        Raises:
-            RuntimeError: the backward before left parameters without a gradient, and ranks waiting.
+        Args:
+            reason: for the recording: ``construction`` or ``rebuild``.
         """
-        if self._has_begun:
-            self._complain_of_missing_gradients()
-        for bucket in self._buckets:
-            bucket.reset()
-        self._is_ready = [False] * len(self._parameters)
+        self.plan = plan
+        recorder, records = self._recorder, None
+        if recorder is not None:
+            records = recorder.plan_takes_effect(self._model_number, self._plans_made, plan, reason)
+            self._gradient_records[:] = records.gradient_ready
+        self._plans_made += 1
+        self.buckets = []
+        for number, indices in enumerate(plan.buckets):
+            device = self._parameters[indices[0]].device
+            self.buckets.append(
+                Bucket(
+                    number,
+                    indices,
+                    [self._parameters[index] for index in indices],
+                    dtype=self._buffer_dtype,
+                    is_sparse=plan.parameters[indices[0]].is_sparse,
+                    gradients_are_views=self.gradient_as_bucket_view,
+                    lane=self._lanes[device],
+                    timeline=recorder.timeline_on(device) if recorder is not None else None,
+                    records=records.buckets[number] if records is not None else None,
+                )
+            )
+        self._bucket_of = {index: bucket for bucket in self.buckets for index in bucket.indices}
+        self._is_ready = bytearray(len(self._parameters))
         self._next_bucket = 0
+
+    @property
+    def should_rebuild_buckets(self) -> bool:
+        """Buckets are rebuilt once, unless gradients may come in another order each time."""
+        return not self.has_rebuilt_buckets and (self._static_graph is not None or not self.find_unused_parameters)
+
+    # -- before the backward -------------------------------------------------------------------------------------
+
+    def expect_gradients(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Expect every gradient. Called at the end of each forward whose backward is to be reduced.
+
+        Args:
+            outputs: of the forward, if unused parameters are to be found.
+        """
+        self.stats.mark("backward_compute_start")
+        for bucket in self.buckets:
+            bucket.reset()
+        self._is_ready = bytearray(len(self._parameters))
+        self._next_bucket = self.buckets_reduced = 0
         self._expects_gradients = True
-        if self.gradient_order is not None:
-            self.gradient_order.clear()
+        self.ready_order = []
+        if self._static_graph is not None:
+            self._static_graph.begin_iteration()
+        elif self._usage is not None:
+            self._search_unused(outputs)
 
-    def remove_hooks(self) -> None:
-        """Let go of the parameters."""
-        for hook in self._hooks:
-            hook.remove()
+    def _search_unused(self, outputs: Sequence[torch.Tensor]) -> None:
+        global _said_that_none_is_unused
+        self.unused = find_unused(outputs, self._accumulators)
+        self._unused_are_marked = False
+        if not self.unused and not _said_that_none_is_unused:
+            _said_that_none_is_unused = True
+            warnings.warn(complaints.NO_UNUSED_FOUND, stacklevel=4)
+        if self._unused_before not in (None, self.unused):
+            self.graph_is_static = False
+        self._unused_before = self.unused
 
-    def _make_hook(self, index: int) -> Callable[[torch.Tensor], None]:
-        recorder, board = self._recorder, self._board
-        if recorder is None or recorder.detail == "buckets":
+    # -- during the backward: Algorithm 1 ------------------------------------------------------------------------
 
-            def hook(_: torch.Tensor) -> None:
-                if self._expects_gradients:
-                    self._mark_parameter_as_ready(index)
+    def register_hooks(self) -> None:
+        """Have autograd call us for every gradient, after all hooks that users have put on the parameter."""
+        hooks = [self._make_hook(index) for index in range(len(self._parameters))]
+        if len(self._lanes) > 1:
+            lock = threading.RLock()
+            hooks = [_one_at_a_time(hook, lock) for hook in hooks]
+        self._hooks = [node.register_hook(hook) for node, hook in zip(self._accumulators, hooks, strict=True)]
 
-            return hook
+    def _make_hook(self, index: int) -> Callable[..., None]:
+        recorder, on_gradient = self._recorder, self.on_gradient
+        if recorder is not None and recorder.detail != "buckets":
+            return self._make_recording_hook(recorder, index)
 
-        mark, write, records = recorder.timeline.mark, recorder.timeline.write, self._gradient_records
+        def hook(*_: object) -> None:
+            on_gradient(index)
 
-        def recording_hook(_: torch.Tensor) -> None:
+        return hook
+
+    def _make_recording_hook(self, recorder: Recorder, index: int) -> Callable[..., None]:
+        on_gradient = self.on_gradient
+        timeline = recorder.timeline_on(self._parameters[index].device)
+        mark, write, records, board = timeline.mark, timeline.write, self._gradient_records, self._board
+
+        def recording_hook(*_: object) -> None:
             now = mark()
-            if not self._expects_gradients:
-                write(records[index], recorder.step, now, now)
-                return
-            if board is None:
+            if board is None or not self._expects_gradients:
                 write(records[index], recorder.step, now, now)
             else:
                 board[index] = now
-            self._mark_parameter_as_ready(index)
+            on_gradient(index)
 
         return recording_hook
 
+    def on_gradient(self, index: int) -> None:
+        """A gradient has been accumulated."""
+        if self._usage is not None and not self._is_complete(index, self._usage):
+            return
+        if self._expects_gradients:
+            self.ready_order.append(index)
+            self._mark_parameter_as_ready(index)
+
+    def _is_complete(self, index: int, usage: UsageMap) -> bool:
+        """Keep the account of used parameters, and tell whether autograd will add nothing more to a gradient."""
+        static_graph = self._static_graph
+        if (static_graph is None or not static_graph.is_known) and self._parameters[index].grad is not None:
+            usage.note(index)
+        if static_graph is None:
+            if self._expects_gradients and not self._unused_are_marked:
+                self._unused_are_marked = True
+                for unused in self.unused:
+                    self._mark_parameter_as_ready(unused)
+            return True
+        if not static_graph.is_known:
+            static_graph.count(index)
+            return False
+        if not self._expects_gradients:
+            return False
+        left = static_graph.fires_left(index)
+        if left < 0:
+            self._fail(complaints.graph_has_changed(self._names[index]))
+        return left == 0
+
     def _mark_parameter_as_ready(self, index: int) -> None:
         if self._is_ready[index]:
-            raise RuntimeError(
-                f"Expected to mark a variable ready only once: {self._names[index]} was marked ready twice in one "
-                "backward. Its gradient is computed by two backward passes in one, as by re-entrant checkpointing, "
-                "or by a second backward through the same forward."
-            )
-        self._is_ready[index] = True
-        self._has_begun = True
-        if self.gradient_order is not None:
-            self.gradient_order.append(index)
+            self._fail(complaints.marked_twice(self._names[index], index))
+        self._is_ready[index] = 1
+        self._must_finalise = True
         bucket = self._bucket_of[index]
         bucket.pending -= 1
         if bucket.pending == 0:
             self._mark_bucket_as_ready(bucket)
 
     def _mark_bucket_as_ready(self, bucket: Bucket) -> None:
-        recorder, records = self._recorder, bucket.records
-        if recorder is None or records is None:
-            self._copy_in(bucket)
+        recorder, records, timeline = self._recorder, bucket.records, bucket.timeline
+        if recorder is None or records is None or timeline is None:
+            bucket.copy_in(self._share_of_each_rank())
         else:
             if recorder.phase is not Phase.BACKWARD:  # no output of the module was seen to get a gradient
                 recorder.note_caller()
                 recorder.enter(Phase.BACKWARD)
-            timeline = recorder.timeline
             ready = timeline.mark()
-            self._copy_in(bucket)
+            bucket.copy_in(self._share_of_each_rank())
             timeline.write(records.ready, recorder.step, ready, ready)
             timeline.write(records.copy_in, recorder.step, ready, timeline.mark())
         bucket.is_ready = True
         self._launch_ready_buckets()
         if recorder is not None and self._board is not None:  # after the launch, which must not wait for them
-            for index in bucket.indices:
-                recorder.log.append(
-                    self._gradient_records[index], recorder.step, self._board[index], self._board[index]
-                )
+            recorder.gradients_were_ready(bucket.indices, self._gradient_records, self._board)
 
     def _launch_ready_buckets(self) -> None:
         """Launch what is ready and has no predecessor that is not."""
-        buckets = self._buckets
+        buckets = self.buckets
         while self._next_bucket < len(buckets) and buckets[self._next_bucket].is_ready:
-            bucket = buckets[self._next_bucket]
-            bucket.collective = self._lane.all_reduce(bucket.buffer, bucket.records)
+            if self._next_bucket == 0:
+                self.stats.mark("backward_comm_start")
+            self._launch(buckets[self._next_bucket])
             self._next_bucket += 1
             if self._next_bucket == len(buckets):
+                if self._usage is not None and self._static_graph is None:
+                    self._usage.all_reduce()
                 torch.autograd.Variable._execution_engine.queue_callback(self._finalise)
 
-    def _copy_in(self, bucket: Bucket) -> None:
-        """Gather a bucket's gradients, divided by the world size: one fused copy, one multiplication.
+    def _launch(self, bucket: Bucket) -> None:
+        if self._skip_all_reduce_unused_params and set(bucket.indices) <= set(self.unused):
+            return
+        self.buckets_reduced += 1
+        if self._comm_hook is None:
+            bucket.collective = bucket.lane.all_reduce(bucket.buffer, bucket.records)
+        else:
+            hook, seen = self._comm_hook, self.as_hooks_see_it(bucket)
+            bucket.collective = bucket.lane.run_hook(lambda: hook(seen), bucket.records)
 
-        Multiplying copies by 1/N and dividing views by N is what stock DDP does, to the bit.
-        """
-        strays = [
-            (parameter, view)
-            for parameter, view in zip(bucket.parameters, bucket.views, strict=True)
-            if parameter.grad is not view
-        ]
-        with torch.no_grad():
-            if strays:
-                torch._foreach_copy_([view for _, view in strays], _gradients(parameter for parameter, _ in strays))
-            if len(strays) == len(bucket.views):
-                bucket.buffer.mul_(1.0 / self._world_size)
-            else:
-                bucket.buffer.div_(self._world_size)
-        if self._gradient_as_bucket_view:
-            for parameter, view in strays:
-                parameter.grad = view
+    def _share_of_each_rank(self) -> int | None:
+        """What gradients are divided by: the ranks that take part. None if a communication hook does it."""
+        if self._comm_hook is not None:
+            return None
+        if self._divisor is None:
+            self._divisor = self.participants()
+        return self._divisor
+
+    def participants(self) -> int:
+        """How many ranks' gradients are summed."""
+        return self._group.size()
+
+    # -- at the end of the backward ------------------------------------------------------------------------------
 
     def _finalise(self) -> None:
         """Wait for every bucket in order and hand the averages to the parameters."""
         recorder = self._recorder
+        self.stats.mark("backward_compute_end")
+        if self.should_rebuild_buckets and (self._static_graph is None or self._static_graph.is_known):
+            self.observed_order = self.ready_order + (self.unused if self._static_graph is not None else [])
+        self._expects_gradients = False
+        self._must_finalise = False
+        self._divisor = None
         if recorder is not None:
             recorder.enter(Phase.FINALISE)
         try:
-            for bucket in self._buckets:
-                assert bucket.collective is not None
-                self._lane.wait(bucket.collective)
-                if not self._gradient_as_bucket_view:
-                    self._copy_out(bucket)
+            for bucket in self.buckets:
+                if bucket.collective is not None:  # it was skipped: no rank has used it
+                    self._finalise_bucket(bucket)
+            for future in self._futures:
+                future.wait()
         except RuntimeError:
             if recorder is not None:
                 recorder.incident()
             raise
-        self._expects_gradients = False
-        self._has_begun = False
+        self._futures = []
+        self._settle_usage()
+        self.stats.mark("backward_comm_end")
         if recorder is not None:
             recorder.leave(Phase.FINALISE)
             recorder.gradients_are_reduced()
 
-    def _copy_out(self, bucket: Bucket) -> None:
-        recorder = self._recorder
-        start = recorder.timeline.mark() if recorder is not None else None
-        with torch.no_grad():
-            torch._foreach_copy_(_gradients(bucket.parameters), bucket.views)
-        if recorder is not None and bucket.records is not None:
-            timeline = recorder.timeline
-            timeline.write(bucket.records.copy_out, recorder.step, start, timeline.mark())
+    def _finalise_bucket(self, bucket: Bucket) -> None:
+        recorder, collective, timeline = self._recorder, bucket.collective, bucket.timeline
+        assert collective is not None
+        bucket.lane.wait(collective)
+        result = result_of(collective.work) if isinstance(collective.work, torch.futures.Future) else bucket.buffer
+        if self._optimizer_runs_in_backward:  # it has used the gradients already
+            return
+        is_used_anywhere = self._usage.is_used_anywhere if self._usage is not None else None
+        if recorder is None or bucket.records is None or timeline is None:
+            bucket.copy_out(result, is_used_anywhere)
+            return
+        start = timeline.mark()
+        bucket.copy_out(result, is_used_anywhere)
+        timeline.write(bucket.records.copy_out, recorder.step, start, timeline.mark())
 
-    def _complain_of_missing_gradients(self) -> None:
-        missing = [name for name, ready in zip(self._names, self._is_ready, strict=True) if not ready]
-        if self._recorder is not None:
-            self._recorder.incident()
-        raise RuntimeError(
-            "Expected to have finished reduction in the prior iteration before starting a new one. This error "
-            "indicates that your module has parameters that were not used in producing loss. Parameters which did "
-            f"not receive grad for rank {torch.distributed.get_rank()}: {', '.join(missing) or 'none'}."
+    def _settle_usage(self) -> None:
+        if self._usage is None:
+            return
+        if self._static_graph is None:
+            self._usage.settle()
+            self._usage.clear()
+        elif not self._static_graph.is_known:
+            self._usage.settle()
+            self._static_graph.is_known = True
+
+    def reduce_all_at_once(self) -> None:
+        """Reduce everything after the backward: the first iteration of a static graph, which only counts hooks."""
+        static_graph, usage = self._static_graph, self._usage
+        assert static_graph is not None
+        assert usage is not None
+        if not self._expects_gradients:
+            self._fail("static_graph=True needs its first backward to be reduced: enter no_sync() after it.")
+        usage.all_reduce()
+        self.unused = static_graph.unused
+        self._must_finalise = True
+        for bucket in self.buckets:
+            bucket.copy_in(self._share_of_each_rank())
+        self.stats.mark("backward_comm_start")
+        for bucket in self.buckets:
+            self._launch(bucket)
+        self._finalise()
+
+    # -- trouble -------------------------------------------------------------------------------------------------
+
+    def ensure_prior_reduction_finished(self) -> None:
+        """Look whether the backward before came to its end.
+
+        Raises:
+            RuntimeError: it left parameters without a gradient, and other ranks waiting.
+        """
+        if not self._must_finalise:
+            return
+        missing = [index for index, ready in enumerate(self._is_ready) if not ready]
+        self._fail(
+            complaints.unfinished_reduction(
+                self._names,
+                missing,
+                self._group.rank(),
+                find_unused_parameters=self.find_unused_parameters,
+                static_graph=self._static_graph is not None,
+            )
         )
 
+    def _fail(self, message: str) -> NoReturn:
+        if self._logger is not None:
+            self._logger.set_error_and_log(message)
+        if self._recorder is not None:
+            self._recorder.incident()
+        raise RuntimeError(message)
 
-def _gradients(parameters: Iterable[torch.nn.Parameter]) -> list[torch.Tensor]:
-    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+    # -- small parts ---------------------------------------------------------------------------------------------
+
+    def as_hooks_see_it(self, bucket: Bucket, buffer: torch.Tensor | None = None) -> GradBucket:
+        """A bucket for a communication hook, with its own buffer or another."""
+        return GradBucket(
+            bucket, bucket.buffer if buffer is None else buffer, is_last=bucket.number == len(self.buckets) - 1
+        )
+
+    def _make_usage_map(self) -> UsageMap:
+        first = self._parameters[0].device
+        lane: Lane = self._lanes[first]
+        records = None
+        if self._recorder is not None:
+            flags = self._recorder.timeline_on(first).flags
+            records = all_reduce_records(flags, self._model_number, len(self._parameters), "int32")
+        return UsageMap(len(self._parameters), first, lane, records)
 
 
-def _views_like(buffer: torch.Tensor, parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:
-    """One view of the buffer a parameter, with the memory layout that its gradient has (channels last, say)."""
-    views, offset = [], 0
-    for parameter in parameters:
-        strides = torch.empty_like(parameter, device="meta").stride()
-        views.append(buffer.as_strided(parameter.shape, strides, offset))
-        offset += parameter.numel()
-    return views
+def _one_at_a_time(hook: Callable[..., None], lock: threading.RLock) -> Callable[..., None]:
+    """For a module that spans several devices: autograd has a thread for each."""
+
+    def locking_hook(*_: object) -> None:
+        with lock:
+            hook()
+
+    return locking_hook

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
 import torch
 
-MB: Final = 1024 * 1024
-"""Bytes of a megabyte as ``bucket_cap_mb`` counts them."""
+NO_LIMIT: Final = sys.maxsize
+"""A limit that no bucket reaches: one bucket for each dtype and device."""
 
-DEFAULT_BUCKET_CAP_MB: Final = 25
-DEFAULT_FIRST_BUCKET_BYTES: Final = 1 * MB
-"""The first bucket is small when the cap is left at its default, so that the first all-reduce starts early."""
+
+_Kind = tuple[torch.dtype, torch.device]
+"""Of tensors that can share a bucket."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,8 @@ class ParameterSpec:
     dtype: torch.dtype
     device: torch.device
     elements: int
+    is_sparse: bool = False
+    """Whether its gradient is sparse. Such a gradient is reduced alone."""
 
     @property
     def bytes(self) -> int:
@@ -58,7 +61,9 @@ class BucketPlan:
         return fingerprint([[self.parameters[index].signature for index in bucket] for bucket in self.buckets])
 
 
-def describe_parameters(named_parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> tuple[ParameterSpec, ...]:
+def describe_parameters(
+    names: Sequence[str], parameters: Sequence[torch.nn.Parameter], is_sparse: Sequence[bool]
+) -> tuple[ParameterSpec, ...]:
     """The specs of parameters, in their order."""
     return tuple(
         ParameterSpec(
@@ -67,50 +72,54 @@ def describe_parameters(named_parameters: Iterable[tuple[str, torch.nn.Parameter
             dtype=parameter.dtype,
             device=parameter.device,
             elements=parameter.numel(),
+            is_sparse=sparse,
         )
-        for name, parameter in named_parameters
+        for name, parameter, sparse in zip(names, parameters, is_sparse, strict=True)
     )
 
 
-def plan_buckets(
-    parameters: Sequence[ParameterSpec], order: Sequence[int], cap_bytes: int, first_cap_bytes: int
-) -> BucketPlan:
+def plan_buckets(parameters: Sequence[ParameterSpec], order: Sequence[int], limits_bytes: Sequence[int]) -> BucketPlan:
     """Fill buckets with parameters of one dtype and device, in the order in which gradients are expected.
 
-    A bucket is closed once it holds ``cap_bytes`` or more, so it may be larger than the cap by one parameter
-    (the rule of ``compute_bucket_assignment_by_size`` in torch/csrc/distributed/c10d/reducer.cpp). Buckets are
-    ordered by their last parameter: that is the order in which they become ready.
+    A bucket is closed once it holds its limit or more, so it may be larger than the limit by one parameter (the
+    rule of ``compute_bucket_assignment_by_size`` in torch/csrc/distributed/c10d/reducer.cpp). Buckets are ordered
+    by their last parameter: that is the order in which they become ready.
 
     Args:
         order: parameter numbers, first gradient first.
-        cap_bytes: bytes at which a bucket is full.
-        first_cap_bytes: the same for the first bucket of each dtype and device.
+        limits_bytes: of the first bucket of each dtype and device, of the second and so on; the last one stays.
     """
-    filling: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-    filled_bytes: dict[tuple[torch.dtype, torch.device], int] = {}
-    caps = dict.fromkeys(((spec.dtype, spec.device) for spec in parameters), first_cap_bytes)
+    filling: dict[_Kind, list[int]] = {}
+    filled_bytes: dict[_Kind, int] = {}
+    limits: dict[_Kind, int] = {}
     buckets: list[list[int]] = []
     for index in order:
         spec = parameters[index]
+        if spec.is_sparse:
+            buckets.append([index])
+            continue
         key = spec.dtype, spec.device
         filling.setdefault(key, []).append(index)
         filled_bytes[key] = filled_bytes.get(key, 0) + spec.bytes
-        if filled_bytes[key] >= caps[key]:
+        place = limits.setdefault(key, 0)
+        if filled_bytes[key] >= limits_bytes[place]:
             buckets.append(filling.pop(key))
             del filled_bytes[key]
-            caps[key] = cap_bytes
+            limits[key] = min(place + 1, len(limits_bytes) - 1)
     buckets += filling.values()
     position = {index: place for place, index in enumerate(order)}
     buckets.sort(key=lambda bucket: position[bucket[-1]])
     return BucketPlan(tuple(parameters), tuple(tuple(bucket) for bucket in buckets))
 
 
-def caps_in_bytes(bucket_cap_mb: float | None) -> tuple[int, int]:
-    """Cap and first-bucket cap. Only a cap that is left at its default has the small first bucket, as in torch."""
-    if bucket_cap_mb is None:
-        return DEFAULT_BUCKET_CAP_MB * MB, DEFAULT_FIRST_BUCKET_BYTES
-    cap_bytes = int(bucket_cap_mb * MB)
-    return cap_bytes, cap_bytes
+def plan_in_module_order(parameters: Sequence[ParameterSpec], limits_bytes: Sequence[int]) -> BucketPlan:
+    """The plan of the first backward, before the order of the gradients is known.
+
+    As in torch, buckets are filled in the order of the module's parameters and launched in the opposite one.
+    """
+    plan = plan_buckets(parameters, range(len(parameters)), limits_bytes)
+    by_first_parameter = sorted(plan.buckets, key=min, reverse=True)
+    return BucketPlan(plan.parameters, tuple(by_first_parameter))
 
 
 def dtype_name(dtype: torch.dtype) -> str:

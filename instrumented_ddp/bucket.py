@@ -1,0 +1,232 @@
+"""One bucket: a flat buffer, a view of it for each gradient, and how far it has got in this backward.
+
+Copying follows what stock DDP does to the bit: copies are multiplied by 1/N on their way in, gradients that already
+are views are divided by N in place (``mark_variable_ready_dense`` in torch/csrc/distributed/c10d/reducer.cpp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import torch
+
+from instrumented_ddp.completion import Collective
+from instrumented_ddp.lane import Lane
+from instrumented_ddp.records import BucketRecords
+from instrumented_ddp.timing import Timeline
+
+_SMALL_BYTES: Final = 256 * 1024
+"""Mean gradient size up to which one fused copy and a second pass over the buffer beat a copy a gradient."""
+
+
+class Bucket:
+    """See the module's docstring.
+
+    Args:
+        number: its place in the plan.
+        indices: of its parameters.
+        dtype: of the buffer if it is not that of the parameters.
+        is_sparse: it holds the sparse gradient of its one parameter; the gradient itself is its buffer.
+        gradients_are_views: ``parameter.grad`` is a view of the buffer. Gradients that are there already move in.
+        lane: where it is reduced.
+        timeline: of its device, if anything is recorded.
+        records: packed ahead of time, if anything is recorded.
+    """
+
+    __slots__ = (
+        "_gradients_are_small",
+        "_gradients_are_views",
+        "_storage",
+        "buffer",
+        "collective",
+        "indices",
+        "is_ready",
+        "is_sparse",
+        "lane",
+        "number",
+        "parameters",
+        "pending",
+        "records",
+        "timeline",
+        "views",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        indices: tuple[int, ...],
+        parameters: Sequence[torch.nn.Parameter],
+        *,
+        dtype: torch.dtype | None,
+        is_sparse: bool,
+        gradients_are_views: bool,
+        lane: Lane,
+        timeline: Timeline | None,
+        records: BucketRecords | None,
+    ) -> None:
+        self.number = number
+        self.indices = indices
+        self.parameters = parameters
+        self.is_sparse = is_sparse
+        self.lane = lane
+        self.timeline = timeline
+        self.records = records
+        self._gradients_are_views = gradients_are_views
+        first = parameters[0]
+        elements = 0 if is_sparse else sum(parameter.numel() for parameter in parameters)
+        self._storage = torch.empty(elements, dtype=dtype or first.dtype, device=first.device)
+        self._gradients_are_small = self._storage.nbytes <= _SMALL_BYTES * len(parameters)
+        self._make_views()
+        if gradients_are_views and not is_sparse:
+            self._move_gradients_in()
+        self.reset()
+
+    def _make_views(self) -> None:
+        self.buffer = _as_real(self._storage)
+        """What travels; complex numbers travel as pairs of real ones."""
+        self.views = [] if self.is_sparse else _views_like(self._storage, self.parameters)
+
+    def _move_gradients_in(self) -> None:
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            if parameter.grad is not None:
+                with torch.no_grad():
+                    view.copy_(parameter.grad)
+                parameter.grad = view
+
+    def reset(self) -> None:
+        """Expect all gradients again."""
+        self.pending = len(self.parameters)
+        self.is_ready = False
+        self.collective: Collective | None = None
+        if self._storage.requires_grad:  # a backward with create_graph=True has left its graph here
+            self._storage = self._storage.detach()
+            self._make_views()
+
+    def copy_in(self, divisor: int | None) -> None:
+        """Gather the gradients, divided by ``divisor``. None leaves the division to a communication hook.
+
+        Raises:
+            RuntimeError: a sparse gradient is missing or dense.
+        """
+        if self.is_sparse:
+            self._take_sparse_gradient(divisor)
+            return
+        strays: list[torch.Tensor] = []
+        places: list[torch.Tensor] = []
+        unused: list[torch.Tensor] = []
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            gradient = parameter.grad
+            if gradient is None:
+                unused.append(view)
+            elif gradient is not view:
+                strays.append(gradient)
+                places.append(view)
+        if torch.is_grad_enabled():  # backward(create_graph=True): what is copied keeps its graph, as in torch
+            for gradient, view in zip(strays, places, strict=True):
+                view.copy_(gradient if divisor is None else gradient * (1.0 / divisor))
+        elif divisor is None:
+            if strays:
+                torch._foreach_copy_(places, strays)
+        elif self._gradients_are_small and len(strays) == len(self.views):
+            torch._foreach_copy_(places, strays)
+            self._storage.mul_(1.0 / divisor)
+        else:
+            for gradient, view in zip(strays, places, strict=True):
+                torch.mul(gradient, 1.0 / divisor, out=view)
+        if divisor is not None and not strays:
+            self._storage.div_(divisor)
+        elif divisor is not None and len(strays) + len(unused) < len(self.views):
+            for parameter, view in zip(self.parameters, self.views, strict=True):
+                if parameter.grad is view:
+                    view.div_(divisor)
+        for view in unused:
+            view.zero_()
+        if self._gradients_are_views and strays:
+            for parameter, view in zip(self.parameters, self.views, strict=True):
+                if parameter.grad is not None:
+                    parameter.grad = view
+
+    def _take_sparse_gradient(self, divisor: int | None) -> None:
+        gradient = self.parameters[0].grad
+        if gradient is None:
+            raise RuntimeError("Expected sparse gradient to be defined.")
+        if not gradient.is_sparse:
+            raise RuntimeError("Expected variable to have sparse gradient.")
+        self.buffer = gradient
+        if divisor is not None:
+            gradient.div_(divisor)
+
+    def copy_out(self, result: torch.Tensor, is_used_anywhere: Callable[[int], bool] | None) -> None:
+        """Hand the averages to the parameters.
+
+        Args:
+            result: the buffer, or what a communication hook has put in its place.
+            is_used_anywhere: whether a parameter had a part in any rank's loss; the gradient of one that had none is
+                left as it is. None if all have.
+
+        Raises:
+            RuntimeError: somebody replaced a gradient that should be a view of the buffer.
+        """
+        if self.is_sparse:
+            if result is not self.buffer:
+                self.buffer.copy_(result)
+            return
+        views = self.views
+        if result is not self.buffer:
+            views = _views_like(_as_dtype(result, self._storage), self.parameters)
+        if self._gradients_are_views:
+            if views is not self.views:
+                with torch.no_grad():
+                    torch._foreach_copy_(self.views, views)
+            self._point_gradients_at_views(is_used_anywhere)
+            return
+        gradients: list[torch.Tensor] = []
+        averages: list[torch.Tensor] = []
+        for index, parameter, view in zip(self.indices, self.parameters, views, strict=True):
+            if is_used_anywhere is not None and not is_used_anywhere(index):
+                continue
+            if parameter.grad is None:
+                parameter.grad = view.detach().clone()
+            else:
+                gradients.append(parameter.grad)
+                averages.append(view)
+        if gradients:
+            torch._foreach_copy_(gradients, averages)
+
+    def _point_gradients_at_views(self, is_used_anywhere: Callable[[int], bool] | None) -> None:
+        for index, parameter, view in zip(self.indices, self.parameters, self.views, strict=True):
+            if parameter.grad is view or (is_used_anywhere is not None and not is_used_anywhere(index)):
+                continue
+            if parameter.grad is not None and not _share_memory(parameter.grad, view):
+                raise RuntimeError(
+                    "Detected at least one parameter gradient is not the expected DDP bucket view with "
+                    "gradient_as_bucket_view=True. This may happen (for example) if multiple allreduce hooks were "
+                    "registered onto the same parameter. If you hit this error, please file an issue with a minimal "
+                    "repro."
+                )
+            parameter.grad = view
+
+
+def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def _as_real(flat: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(flat).flatten() if flat.is_complex() else flat
+
+
+def _as_dtype(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    if like.is_complex() and not flat.is_complex():
+        return torch.view_as_complex(flat.view(-1, 2))
+    return flat
+
+
+def _views_like(flat: torch.Tensor, parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:
+    """One view of the buffer a parameter, with the memory layout that its gradient has (channels last, say)."""
+    views, offset = [], 0
+    for parameter in parameters:
+        strides = torch.empty_like(parameter, device="meta").stride()
+        views.append(flat.as_strided(parameter.shape, strides, offset))
+        offset += parameter.numel()
+    return views

@@ -1,0 +1,192 @@
+"""The reducer as torch's wrapper drives it: the methods of ``torch.distributed.Reducer``, under their names there.
+
+(torch/csrc/distributed/c10d/init.cpp; who calls what: torch/nn/parallel/distributed.py.)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import BuiltinCommHookType  # type: ignore[attr-defined]
+
+from instrumented_ddp.agreement import agree_on_plan
+from instrumented_ddp.bucket_plan import BucketPlan, plan_buckets
+from instrumented_ddp.comm_hooks import GradBucket, builtin_hook, python_hook
+from instrumented_ddp.lane import lane_of
+from instrumented_ddp.logging_data import Logger
+from instrumented_ddp.reducer import Reducer
+from instrumented_ddp.static_graph import StaticGraph
+
+
+class C10dReducer(Reducer):
+    """See the module's docstring.
+
+    Args:
+        parameters: that require a gradient, in the module's order, each once.
+        plan: the first bucket plan.
+        group: the ranks whose gradients are averaged.
+        rebuild_limits_bytes: of the buckets of the second plan, which follows the order of the gradients.
+        bucket_bytes_cap: for the logging data.
+        others: as in ``Reducer``.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        plan: BucketPlan,
+        group: dist.ProcessGroup,
+        *,
+        rebuild_limits_bytes: Sequence[int],
+        bucket_bytes_cap: int,
+        **others: Any,
+    ) -> None:
+        super().__init__(parameters, plan, group, **others)
+        self._rebuild_limits_bytes = rebuild_limits_bytes
+        self.bucket_bytes_cap = bucket_bytes_cap
+        self._participants: tuple[dist.Work, bool] | None = None
+
+    # -- forward and backward ------------------------------------------------------------------------------------
+
+    def prepare_for_forward(self) -> None:
+        """A forward begins whose gradients are to be reduced."""
+        self.stats.begin_iteration()
+
+    def prepare_for_backward(self, outputs: list[torch.Tensor]) -> None:
+        """It has ended, with these outputs; none are given where unused parameters are not to be found."""
+        self.expect_gradients(outputs)
+
+    def _autograd_hook(self, index: int) -> None:
+        self.on_gradient(index)
+
+    def _delay_all_reduce(self) -> None:
+        self.reduce_all_at_once()
+
+    def _check_reducer_finalized(self) -> None:
+        self.ensure_prior_reduction_finished()
+
+    def _remove_autograd_hooks(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _install_post_backward_futures(self, futures: list[torch.futures.Future[Any]]) -> None:
+        self._futures += futures
+
+    # -- plans ---------------------------------------------------------------------------------------------------
+
+    def _rebuild_buckets(self) -> bool:
+        """After the first reduced backward: follow the order in which rank 0 saw its gradients."""
+        self.ensure_prior_reduction_finished()
+        if not self.should_rebuild_buckets or not self.observed_order:
+            return False
+        self.adopt(agree_on_plan(self._plan_from_observed_order(), self._group, self._parameters[0].device), "rebuild")
+        self.has_rebuilt_buckets = True
+        return True
+
+    def _plan_from_observed_order(self) -> BucketPlan:
+        specs, limits_bytes = self.plan.parameters, self._rebuild_limits_bytes
+        if os.environ.get("DDP_SET_LAST_BUCKET_CAP") != "1":
+            return plan_buckets(specs, self.observed_order, limits_bytes)
+        # The small limit is for the last bucket: fill from the end.
+        plan = plan_buckets(specs, self.observed_order[::-1], limits_bytes)
+        return BucketPlan(plan.parameters, plan.buckets[::-1])
+
+    def _push_all_rebuilt_params(self) -> None:
+        if self.should_rebuild_buckets and not self.observed_order:
+            self.observed_order = list(range(len(self._parameters)))
+
+    def _reset_state(self) -> None:
+        self.has_rebuilt_buckets = False
+        self.observed_order = []
+        self._expects_gradients = self._must_finalise = False
+        self._divisor = None
+        if self._usage is not None:
+            self._usage.clear()
+
+    def _update_process_group(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._lanes = {device: lane_of(device, group, self._recorder) for device in self._lanes}
+        for bucket in self.buckets:
+            bucket.lane = self._lanes[bucket.parameters[0].device]
+        if self._usage is not None:
+            self._usage = self._make_usage_map()
+
+    # -- static graph, mixed precision, optimizers in backward ---------------------------------------------------
+
+    def _set_static_graph(self) -> None:
+        if self.stats.iterations > 0:
+            self._fail(
+                "set_static_graph() should be called before training loop starts and after DistributedDataParallel is "
+                "constructed."
+            )
+        self._static_graph = StaticGraph(len(self._parameters))
+        self._usage = self._make_usage_map()
+
+    def _ddp_graph_static(self) -> bool:
+        return self.graph_is_static
+
+    def _set_mixed_precision_param_dtype(self, dtype: torch.dtype) -> None:
+        self._buffer_dtype = dtype
+        self.adopt(self.plan, "mixed_precision")
+
+    def _set_optimizer_in_backward(self) -> None:
+        self._optimizer_runs_in_backward = True
+
+    def _set_sparse_metadata(self, global_unique_ids: object) -> None:
+        raise NotImplementedError(
+            "instrumented_ddp reduces sparse gradients as they are: sparse metadata needs an all-reduce that no public "
+            "build of torch has. Use torch.nn.parallel.DistributedDataParallel for this model."
+        )
+
+    # -- communication hooks -------------------------------------------------------------------------------------
+
+    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
+        """Let a hook of the user's reduce the buckets."""
+        if self._comm_hook is not None:
+            self._fail("register_comm_hook or register_builtin_comm_hook can only be called once.")
+        self._comm_hook = python_hook(state, hook)
+
+    def register_builtin_comm_hook(self, kind: BuiltinCommHookType) -> None:
+        """Let one of torch's hooks reduce the buckets."""
+        if self._comm_hook is not None:
+            self._fail("register_builtin_comm_hook or register_comm_hook can only be called once.")
+        self._comm_hook = builtin_hook(kind, self._group)
+
+    def _run_comm_hook(self, bucket: GradBucket) -> torch.futures.Future[Any]:
+        return self._run_allreduce_hook(bucket) if self._comm_hook is None else self._comm_hook(bucket)
+
+    def _run_allreduce_hook(self, bucket: GradBucket) -> torch.futures.Future[Any]:
+        return self._group.allreduce([bucket.buffer()], dist.AllreduceOptions()).get_future()
+
+    # -- join ----------------------------------------------------------------------------------------------------
+
+    def _set_forward_pass_work_handle(self, work: dist.Work, use_static_world_size: bool) -> None:
+        self._participants = work, use_static_world_size
+
+    def participants(self) -> int:
+        """Under ``join()``: the ranks that still have inputs, unless gradients are divided by all."""
+        if self._participants is None or self._participants[1]:
+            return self._group.size()
+        work, _ = self._participants
+        work.wait()
+        return int(work.get_future().value()[0].item())
+
+    def _get_zeros_like_grad_buckets(self) -> list[GradBucket]:
+        return [self.as_hooks_see_it(bucket, torch.zeros_like(bucket.buffer)) for bucket in self.buckets]
+
+    def _get_local_used_map(self) -> torch.Tensor:
+        assert self._usage is not None, "asked for with find_unused_parameters or static_graph only"
+        return self._usage.reduced
+
+    # -- logging -------------------------------------------------------------------------------------------------
+
+    def set_logger(self, logger: Logger) -> None:
+        """Where errors are noted."""
+        self._logger = logger
+
+    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
+        self.stats.sample_rate = sample_rate
