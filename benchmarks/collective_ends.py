@@ -44,7 +44,7 @@ class Signals:
         self.callback_ns: list[int] = []
         self.look_ns: list[int] = []
         self._running: list[tuple[dist.Work, int]] = []
-        lane = model.reducer._lane
+        [lane] = model.reducer._lanes.values()
         launch = lane.all_reduce
 
         def all_reduce(*args: object) -> object:

@@ -73,7 +73,7 @@ class C10dReducer(Reducer):
             hook.remove()
         self._hooks = []
 
-    def _install_post_backward_futures(self, futures: list[torch.futures.Future[Any]]) -> None:
+    def _install_post_backward_futures(self, futures: list[torch._C.Future[Any]]) -> None:
         self._futures += futures
 
     # -- plans ---------------------------------------------------------------------------------------------------
@@ -131,6 +131,7 @@ class C10dReducer(Reducer):
 
     def _set_mixed_precision_param_dtype(self, dtype: torch.dtype) -> None:
         self._buffer_dtype = dtype
+        self.gradients_are_views = False  # those in low precision are replaced before the optimizer sees them
         self.adopt(self.plan, "mixed_precision")
 
     def _set_optimizer_in_backward(self) -> None:
@@ -156,10 +157,10 @@ class C10dReducer(Reducer):
             self._fail("register_builtin_comm_hook or register_comm_hook can only be called once.")
         self._comm_hook = builtin_hook(kind, self._group)
 
-    def _run_comm_hook(self, bucket: GradBucket) -> torch.futures.Future[Any]:
+    def _run_comm_hook(self, bucket: GradBucket) -> torch._C.Future[Any]:
         return self._run_allreduce_hook(bucket) if self._comm_hook is None else self._comm_hook(bucket)
 
-    def _run_allreduce_hook(self, bucket: GradBucket) -> torch.futures.Future[Any]:
+    def _run_allreduce_hook(self, bucket: GradBucket) -> torch._C.Future[Any]:
         return self._group.allreduce([bucket.buffer()], dist.AllreduceOptions()).get_future()
 
     # -- join ----------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from instrumented_ddp.bucket import Bucket
 
-Hook = Callable[["GradBucket"], torch.futures.Future[torch.Tensor]]
+Hook = Callable[["GradBucket"], "torch._C.Future[Any]"]
 """A hook and its state, in one."""
 
 
@@ -63,9 +63,9 @@ class GradBucket:
 def python_hook(state: object, hook: Callable[[Any, Any], Any]) -> Hook:
     """A hook of the user's, which must return a future."""
 
-    def run(bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def run(bucket: GradBucket) -> torch._C.Future[Any]:
         future = hook(state, bucket)
-        if not isinstance(future, torch.futures.Future):
+        if not isinstance(future, torch._C.Future):  # the class of which torch.futures.Future is one
             kind = type(future)
             raise RuntimeError(
                 "DDP communication hook's callback must return a torch.futures.Future object, but got "
@@ -85,16 +85,17 @@ def builtin_hook(kind: BuiltinCommHookType, group: dist.ProcessGroup) -> Hook:
     return python_hook(group, hooks[kind])
 
 
-def result_of(future: torch.futures.Future[Any]) -> torch.Tensor:
+def result_of(future: torch._C.Future[Any]) -> torch.Tensor:
     """The tensor that a completed hook has put in the place of the buffer.
 
     Raises:
         RuntimeError: it is no tensor.
     """
     result = future.value()
+    if isinstance(result, list) and len(result) == 1:  # as the future of a collective has it
+        result = result[0]
     if not isinstance(result, torch.Tensor):
         raise RuntimeError(
-            f"DDP communication hook's future must hold one tensor, but holds a {type(result).__qualname__}. "
-            "If it comes from get_future(), add .then(lambda future: future.value()[0])."
+            f"DDP communication hook's future must hold one tensor, but holds a {type(result).__qualname__}."
         )
     return result

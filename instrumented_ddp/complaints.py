@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch.distributed import DebugLevel, get_debug_level  # type: ignore[attr-defined]
+
 _UNFINISHED = (
     "Expected to have finished reduction in the prior iteration before starting a new one. This error indicates that "
 )
@@ -41,10 +43,17 @@ def unfinished_reduction(
             "the return value of `forward` of your module when reporting this issue (e.g. list, dict, iterable)."
         )
     missing = ", ".join(names[index] for index in indices)
-    return (
-        f"{_UNFINISHED}{advice}\nParameters which did not receive grad for rank {rank}: {missing}\n"
-        f"Parameter indices which did not receive grad for rank {rank}: {' '.join(map(str, indices))}"
+    text = (
+        f"{_UNFINISHED}{advice}\nParameter indices which did not receive grad for rank {rank}: "
+        f"{' '.join(map(str, indices))}\nParameters which did not receive grad for rank {rank}: {missing}"
     )
+    if get_debug_level() == DebugLevel.OFF:
+        text += (
+            "\n In addition, you can set the environment variable TORCH_DISTRIBUTED_DEBUG to either INFO or DETAIL to "
+            "print out information about which particular parameters did not receive gradient on this rank as part of "
+            "this error"
+        )
+    return text
 
 
 def marked_twice(name: str, index: int) -> str:

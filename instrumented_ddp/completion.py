@@ -35,7 +35,7 @@ class Collective:
     def __init__(self, records: BucketRecords | None, step: int) -> None:
         self.records = records
         self.step = step
-        self.work: dist.Work | torch.futures.Future[Any]
+        self.work: dist.Work | torch._C.Future[Any]
         """What the process group or the communication hook has returned."""
         self.launch_ns = 0
         self.running_ns = 0
@@ -48,7 +48,7 @@ class Collective:
     @property
     def is_over(self) -> bool:
         """Whether it has ended, seen from the host."""
-        return self.work.done() if isinstance(self.work, torch.futures.Future) else self.work.is_completed()
+        return self.work.done() if isinstance(self.work, torch._C.Future) else self.work.is_completed()
 
 
 class CompletionWatch:

@@ -27,7 +27,7 @@ class Lane(Protocol):
     def all_reduce(self, buffer: torch.Tensor, records: BucketRecords | None) -> Collective:
         """Launch a sum over all ranks. The launch record is on disk before the collective is enqueued."""
 
-    def run_hook(self, hook: Callable[[], torch.futures.Future[Any]], records: BucketRecords | None) -> Collective:
+    def run_hook(self, hook: Callable[[], torch._C.Future[Any]], records: BucketRecords | None) -> Collective:
         """Call a communication hook, which launches what it likes and returns a future."""
 
     def wait(self, collective: Collective) -> None:
@@ -54,7 +54,7 @@ class HostLane:
         self._watch(collective)
         return collective
 
-    def run_hook(self, hook: Callable[[], torch.futures.Future[Any]], records: BucketRecords | None) -> Collective:
+    def run_hook(self, hook: Callable[[], torch._C.Future[Any]], records: BucketRecords | None) -> Collective:
         """Call the hook on this thread."""
         collective = self._announce(records)
         collective.work = hook()
@@ -116,7 +116,7 @@ class StreamLane:
                 collective.end = self._timeline.mark()
         return collective
 
-    def run_hook(self, hook: Callable[[], torch.futures.Future[Any]], records: BucketRecords | None) -> Collective:
+    def run_hook(self, hook: Callable[[], torch._C.Future[Any]], records: BucketRecords | None) -> Collective:
         """Call the hook on the current stream, which is where its own kernels belong. Its end is seen by ``wait``."""
         collective = self._announce(records)
         collective.work = hook()

@@ -71,7 +71,7 @@ class Reducer:
         self._parameters = parameters
         self._group = group
         self.find_unused_parameters = find_unused_parameters
-        self.gradient_as_bucket_view = gradient_as_bucket_view
+        self.gradient_as_bucket_view = self.gradients_are_views = gradient_as_bucket_view
         self._skip_all_reduce_unused_params = skip_all_reduce_unused_params
         self._recorder = recorder
         self._model_number = model_number
@@ -86,7 +86,7 @@ class Reducer:
         self._comm_hook: Hook | None = None
         self._buffer_dtype: torch.dtype | None = None
         self._optimizer_runs_in_backward = False
-        self._futures: list[torch.futures.Future[Any]] = []
+        self._futures: list[torch._C.Future[Any]] = []
         self._logger: Logger | None = None
         self.stats = RuntimeStats(parameters[0].device)
         self._divisor: int | None = None
@@ -131,7 +131,7 @@ class Reducer:
                     [self._parameters[index] for index in indices],
                     dtype=self._buffer_dtype,
                     is_sparse=plan.parameters[indices[0]].is_sparse,
-                    gradients_are_views=self.gradient_as_bucket_view,
+                    gradients_are_views=self.gradients_are_views,
                     lane=self._lanes[device],
                     timeline=recorder.timeline_on(device) if recorder is not None else None,
                     records=records.buckets[number] if records is not None else None,
@@ -160,6 +160,7 @@ class Reducer:
         self._is_ready = bytearray(len(self._parameters))
         self._next_bucket = self.buckets_reduced = 0
         self._expects_gradients = True
+        self._unused_are_marked = False
         self.ready_order = []
         if self._static_graph is not None:
             self._static_graph.begin_iteration()
@@ -169,7 +170,6 @@ class Reducer:
     def _search_unused(self, outputs: Sequence[torch.Tensor]) -> None:
         global _said_that_none_is_unused
         self.unused = find_unused(outputs, self._accumulators)
-        self._unused_are_marked = False
         if not self.unused and not _said_that_none_is_unused:
             _said_that_none_is_unused = True
             warnings.warn(complaints.NO_UNUSED_FOUND, stacklevel=4)
@@ -225,17 +225,17 @@ class Reducer:
         static_graph = self._static_graph
         if (static_graph is None or not static_graph.is_known) and self._parameters[index].grad is not None:
             usage.note(index)
-        if static_graph is None:
-            if self._expects_gradients and not self._unused_are_marked:
-                self._unused_are_marked = True
-                for unused in self.unused:
-                    self._mark_parameter_as_ready(unused)
-            return True
-        if not static_graph.is_known:
+        if static_graph is not None and not static_graph.is_known:
             static_graph.count(index)
             return False
         if not self._expects_gradients:
             return False
+        if not self._unused_are_marked:
+            self._unused_are_marked = True
+            for unused in self.unused:
+                self._mark_parameter_as_ready(unused)
+        if static_graph is None:
+            return True
         left = static_graph.fires_left(index)
         if left < 0:
             self._fail(complaints.graph_has_changed(self._names[index]))
@@ -337,7 +337,7 @@ class Reducer:
         recorder, collective, timeline = self._recorder, bucket.collective, bucket.timeline
         assert collective is not None
         bucket.lane.wait(collective)
-        result = result_of(collective.work) if isinstance(collective.work, torch.futures.Future) else bucket.buffer
+        result = result_of(collective.work) if isinstance(collective.work, torch._C.Future) else bucket.buffer
         if self._optimizer_runs_in_backward:  # it has used the gradients already
             return
         is_used_anywhere = self._usage.is_used_anywhere if self._usage is not None else None

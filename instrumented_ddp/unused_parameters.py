@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.profiler import record_function
 
 from instrumented_ddp.lane import Lane
 from instrumented_ddp.records import BucketRecords
@@ -29,6 +30,12 @@ def find_unused(outputs: Iterable[torch.Tensor], accumulators: Sequence[Node]) -
     Returns:
         The numbers of the parameters whose leaf can't be reached.
     """
+    with record_function("torch.distributed.ddp.reducer::search_unused_parameters"):  # the name in torch's profiles
+        seen = _reachable(outputs)
+    return [index for index, accumulator in enumerate(accumulators) if accumulator not in seen]
+
+
+def _reachable(outputs: Iterable[torch.Tensor]) -> set[Node]:
     waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
     seen = set(waiting)
     while waiting:
@@ -36,7 +43,7 @@ def find_unused(outputs: Iterable[torch.Tensor], accumulators: Sequence[Node]) -
             if node is not None and node not in seen:
                 seen.add(node)
                 waiting.append(node)
-    return [index for index, accumulator in enumerate(accumulators) if accumulator not in seen]
+    return seen
 
 
 class UsageMap:
