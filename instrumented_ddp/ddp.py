@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import inspect
 import sys
+import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -61,7 +63,8 @@ class DistributedDataParallel(TorchDDP):
         self._trace = None if trace is None else str(trace)
         self._arguments = {name: value for name, value in arguments.arguments.items() if _is_plain(value)}
         self._has_to_agree = bool(arguments.arguments["init_sync"])
-        super().__init__(*args, **kwargs)
+        with _warnings_about_the_caller():
+            super().__init__(*args, **kwargs)
         self._has_to_agree = False  # unpickling builds a reducer anew, when nobody is there to agree
 
     @property
@@ -223,6 +226,16 @@ DistributedDataParallel.__init__.__signature__ = _TORCH_SIGNATURE.replace(  # ty
         inspect.Parameter("trace", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="str | Path | None"),
     ]
 )
+
+
+@contextmanager
+def _warnings_about_the_caller() -> Iterator[None]:
+    """Torch's constructor warns of its caller's line, which is one of ours: pass its warnings on to our caller's."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for warning in caught:
+        warnings.warn(warning.message, warning.category, stacklevel=4)
 
 
 def _is_plain(value: object) -> bool:
