@@ -53,7 +53,7 @@ class Signals:
             self.callback_ns.append(0)
             self.look_ns.append(0)
             self._running.append((collective.work, number))
-            collective.work.get_future().add_done_callback(
+            collective.work.add_done_callback(
                 lambda _: self.callback_ns.__setitem__(number, time.time_ns())
             )
             return collective
@@ -66,7 +66,7 @@ class Signals:
         """Note what has completed since the last look."""
         now_ns = time.time_ns()
         for work, number in list(self._running):
-            if work.is_completed():
+            if work.done():
                 self.look_ns[number] = now_ns
                 self._running.remove((work, number))
 

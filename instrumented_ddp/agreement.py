@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import AllgatherOptions, BroadcastOptions  # type: ignore[attr-defined]
 
 from instrumented_ddp.bucket_plan import BucketPlan, ParameterSpec, fingerprint
+from instrumented_ddp.completion import NO_TIMEOUT
 
 
 class DisagreementError(RuntimeError):
@@ -29,7 +30,7 @@ def check_same_parameters(parameters: Sequence[ParameterSpec], group: dist.Proce
     signatures = [parameter.signature for parameter in parameters]
     own = torch.frombuffer(bytearray.fromhex(fingerprint(signatures)), dtype=torch.uint8).to(device)
     hashes = [torch.empty_like(own) for _ in range(group.size())]
-    group.allgather([hashes], [own], AllgatherOptions()).wait()
+    group.allgather([hashes], [own], AllgatherOptions()).wait(NO_TIMEOUT)
     # Every rank sees the same hashes, so all of them take the slow path together or none does.
     if all(torch.equal(other, hashes[0]) for other in hashes):
         return
@@ -91,7 +92,7 @@ def agree_on_plan(plan: BucketPlan, group: dist.ProcessGroup, device: torch.devi
     order = [index for bucket in plan.buckets for index in bucket]
     bucket_of_place = [number for number, bucket in enumerate(plan.buckets) for _ in bucket]
     numbers = torch.tensor([order, bucket_of_place], dtype=torch.int64, device=device)
-    group.broadcast([numbers], BroadcastOptions()).wait()
+    group.broadcast([numbers], BroadcastOptions()).wait(NO_TIMEOUT)
     buckets: list[list[int]] = []
     for index, number in zip(*numbers.tolist(), strict=True):
         if number == len(buckets):

@@ -16,6 +16,7 @@ from torch.distributed import BuiltinCommHookType  # type: ignore[attr-defined]
 from instrumented_ddp.agreement import agree_on_plan
 from instrumented_ddp.bucket_plan import BucketPlan, plan_buckets
 from instrumented_ddp.comm_hooks import GradBucket, builtin_hook, python_hook
+from instrumented_ddp.completion import NO_TIMEOUT
 from instrumented_ddp.lane import lane_of
 from instrumented_ddp.logging_data import Logger
 from instrumented_ddp.reducer import Reducer
@@ -173,7 +174,7 @@ class C10dReducer(Reducer):
         if self._participants is None or self._participants[1]:
             return self._group.size()
         work, _ = self._participants
-        work.wait()
+        work.wait(NO_TIMEOUT)
         return int(work.get_future().value()[0].item())
 
     def _get_zeros_like_grad_buckets(self) -> list[GradBucket]:

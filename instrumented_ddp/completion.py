@@ -11,6 +11,7 @@ recorded as an upper bound, together with the time at which the collective was l
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any, Final
 
@@ -20,6 +21,9 @@ import torch.distributed as dist
 from instrumented_ddp.records import BucketRecords
 from instrumented_ddp.timing import Mark, host_now_ns
 from overlapscope.trace.writer import EventLog
+
+NO_TIMEOUT: Final = timedelta(0)
+"""That of the process group, that is."""
 
 _THREADS: Final = 2
 _LONGEST_UNCERTAINTY_NS: Final = 0xFFFFFFFF
@@ -44,6 +48,13 @@ class Collective:
         """Host: when the training thread saw it to be over, which may be before a watching thread gets to run."""
         self.start: Mark = None
         self.end: Mark = None
+
+    def wait(self) -> None:
+        """Make the current stream wait for it; on CPU, the host."""
+        if isinstance(self.work, torch._C.Future):
+            self.work.wait()
+        else:
+            self.work.wait(NO_TIMEOUT)  # a process group written in Python may insist on being given one
 
     @property
     def is_over(self) -> bool:
@@ -88,7 +99,7 @@ class CompletionWatch:
     def _watch(self) -> None:
         while (collective := self._launched.get()) is not None:
             try:
-                collective.work.wait()
+                collective.wait()
             except Exception:  # it, or a hook's callback, failed: the training thread meets the same error
                 continue
             end_ns = min(host_now_ns(), collective.over_ns)

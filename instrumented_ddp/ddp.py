@@ -26,6 +26,7 @@ from instrumented_ddp.agreement import agree_on_plan, check_same_parameters
 from instrumented_ddp.bucket_plan import NO_LIMIT, BucketPlan, describe_parameters, dtype_name, plan_in_module_order
 from instrumented_ddp.c10d_reducer import C10dReducer
 from instrumented_ddp.logging_data import Logger
+from instrumented_ddp.metadata import rank_of_this_process
 from instrumented_ddp.recorder import Recorder, recorder_of_this_process
 from instrumented_ddp.records import BucketRecords, buffer_records
 from overlapscope.errors import OverlapScopeError
@@ -259,7 +260,7 @@ def _make_recorder(trace: str | None, group: dist.ProcessGroup, device: torch.de
             limit_bytes=recording.limit_bytes,
         )
     except OverlapScopeError as error:
-        print(f"overlapscope: rank {dist.get_rank()} trains on, unrecorded: {error}", file=sys.stderr)
+        print(f"overlapscope: rank {rank_of_this_process(group)} trains on, unrecorded: {error}", file=sys.stderr)
         return None
 
 

@@ -50,7 +50,8 @@ class HostLane:
     def all_reduce(self, buffer: torch.Tensor, records: BucketRecords | None) -> Collective:
         """Launch on gloo's threads."""
         collective = self._announce(records)
-        collective.work = self._group.allreduce([buffer], self._sum)
+        # The future and not the work, as in torch: a process group written in Python may have its own idea of an end.
+        collective.work = self._group.allreduce([buffer], self._sum).get_future()
         self._watch(collective)
         return collective
 
@@ -64,10 +65,10 @@ class HostLane:
     def wait(self, collective: Collective) -> None:
         """Block the host; called at the end of backward and nowhere else."""
         if self._recorder is None:
-            collective.work.wait()
+            collective.wait()
             return
         _note_if_running(collective)
-        collective.work.wait()
+        collective.wait()
         collective.over_ns = host_now_ns()
 
     def _announce(self, records: BucketRecords | None) -> Collective:
@@ -124,7 +125,7 @@ class StreamLane:
 
     def wait(self, collective: Collective) -> None:
         """Make the current stream wait; over gloo this also blocks the host, as in stock DDP."""
-        collective.work.wait()
+        collective.wait()
         timeline, records = self._timeline, collective.records
         if timeline is None or records is None:
             return

@@ -24,9 +24,9 @@ def describe_run(group: dist.ProcessGroup, detail: str) -> dict[str, Any]:
     """``run.json``, with no models yet."""
     return {
         "format_version": FORMAT_VERSION,
-        "world_size": dist.get_world_size(),
-        "ranks": dist.get_process_group_ranks(group),
-        "backend": dist.get_backend(group),
+        "world_size": dist.get_world_size() if dist.is_initialized() else group.size(),
+        "ranks": dist.get_process_group_ranks(group) if dist.is_initialized() else list(range(group.size())),
+        "backend": group.name(),
         "detail": detail,
         "argv": sys.argv,
         "started_unix_ns": time.time_ns(),
@@ -37,6 +37,11 @@ def describe_run(group: dist.ProcessGroup, detail: str) -> dict[str, Any]:
         },
         "models": [],
     }
+
+
+def rank_of_this_process(group: dist.ProcessGroup) -> int:
+    """The rank in the whole job; in the group, if it was made without one."""
+    return dist.get_rank() if dist.is_initialized() else group.rank()
 
 
 def describe_rank(rank: int, device: torch.device) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from instrumented_ddp.bucket_plan import BucketPlan
 from instrumented_ddp.call_sites import CallSites
 from instrumented_ddp.completion import CompletionWatch
-from instrumented_ddp.metadata import append_plan, describe_rank, describe_run
+from instrumented_ddp.metadata import append_plan, describe_rank, describe_run, rank_of_this_process
 from instrumented_ddp.records import ENTER_RECORDS, BucketRecords, PlanRecords, phase_records
 from instrumented_ddp.timing import HostTimeline, Mark, Timeline, host_now_ns, timeline_of
 from overlapscope.errors import OverlapScopeError
@@ -342,7 +342,7 @@ def recorder_of_this_process(
     """
     global _of_this_process
     existing = _of_this_process
-    rank = dist.get_rank()
+    rank = rank_of_this_process(group)
     if existing is None or existing.log.closed:
         _of_this_process = Recorder(
             trace_folder, rank=rank, group=group, device=device, detail=detail, limit_bytes=limit_bytes
