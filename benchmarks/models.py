@@ -1,0 +1,85 @@
+"""The models that are trained to see what recording costs, each with a batch for one rank and a loss.
+
+They are sized for a CPU core: a step takes tens of milliseconds, of the two known architectures about a second.
+Weights and batches are random, and the same on all ranks that are given the same seed; nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from examples.train_convnet import make_resnet
+from examples.train_gpt import GPT
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a training step is made of."""
+
+    module: nn.Module
+    batch: dict[str, torch.Tensor]
+    """Arguments of the module, by name."""
+    loss_of: Callable[[Any], torch.Tensor]
+    """The loss, from what the module returns."""
+
+
+def make_mlp() -> Workload:
+    """400 parameters: 200 layers of width 64."""
+    layers: list[nn.Module] = []
+    for _ in range(200):
+        layers += [nn.Linear(64, 64), nn.ReLU()]
+        # With torch's own initialisation gradients vanish on the way through 200 layers, and are slow denormals.
+        nn.init.kaiming_normal_(layers[-2].weight)
+    return Workload(nn.Sequential(*layers), {"input": torch.randn(32, 64)}, _mean_square)
+
+
+def make_convnet() -> Workload:
+    """The ResNet of examples/train_convnet.py."""
+    return Workload(make_resnet(32), {"input": torch.randn(32, 1, 8, 8)}, _mean_square)
+
+
+def make_transformer() -> Workload:
+    """The GPT of examples/train_gpt.py, with a smaller batch."""
+    module = GPT(width=192, layers=6, heads=6, context=64)
+    return Workload(module, {"text": torch.randint(0, 256, (2, 64))}, _mean_square)
+
+
+def make_resnet_50() -> Workload:
+    """ResNet-50 of the transformers package, on 8 images of 64×64 pixels."""
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    config = ResNetConfig()
+    batch = {"pixel_values": torch.randn(8, 3, 64, 64), "labels": torch.randint(config.num_labels, (8,))}
+    return Workload(ResNetForImageClassification(config), batch, _own_loss)
+
+
+def make_bert_base() -> Workload:
+    """BERT-base of the transformers package, on 2 texts of 32 tokens."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    config = BertConfig()
+    batch = {
+        "input_ids": torch.randint(config.vocab_size, (2, 32)),
+        "labels": torch.randint(config.num_labels, (2,)),
+    }
+    return Workload(BertForSequenceClassification(config), batch, _own_loss)
+
+
+SMALL_MODELS: Final = {"mlp-400": make_mlp, "convnet": make_convnet, "transformer": make_transformer}
+"""Steps of tens of milliseconds, in which a recorder that costs too much is seen."""
+
+KNOWN_MODELS: Final = {"resnet-50": make_resnet_50, "bert-base": make_bert_base}
+"""Architectures that people train. They need the transformers package."""
+
+
+def _mean_square(output: torch.Tensor) -> torch.Tensor:
+    return output.float().square().mean()
+
+
+def _own_loss(output: Any) -> torch.Tensor:
+    return output.loss
