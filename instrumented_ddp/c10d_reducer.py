@@ -16,11 +16,28 @@ from torch.distributed import BuiltinCommHookType  # type: ignore[attr-defined]
 from instrumented_ddp.agreement import agree_on_plan
 from instrumented_ddp.bucket_plan import BucketPlan, plan_buckets
 from instrumented_ddp.comm_hooks import GradBucket, builtin_hook, python_hook
-from instrumented_ddp.completion import NO_TIMEOUT
-from instrumented_ddp.lane import lane_of
+from instrumented_ddp.completion import NO_TIMEOUT, Collective
+from instrumented_ddp.lane import Lane, lane_of
 from instrumented_ddp.logging_data import Logger
 from instrumented_ddp.reducer import Reducer
 from instrumented_ddp.static_graph import StaticGraph
+
+
+class Shadow:
+    """What a rank that has joined launches to match a bucket of the others.
+
+    Args:
+        lane: of the bucket.
+        collective: that has been launched on it.
+    """
+
+    def __init__(self, lane: Lane, collective: Collective) -> None:
+        self._lane = lane
+        self._collective = collective
+
+    def wait(self) -> None:
+        """Wait for it; there is no result to use."""
+        self._lane.wait(self._collective)
 
 
 class C10dReducer(Reducer):
@@ -48,7 +65,8 @@ class C10dReducer(Reducer):
         super().__init__(parameters, plan, group, **others)
         self._rebuild_limits_bytes = rebuild_limits_bytes
         self.bucket_bytes_cap = bucket_bytes_cap
-        self._participants: tuple[dist.Work, bool] | None = None
+        self._count: dist.Work | None = None
+        """Under way, where the ranks that still have inputs are counted."""
 
     # -- forward and backward ------------------------------------------------------------------------------------
 
@@ -104,7 +122,7 @@ class C10dReducer(Reducer):
         self.has_rebuilt_buckets = False
         self.observed_order = []
         self._expects_gradients = self._must_finalise = False
-        self._divisor = None
+        self._participants = None
         if self._usage is not None:
             self._usage.clear()
 
@@ -158,8 +176,8 @@ class C10dReducer(Reducer):
             self._fail("register_builtin_comm_hook or register_comm_hook can only be called once.")
         self._comm_hook = builtin_hook(kind, self._group)
 
-    def _run_comm_hook(self, bucket: GradBucket) -> torch._C.Future[Any]:
-        return self._run_allreduce_hook(bucket) if self._comm_hook is None else self._comm_hook(bucket)
+    def _run_comm_hook(self, bucket: GradBucket) -> Shadow:
+        return Shadow(bucket.bucket.lane, self.reduce(bucket))
 
     def _run_allreduce_hook(self, bucket: GradBucket) -> torch._C.Future[Any]:
         return self._group.allreduce([bucket.buffer()], dist.AllreduceOptions()).get_future()
@@ -167,15 +185,16 @@ class C10dReducer(Reducer):
     # -- join ----------------------------------------------------------------------------------------------------
 
     def _set_forward_pass_work_handle(self, work: dist.Work, use_static_world_size: bool) -> None:
-        self._participants = work, use_static_world_size
+        self._count = None if use_static_world_size else work
 
-    def participants(self) -> int:
+    def count_participants(self) -> int:
         """Under ``join()``: the ranks that still have inputs, unless gradients are divided by all."""
-        if self._participants is None or self._participants[1]:
+        if self._count is None:
             return self._group.size()
-        work, _ = self._participants
-        work.wait(NO_TIMEOUT)
-        return int(work.get_future().value()[0].item())
+        self._count.wait(NO_TIMEOUT)
+        participants = int(self._count.get_future().value()[0].item())
+        self._count = None
+        return participants
 
     def _get_zeros_like_grad_buckets(self) -> list[GradBucket]:
         return [self.as_hooks_see_it(bucket, torch.zeros_like(bucket.buffer)) for bucket in self.buckets]

@@ -134,19 +134,22 @@ class DistributedDataParallel(TorchDDP):
 
         A collective of the user's own in the backward graph would otherwise meet our buckets in an order of its own.
         """
-        if self.bucket_bytes_cap_list:
-            return list(self.bucket_bytes_cap_list)
-        if static_graph or not self.find_unused_parameters:
-            return [NO_LIMIT]
-        return self._rebuild_limits_bytes()
+        limits_bytes = self._rebuild_limits_bytes()
+        if self._caps_bytes() or (self.find_unused_parameters and not static_graph):
+            return limits_bytes
+        return [NO_LIMIT]
 
     def _rebuild_limits_bytes(self) -> list[int]:
-        if self.bucket_bytes_cap_list:
-            return list(self.bucket_bytes_cap_list)
+        if caps_bytes := self._caps_bytes():
+            return caps_bytes
         # Only a cap that is left at its default has a small first bucket.
         if not self.bucket_bytes_cap_default:
             return [self.bucket_bytes_cap]
         return [dist._DEFAULT_FIRST_BUCKET_BYTES, self.bucket_bytes_cap]  # type: ignore[attr-defined]
+
+    def _caps_bytes(self) -> list[int]:
+        """One for each bucket, if the user gave them (torch 2.13)."""
+        return list(getattr(self, "bucket_bytes_cap_list", ()))
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()

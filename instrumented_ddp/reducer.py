@@ -30,6 +30,7 @@ from instrumented_ddp import complaints
 from instrumented_ddp.bucket import Bucket
 from instrumented_ddp.bucket_plan import BucketPlan
 from instrumented_ddp.comm_hooks import GradBucket, Hook, result_of
+from instrumented_ddp.completion import Collective
 from instrumented_ddp.lane import Lane, lane_of
 from instrumented_ddp.logging_data import Logger, RuntimeStats
 from instrumented_ddp.recorder import Recorder
@@ -89,7 +90,7 @@ class Reducer:
         self._futures: list[torch._C.Future[Any]] = []
         self._logger: Logger | None = None
         self.stats = RuntimeStats(parameters[0].device)
-        self._divisor: int | None = None
+        self._participants: int | None = None
         self._expects_gradients = False
         self._must_finalise = False
         self._gradient_records: list[bytes] = []  # refilled in place: hooks hold on to it
@@ -252,21 +253,24 @@ class Reducer:
             self._mark_bucket_as_ready(bucket)
 
     def _mark_bucket_as_ready(self, bucket: Bucket) -> None:
-        recorder, records, timeline = self._recorder, bucket.records, bucket.timeline
-        if recorder is None or records is None or timeline is None:
-            bucket.copy_in(self._share_of_each_rank())
-        else:
-            if recorder.phase is not Phase.BACKWARD:  # no output of the module was seen to get a gradient
-                recorder.note_caller()
-                recorder.enter(Phase.BACKWARD)
-            ready = timeline.mark()
-            bucket.copy_in(self._share_of_each_rank())
-            timeline.write(records.ready, recorder.step, ready, ready)
-            timeline.write(records.copy_in, recorder.step, ready, timeline.mark())
+        self._copy_in(bucket)
         bucket.is_ready = True
         self._launch_ready_buckets()
-        if recorder is not None and self._board is not None:  # after the launch, which must not wait for them
-            recorder.gradients_were_ready(bucket.indices, self._gradient_records, self._board)
+        if self._recorder is not None and self._board is not None:  # after the launch, which must not wait for them
+            self._recorder.gradients_were_ready(bucket.indices, self._gradient_records, self._board)
+
+    def _copy_in(self, bucket: Bucket) -> None:
+        recorder, records, timeline = self._recorder, bucket.records, bucket.timeline
+        if recorder is None or records is None or timeline is None:
+            bucket.copy_in(self._divisor())
+            return
+        if recorder.phase is not Phase.BACKWARD:  # no output of the module was seen to get a gradient
+            recorder.note_caller()
+            recorder.enter(Phase.BACKWARD)
+        ready = timeline.mark()
+        bucket.copy_in(self._divisor())
+        timeline.write(records.ready, recorder.step, ready, ready)
+        timeline.write(records.copy_in, recorder.step, ready, timeline.mark())
 
     def _launch_ready_buckets(self) -> None:
         """Launch what is ready and has no predecessor that is not."""
@@ -285,22 +289,25 @@ class Reducer:
         if self._skip_all_reduce_unused_params and set(bucket.indices) <= set(self.unused):
             return
         self.buckets_reduced += 1
-        if self._comm_hook is None:
-            bucket.collective = bucket.lane.all_reduce(bucket.buffer, bucket.records)
-        else:
-            hook, seen = self._comm_hook, self.as_hooks_see_it(bucket)
-            bucket.collective = bucket.lane.run_hook(lambda: hook(seen), bucket.records)
+        bucket.collective = self.reduce(self.as_hooks_see_it(bucket))
 
-    def _share_of_each_rank(self) -> int | None:
-        """What gradients are divided by: the ranks that take part. None if a communication hook does it."""
+    def reduce(self, bucket: GradBucket) -> Collective:
+        """Sum a bucket over all ranks, or do with it what a communication hook does."""
+        lane, records, hook = bucket.bucket.lane, bucket.bucket.records, self._comm_hook
+        if hook is None:
+            return lane.all_reduce(bucket.buffer(), records)
+        return lane.run_hook(lambda: hook(bucket), records)
+
+    def _divisor(self) -> int | None:
+        """What gradients are divided by; None if that is left to a communication hook."""
         if self._comm_hook is not None:
             return None
-        if self._divisor is None:
-            self._divisor = self.participants()
-        return self._divisor
+        if self._participants is None:
+            self._participants = self.count_participants()
+        return self._participants
 
-    def participants(self) -> int:
-        """How many ranks' gradients are summed."""
+    def count_participants(self) -> int:
+        """How many ranks' gradients are summed in this backward."""
         return self._group.size()
 
     # -- at the end of the backward ------------------------------------------------------------------------------
@@ -313,7 +320,7 @@ class Reducer:
             self.observed_order = self.ready_order + (self.unused if self._static_graph is not None else [])
         self._expects_gradients = False
         self._must_finalise = False
-        self._divisor = None
+        self._participants = None
         if recorder is not None:
             recorder.enter(Phase.FINALISE)
         try:
@@ -369,7 +376,7 @@ class Reducer:
         self.unused = static_graph.unused
         self._must_finalise = True
         for bucket in self.buckets:
-            bucket.copy_in(self._share_of_each_rank())
+            self._copy_in(bucket)
         self.stats.mark("backward_comm_start")
         for bucket in self.buckets:
             self._launch(bucket)
