@@ -1,4 +1,4 @@
-"""Which line of the user's code is behind an event: the nearest frame outside torch and this package."""
+"""Which line of the user's code is behind an event: the nearest frame outside torch and its frameworks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,18 @@ from typing import Final
 
 from overlapscope.trace.format import CALL_SITES_FILE, NO_CALL_SITE
 
-_NOT_THE_USERS: Final = {"torch", "instrumented_ddp"}
-"""Top-level packages whose frames are passed over."""
+_NOT_THE_USERS: Final = {
+    "torch",
+    "instrumented_ddp",
+    "contextlib",
+    "functools",
+    "accelerate",
+    "lightning",
+    "lightning_fabric",
+    "pytorch_lightning",
+    "transformers",
+}
+"""Top-level packages whose frames are passed over: between a training framework's lines and ours is the user's."""
 _MOST_CALL_SITES: Final = 0xFFFF
 
 

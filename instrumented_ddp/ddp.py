@@ -106,11 +106,11 @@ class DistributedDataParallel(TorchDDP):
             bucket_bytes_cap=self.bucket_bytes_cap,
             find_unused_parameters=self.find_unused_parameters,
             gradient_as_bucket_view=self.gradient_as_bucket_view,
-            skip_all_reduce_unused_params=self.skip_all_reduce_unused_params,
+            skip_all_reduce_unused_params=getattr(self, "skip_all_reduce_unused_params", False),  # torch 2.8
             recorder=self.recorder,
             model_number=self._model_number,
         )
-        if not self._use_python_reducer:  # there torch.compile reduces
+        if not getattr(self, "_use_python_reducer", False):  # there torch.compile reduces
             self.reducer.register_hooks()
         # Hooks live as long as the parameters, which may be wrapped again after this wrapper is gone.
         weakref.finalize(self, self.reducer._remove_autograd_hooks).atexit = False

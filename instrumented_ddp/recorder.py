@@ -99,6 +99,8 @@ class Recorder:
         self._open_phase_start: Mark | None = None
         self._open_phase_is_no_sync = False
         self._step_is_marked_by_user = False
+        self._optimizer_is_stepping = False
+        self._closure_has_run = False
         self._optimizer_has_stepped = False
         self._gradients_are_reduced = False
         self._has_complained = False
@@ -185,17 +187,22 @@ class Recorder:
         An evaluation between two optimizer steps belongs to the second.
         """
         now = self.timeline.mark()
+        is_within_update = self._optimizer_is_stepping and self._closure_has_run
+        if self._optimizer_is_stepping and not self._closure_has_run:
+            self._open_phase = None  # optimizer.step(closure): the update has not begun, the closure comes first
+            self._closure_has_run = True
         if self._open_phase is not None:
             self._end_open_phase(now)
         if self._step_start is None:
             self._step_start = now
             self._step_begins()
             return
-        step_is_over = self._optimizer_has_stepped or self._gradients_are_reduced
+        # An optimizer may call its closure again and again, as LBFGS does: all that is one step.
+        step_is_over = self._optimizer_has_stepped or (self._gradients_are_reduced and not self._optimizer_is_stepping)
         if step_is_over and not self._step_is_marked_by_user:
             # Without an optimizer of torch nobody knows where the update ended and the data loader began.
             self._end_step(self._last_phase_end if self._optimizer_has_stepped else now)
-        if self._last_phase in _DATA_WAIT_FOLLOWS:
+        if self._last_phase in _DATA_WAIT_FOLLOWS and not is_within_update:
             self.timeline.write(self._reduced_phases[Phase.DATA_WAIT], self.step, self._last_phase_end, now)
             self._last_phase = Phase.DATA_WAIT
 
@@ -212,6 +219,8 @@ class Recorder:
         """A phase ends, if it is the one that is open."""
         if self._open_phase is phase:
             self._end_open_phase(self.timeline.mark())
+            if phase is Phase.BACKWARD and self._open_phase_is_no_sync:
+                self._resume_optimizer()
 
     @property
     def phase(self) -> Phase | None:
@@ -221,6 +230,7 @@ class Recorder:
     def gradients_are_reduced(self) -> None:
         """The gradients of a pass are final: the step may end, also if no optimizer of torch is ever seen."""
         self._gradients_are_reduced = True
+        self._resume_optimizer()
 
     def mark_step(self) -> None:
         """The user says that a step ends here. From now on steps end nowhere else."""
@@ -314,12 +324,20 @@ class Recorder:
 
     def _optimizer_begins(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if self._updates_our_parameters(optimizer):
+            self._optimizer_is_stepping = True
+            self._closure_has_run = False
             self.enter(Phase.OPTIMIZER)
 
     def _optimizer_ends(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if self._updates_our_parameters(optimizer):
             self.leave(Phase.OPTIMIZER)
+            self._optimizer_is_stepping = False
             self._optimizer_has_stepped = True
+
+    def _resume_optimizer(self) -> None:
+        """A backward is over; if a closure has run it, the optimizer goes on with the update."""
+        if self._optimizer_is_stepping:
+            self.enter(Phase.OPTIMIZER)
 
     def _updates_our_parameters(self, optimizer: torch.optim.Optimizer) -> bool:
         known = self._is_ours.get(optimizer)

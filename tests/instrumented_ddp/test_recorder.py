@@ -76,6 +76,41 @@ def test_accumulation_under_no_sync_is_part_of_one_step_and_marked(traces):
     assert len(trace.collectives.query("op == 'all_reduce'")) == 2, "one bucket, reduced once a step"
 
 
+def test_a_closure_runs_inside_the_optimizer_and_its_update_follows_the_backward(traces):
+    model = make_model(traces)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def closure() -> None:
+        optimizer.zero_grad()
+        with model.no_sync():
+            backward(model)
+        backward(model)
+
+    for _ in range(2):
+        optimizer.step(closure)
+    one_step = ["forward", "backward", "optimizer", "forward", "backward", "finalise", "optimizer"]
+    assert phases_by_step(recorded(model, traces)) == {0: one_step, 1: ["data_wait", *one_step]}
+
+
+def test_an_optimizer_that_calls_its_closure_many_times_makes_one_step(traces):
+    model = make_model(traces)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3, tolerance_grad=0, tolerance_change=0)
+    calls = []
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.ones(8, 4)).square().sum()
+        loss.backward()
+        calls.append(loss)
+        return loss
+
+    for _ in range(2):
+        optimizer.step(closure)
+    trace = recorded(model, traces)
+    assert list(trace.steps["step"]) == [0, 1]
+    assert len(trace.phases.query("phase == 'forward'")) == len(calls) > 2
+
+
 def test_an_evaluation_belongs_to_the_step_that_follows(traces):
     model = make_model(traces)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
