@@ -50,7 +50,6 @@ class TimelinePlot:
     def __init__(self, trace: Trace, timeline: Timeline, view: View | None = None) -> None:
         self._trace = trace
         self._timeline = timeline
-        self._buckets = trace.collectives["bucket"].to_numpy()
         self.layout = layout_lanes(len(timeline.ranks))
         self.spans = ColumnDataSource(data=no_columns(*SPAN_COLUMNS))
         self.shades = ColumnDataSource(data=no_columns(*SHADE_COLUMNS))
@@ -111,7 +110,7 @@ class TimelinePlot:
         spans, labels, shades = no_columns(*SPAN_COLUMNS), no_columns(*LABEL_COLUMNS), no_columns(*SHADE_COLUMNS)
         if spans_view is not None:
             spans = span_columns(self._timeline, self.layout, spans_view, 1.25 * view_ns / width_px)
-            labels = label_columns(self._timeline, spans, view, width_px, self._buckets)
+            labels = label_columns(self._timeline, spans, view, width_px, self._trace.collectives)
         if spans_view != wide:
             shades = shade_columns(self._timeline, self.layout, wide, 3 * width_px, without=spans_view)
         steps = step_line_columns(self._timeline.steps, wide, 3 * width_px)

@@ -68,12 +68,16 @@ def shade_columns(timeline: Timeline, layout: LaneLayout, view: View, pixels: in
     return {"image": [picture], "x": [float(edges_ns[0])], "y": [0], "dw": [width_ns], "dh": [layout.height_px]}
 
 
-def label_columns(timeline: Timeline, spans: Columns, view: View, width_px: int, buckets: npt.NDArray[Any]) -> Columns:
+_WITHOUT_BUCKET: Final = {"broadcast": "buffers", "all_reduce": "used parameters"}
+"""What a collective is about that is no bucket's, by operation."""
+
+
+def label_columns(timeline: Timeline, spans: Columns, view: View, width_px: int, collectives: pd.DataFrame) -> Columns:
     """The name of each phase and collective whose rectangle is wide enough to hold it.
 
     Args:
         spans: from ``span_columns``.
-        buckets: bucket of each collective.
+        collectives: of the trace.
     """
     ns_per_px = (view[1] - view[0]) / max(1, width_px)
     visible_from = np.maximum(spans["left"], view[0])
@@ -85,8 +89,9 @@ def label_columns(timeline: Timeline, spans: Columns, view: View, width_px: int,
         if name == "phases":
             text = CATEGORIES[spans["category"][at]].replace("_", " ")
         elif name == "communication":
-            bucket = buckets[spans["row"][at]]
-            text = f"bucket {bucket}" if bucket >= 0 else "broadcast"
+            collective = collectives.iloc[spans["row"][at]]
+            bucket = collective["bucket"]
+            text = f"bucket {bucket}" if bucket >= 0 else _WITHOUT_BUCKET.get(collective["op"], "")
         else:
             continue
         if len(text) * _LABEL_PX_PER_LETTER + 10 < visible_px[at]:

@@ -29,8 +29,8 @@ def test_an_unknown_argument_is_a_type_error():
 
 
 def test_a_warning_points_at_the_users_line():
-    with pytest.warns(FutureWarning, match="broadcast_buffers") as warned:
-        DistributedDataParallel(nn.Linear(2, 2), broadcast_buffers=False)
+    with pytest.warns(FutureWarning, match="check_reduction") as warned:
+        DistributedDataParallel(nn.Linear(2, 2), check_reduction=True)
     assert [warning.filename for warning in warned] == [__file__]
 
 
