@@ -107,6 +107,7 @@ class DistributedDataParallel(TorchDDP):
             find_unused_parameters=self.find_unused_parameters,
             gradient_as_bucket_view=self.gradient_as_bucket_view,
             skip_all_reduce_unused_params=getattr(self, "skip_all_reduce_unused_params", False),  # torch 2.8
+            batched_grad_copy=getattr(self, "batched_grad_copy", False),  # torch 2.13
             recorder=self.recorder,
             model_number=self._model_number,
         )

@@ -52,6 +52,7 @@ class Reducer:
         find_unused_parameters: look for parameters that have no part in a forward's outputs.
         gradient_as_bucket_view: ``parameter.grad`` is a view of the bucket instead of a copy.
         skip_all_reduce_unused_params: a bucket of which no parameter is used is not reduced.
+        batched_grad_copy: divide a bucket as a whole; gradients are copied a bucket at a time either way.
         recorder: told of everything that happens, if there is one.
         model_number: of the module, in the recording.
     """
@@ -65,6 +66,7 @@ class Reducer:
         find_unused_parameters: bool,
         gradient_as_bucket_view: bool,
         skip_all_reduce_unused_params: bool,
+        batched_grad_copy: bool,
         recorder: Recorder | None,
         model_number: int,
     ) -> None:
@@ -74,6 +76,7 @@ class Reducer:
         self.find_unused_parameters = find_unused_parameters
         self.gradient_as_bucket_view = self.gradients_are_views = gradient_as_bucket_view
         self._skip_all_reduce_unused_params = skip_all_reduce_unused_params
+        self._batched_grad_copy = batched_grad_copy
         self._recorder = recorder
         self._model_number = model_number
         self._board = recorder.readiness_board(model_number, len(parameters)) if recorder is not None else None
@@ -133,6 +136,7 @@ class Reducer:
                     dtype=self._buffer_dtype,
                     is_sparse=plan.parameters[indices[0]].is_sparse,
                     gradients_are_views=self.gradients_are_views,
+                    is_divided_as_a_whole=self._batched_grad_copy,
                     lane=self._lanes[device],
                     timeline=recorder.timeline_on(device) if recorder is not None else None,
                     records=records.buckets[number] if records is not None else None,
