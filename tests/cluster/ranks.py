@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import multiprocessing
 import os
 import tempfile
@@ -12,18 +14,21 @@ from typing import Any
 
 TIME_LIMIT_S = 120
 
+# Ranks are forked from a server that has imported torch and started no thread: a rank costs a moment, not seconds.
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.optim"])
+
 
 def run_ranks(worker: Callable[..., Any], world_size: int, *args: Any) -> list[Any]:
     """Call ``worker(*args)`` on each rank of a fresh process group; its results, by rank.
 
     ``worker`` is a module-level function. A rank that raises has its exception as result.
     """
-    context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         pipes, processes = [], []
         for rank in range(world_size):
-            ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_rank_main, args=(theirs, worker, rank, world_size, folder, args))
+            ours, theirs = CONTEXT.Pipe(duplex=False)
+            process = CONTEXT.Process(target=_rank_main, args=(theirs, worker, rank, world_size, folder, args))
             process.start()
             theirs.close()
             pipes.append(ours)
@@ -50,6 +55,7 @@ def _result_of(rank: int, pipe: Connection) -> Any:
 def _rank_main(
     pipe: Connection, worker: Callable[..., Any], rank: int, world_size: int, folder: str, args: tuple[Any, ...]
 ) -> None:
+    gc.freeze()  # what was imported before the fork is not garbage, and looking at it would copy its memory
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     import torch
     import torch.distributed as dist
@@ -63,3 +69,4 @@ def _rank_main(
         result = error
     pipe.send(result)
     dist.destroy_process_group()
+    atexit._run_exitfuncs()  # which a forked process leaves out
