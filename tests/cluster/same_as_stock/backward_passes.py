@@ -46,6 +46,23 @@ def gradients_are_accumulated_inside_no_sync(make_ddp: MakeDdp, seen: Seen, view
         seen.gradients(f"step {step}", model)
 
 
+@scenarios.add(view=BOTH, batched_grad_copy=BOTH)
+def gradients_are_handled_in_many_ways_between_steps(
+    make_ddp: MakeDdp, seen: Seen, view: bool, batched_grad_copy: bool
+) -> None:
+    model = make_ddp(make_mlp(), gradient_as_bucket_view=view, batched_grad_copy=batched_grad_copy, bucket_cap_mb=1e-3)
+    for step in range(6):
+        mean_square(model, step).backward()
+        seen.gradients(f"step {step}", model)
+        for place, parameter in enumerate(model.parameters(), start=step):
+            if place % 4 == 0:
+                parameter.grad = None
+            elif place % 4 == 1:
+                parameter.grad = 2 * parameter.grad
+            elif place % 4 == 2:
+                parameter.grad.zero_()
+
+
 @scenarios.add(view=BOTH)
 def the_forward_is_inside_no_sync_and_the_backward_is_not(make_ddp: MakeDdp, seen: Seen, view: bool) -> None:
     model = make_ddp(make_mlp(), gradient_as_bucket_view=view)
@@ -63,6 +80,22 @@ def the_backward_is_inside_no_sync_and_the_forward_is_not(make_ddp: MakeDdp, see
         loss = mean_square(model, step)
         with model.no_sync():
             loss.backward()
+        seen.gradients(f"step {step}", model)
+
+
+@scenarios.add(find_unused_parameters=BOTH)
+def a_library_prepares_the_reducer_itself(make_ddp: MakeDdp, seen: Seen, find_unused_parameters: bool) -> None:
+    # Lightning does so where the user's code runs backward.
+    model = make_ddp(TwoHeads(), find_unused_parameters=find_unused_parameters, bucket_cap_mb=1e-3)
+    for step in range(3):
+        model.zero_grad()
+        model.require_backward_grad_sync = False
+        left, right = model(batch(step))
+        model.require_backward_grad_sync = True
+        model.require_forward_param_sync = True
+        model.reducer._rebuild_buckets()
+        model.reducer.prepare_for_backward([left] if find_unused_parameters else [])
+        (left.sum() if find_unused_parameters else (left + right).sum()).backward()
         seen.gradients(f"step {step}", model)
 
 

@@ -247,6 +247,45 @@ def a_parameter_is_thawed_after_construction(make_ddp: MakeDdp, seen: Seen) -> N
     train(model, seen)  # its gradient is this rank's own
 
 
+@scenarios.add(view=BOTH)
+def the_data_of_a_parameter_are_replaced(make_ddp: MakeDdp, seen: Seen, view: bool) -> None:
+    model = make_ddp(make_mlp(), gradient_as_bucket_view=view)
+    train(model, seen)
+    model.zero_grad()
+    model.module[2].weight.data = torch.rand(WIDTH, WIDTH)
+    train(model, seen)
+
+
+@scenarios.add()
+def the_layout_changes_after_construction(make_ddp: MakeDdp, seen: Seen) -> None:
+    # With gradients that are no views, stock gives out such gradients with their elements in the wrong places.
+    model = make_ddp(make_convnet(), gradient_as_bucket_view=True)
+    model.to(memory_format=torch.channels_last)
+    train(model, seen, loss_of=lambda model, step: model(batch(step, 2, 3, 8, 6)).square().mean())
+
+
+@scenarios.add(view=BOTH)
+def the_dtype_changes_after_construction(make_ddp: MakeDdp, seen: Seen, view: bool) -> None:
+    model = make_ddp(make_mlp(), gradient_as_bucket_view=view)
+    model.double()
+    loss = model(batch(0, dtype=torch.float64)).sum()
+    seen.error("backward", loss.backward, sentence="Expected ")
+
+
+@scenarios.add()
+def a_parameter_is_exchanged_after_construction(make_ddp: MakeDdp, seen: Seen) -> None:
+    model = make_ddp(make_mlp())
+    model.module[2].weight = nn.Parameter(torch.rand(WIDTH, WIDTH))
+    mean_square(model, 0).backward()
+    seen.gradients("after backward", model)
+    seen.error(
+        "next forward",
+        lambda: mean_square(model, 1),
+        sentence="Expected to have finished reduction in the prior iteration",
+        names=["2.weight"],
+    )
+
+
 class Listed(nn.Module):
     """Parameters in a list and in a dictionary."""
 

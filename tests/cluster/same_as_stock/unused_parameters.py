@@ -169,6 +169,20 @@ def an_unused_parameter_is_named_at_the_next_forward(make_ddp: MakeDdp, seen: Se
     seen.error("and the next", lambda: model(batch(1), "abcd"), sentence=NOT_FINISHED, names=NO_GRADIENT_OF_C)
 
 
+@scenarios.add(level=(dist.DebugLevel.INFO, dist.DebugLevel.DETAIL))
+def an_unused_parameter_is_named_by_stock_too_when_debugging(
+    make_ddp: MakeDdp, seen: Seen, level: dist.DebugLevel
+) -> None:
+    usual = dist.get_debug_level()
+    dist.set_debug_level(level)
+    model = make_ddp(Branches())
+    train(model, seen, loss_of=running("abcd"))
+    model(batch(0), "abd").sum().backward()
+    sentence = f"Parameters which did not receive grad for rank {dist.get_rank()}:"
+    seen.error("next forward", lambda: model(batch(1), "abcd"), sentence=sentence, names=NO_GRADIENT_OF_C)
+    dist.set_debug_level(usual)
+
+
 @scenarios.add()
 def an_unused_parameter_after_steps_that_used_all(make_ddp: MakeDdp, seen: Seen) -> None:
     model = make_ddp(Branches(), bucket_cap_mb=1e-4)

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel.distributed import _MixedPrecision
 
 from tests.cluster.same_as_stock.scenarios import MakeDdp, Scenarios
 from tests.cluster.same_as_stock.seen import Seen
@@ -31,6 +32,21 @@ def the_class(make_ddp: MakeDdp, seen: Seen) -> None:
     seen.note("arguments", [(p.name, p.kind, p.default) for p in arguments.values() if p.name != "trace"])
     methods = [name for name, _ in inspect.getmembers(ddp_class, callable) if not name.startswith("__")]
     seen.note("methods", [name for name in methods if hasattr(nn.parallel.DistributedDataParallel, name)])
+
+
+@scenarios.add()
+def a_subclass_that_looks_through_to_the_module(make_ddp: MakeDdp, seen: Seen) -> None:
+    class SeeThrough(class_of(make_ddp)):
+        def __getattr__(self, name: str) -> object:
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                return getattr(self.module, name)
+
+    model = SeeThrough(Branches(), find_unused_parameters=True, **getattr(make_ddp, "keywords", {}))
+    seen.note("module's attribute", model.layers is model.module.layers)
+    train(model, seen, loss_of=running("abd"))
+    seen.error("no attribute", lambda: model.nothing)
 
 
 @scenarios.add()
@@ -126,6 +142,13 @@ def an_argument_that_is_deprecated(make_ddp: MakeDdp, seen: Seen) -> None:
     with seen.warnings("check_reduction"):
         model = make_ddp(make_mlp(), check_reduction=True)
     train(model, seen)
+
+
+@scenarios.add()
+def mixed_precision_asks_for_an_accelerator(make_ddp: MakeDdp, seen: Seen) -> None:
+    precision = _MixedPrecision(param_dtype=torch.float16, reduce_dtype=torch.float16, buffer_dtype=torch.float16)
+    model = make_ddp(make_mlp(), mixed_precision=precision)
+    seen.error("forward", lambda: mean_square(model, 0))
 
 
 @scenarios.add()
