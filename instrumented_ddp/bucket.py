@@ -2,6 +2,8 @@
 
 Copying follows what stock DDP does to the bit: copies are multiplied by 1/N on their way in, gradients that already
 are views are divided by N in place (``mark_variable_ready_dense`` in torch/csrc/distributed/c10d/reducer.cpp).
+A large gradient is copied as soon as it is there, while it is in the processor's caches; small ones wait until the
+bucket is ready and are copied together, because a call from Python costs more than they do.
 """
 
 from __future__ import annotations
@@ -16,9 +18,8 @@ from instrumented_ddp.lane import Lane
 from instrumented_ddp.records import BucketRecords
 from instrumented_ddp.timing import Timeline
 
-_SMALL_BYTES: Final = 128 * 1024
-"""Mean gradient size up to which one fused copy and a second pass over the buffer beat a copy a gradient (measured
-on a CPU: 4 times as fast at 4 KB, even at 100 KB, 1.4 times as slow at 1 MB)."""
+_LARGE_BYTES: Final = 32 * 1024
+"""From here on reading a gradient from memory a second time costs more than a call from Python."""
 
 
 class Bucket:
@@ -37,9 +38,11 @@ class Bucket:
     """
 
     __slots__ = (
-        "_gradients_are_small",
         "_gradients_are_views",
         "_is_divided_as_a_whole",
+        "_large",
+        "_shares",
+        "_small",
         "_storage",
         "buffer",
         "collective",
@@ -78,10 +81,10 @@ class Bucket:
         self.records = records
         self._gradients_are_views = gradients_are_views
         self._is_divided_as_a_whole = is_divided_as_a_whole
+        self._shares: dict[int, torch.Tensor] = {}
         first = parameters[0]
         elements = 0 if is_sparse else sum(parameter.numel() for parameter in parameters)
         self._storage = torch.empty(elements, dtype=dtype or first.dtype, device=first.device)
-        self._gradients_are_small = self._storage.nbytes <= _SMALL_BYTES * len(parameters)
         self._make_views()
         if gradients_are_views and not is_sparse:
             self._move_gradients_in()
@@ -91,6 +94,13 @@ class Bucket:
         self.buffer = _as_real(self._storage)
         """What travels; complex numbers travel as pairs of real ones."""
         self.views = [] if self.is_sparse else _views_like(self._storage, self.parameters)
+        slots = list(zip(self.indices, self.parameters, self.views, strict=not self.is_sparse))
+        self._large = {
+            index: (parameter, view)
+            for index, parameter, view in slots
+            if view.nbytes >= _LARGE_BYTES and not self._is_divided_as_a_whole
+        }
+        self._small = [(parameter, view) for index, parameter, view in slots if index not in self._large]
 
     def _move_gradients_in(self) -> None:
         for parameter, view in zip(self.parameters, self.views, strict=True):
@@ -108,8 +118,31 @@ class Bucket:
             self._storage = self._storage.detach()
             self._make_views()
 
-    def copy_in(self, divisor: int | None) -> None:
-        """Gather the gradients, divided by ``divisor``. None leaves the division to a communication hook.
+    def holds_large(self, index: int) -> bool:
+        """Whether a parameter's gradient is to be copied in as soon as it is there."""
+        return index in self._large
+
+    def copy_in_large(self, index: int, divisor: int | None) -> None:
+        """Copy one gradient in, divided by ``divisor``. None leaves the division to a communication hook."""
+        parameter, view = self._large[index]
+        gradient = parameter.grad
+        if gradient is None:  # not used on this rank, but perhaps on another
+            view.zero_()
+        elif gradient is view:
+            if divisor is not None:
+                view.div_(divisor)
+        else:
+            if divisor is None:
+                view.copy_(gradient)
+            elif torch.is_grad_enabled() and gradient.requires_grad:  # create_graph=True: copies keep their graph
+                view.copy_(gradient * self._share(divisor))
+            else:
+                torch.mul(gradient, self._share(divisor), out=view)
+            if self._gradients_are_views:
+                parameter.grad = view
+
+    def copy_in_small(self, divisor: int | None) -> None:
+        """Copy in all gradients that are not large.
 
         Raises:
             RuntimeError: a sparse gradient is missing or dense.
@@ -120,37 +153,51 @@ class Bucket:
         strays: list[torch.Tensor] = []
         places: list[torch.Tensor] = []
         residents: list[torch.Tensor] = []
-        for parameter, view in zip(self.parameters, self.views, strict=True):
+        for parameter, view in self._small:
             gradient = parameter.grad
-            if gradient is None:  # not used on this rank, but perhaps on another
+            if gradient is None:
                 view.zero_()
             elif gradient is view:
                 residents.append(view)
             else:
                 strays.append(gradient)
                 places.append(view)
-        if divisor is None:
-            _copy(places, strays)
-        elif torch.is_grad_enabled() and any(gradient.requires_grad for gradient in strays):
-            # backward(create_graph=True): what is copied keeps its graph, as in torch
-            _copy(places, [gradient * (1.0 / divisor) for gradient in strays])
-            _divide(residents, divisor)
-        elif self._is_divided_as_a_whole:
-            _copy(places, strays)
-            self._storage.div_(divisor)
-        elif not strays:
-            self._storage.div_(divisor)
-        elif self._gradients_are_small and len(strays) == len(self.views):
-            _copy(places, strays)
-            self._storage.mul_(1.0 / divisor)
+        if divisor is not None and torch.is_grad_enabled() and any(gradient.requires_grad for gradient in strays):
+            _copy(places, [gradient * self._share(divisor) for gradient in strays])
         else:
-            for gradient, view in zip(strays, places, strict=True):
-                torch.mul(gradient, 1.0 / divisor, out=view)
-            _divide(residents, divisor)
+            _copy(places, strays)
+            if divisor is not None and self._is_divided_as_a_whole:
+                self._storage.div_(divisor)
+                residents = []
+            elif divisor is not None:
+                self._scale(places, self._share(divisor))
+        if divisor is not None:
+            self._divide(residents, divisor)
         if self._gradients_are_views and strays:
-            for parameter, view in zip(self.parameters, self.views, strict=True):
+            for parameter, view in self._small:
                 if parameter.grad is not None:
                     parameter.grad = view
+
+    def _share(self, divisor: int) -> torch.Tensor:
+        """1/N as a tensor, because a Python number is made into one in every call."""
+        share = self._shares.get(divisor)
+        if share is None:
+            # Where the buffer is less precise than float32, torch multiplies by float32 all the same.
+            dtype = torch.float64 if self._storage.dtype in (torch.float64, torch.complex128) else torch.float32
+            share = self._shares[divisor] = torch.tensor(1.0 / divisor, dtype=dtype)
+        return share
+
+    def _scale(self, views: list[torch.Tensor], factor: torch.Tensor) -> None:
+        if len(views) == len(self.views):
+            self._storage.mul_(factor)
+        elif views:
+            torch._foreach_mul_(views, factor)
+
+    def _divide(self, views: list[torch.Tensor], divisor: int) -> None:
+        if len(views) == len(self.views):
+            self._storage.div_(divisor)
+        elif views:
+            torch._foreach_div_(views, divisor)
 
     def _take_sparse_gradient(self, divisor: int | None) -> None:
         gradient = self.parameters[0].grad
@@ -215,11 +262,6 @@ class Bucket:
 def _copy(places: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
     if places:
         torch._foreach_copy_(places, tensors)
-
-
-def _divide(tensors: list[torch.Tensor], divisor: int) -> None:
-    for tensor in tensors:
-        tensor.div_(divisor)
 
 
 def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -117,7 +117,7 @@ class Reducer:
         """Take a bucket plan from here on. Not during a backward.
 
         Args:
-            reason: for the recording: ``construction`` or ``rebuild``.
+            reason: for the recording: ``construction``, ``rebuild`` or ``mixed_precision``.
         """
         self.plan = plan
         recorder, records = self._recorder, None
@@ -252,27 +252,29 @@ class Reducer:
         self._is_ready[index] = 1
         self._must_finalise = True
         bucket = self._bucket_of[index]
+        if bucket.holds_large(index):
+            bucket.copy_in_large(index, self._divisor())
         bucket.pending -= 1
         if bucket.pending == 0:
             self._mark_bucket_as_ready(bucket)
 
     def _mark_bucket_as_ready(self, bucket: Bucket) -> None:
-        self._copy_in(bucket)
+        self._copy_in_small(bucket)
         bucket.is_ready = True
         self._launch_ready_buckets()
         if self._recorder is not None and self._board is not None:  # after the launch, which must not wait for them
             self._recorder.gradients_were_ready(bucket.indices, self._gradient_records, self._board)
 
-    def _copy_in(self, bucket: Bucket) -> None:
+    def _copy_in_small(self, bucket: Bucket) -> None:
         recorder, records, timeline = self._recorder, bucket.records, bucket.timeline
         if recorder is None or records is None or timeline is None:
-            bucket.copy_in(self._divisor())
+            bucket.copy_in_small(self._divisor())
             return
         if recorder.phase is not Phase.BACKWARD:  # no output of the module was seen to get a gradient
             recorder.note_caller()
             recorder.enter(Phase.BACKWARD)
         ready = timeline.mark()
-        bucket.copy_in(self._divisor())
+        bucket.copy_in_small(self._divisor())
         timeline.write(records.ready, recorder.step, ready, ready)
         timeline.write(records.copy_in, recorder.step, ready, timeline.mark())
 
@@ -329,11 +331,11 @@ class Reducer:
             recorder.enter(Phase.FINALISE)
         try:
             for bucket in self.buckets:
-                if bucket.collective is not None:  # it was skipped: no rank has used it
+                if bucket.collective is not None:  # else it was skipped, because no rank has used it
                     self._finalise_bucket(bucket)
             for future in self._futures:
                 future.wait()
-        except RuntimeError:
+        except Exception:  # of the backend, or of a communication hook
             if recorder is not None:
                 recorder.incident()
             raise
@@ -380,7 +382,10 @@ class Reducer:
         self.unused = static_graph.unused
         self._must_finalise = True
         for bucket in self.buckets:
-            self._copy_in(bucket)
+            for index in bucket.indices:
+                if bucket.holds_large(index):
+                    bucket.copy_in_large(index, self._divisor())
+            self._copy_in_small(bucket)
         self.stats.mark("backward_comm_start")
         for bucket in self.buckets:
             self._launch(bucket)
