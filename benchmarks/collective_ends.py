@@ -53,9 +53,7 @@ class Signals:
             self.callback_ns.append(0)
             self.look_ns.append(0)
             self._running.append((collective.work, number))
-            collective.work.add_done_callback(
-                lambda _: self.callback_ns.__setitem__(number, time.time_ns())
-            )
+            collective.work.add_done_callback(lambda _: self.callback_ns.__setitem__(number, time.time_ns()))
             return collective
 
         lane.all_reduce = all_reduce
