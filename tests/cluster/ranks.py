@@ -16,7 +16,7 @@ TIME_LIMIT_S = 120
 
 # Ranks are forked from a server that has imported torch and started no thread: a rank costs a moment, not seconds.
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.optim"])
+CONTEXT.set_forkserver_preload(["torch._dynamo", "torch.distributed.optim", "instrumented_ddp"])
 
 
 def run_ranks(worker: Callable[..., Any], world_size: int, *args: Any) -> list[Any]:
