@@ -1,4 +1,4 @@
-"""On a real CUDA device: NCCL with one rank, gloo with two ranks that share the device."""
+"""On a real CUDA device: NCCL with one rank, gloo with two and four ranks that share the device."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def train_beside_stock(rank: int, world_size: int, backend: str, folder: str) ->
     dist.destroy_process_group()
 
 
-@pytest.fixture(params=[("nccl", 1), ("gloo", 2)], ids=["nccl-1", "gloo-2"])
+@pytest.fixture(params=[("nccl", 1), ("gloo", 2), ("gloo", 4)], ids=["nccl-1", "gloo-2", "gloo-4"])
 def recorded(request, tmp_path: Path) -> Path:
     backend, world_size = request.param
     torch.multiprocessing.spawn(train_beside_stock, (world_size, backend, str(tmp_path)), nprocs=world_size)
