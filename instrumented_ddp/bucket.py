@@ -162,8 +162,9 @@ class Bucket:
             else:
                 strays.append(gradient)
                 places.append(view)
-        if divisor is not None and torch.is_grad_enabled() and any(gradient.requires_grad for gradient in strays):
-            _copy(places, [gradient * self._share(divisor) for gradient in strays])
+        if torch.is_grad_enabled() and any(gradient.requires_grad for gradient in strays):
+            for place, gradient in zip(places, strays, strict=True):
+                place.copy_(gradient if divisor is None else gradient * self._share(divisor))
         else:
             _copy(places, strays)
             if divisor is not None and self._is_divided_as_a_whole:
@@ -226,7 +227,8 @@ class Bucket:
             return
         views = self.views
         if result is not self.buffer:
-            views = _views_like(_as_dtype(result, self._storage), self.parameters)
+            flat = _as_dtype(result, self._storage)
+            views = [flat.as_strided(view.size(), view.stride(), view.storage_offset()) for view in self.views]
         if self._gradients_are_views:
             if views is not self.views:
                 with torch.no_grad():
@@ -243,7 +245,11 @@ class Bucket:
             else:
                 gradients.append(parameter.grad)
                 averages.append(view)
-        _copy(gradients, averages)
+        if self._storage.requires_grad:  # create_graph=True again: the fused copy has no derivative
+            for gradient, average in zip(gradients, averages, strict=True):
+                gradient.copy_(average)
+        else:
+            _copy(gradients, averages)
 
     def _point_gradients_at_views(self, is_used_anywhere: Callable[[int], bool] | None) -> None:
         for index, parameter, view in zip(self.indices, self.parameters, self.views, strict=True):

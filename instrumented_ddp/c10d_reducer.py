@@ -76,6 +76,11 @@ class C10dReducer(Reducer):
 
     def prepare_for_backward(self, outputs: list[torch.Tensor]) -> None:
         """It has ended, with these outputs; none are given where unused parameters are not to be found."""
+        if _is_within_rpc_autograd():
+            self._fail(
+                "instrumented_ddp does not serve distributed autograd over RPC, which keeps gradients where no hook "
+                "sees them. Use torch.nn.parallel.DistributedDataParallel for this model."
+            )
         self.expect_gradients(outputs)
 
     def _autograd_hook(self, index: int) -> None:
@@ -211,3 +216,17 @@ class C10dReducer(Reducer):
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
         self.stats.sample_rate = sample_rate
+
+
+def _is_within_rpc_autograd() -> bool:
+    if not dist.rpc.is_available():
+        return False
+    from torch.distributed import autograd, rpc
+
+    if not rpc._is_current_rpc_agent_set():  # type: ignore[attr-defined]
+        return False
+    try:
+        autograd._current_context()  # type: ignore[attr-defined]
+    except RuntimeError:  # there is none
+        return False
+    return True

@@ -58,7 +58,11 @@ class DistributedDataParallel(TorchDDP):
     """Writes the trace of this process, if there is one."""
 
     def __init__(self, *args: Any, trace: str | Path | None = None, **kwargs: Any) -> None:
-        arguments = _TORCH_SIGNATURE.bind(self, *args, **kwargs)
+        try:
+            arguments = _TORCH_SIGNATURE.bind(self, *args, **kwargs)
+        except TypeError:
+            super().__init__(*args, **kwargs)  # says what is wrong, in its own words
+            raise
         arguments.apply_defaults()
         # Torch's constructor calls back, to build the reducer, before it returns.
         self._trace = None if trace is None else str(trace)
@@ -179,7 +183,7 @@ class DistributedDataParallel(TorchDDP):
         is_training = torch.is_grad_enabled()
         recorder.leave(Phase.FORWARD if is_training else Phase.EVALUATION)
         output = super()._post_forward(output)
-        if is_training:
+        if is_training and not getattr(self, "_use_python_reducer", False):  # compiled, the hook can't be called
             _tell_of_backward(recorder, output, no_sync=not self.require_backward_grad_sync)
         return output
 

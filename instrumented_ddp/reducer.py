@@ -99,7 +99,7 @@ class Reducer:
         self._gradient_records: list[bytes] = []  # refilled in place: hooks hold on to it
         self._plans_made = 0
         self.buckets_reduced = 0
-        """How many were launched in the newest backward."""
+        """How many were launched in the newest backward; as in torch, 0 in the first one of a static graph."""
         self.graph_is_static = True
         """Whether every forward so far has left the same parameters unused."""
         self.has_rebuilt_buckets = False
@@ -285,6 +285,7 @@ class Reducer:
             if self._next_bucket == 0:
                 self.stats.mark("backward_comm_start")
             self._launch(buckets[self._next_bucket])
+            self.buckets_reduced += buckets[self._next_bucket].collective is not None
             self._next_bucket += 1
             if self._next_bucket == len(buckets):
                 if self._usage is not None and self._static_graph is None:
@@ -294,7 +295,6 @@ class Reducer:
     def _launch(self, bucket: Bucket) -> None:
         if self._skip_all_reduce_unused_params and set(bucket.indices) <= set(self.unused):
             return
-        self.buckets_reduced += 1
         bucket.collective = self.reduce(self.as_hooks_see_it(bucket))
 
     def reduce(self, bucket: GradBucket) -> Collective:

@@ -134,3 +134,18 @@ def test_a_peer_that_is_gone_is_an_error_and_an_incident(tmp_path):
     error, _ = run_ranks(lose_a_peer, 2, str(tmp_path))
     assert isinstance(error, RuntimeError)
     assert (tmp_path / "rank_0" / "incident_1.log").exists()
+
+
+def keep_the_graph_of_the_gradients() -> tuple[float, float]:
+    module = nn.Linear(1, 1, bias=False)
+    model = DistributedDataParallel(module)
+    nn.init.constant_(module.weight, 2.0)
+    x = torch.full((1, 1), 1.0 + dist.get_rank())
+    model(x).square().sum().backward(create_graph=True)  # the gradient is 2wx²
+    average = module.weight.grad.item()
+    (second,) = torch.autograd.grad(module.weight.grad.sum(), module.weight)  # of this rank's share: 2x²/2
+    return average, second.item()
+
+
+def test_gradients_that_keep_their_graph_are_averaged_and_their_own_gradients_are_not():
+    assert run_ranks(keep_the_graph_of_the_gradients, 2) == [(10.0, 1.0), (10.0, 4.0)]

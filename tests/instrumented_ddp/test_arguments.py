@@ -6,7 +6,9 @@ import inspect
 
 import pytest
 import torch
+import torch.distributed.autograd as distributed_autograd
 from torch import nn
+from torch.distributed import rpc
 
 from instrumented_ddp import DistributedDataParallel
 
@@ -44,3 +46,15 @@ def test_state_dict_has_torchs_prefix_and_loads_into_torchs_class():
     ours, theirs = DistributedDataParallel(nn.Linear(2, 2)), nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
     theirs.load_state_dict(ours.state_dict())
     assert list(ours.state_dict()) == ["module.weight", "module.bias"]
+
+
+def test_distributed_autograd_over_rpc_is_refused_with_a_sentence(tmp_path):
+    options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{tmp_path}/rpc")
+    rpc.init_rpc("alone", rank=0, world_size=1, rpc_backend_options=options)
+    try:
+        model = DistributedDataParallel(nn.Linear(2, 2))
+        model(torch.ones(1, 2)).sum().backward()
+        with distributed_autograd.context(), pytest.raises(RuntimeError, match="distributed autograd over RPC"):
+            model(torch.ones(1, 2))
+    finally:
+        rpc.shutdown()

@@ -83,14 +83,6 @@ def the_reducer_is_compiled_too(make_ddp: MakeDdp, seen: Seen) -> None:
 
 
 @scenarios.add()
-def a_reducer_that_is_not_compiled_refuses_a_compiled_backward(make_ddp: MakeDdp, seen: Seen) -> None:
-    model = torch.compile(make_ddp(make_mlp()), backend="eager")
-    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
-        loss = mean_square(model, 0)
-        seen.error("backward", loss.backward)
-
-
-@scenarios.add()
 def the_compiled_reducer_takes_no_list_of_caps(make_ddp: MakeDdp, seen: Seen) -> None:
     with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
         seen.error("construction", lambda: make_ddp(make_mlp(), bucket_cap_mb_list=[1, 2]))

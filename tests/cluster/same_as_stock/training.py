@@ -80,4 +80,9 @@ def logged(model: nn.parallel.DistributedDataParallel) -> dict[str, str | int | 
         # Stock tells when the unused parameters first change, and that in this iteration, of one wrapper in a process.
         data.pop("can_set_static_graph", None)
         data.pop("iteration", None)
+    if "," in data["dtypes"] or any(getattr(module, "sparse", False) for module in model.modules()):
+        # Stock leaves the order of buckets of several kinds to a hash map; ours are in the order of readiness.
+        for key in ("rebuilt_bucket_sizes", "rebuilt_per_bucket_param_indices"):
+            if key in data:
+                data[key] = ", ".join(sorted(data[key].split(", ")))
     return {key: None if "_time" in key else value for key, value in data.items()}
