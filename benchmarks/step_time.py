@@ -318,12 +318,15 @@ def main() -> None:
         TextColumn("pairs"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with Progress(*columns, console=Console(stderr=True, highlight=False, soft_wrap=True)) as progress:
         for case in cases:
             task = progress.add_task(str(case), total=effort.most_pairs * args.starts)
             on_pair = partial(progress.advance, task)
-            lines += lines_of(case, [measure_in_new_processes(case, effort, n, on_pair) for n in range(args.starts)])
+            starts = [measure_in_new_processes(case, effort, number, on_pair) for number in range(args.starts)]
             progress.stop_task(task)
+            for line in lines_of(case, starts):
+                progress.console.print(f"{line.comparison:14} wall {line.wall}   CPU {line.cpu}   {case}", markup=False)
+                lines.append(line)
     console.width = max(console.width, TABLE_WIDTH)
     console.print(table_of(lines))
     console.print("Median (smallest to largest) of these ratios")
