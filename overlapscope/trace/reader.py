@@ -55,6 +55,16 @@ class Trace:
     problems: tuple[Problem, ...]
 
     @property
+    def aligned_ranks(self) -> list[int]:
+        """Ranks whose times can be compared, ascending."""
+        return sorted(self.ranks["rank"])
+
+    @property
+    def clock_error_ns(self) -> float:
+        """By how much times of two aligned ranks may be off against each other."""
+        return 0.0
+
+    @property
     def errors(self) -> list[Problem]:
         """What is missing or unreadable."""
         return [problem for problem in self.problems if problem.severity == "error"]

@@ -1,0 +1,148 @@
+"""When each rank arrives at each collective, who is last, and how long the transfer takes after that.
+
+A collective can't begin before its last rank arrives, so its time as one rank sees it is a *wait* for that rank and
+then a *transfer*. A long wait is a straggler's doing, a long transfer a link's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from overlapscope.analysis.intervals import Int64Array
+from overlapscope.trace.format import OPS
+from overlapscope.trace.reader import Trace
+
+_ALL_REDUCE = OPS.index("all_reduce")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Matched:
+    """Collectives that every rank took part in and completed: N of them, by step and launch, on R ranks.
+
+    Times are nanoseconds of the common clock.
+    """
+
+    ranks: Int64Array
+    """(R,) ascending."""
+    step: Int64Array
+    """(N,)"""
+    bucket: Int64Array
+    """(N,) -1 for one that belongs to no bucket."""
+    op: npt.NDArray[np.int8]
+    """(N,) position in ``format.OPS``."""
+    bytes: Int64Array
+    """(N,)"""
+    arrival_ns: Int64Array
+    """(N, R) when a rank enters: it has launched the collective, and its device has the gradients ready."""
+    end_ns: Int64Array
+    """(N, R)"""
+    clock_error_ns: float
+    """By how much the times of two ranks may be off against each other."""
+
+    def of(self, which: npt.NDArray[np.bool_]) -> Matched:
+        """Those that a mask (N,) selects."""
+        return Matched(
+            ranks=self.ranks,
+            step=self.step[which],
+            bucket=self.bucket[which],
+            op=self.op[which],
+            bytes=self.bytes[which],
+            arrival_ns=self.arrival_ns[which],
+            end_ns=self.end_ns[which],
+            clock_error_ns=self.clock_error_ns,
+        )
+
+
+def match_collectives(trace: Trace) -> Matched:
+    """Bring the collectives of all ranks together: those of one model, step, bucket and operation, turn by turn.
+
+    Left out are ranks whose clock could not be aligned, and collectives that a rank did not launch or was never seen
+    to complete.
+    """
+    ranks = np.array(trace.aligned_ranks, dtype=np.int64)
+    table = trace.collectives
+    wanted = table["rank"].isin(ranks) & table["end_ns"].notna()
+    if not wanted.all():
+        table = table[wanted]
+    rows = _rows_of_complete(table, ranks)
+    launch_ns = table["launch_ns"].to_numpy(dtype=np.int64)
+    step = table["step"].to_numpy(dtype=np.int64)
+    rows = rows[np.lexsort((launch_ns[rows[:, 0]], step[rows[:, 0]]))]
+    # On CUDA the host runs ahead of its device; on CPU a bucket is always ready before it is launched.
+    arrival_ns = np.maximum(launch_ns, table["ready_ns"].fillna(0).to_numpy(dtype=np.int64))
+    of_lowest = rows[:, 0]
+    return Matched(
+        ranks=ranks,
+        step=step[of_lowest],
+        bucket=table["bucket"].to_numpy(dtype=np.int64)[of_lowest],
+        op=table["op"].cat.codes.to_numpy(dtype=np.int8)[of_lowest],
+        bytes=table["bytes"].to_numpy(dtype=np.int64)[of_lowest],
+        arrival_ns=arrival_ns[rows],
+        end_ns=table["end_ns"].to_numpy(dtype=np.int64)[rows],
+        clock_error_ns=trace.clock_error_ns,
+    )
+
+
+def arrivals_by_collective(matched: Matched) -> pd.DataFrame:
+    """One row per collective and rank.
+
+    Returns:
+        step, bucket, op, bytes, rank, arrival_ns, last_arrival_ns, last_rank, wait_ns (last arrival less own: what the
+        last rank inflicts on this one), transfer_ns (own end less last arrival; it includes the time behind earlier
+        collectives on the same link), algbw_bytes_per_s and busbw_bytes_per_s (as in nccl-tests: bytes over transfer,
+        and for all-reduce times 2(N-1)/N).
+    """
+    count, ranks = matched.arrival_ns.shape
+    last = matched.arrival_ns.argmax(axis=1) if count else np.zeros(0, dtype=np.int64)
+    last_arrival_ns = np.repeat(matched.arrival_ns.max(axis=1, initial=0), ranks)
+    arrival_ns, end_ns = matched.arrival_ns.ravel(), matched.end_ns.ravel()
+    transfer_ns = end_ns - last_arrival_ns
+    bytes_ = np.repeat(matched.bytes, ranks)
+    op = np.repeat(matched.op, ranks)
+    algbw = np.divide(bytes_ * 1e9, transfer_ns, out=np.full(len(bytes_), np.nan), where=transfer_ns > 0)
+    return pd.DataFrame(
+        {
+            "step": np.repeat(matched.step, ranks),
+            "bucket": np.repeat(matched.bucket, ranks),
+            "op": pd.Categorical.from_codes(op, categories=pd.Index(OPS)),
+            "bytes": bytes_,
+            "rank": np.tile(matched.ranks, count),
+            "arrival_ns": arrival_ns,
+            "last_arrival_ns": last_arrival_ns,
+            "last_rank": np.repeat(matched.ranks[last], ranks),
+            "wait_ns": last_arrival_ns - arrival_ns,
+            "transfer_ns": transfer_ns,
+            "algbw_bytes_per_s": algbw,
+            "busbw_bytes_per_s": algbw * np.where(op == _ALL_REDUCE, 2 * (ranks - 1) / max(1, ranks), 1.0),
+        }
+    )
+
+
+def _rows_of_complete(table: pd.DataFrame, ranks: Int64Array) -> Int64Array:
+    """(N, R) positions in ``table`` of the collectives that all ranks have, by rank from left to right."""
+    step, rank = table["step"].to_numpy(dtype=np.int64), table["rank"].to_numpy(dtype=np.int64)
+    bucket, model = table["bucket"].to_numpy(dtype=np.int64) + 1, table["model"].to_numpy(dtype=np.int64)
+    what = (model << 36) | (bucket << 3) | table["op"].cat.codes.to_numpy()
+    order = np.lexsort((rank, what, step))
+    turn = np.zeros(len(order), dtype=np.int64)
+    turn[order] = _places_in_runs(step[order], what[order], rank[order])
+    if turn.any():
+        order = np.lexsort((rank, turn, what, step))
+    place = _places_in_runs(step[order], what[order], turn[order])
+    # A run of R rows that begins a collective holds every rank once, as ranks differ within it.
+    first = np.flatnonzero(place == 0)
+    lengths = np.diff(np.append(first, len(order)))
+    return order[first[lengths == len(ranks)][:, None] + np.arange(len(ranks))]
+
+
+def _places_in_runs(*columns: Int64Array) -> Int64Array:
+    """Each row's place, from 0, in its run of rows that are equal in all columns."""
+    begins = np.ones(len(columns[0]), dtype=bool)
+    begins[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
+    first = np.flatnonzero(begins)
+    lengths = np.diff(np.append(first, len(begins)))
+    return np.arange(len(begins)) - np.repeat(first, lengths)

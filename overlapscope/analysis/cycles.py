@@ -1,0 +1,221 @@
+"""A recording as cycles: what each rank does on its own from one step's last all-reduce to the next step's.
+
+The last all-reduce of a step lets all ranks go at about the same time. What each then does until it arrives at the
+last all-reduce of the next step is its *own time*: copies back, optimizer, data, forward, backward. All-reduce makes
+every rank equally late, so step times of a straggler and of those that wait for it are the same; own times are not.
+
+A cycle is known by the step whose gradients it reduces; its optimizer phase is that of the step before. In a cycle
+of S steps, R ranks and K all-reduces a step, times are nanoseconds, and arrivals and ends count from ``begin_ns``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from overlapscope.analysis.arrivals import Matched, match_collectives
+from overlapscope.analysis.intervals import Int64Array
+from overlapscope.trace.format import OPS
+from overlapscope.trace.reader import Trace
+
+CAUSES: Final = (
+    "carried_over",
+    "finalise",
+    "optimizer",
+    "data_wait",
+    "evaluation",
+    "forward",
+    "between",
+    "backward",
+    "gc",
+)
+"""Where own time goes, in the order of a cycle. ``carried_over``: the rank was let go later than the others, because
+the communication of the step before ended later for it. ``between``: in no phase, such as the loss. ``gc``: Python's
+garbage collection, which is taken out of the phase that it interrupts."""
+
+_OF_STEP_BEFORE: Final = ("finalise", "optimizer")
+"""Phases that are recorded under the step before."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Cycles:
+    """See the module. All ranks have the same K all-reduces in each of these steps; other steps are left out."""
+
+    ranks: Int64Array
+    """(R,)"""
+    steps: Int64Array
+    """(S,)"""
+    left_out: int
+    """Steps without a cycle: the first ones, those whose all-reduces differ, and what follows those."""
+    buckets: Int64Array
+    """(K,) bucket of each all-reduce; -1 for one that belongs to none."""
+    bytes: Int64Array
+    """(K,)"""
+    begin_ns: Int64Array
+    """(S,) on the common clock: when the middle rank was let go by the step before."""
+    own_ns: Int64Array
+    """(C, S, R) own time by cause; ``carried_over`` may be negative."""
+    lead_ns: Int64Array
+    """(S, R, K) how long before the rank's last arrival it arrives at each all-reduce."""
+    arrival_ns: Int64Array
+    """(S, R, K)"""
+    end_ns: Int64Array
+    """(S, K) of the middle rank; never earlier than that of the all-reduce before."""
+    broadcast_ns: Int64Array
+    """(S, R) how long the broadcast of buffers takes once rank and root are there; 0 in steps without one."""
+    clock_error_ns: float
+
+    @property
+    def cycle_time_ns(self) -> Int64Array:
+        """(S,) from being let go by the step before to being let go: the step time, were all steps alike."""
+        return self.end_ns[:, -1]
+
+    @property
+    def transfer_ns(self) -> Int64Array:
+        """(S, K) how long each all-reduce takes once all have arrived and the one before is over."""
+        return self.end_ns - np.maximum(self.arrival_ns.max(axis=1), shifted(self.end_ns))
+
+
+def cycles_of(trace: Trace, first_step: int = 0) -> Cycles | None:
+    """Arrange a recording in cycles.
+
+    Args:
+        first_step: earlier steps are left out, as warm-up.
+
+    Returns:
+        None if there are fewer than two ranks on one clock, or no two steps in a row with the same all-reduces.
+    """
+    matched = match_collectives(trace)
+    ranks = matched.ranks
+    is_all_reduce = matched.op == OPS.index("all_reduce")
+    reduced, broadcast = matched.of(is_all_reduce), matched.of(~is_all_reduce)
+    steps = _steps_alike(reduced)
+    steps = steps[np.isin(steps - 1, reduced.step) & (steps > first_step)]
+    if len(ranks) < 2 or not len(steps):
+        return None
+    newest = reduced.of(np.isin(reduced.step, steps))
+    shape = (len(steps), newest.arrival_ns.size // (len(steps) * len(ranks)), len(ranks))
+    arrival_ns = newest.arrival_ns.reshape(shape).transpose(0, 2, 1)
+    end_ns = newest.end_ns.reshape(shape)
+    released_ns = _last_of_step(reduced, steps - 1)
+    begin_ns = lower_median(released_ns, axis=1)
+    last_arrival_ns = arrival_ns[:, :, -1]
+
+    window = _Window(ranks, steps, released_ns, last_arrival_ns)
+    own_ns = np.zeros((len(CAUSES), len(steps), len(ranks)), dtype=np.int64)
+    own_ns[CAUSES.index("carried_over")] = released_ns - begin_ns[:, None]
+    phases = trace.phases[trace.phases["rank"].isin(ranks)]
+    for cause in ("finalise", "optimizer", "data_wait", "evaluation", "forward", "backward"):
+        own_ns[CAUSES.index(cause)] = window.total_ns(
+            phases[phases["phase"] == cause], of_step_before=cause in _OF_STEP_BEFORE
+        )
+    for cause, pauses in _pauses_by_cause(trace.pauses[trace.pauses["rank"].isin(ranks)], phases).items():
+        paused_ns = window.total_ns(pauses, of_step_before=cause in _OF_STEP_BEFORE)
+        own_ns[CAUSES.index(cause)] -= paused_ns
+        own_ns[CAUSES.index("gc")] += paused_ns
+    blocked_ns, broadcast_ns = _broadcasts(broadcast, window)
+    own_ns[CAUSES.index("between")] += last_arrival_ns - begin_ns[:, None] - blocked_ns - own_ns.sum(axis=0)
+    finished_ns = np.maximum.accumulate(lower_median(end_ns, axis=2), axis=1) - begin_ns[:, None]
+    return Cycles(
+        ranks=ranks,
+        steps=steps,
+        left_out=trace.steps["step"].nunique() - len(steps),
+        buckets=newest.bucket[: shape[1]],
+        bytes=newest.bytes[: shape[1]],
+        begin_ns=begin_ns,
+        own_ns=own_ns,
+        lead_ns=last_arrival_ns[:, :, None] - arrival_ns,
+        arrival_ns=arrival_ns - begin_ns[:, None, None],
+        end_ns=finished_ns,
+        broadcast_ns=broadcast_ns,
+        clock_error_ns=matched.clock_error_ns,
+    )
+
+
+def lower_median(values: Int64Array, axis: int) -> Int64Array:
+    """The middle one, of an even number the lower of the two: what one of them really is, of two the faster one."""
+    middle = (values.shape[axis] - 1) // 2
+    return np.take(np.partition(values, middle, axis=axis), middle, axis=axis)
+
+
+def shifted(end_ns: Int64Array) -> Int64Array:
+    """(S, K) the end of the all-reduce before; that of the step before is time 0."""
+    return np.concatenate([np.zeros_like(end_ns[:, :1]), end_ns[:, :-1]], axis=1)
+
+
+def _steps_alike(reduced: Matched) -> Int64Array:
+    """The steps that have the all-reduces which most steps have: as many, of the same buckets and sizes."""
+    steps, first, counts = np.unique(reduced.step, return_index=True, return_counts=True)
+    if not len(steps):
+        return steps
+    usual = np.bincount(counts).argmax()
+    steps, first = steps[counts == usual], first[counts == usual]
+    place = first[:, None] + np.arange(usual)
+    looks = np.concatenate([reduced.bucket[place], reduced.bytes[place]], axis=1)
+    _, kind, votes = np.unique(looks, axis=0, return_inverse=True, return_counts=True)
+    return steps[kind.ravel() == votes.argmax()]
+
+
+def _last_of_step(reduced: Matched, steps: Int64Array) -> Int64Array:
+    """(S, R) when the last all-reduce of each step ended."""
+    known, first = np.unique(reduced.step, return_index=True)
+    return np.maximum.reduceat(reduced.end_ns, first, axis=0)[np.searchsorted(known, steps)]
+
+
+@dataclass(frozen=True, eq=False)
+class _Window:
+    """Of each cycle and rank the stretch of own time."""
+
+    ranks: Int64Array
+    steps: Int64Array
+    begin_ns: Int64Array
+    """(S, R)"""
+    end_ns: Int64Array
+    """(S, R)"""
+
+    def total_ns(self, spans: pd.DataFrame, *, of_step_before: bool) -> Int64Array:
+        """(S, R) how long spans with rank, step, start_ns and end_ns take, as far as they lie within.
+
+        Args:
+            of_step_before: the spans belong to the cycle after the step that they are recorded under.
+        """
+        step = spans["step"].to_numpy(dtype=np.int64) + of_step_before
+        place = np.searchsorted(self.steps, step)
+        known = np.isin(step, self.steps)
+        place, rank = place[known], np.searchsorted(self.ranks, spans["rank"].to_numpy()[known])
+        start_ns = np.maximum(spans["start_ns"].to_numpy()[known], self.begin_ns[place, rank])
+        end_ns = np.minimum(spans["end_ns"].to_numpy()[known], self.end_ns[place, rank])
+        # Sums of a cycle's nanoseconds are far below 2^53: exact as floats.
+        cell = place * len(self.ranks) + rank
+        total = np.bincount(cell, weights=np.maximum(end_ns - start_ns, 0), minlength=self.begin_ns.size)
+        return total.astype(np.int64).reshape(self.begin_ns.shape)
+
+
+def _pauses_by_cause(pauses: pd.DataFrame, phases: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Garbage collections by the phase in which they began, under the step of that phase."""
+    if pauses.empty or phases.empty:
+        return {}
+    within = phases[["rank", "step", "phase", "start_ns", "end_ns"]].sort_values("start_ns")
+    within = within.rename(columns={"start_ns": "phase_start_ns", "end_ns": "phase_end_ns"})
+    pauses = pauses[["rank", "start_ns", "end_ns"]].sort_values("start_ns")
+    found = pd.merge_asof(pauses, within, left_on="start_ns", right_on="phase_start_ns", by="rank").dropna()
+    cause = found["phase"].astype(str).where(found["start_ns"] < found["phase_end_ns"], "between")
+    return {str(name): table for name, table in found.groupby(cause)}
+
+
+def _broadcasts(broadcasts: Matched, window: _Window) -> tuple[Int64Array, Int64Array]:
+    """(S, R) how long the broadcasts of a cycle block each rank, and how much of that is transfer and no waiting.
+
+    Buffers come from the lowest rank; who is there before it waits.
+    """
+    place = np.searchsorted(window.steps, broadcasts.step)
+    blocked_ns, transfer_ns = np.zeros_like(window.begin_ns), np.zeros_like(window.begin_ns)
+    known = np.isin(broadcasts.step, window.steps)
+    arrival_ns, end_ns = broadcasts.arrival_ns[known], broadcasts.end_ns[known]
+    both_ns = np.maximum(arrival_ns, arrival_ns[:, :1])
+    np.add.at(blocked_ns, place[known], end_ns - arrival_ns)
+    np.add.at(transfer_ns, place[known], np.maximum(end_ns - both_ns, 0))
+    return blocked_ns, transfer_ns

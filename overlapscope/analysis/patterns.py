@@ -1,0 +1,207 @@
+"""How a delay is spread over the steps: in all of them, every k-th, from one step on, or now and then.
+
+A series is what a rank takes longer than the middle one, a value a cycle. What is usual is told from its lower half,
+which holds for as long as fewer than half of the values are delayed. Every pattern comes with the statistic that
+says so, and with the probability that noise alone would show as much.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+Kind = Literal["persistent", "shift", "periodic", "transient"]
+
+SIGNIFICANCE: Final = 1e-4
+"""A pattern is named if noise shows as much with no more than this probability, all tries of a search counted."""
+
+DELAY_SIGMAS: Final = 6.0
+"""A value that lies so many standard deviations above the usual is delayed."""
+
+_LEAST_VALUES: Final = 5
+"""Fewer cycles than this on either side of a change, or fewer periods less one, say nothing."""
+_LOW, _MIDDLE = 0.05, 0.30
+_SIGMAS_BETWEEN: Final = 1.1205
+"""From the one of these quantiles to the other, and from the second to the mean, of a normal distribution."""
+_SIGMAS_TO_MEAN: Final = 0.5244
+_MAD_TO_SIGMA: Final = 1.4826
+_MOST_MISSED: Final = 0.25
+"""So many of the delays that a period calls for may be missing."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Pattern:
+    """Some values of a series and what they have in common."""
+
+    kind: Kind
+    where: Mask
+    """(S,) which values are delayed."""
+    usual_ns: float
+    """What the series is without the delay: 0 if it is delayed all the time."""
+    statistic: str
+    """The evidence, in words."""
+    p_value: float
+    """The probability that noise alone would show as much; 0 if too small for a float."""
+    period: int | None = None
+    """Steps from one delay to the next, if periodic."""
+
+
+def find_patterns(series_ns: npt.ArrayLike, steps: npt.NDArray[np.int64], least_ns: float) -> list[Pattern]:
+    """Name what is unusual about a series: at most one lasting delay, and what comes on top of it.
+
+    Args:
+        series_ns: (S,) by cycle.
+        steps: (S,) ascending numbers of the steps.
+        least_ns: smaller delays don't matter.
+    """
+    series = np.asarray(series_ns, dtype=np.float64)
+    found: list[Pattern] = []
+    rest = series
+    shift = _shift(series, steps, least_ns)
+    if shift is not None:
+        found.append(shift)
+        rest = np.where(shift.where, series - np.median(series[shift.where]) + shift.usual_ns, series)
+    elif (persistent := _persistent(series, least_ns)) is not None:
+        found.append(persistent)
+    usual_ns, sigma_ns = usual_of(rest)
+    delayed = rest > usual_ns + max(DELAY_SIGMAS * sigma_ns, least_ns)
+    periodic = _periodic(delayed, steps, usual_ns)
+    if periodic is not None:
+        found.append(periodic)
+        delayed &= ~periodic.where
+    if delayed.any():
+        found.append(_transient(rest, delayed, usual_ns, sigma_ns))
+    return found
+
+
+def usual_of(series_ns: Floats) -> tuple[float, float]:
+    """Mean and standard deviation of the values that are not delayed, were they normally distributed."""
+    low, middle = np.quantile(series_ns, [_LOW, _MIDDLE])
+    sigma = (middle - low) / _SIGMAS_BETWEEN
+    return float(middle + _SIGMAS_TO_MEAN * sigma), float(sigma)
+
+
+def chance_of_at_least(hits: int, tries: int, share: float) -> float:
+    """The probability of so many hits among independent tries that each hit with probability ``share``."""
+    if hits <= 0:
+        return 1.0
+    if share <= 0.0 or hits > tries:
+        return 0.0
+    if share >= 1.0:
+        return 1.0
+    total = 0.0
+    for count in range(hits, tries + 1):
+        ways = math.lgamma(tries + 1) - math.lgamma(count + 1) - math.lgamma(tries - count + 1)
+        term = math.exp(ways + count * math.log(share) + (tries - count) * math.log1p(-share))
+        total += term
+        if count > share * tries and term < 1e-12 * total:
+            break
+    return min(1.0, total)
+
+
+def _persistent(series: Floats, least_ns: float) -> Pattern | None:
+    """Delayed in most cycles, by the sign test."""
+    late, early = int((series > 0).sum()), int((series < 0).sum())
+    p_value = chance_of_at_least(late, late + early, 0.5)
+    if float(np.median(series)) < least_ns or p_value > SIGNIFICANCE:
+        return None
+    return Pattern(
+        kind="persistent",
+        where=np.ones(len(series), dtype=bool),
+        usual_ns=0.0,
+        statistic=f"longer than the middle rank in {late} of {len(series)} steps (sign test, {_p_text(p_value)})",
+        p_value=p_value,
+    )
+
+
+def _shift(series: Floats, steps: npt.NDArray[np.int64], least_ns: float) -> Pattern | None:
+    """From one step on longer than before, or until one step, by Pettitt's test (Applied Statistics 28, 1979)."""
+    count = len(series)
+    if count < 2 * _LEAST_VALUES:
+        return None
+    balance = 2 * np.cumsum(_mean_ranks(series)) - np.arange(1, count + 1) * (count + 1)
+    change = int(np.abs(balance[_LEAST_VALUES - 1 : count - _LEAST_VALUES]).argmax()) + _LEAST_VALUES
+    p_value = min(1.0, 2 * math.exp(-6 * float(balance[change - 1]) ** 2 / (count**3 + count**2)))
+    before, after = series[:change], series[change:]
+    is_late_after = np.median(after) > np.median(before)
+    usual, late = (before, after) if is_late_after else (after, before)
+    usual_ns, rise_ns = float(np.median(usual)), float(np.median(late) - np.median(usual))
+    deviations = np.concatenate([np.abs(part - np.median(part)) for part in (before, after)])
+    noise_ns = _MAD_TO_SIGMA * float(np.median(deviations))
+    # One that is late throughout, and changes, is late all the time; noise that wanders is no step.
+    if p_value > SIGNIFICANCE or rise_ns < max(least_ns, 2 * noise_ns) or usual_ns > rise_ns / 2:
+        return None
+    where = np.zeros(count, dtype=bool)
+    where[change:] = is_late_after
+    where[:change] = not is_late_after
+    since = f"from step {steps[change]} on" if is_late_after else f"until step {steps[change - 1]}"
+    return Pattern(
+        kind="shift",
+        where=where,
+        usual_ns=usual_ns,
+        statistic=f"{since} {rise_ns / 1e6:.2f} ms longer (Pettitt's test, {_p_text(p_value)})",
+        p_value=p_value,
+    )
+
+
+def _periodic(delayed: Mask, steps: npt.NDArray[np.int64], usual_ns: float) -> Pattern | None:
+    """At equal distances: more of the steps that a period calls for are delayed than chance would have it."""
+    late_steps = steps[delayed]
+    periods = np.unique(np.diff(late_steps))
+    periods = periods[periods > 1]
+    best: Pattern | None = None
+    for period in periods.tolist():
+        phases, counts = np.unique(late_steps % period, return_counts=True)
+        phase = phases[counts.argmax()]
+        hits = late_steps[late_steps % period == phase]
+        # The first and the last of them say how far the period reaches; what counts is how it is filled.
+        called_for = (steps % period == phase) & (steps >= hits[0]) & (steps <= hits[-1])
+        slots = int(called_for.sum())
+        if len(hits) < _LEAST_VALUES - 1 or len(hits) < (1 - _MOST_MISSED) * slots:
+            continue
+        chance = chance_of_at_least(len(hits) - 2, slots - 2, len(late_steps) / len(steps))
+        p_value = min(1.0, chance * period * len(periods))
+        if p_value <= SIGNIFICANCE and (best is None or p_value < best.p_value):
+            best = Pattern(
+                kind="periodic",
+                where=delayed & called_for,
+                usual_ns=usual_ns,
+                statistic=f"{len(hits)} of {slots} steps that a period of {period} calls for ({_p_text(p_value)})",
+                p_value=p_value,
+                period=period,
+            )
+    return best
+
+
+def _transient(series: Floats, delayed: Mask, usual_ns: float, sigma_ns: float) -> Pattern:
+    """Now and then. How far out of the usual the largest is says how sure that is; noise has no such tail."""
+    distance = (float(series[delayed].max()) - usual_ns) / sigma_ns if sigma_ns > 0 else math.inf
+    count = int(delayed.sum())
+    times = f"{count} of {len(series)} steps, up to " if count > 1 else ""
+    above = f"{distance:,.0f} standard deviations" if math.isfinite(distance) else "far"
+    return Pattern(
+        kind="transient",
+        where=delayed.copy(),
+        usual_ns=usual_ns,
+        statistic=f"{times}{above} above the usual",
+        p_value=math.erfc(distance / math.sqrt(2)) / 2 * len(series) if distance < 1e3 else 0.0,
+    )
+
+
+def _mean_ranks(values: Floats) -> Floats:
+    """The rank of each value from 1; equal values share the mean of theirs."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    ranks: Floats = (last - (counts - 1) / 2)[place.ravel()]
+    return ranks
+
+
+def _p_text(p_value: float) -> str:
+    return "p < 1e-12" if p_value < 1e-12 else f"p = {p_value:.1g}"

@@ -1,0 +1,211 @@
+"""What if: the recorded cycles again, with the time of some ranks, causes or transfers replaced.
+
+The graph behind a cycle is small. A rank arrives at each all-reduce when its own time up to there is over; an
+all-reduce begins when the last rank has arrived and the one before it is over; the cycle ends with the last one. So
+a cycle's length follows from own times and transfers by one maximum and one sum for each all-reduce. With nothing
+replaced the replay gives the recorded cycle to the nanosecond.
+
+To ask what a rank costs, times are replaced by those of the middle rank (the lower median) in the same cycle, as in
+"Understanding Stragglers in Large Model Training Using What-if Analysis" (Lin et al., OSDI 2025): with all ranks like
+that the cycle is *ideal*; what it becomes when one of them stays as it was recorded is that one's *cost*, and what
+would be gained by mending that one alone is its *saving*. Of two ranks that are equally late both have the same cost
+and neither has a saving.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from overlapscope.analysis.cycles import CAUSES, Cycles, lower_median
+from overlapscope.analysis.intervals import Int64Array
+
+BEST_TRANSFER_QUANTILE: Final = 0.05
+"""What counts as the best observed transfer of a bucket: the very shortest one would be an outlier as well."""
+
+_FORWARD: Final = CAUSES.index("forward")
+"""Buffers are broadcast when forward is called; causes before this one come before that."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Times:
+    """What R ranks do in S cycles of K all-reduces, nanoseconds. The first rank broadcasts the buffers."""
+
+    own_ns: Int64Array
+    """(C, S, R) by cause"""
+    lead_ns: Int64Array
+    """(S, R, K) how long before its last arrival a rank arrives at each all-reduce."""
+    broadcast_ns: Int64Array
+    """(S, R) 0 in cycles without a broadcast."""
+
+    def arrivals_ns(self, root_before_ns: Int64Array | None = None) -> Int64Array:
+        """(S, R, K) when the ranks arrive.
+
+        Args:
+            root_before_ns: (S, 1) when the rank that broadcasts is there, if it is not the first of these.
+        """
+        before_ns, after_ns = self.before_ns, self.own_ns[_FORWARD:].sum(axis=0)
+        root_ns = before_ns[:, :1] if root_before_ns is None else root_before_ns
+        ready_ns = np.where(self.broadcast_ns > 0, np.maximum(before_ns, root_ns), before_ns)
+        arrivals_ns: Int64Array = (ready_ns + self.broadcast_ns + after_ns)[:, :, None] - self.lead_ns
+        return arrivals_ns
+
+    @property
+    def before_ns(self) -> Int64Array:
+        """(S, R) when the ranks call forward."""
+        total_ns: Int64Array = self.own_ns[:_FORWARD].sum(axis=0)
+        return total_ns
+
+    def middle(self) -> Times:
+        """One rank for all: the middle one, for each cause, lead and broadcast on its own."""
+        return Times(
+            own_ns=lower_median(self.own_ns, axis=2)[:, :, None],
+            lead_ns=lower_median(self.lead_ns, axis=1)[:, None, :],
+            broadcast_ns=lower_median(self.broadcast_ns, axis=1)[:, None],
+        )
+
+    def of_ranks(self, places: npt.ArrayLike) -> Times:
+        """Some of the ranks, by place."""
+        places = np.asarray(places)
+        return Times(
+            own_ns=self.own_ns[:, :, places],
+            lead_ns=self.lead_ns[:, places],
+            broadcast_ns=self.broadcast_ns[:, places],
+        )
+
+    def plus(self, excess: Times) -> Times:
+        """Longer by an excess, which may be negative."""
+        return Times(
+            own_ns=self.own_ns + excess.own_ns,
+            lead_ns=self.lead_ns + excess.lead_ns,
+            broadcast_ns=self.broadcast_ns + excess.broadcast_ns,
+        )
+
+    def minus(self, excess: Times) -> Times:
+        """Shorter by an excess; with ``plus``, times that are broadcast as numpy does."""
+        return Times(
+            own_ns=self.own_ns - excess.own_ns,
+            lead_ns=self.lead_ns - excess.lead_ns,
+            broadcast_ns=self.broadcast_ns - excess.broadcast_ns,
+        )
+
+    def restricted(self, causes: npt.ArrayLike, cycles: npt.NDArray[np.bool_] | slice = slice(None)) -> Times:
+        """Zero but for some causes and cycles. Leads go with backward, in which they arise."""
+        own_ns, lead_ns = np.zeros_like(self.own_ns), np.zeros_like(self.lead_ns)
+        causes = np.atleast_1d(causes)
+        for cause in causes:
+            own_ns[cause, cycles] = self.own_ns[cause, cycles]
+        if CAUSES.index("backward") in causes:
+            lead_ns[cycles] = self.lead_ns[cycles]
+        return Times(own_ns=own_ns, lead_ns=lead_ns, broadcast_ns=np.zeros_like(self.broadcast_ns))
+
+
+def finish_ns(last_arrival_ns: Int64Array, transfer_ns: Int64Array) -> Int64Array:
+    """When each cycle ends.
+
+    Args:
+        last_arrival_ns: (S, ..., K)
+        transfer_ns: (S, K)
+
+    Returns:
+        (S, ...)
+    """
+    shape = (len(transfer_ns), *[1] * (last_arrival_ns.ndim - 2))
+    end_ns = np.zeros(last_arrival_ns.shape[:-1], dtype=np.int64)
+    for number in range(last_arrival_ns.shape[-1]):
+        end_ns = np.maximum(last_arrival_ns[..., number], end_ns) + transfer_ns[:, number].reshape(shape)
+    return end_ns
+
+
+class Replay:
+    """The cycles as recorded, their ideal, and anything in between. Every answer is nanoseconds by cycle (S,)."""
+
+    def __init__(self, cycles: Cycles) -> None:
+        self.cycles = cycles
+        self.recorded = Times(own_ns=cycles.own_ns, lead_ns=cycles.lead_ns, broadcast_ns=cycles.broadcast_ns)
+        self.ideal = self.recorded.middle()
+        self.excess = self.recorded.minus(self.ideal)
+        """What each rank takes longer than the middle one."""
+        self.transfer_ns = cycles.transfer_ns
+        best_ns = np.quantile(self.transfer_ns, BEST_TRANSFER_QUANTILE, axis=0, method="lower")
+        self.best_transfer_ns = np.minimum(self.transfer_ns, best_ns)
+
+    @cached_property
+    def recorded_ns(self) -> Int64Array:
+        """(S,) as it was."""
+        return finish_ns(self._arrivals_ns.max(axis=1), self.transfer_ns)
+
+    @cached_property
+    def ideal_ns(self) -> Int64Array:
+        """(S,) were all ranks like the middle one."""
+        return finish_ns(self._ideal_arrivals_ns[:, 0], self.transfer_ns)
+
+    def with_transfers_ns(self, transfer_ns: Int64Array) -> Int64Array:
+        """(S,) with other transfers (S, K)."""
+        return finish_ns(self._arrivals_ns.max(axis=1), transfer_ns)
+
+    def ideal_with_transfers_ns(self, transfer_ns: Int64Array) -> Int64Array:
+        """(S,) the ideal with other transfers (S, K)."""
+        return finish_ns(self._ideal_arrivals_ns[:, 0], transfer_ns)
+
+    def ideal_but_ns(self, places: npt.ArrayLike, excess: Times) -> Int64Array:
+        """(S,) were all ranks like the middle one, and those in some places later by an excess."""
+        places = np.atleast_1d(places)
+        late = self.ideal.plus(excess)
+        root_ns = late.before_ns[:, :1] if 0 in places else self.ideal.before_ns
+        others_ns = self.ideal.arrivals_ns(root_ns)[:, 0]
+        return finish_ns(np.maximum(others_ns, late.arrivals_ns(root_ns).max(axis=1)), self.transfer_ns)
+
+    def without_ns(self, places: npt.ArrayLike, excess: Times) -> Int64Array:
+        """(S,) as recorded, but the ranks in some places without an excess."""
+        places = np.atleast_1d(places)
+        mended = self.recorded.of_ranks(places).minus(excess)
+        if 0 in places:
+            others = self.recorded.arrivals_ns(mended.before_ns[:, :1])
+            mended_arrivals_ns = mended.arrivals_ns()
+        else:
+            others = self._arrivals_ns
+            mended_arrivals_ns = mended.arrivals_ns(self.recorded.before_ns[:, :1])
+        rest = np.delete(np.arange(others.shape[1]), places)
+        last_ns = mended_arrivals_ns.max(axis=1)
+        if len(rest):
+            last_ns = np.maximum(last_ns, others[:, rest].max(axis=1))
+        return finish_ns(last_ns, self.transfer_ns)
+
+    def costs_by_rank_ns(self) -> Int64Array:
+        """(S, R) what each rank alone, all its causes together, adds to the ideal."""
+        arrivals_ns = self.recorded.arrivals_ns(self.ideal.before_ns)
+        together_ns = np.maximum(arrivals_ns, self._ideal_arrivals_ns)
+        costs_ns = finish_ns(together_ns, self.transfer_ns) - self.ideal_ns[:, None]
+        costs_ns[:, 0] = (
+            self.ideal_but_ns(0, self.excess.of_ranks([0])) - self.ideal_ns
+        )  # the others wait for its buffers
+        return costs_ns
+
+    def savings_by_rank_ns(self) -> Int64Array:
+        """(S, R) what would be gained if one rank were like the middle one, and the others as recorded."""
+        arrivals_ns, ideal_ns = self._arrivals_ns, self._ideal_arrivals_ns
+        order = np.argpartition(arrivals_ns, arrivals_ns.shape[1] - 2, axis=1)[:, -2:]
+        second, last = (np.take_along_axis(arrivals_ns, order[:, place : place + 1], axis=1) for place in (0, 1))
+        places = np.arange(arrivals_ns.shape[1])[None, :, None]
+        others_ns = np.where(places == order[:, 1:], second, last)
+        savings_ns = self.recorded_ns[:, None] - finish_ns(np.maximum(others_ns, ideal_ns), self.transfer_ns)
+        savings_ns[:, 0] = self.recorded_ns - self.without_ns(0, self.excess.of_ranks([0]))
+        return savings_ns
+
+    def cost_of_cause_ns(self, cause: int) -> Int64Array:
+        """(S,) what one cause, on all ranks, adds to the ideal."""
+        excess = self.excess.restricted(cause)
+        return self.ideal_but_ns(np.arange(len(self.cycles.ranks)), excess) - self.ideal_ns
+
+    @cached_property
+    def _arrivals_ns(self) -> Int64Array:
+        return self.recorded.arrivals_ns()
+
+    @cached_property
+    def _ideal_arrivals_ns(self) -> Int64Array:
+        return self.ideal.arrivals_ns()

@@ -1,0 +1,108 @@
+"""Findings as people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from overlapscope.analysis.stragglers import Finding, Stragglers
+from overlapscope.units import format_ns, format_share
+
+CAUSE_LABELS: Final = {
+    "compute": "Compute",
+    "data_wait": "Data wait",
+    "evaluation": "Evaluation",
+    "gc": "Garbage collection",
+    "carried_over": "Carried-over communication",
+    "transfer": "Transfer",
+}
+"""What a finding blames, for tables."""
+
+PART_LABELS: Final = {
+    "carried_over": "carried-over communication",
+    "finalise": "copies back",
+    "optimizer": "optimizer",
+    "data_wait": "data wait",
+    "evaluation": "evaluation",
+    "forward": "forward",
+    "between": "between phases",
+    "backward": "backward",
+    "gc": "garbage collection",
+}
+"""Causes of own time, for people."""
+
+_DOES_LONGER: Final = {
+    "compute": "computes {} longer than the middle rank",
+    "data_wait": "waits {} longer for data than the middle rank",
+    "evaluation": "evaluates {} longer than the middle rank",
+    "gc": "collects garbage for {}",
+    "carried_over": "is let go {} later by the communication of the step before",
+    "transfer": "take {} longer after all ranks have arrived",
+}
+_LEAST_PART: Final = 0.1
+"""Phases with less than this share of a delay are not mentioned."""
+
+
+def describe(finding: Finding) -> str:
+    """One sentence: who, what, when, where in the step, and what it costs."""
+    does = _DOES_LONGER[finding.cause].format(format_ns(finding.delay_ns))
+    return f"{_capital(who(finding))} {does} {when(finding)}{_parts(finding)}: {cost(finding)}."
+
+
+def who(finding: Finding) -> str:
+    """``rank 3``, ``host node1 (ranks 8 to 15)``, ``ranks 3 and 5``; ``all-reduces`` if it is no rank's doing."""
+    if not finding.ranks:
+        return "all-reduces"
+    if finding.host is not None:
+        return f"host {finding.host} ({rank_names(finding.ranks)})"
+    return rank_names(finding.ranks)
+
+
+def rank_names(ranks: Sequence[int]) -> str:
+    """``rank 3``, ``ranks 8 to 15``, ``ranks 1, 4 and 9``."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > 2 and ranks[-1] - ranks[0] == len(ranks) - 1:
+        return f"ranks {ranks[0]} to {ranks[-1]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def when(finding: Finding) -> str:
+    """In which steps."""
+    pattern, steps = finding.pattern, finding.steps
+    if pattern.kind == "persistent":
+        return "in every step"
+    if pattern.kind == "periodic":
+        return f"every {pattern.period} steps"
+    if pattern.kind == "shift":
+        return f"from step {steps[0]} on" if not pattern.where[0] else f"until step {steps[-1]}"
+    return f"in step {steps[0]}" if len(steps) == 1 else f"in {len(steps)} steps, most in step {finding.worst_step}"
+
+
+def cost(finding: Finding) -> str:
+    """What it costs, with the interval; a one-off as a whole."""
+    if finding.pattern.kind == "transient" and len(finding.steps) == 1:
+        total_ns = finding.cost_ns * len(finding.pattern.where)
+        return f"{format_ns(total_ns)} once"
+    interval = f" ± {format_ns(finding.cost_error_ns)}" if finding.cost_error_ns < finding.cost_ns else ""
+    return f"{format_ns(finding.cost_ns)}{interval} a step ({format_share(finding.cost_share)})"
+
+
+def verdict(stragglers: Stragglers) -> str:
+    """The sentence that goes above everything else."""
+    if stragglers.findings:
+        return describe(stragglers.findings[0])
+    jitter_ns = stragglers.step_time_ns - stragglers.ideal_ns
+    share = format_share(jitter_ns / stragglers.step_time_ns)
+    return f"No rank stands out. Steps wait {format_ns(jitter_ns)} ({share}) for whichever rank happens to be late."
+
+
+def _parts(finding: Finding) -> str:
+    parts = {name: ns for name, ns in finding.parts_ns.items() if ns >= _LEAST_PART * finding.delay_ns}
+    if len(finding.parts_ns) < 2 or not parts:
+        return ""
+    return f" ({', '.join(f'{PART_LABELS[name]} {format_ns(ns)}' for name, ns in parts.items())})"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,339 @@
+"""Who makes the others wait, by what, in which steps, and what it costs.
+
+Every rank's own time is compared with the middle rank's, cause by cause and cycle by cycle. What stands out as a
+pattern, and costs enough, becomes a ``Finding``; its cost comes from a replay of the recording with that finding as
+the only thing that is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from overlapscope.analysis.cycles import CAUSES, Cycles
+from overlapscope.analysis.intervals import Int64Array
+from overlapscope.analysis.patterns import Pattern, find_patterns
+from overlapscope.analysis.replay import Replay, Times
+
+GROUPS: Final = {
+    "compute": ("finalise", "optimizer", "forward", "between", "backward"),
+    "data_wait": ("data_wait",),
+    "evaluation": ("evaluation",),
+    "gc": ("gc",),
+    "carried_over": ("carried_over",),
+}
+"""What a finding blames, and the causes of ``cycles.CAUSES`` that are looked at together: a slow processor shows in
+all phases that compute."""
+
+LEAST_COST_SHARE: Final = 0.01
+"""What costs less than this share of the step time is not worth a finding."""
+
+LEAST_DELAY_SHARE: Final = 0.02
+"""Delays below this share of the step time are within what healthy ranks differ by."""
+
+LEAST_PAUSE_STEPS: Final = 1.0
+"""A delay without a pattern is a finding if the longest one takes as long as so many steps."""
+
+_BATCHES: Final = 16
+_95_PERCENT: Final = 1.96
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Finding:
+    """One thing that is wrong. Times are nanoseconds, by step where nothing else is said."""
+
+    ranks: tuple[int, ...]
+    """Who is late; empty if it is no rank's doing."""
+    host: str | None
+    """The host, if all its ranks are late in the same way."""
+    cause: str
+    """A key of ``GROUPS``, or ``transfer``: all have arrived, and the all-reduces take long."""
+    parts_ns: dict[str, float]
+    """By cause of ``cycles.CAUSES``: the mean delay in the delayed steps."""
+    pattern: Pattern
+    steps: Int64Array
+    """The delayed ones."""
+    worst_step: int
+    """The one with the longest delay."""
+    delay_ns: float
+    """Mean in the delayed steps."""
+    cost_ns: float
+    """What it adds to the step time on average over all steps, if nothing else is wrong."""
+    cost_error_ns: float
+    """Half the width of the 95 % interval of ``cost_ns``."""
+    saving_ns: float
+    """What mending this alone would take off the recorded step time; less than the cost if another one is as late."""
+    cost_share: float
+    """``cost_ns`` over the recorded step time."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Stragglers:
+    """The answer for a recording."""
+
+    cycles: Cycles
+    findings: tuple[Finding, ...]
+    """The most expensive first."""
+    step_time_ns: float
+    """Mean over the cycles, as are the others."""
+    ideal_ns: float
+    """Were all ranks like the middle one."""
+    best_links_ns: float
+    """Had every all-reduce the best transfer that was observed for its bucket."""
+    by_rank: pd.DataFrame
+    """rank, host, cost_ns, saving_ns, slowdown (cost over ideal), lateness_ns (of the last arrival, to the middle one),
+    last_share (of the steps in which it arrives last)"""
+    by_host: pd.DataFrame
+    """host, ranks, cost_ns, slowdown"""
+    by_cause: pd.DataFrame
+    """cause, cost_ns, slowdown: that of all ranks together"""
+    by_bucket: pd.DataFrame
+    """bucket, bytes, transfer_ns (median), best_ns, cost_ns, slowdown, busbw_bytes_per_s"""
+
+
+def find_stragglers(cycles: Cycles, hosts: dict[int, str]) -> Stragglers:
+    """Judge the cycles of a recording.
+
+    Args:
+        hosts: by rank.
+    """
+    replay = Replay(cycles)
+    step_time_ns, ideal_ns = float(replay.recorded_ns.mean()), float(replay.ideal_ns.mean())
+    delays = [
+        delay
+        for group in GROUPS
+        for place in _places_worth_a_look(replay, group, step_time_ns)
+        for delay in _delays_of(replay, group, place, step_time_ns)
+    ]
+    delays = _merge_by_host(cycles, delays, hosts)
+    findings = [_judge(replay, delay, hosts, step_time_ns) for delay in delays]
+    findings += _transfer_findings(replay, step_time_ns)
+    worth_it = [finding for finding in findings if _is_worth_naming(finding, step_time_ns)]
+    return Stragglers(
+        cycles=cycles,
+        findings=tuple(sorted(worth_it, key=lambda finding: -finding.cost_ns)),
+        step_time_ns=step_time_ns,
+        ideal_ns=ideal_ns,
+        best_links_ns=float(replay.with_transfers_ns(replay.best_transfer_ns).mean()),
+        by_rank=_by_rank(replay, hosts),
+        by_host=_by_host(replay, hosts),
+        by_cause=_by_cause(replay),
+        by_bucket=_by_bucket(replay),
+    )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Delay:
+    """What a finding is made of: a pattern in one group of causes of some ranks."""
+
+    places: tuple[int, ...]
+    group: str
+    pattern: Pattern
+
+    def excess(self, replay: Replay) -> Times:
+        """The delay alone: the excess in the delayed cycles, over what is usual for these ranks otherwise."""
+        causes = [CAUSES.index(name) for name in GROUPS[self.group]]
+        excess = replay.excess.of_ranks(self.places).restricted(causes)
+        if self.pattern.kind == "persistent":
+            return excess
+        where, others = self.pattern.where, ~self.pattern.where
+        usual = Times(
+            own_ns=_median(excess.own_ns[:, others], axis=1),
+            lead_ns=_median(excess.lead_ns[others], axis=0),
+            broadcast_ns=np.zeros_like(excess.broadcast_ns[:1]),
+        )
+        return excess.minus(usual).restricted(causes, where)
+
+
+def _places_worth_a_look(replay: Replay, group: str, step_time_ns: float) -> Int64Array:
+    """The ranks that are late often enough, or by enough once, to matter: the rest needs no statistics."""
+    late_ns = np.maximum(_series(replay, group), 0)
+    is_costly = late_ns.mean(axis=0) >= LEAST_COST_SHARE * step_time_ns / 2
+    has_paused = late_ns.max(axis=0) >= LEAST_PAUSE_STEPS * step_time_ns
+    return np.flatnonzero(is_costly | has_paused)
+
+
+def _series(replay: Replay, group: str) -> Int64Array:
+    """(S, R) excess of each rank over the middle one."""
+    causes = [CAUSES.index(name) for name in GROUPS[group]]
+    total_ns: Int64Array = replay.excess.own_ns[causes].sum(axis=0)
+    return total_ns
+
+
+def _delays_of(replay: Replay, group: str, place: int, step_time_ns: float) -> list[_Delay]:
+    least_ns = LEAST_DELAY_SHARE * step_time_ns
+    if group == "carried_over":  # the only cause that compares the clocks of two ranks
+        least_ns = max(least_ns, 2 * replay.cycles.clock_error_ns)
+    series_ns = _series(replay, group)
+    patterns = find_patterns(series_ns[:, place], replay.cycles.steps, least_ns)
+    return [
+        _Delay(places=(int(place),), group=group, pattern=pattern)
+        for pattern in patterns
+        if pattern.kind != "transient" or _stands_out(series_ns, place, pattern, least_ns)
+    ]
+
+
+def _stands_out(series_ns: Int64Array, place: int, pattern: Pattern, least_ns: float) -> bool:
+    """Whether the delays of a rank that have no pattern are more than those that all ranks have."""
+    delays_ns = np.where(series_ns > least_ns, series_ns, 0).sum(axis=0)
+    others_ns = np.median(np.delete(delays_ns, place))
+    own_ns = series_ns[pattern.where, place].sum()
+    return bool(own_ns > 3 * others_ns)
+
+
+def _merge_by_host(cycles: Cycles, delays: list[_Delay], hosts: dict[int, str]) -> list[_Delay]:
+    """One delay for all ranks of a host that are late in the same way, if there are several, and other hosts."""
+    places_of_host: dict[str, list[int]] = {}
+    for place, rank in enumerate(cycles.ranks.tolist()):
+        places_of_host.setdefault(hosts.get(rank, "unknown"), []).append(place)
+    alike: dict[tuple[str, str, str, int | None], list[_Delay]] = {}
+    for delay in delays:
+        host = hosts.get(int(cycles.ranks[delay.places[0]]), "unknown")
+        alike.setdefault((host, delay.group, delay.pattern.kind, delay.pattern.period), []).append(delay)
+    merged: list[_Delay] = []
+    for (host, *_), parts in alike.items():
+        if 1 < len(parts) == len(places_of_host[host]) < len(cycles.ranks):
+            where = np.mean([part.pattern.where for part in parts], axis=0) >= 0.5
+            middle = sorted(parts, key=lambda part: part.pattern.p_value)[len(parts) // 2]
+            places = tuple(place for part in parts for place in part.places)
+            merged.append(_Delay(places=places, group=parts[0].group, pattern=replace(middle.pattern, where=where)))
+        else:
+            merged += parts
+    return merged
+
+
+def _judge(replay: Replay, delay: _Delay, hosts: dict[int, str], step_time_ns: float) -> Finding:
+    excess = delay.excess(replay)
+    costs_ns = replay.ideal_but_ns(delay.places, excess) - replay.ideal_ns
+    saving_ns = float((replay.recorded_ns - replay.without_ns(delay.places, excess)).mean())
+    where = delay.pattern.where
+    by_cause_ns = excess.own_ns[:, where].mean(axis=(1, 2))
+    late_ns = excess.own_ns.sum(axis=0).mean(axis=1)
+    ranks = tuple(int(rank) for rank in replay.cycles.ranks[list(delay.places)])
+    return Finding(
+        ranks=ranks,
+        host=hosts.get(ranks[0]) if len(ranks) > 1 else None,
+        cause=delay.group,
+        parts_ns={name: float(by_cause_ns[CAUSES.index(name)]) for name in GROUPS[delay.group]},
+        pattern=delay.pattern,
+        steps=replay.cycles.steps[where],
+        worst_step=int(replay.cycles.steps[np.where(where, late_ns, -np.inf).argmax()]),
+        delay_ns=float(late_ns[where].mean()),
+        saving_ns=saving_ns,
+        **_costs(costs_ns, step_time_ns),
+    )
+
+
+def _transfer_findings(replay: Replay, step_time_ns: float) -> list[Finding]:
+    """Steps in which the all-reduces take longer than usual although all ranks have arrived."""
+    cycles, transfer_ns = replay.cycles, replay.transfer_ns
+    total_ns = transfer_ns.sum(axis=1)
+    usual_ns = float(np.median(total_ns))
+    findings = []
+    for pattern in find_patterns(total_ns - usual_ns, cycles.steps, LEAST_DELAY_SHARE * step_time_ns):
+        where = pattern.where
+        usual_transfer_ns = _median(transfer_ns[~where], axis=0)
+        mended_ns = np.where(where[:, None], np.minimum(transfer_ns, usual_transfer_ns), transfer_ns)
+        longer_ns = (transfer_ns - mended_ns).sum(axis=1)
+        findings.append(
+            Finding(
+                ranks=(),
+                host=None,
+                cause="transfer",
+                parts_ns={},
+                pattern=pattern,
+                steps=cycles.steps[where],
+                worst_step=int(cycles.steps[longer_ns.argmax()]),
+                delay_ns=float(longer_ns[where].mean()),
+                saving_ns=float((replay.recorded_ns - replay.with_transfers_ns(mended_ns)).mean()),
+                **_costs(replay.ideal_ns - replay.ideal_with_transfers_ns(mended_ns), step_time_ns),
+            )
+        )
+    return findings
+
+
+def _costs(costs_ns: Int64Array, step_time_ns: float) -> dict[str, float]:
+    """Mean and interval of a cost by cycle (S,). Means of batches are independent also where neighbours are not."""
+    batches = np.array_split(costs_ns, min(_BATCHES, len(costs_ns)))
+    means = np.array([batch.mean() for batch in batches])
+    error_ns = _95_PERCENT * float(means.std(ddof=1)) / math.sqrt(len(means)) if len(means) > 1 else math.inf
+    cost_ns = float(costs_ns.mean())
+    return {"cost_ns": cost_ns, "cost_error_ns": error_ns, "cost_share": cost_ns / step_time_ns}
+
+
+def _is_worth_naming(finding: Finding, step_time_ns: float) -> bool:
+    if finding.pattern.kind == "transient" and finding.delay_ns < LEAST_PAUSE_STEPS * step_time_ns:
+        return finding.cost_share >= LEAST_COST_SHARE and len(finding.steps) > 2
+    return finding.cost_share >= LEAST_COST_SHARE or finding.pattern.kind == "transient"
+
+
+def _by_rank(replay: Replay, hosts: dict[int, str]) -> pd.DataFrame:
+    cycles = replay.cycles
+    last_ns = cycles.arrival_ns[:, :, -1]
+    lateness_ns = last_ns - np.median(last_ns, axis=1, keepdims=True)
+    last = np.bincount(last_ns.argmax(axis=1), minlength=len(cycles.ranks))
+    cost_ns = replay.costs_by_rank_ns().mean(axis=0)
+    return pd.DataFrame(
+        {
+            "rank": cycles.ranks,
+            "host": [hosts.get(rank, "unknown") for rank in cycles.ranks.tolist()],
+            "cost_ns": cost_ns,
+            "saving_ns": replay.savings_by_rank_ns().mean(axis=0),
+            "slowdown": cost_ns / replay.ideal_ns.mean(),
+            "lateness_ns": np.median(lateness_ns, axis=0),
+            "last_share": last / len(cycles.steps),
+        }
+    )
+
+
+def _by_host(replay: Replay, hosts: dict[int, str]) -> pd.DataFrame:
+    ranks = replay.cycles.ranks
+    names = np.array([hosts.get(rank, "unknown") for rank in ranks.tolist()])
+    rows = []
+    for name in pd.unique(names):
+        places = np.flatnonzero(names == name)
+        cost_ns = float((replay.ideal_but_ns(places, replay.excess.of_ranks(places)) - replay.ideal_ns).mean())
+        rows.append((str(name), len(places), cost_ns, cost_ns / float(replay.ideal_ns.mean())))
+    return pd.DataFrame(rows, columns=["host", "ranks", "cost_ns", "slowdown"])
+
+
+def _by_cause(replay: Replay) -> pd.DataFrame:
+    cost_ns = np.array([replay.cost_of_cause_ns(cause).mean() for cause in range(len(CAUSES))])
+    return pd.DataFrame({"cause": CAUSES, "cost_ns": cost_ns, "slowdown": cost_ns / replay.ideal_ns.mean()})
+
+
+def _by_bucket(replay: Replay) -> pd.DataFrame:
+    cycles, best_ns = replay.cycles, replay.best_transfer_ns
+    ideal_ns = replay.ideal_with_transfers_ns(best_ns)
+    cost_ns = np.zeros(len(cycles.buckets))
+    for number in range(len(cycles.buckets)):
+        transfer_ns = best_ns.copy()
+        transfer_ns[:, number] = replay.transfer_ns[:, number]
+        cost_ns[number] = (replay.ideal_with_transfers_ns(transfer_ns) - ideal_ns).mean()
+    usual_ns = np.median(replay.transfer_ns, axis=0)
+    ranks = len(cycles.ranks)
+    busbw = np.divide(
+        cycles.bytes * 2e9 * (ranks - 1) / ranks, usual_ns, out=np.full(len(usual_ns), np.nan), where=usual_ns > 0
+    )
+    return pd.DataFrame(
+        {
+            "bucket": cycles.buckets,
+            "bytes": cycles.bytes,
+            "transfer_ns": usual_ns,
+            "best_ns": best_ns.min(axis=0),
+            "cost_ns": cost_ns,
+            "slowdown": cost_ns / ideal_ns.mean(),
+            "busbw_bytes_per_s": busbw,
+        }
+    )
+
+
+def _median(values: Int64Array, axis: int) -> Int64Array:
+    """The median, in whole nanoseconds, with the axis kept; 0 of nothing."""
+    if not values.shape[axis]:
+        return np.zeros_like(values.sum(axis=axis, keepdims=True))
+    return np.median(values, axis=axis, keepdims=True).round().astype(np.int64)
