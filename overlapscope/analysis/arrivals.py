@@ -79,7 +79,7 @@ def match_collectives(trace: Trace) -> Matched:
         ranks=ranks,
         step=step[of_lowest],
         bucket=table["bucket"].to_numpy(dtype=np.int64)[of_lowest],
-        op=table["op"].cat.codes.to_numpy(dtype=np.int8)[of_lowest],
+        op=table["op"].cat.codes.to_numpy().astype(np.int8)[of_lowest],
         bytes=table["bytes"].to_numpy(dtype=np.int64)[of_lowest],
         arrival_ns=arrival_ns[rows],
         end_ns=table["end_ns"].to_numpy(dtype=np.int64)[rows],
