@@ -26,14 +26,17 @@ DELAY_SIGMAS: Final = 6.0
 """A value that lies so many standard deviations above the usual is delayed."""
 
 _LEAST_VALUES: Final = 5
-"""Fewer cycles than this on either side of a change, or fewer periods less one, say nothing."""
+"""Fewer cycles than this on one side of a change say nothing."""
+_LEAST_PERIODIC: Final = 4
+"""Fewer delays than this make no period."""
 _LOW, _MIDDLE = 0.05, 0.30
 _SIGMAS_BETWEEN: Final = 1.1205
 """From the one of these quantiles to the other, and from the second to the mean, of a normal distribution."""
 _SIGMAS_TO_MEAN: Final = 0.5244
 _MAD_TO_SIGMA: Final = 1.4826
 _MOST_MISSED: Final = 0.25
-"""So many of the delays that a period calls for may be missing."""
+"""So large a share of the delays that a period calls for may be missing."""
+_SMALLEST_TO_LARGEST: Final = 0.1
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -77,6 +80,8 @@ def find_patterns(series_ns: npt.ArrayLike, steps: npt.NDArray[np.int64], least_
         found.append(periodic)
         delayed &= ~periodic.where
     if delayed.any():
+        # Beside a pause of seconds, hiccups of milliseconds are another matter, and a small one.
+        delayed &= rest - usual_ns >= _SMALLEST_TO_LARGEST * (rest[delayed].max() - usual_ns)
         found.append(_transient(rest, delayed, usual_ns, sigma_ns))
     return found
 
@@ -164,7 +169,7 @@ def _periodic(delayed: Mask, steps: npt.NDArray[np.int64], usual_ns: float) -> P
         # The first and the last of them say how far the period reaches; what counts is how it is filled.
         called_for = (steps % period == phase) & (steps >= hits[0]) & (steps <= hits[-1])
         slots = int(called_for.sum())
-        if len(hits) < _LEAST_VALUES - 1 or len(hits) < (1 - _MOST_MISSED) * slots:
+        if len(hits) < _LEAST_PERIODIC or len(hits) < (1 - _MOST_MISSED) * slots:
             continue
         chance = chance_of_at_least(len(hits) - 2, slots - 2, len(late_steps) / len(steps))
         p_value = min(1.0, chance * period * len(periods))
@@ -191,7 +196,7 @@ def _transient(series: Floats, delayed: Mask, usual_ns: float, sigma_ns: float) 
         where=delayed.copy(),
         usual_ns=usual_ns,
         statistic=f"{times}{above} above the usual",
-        p_value=math.erfc(distance / math.sqrt(2)) / 2 * len(series) if distance < 1e3 else 0.0,
+        p_value=min(1.0, math.erfc(distance / math.sqrt(2)) / 2 * len(series)),
     )
 
 

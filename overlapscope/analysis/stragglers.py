@@ -14,10 +14,12 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from overlapscope.analysis.cycles import CAUSES, Cycles
+from overlapscope.analysis.cycles import CAUSES, Cycles, cycles_of
 from overlapscope.analysis.intervals import Int64Array
 from overlapscope.analysis.patterns import Pattern, find_patterns
 from overlapscope.analysis.replay import Replay, Times
+from overlapscope.analysis.verdict import first_step_after_warm_up
+from overlapscope.trace.reader import Trace
 
 GROUPS: Final = {
     "compute": ("finalise", "optimizer", "forward", "between", "backward"),
@@ -95,8 +97,15 @@ class Stragglers:
     """bucket, bytes, transfer_ns (median), best_ns, cost_ns, slowdown, busbw_bytes_per_s"""
 
 
+def stragglers_of(trace: Trace) -> Stragglers | None:
+    """Judge a recording; None if its ranks can't be compared, and ``why_no_cycles`` says why."""
+    cycles = cycles_of(trace, first_step_after_warm_up(trace.steps))
+    hosts = dict(zip(trace.ranks["rank"].tolist(), trace.ranks["host"].tolist(), strict=True))
+    return None if cycles is None else find_stragglers(cycles, hosts)
+
+
 def find_stragglers(cycles: Cycles, hosts: dict[int, str]) -> Stragglers:
-    """Judge the cycles of a recording.
+    """Judge cycles.
 
     Args:
         hosts: by rank.

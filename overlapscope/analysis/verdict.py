@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import pandas as pd
 
 from overlapscope.units import format_ns
@@ -101,9 +102,19 @@ def after_warm_up(per_step: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     Returns:
         The rows that remain, and how many steps were left out.
     """
-    numbers = sorted(per_step["step"].unique())
-    left_out = min(WARM_UP_STEPS, max(0, len(numbers) - 1) // 2)
+    numbers = np.unique(per_step["step"])
+    left_out = _warm_up_steps(len(numbers))
     return per_step[~per_step["step"].isin(numbers[:left_out])], left_out
+
+
+def first_step_after_warm_up(steps: pd.DataFrame) -> int:
+    """The number of the first step that counts; 0 if there are no steps."""
+    numbers = np.unique(steps["step"])
+    return int(numbers[_warm_up_steps(len(numbers))]) if len(numbers) else 0
+
+
+def _warm_up_steps(steps: int) -> int:
+    return min(WARM_UP_STEPS, max(0, steps - 1) // 2)
 
 
 def _percent(share: float) -> str:

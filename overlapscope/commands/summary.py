@@ -18,10 +18,8 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from overlapscope.trace.reader import Trace
+from overlapscope.commands.reading import read_with_progress, report_problems
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.analysis.overlap import overlap_by_step
     from overlapscope.commands import summary_report
 
-    trace = _read_with_progress(args.traces)
+    trace = read_with_progress(args.traces)
     per_step = overlap_by_step(trace)
     try:
         if args.json:
@@ -46,18 +44,4 @@ def run(args: argparse.Namespace) -> int:
     except BrokenPipeError:
         # Whoever read this has seen enough, as in `overlapscope summary traces/ | head`.
         sys.stdout = None
-    for problem in trace.problems:
-        print(f"{problem.severity}: {problem}", file=sys.stderr)
-    return 1 if trace.errors else 0
-
-
-def _read_with_progress(path: Path) -> Trace:
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from overlapscope.trace.reader import read_trace
-
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("reading logs", total=None)
-        return read_trace(path, lambda done, ranks: progress.update(task, completed=done, total=ranks))
+    return report_problems(trace)

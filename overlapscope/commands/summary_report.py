@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -15,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from overlapscope.analysis.verdict import after_warm_up, give_verdict
+from overlapscope.commands.json_text import json_text
 from overlapscope.trace.reader import Trace
 
 _LEAST_WIDTH: Final = 80
@@ -52,7 +52,7 @@ def as_json(trace: Trace, per_step: pd.DataFrame) -> str:
         "steps": per_step.to_dict("records"),
         "problems": [asdict(problem) for problem in trace.problems],
     }
-    return json.dumps(_without_nan(content), indent=1, allow_nan=False)
+    return json_text(content)
 
 
 def _facts(trace: Trace) -> str:
@@ -117,11 +117,3 @@ def _table(*keys: str) -> Table:
 def _cells(row: Mapping[Any, Any]) -> list[str]:
     ratio = row["overlap_ratio"]
     return [f"{row[name] / 1e6:.2f}" for name in _TIMES] + ["none" if math.isnan(ratio) else f"{ratio:.2f}"]
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and math.isnan(value) else value

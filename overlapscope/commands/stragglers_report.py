@@ -1,0 +1,161 @@
+"""The text and the JSON of ``overlapscope stragglers``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any, Final
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from overlapscope.analysis.cycles import why_no_cycles
+from overlapscope.analysis.sentences import PART_LABELS, describe, verdict
+from overlapscope.analysis.stragglers import Finding, Stragglers
+from overlapscope.commands.json_text import json_text
+from overlapscope.trace.reader import Trace
+from overlapscope.units import format_bytes, format_ns, format_share
+
+_LEAST_WIDTH: Final = 80
+_MOST_RANKS: Final = 12
+"""Of more ranks the text shows the most expensive."""
+
+
+def print_text(trace: Trace, stragglers: Stragglers | None) -> None:
+    """Print the findings and what they rest on for people, to stdout."""
+    console = Console(highlight=False, soft_wrap=True)
+    console.width = max(console.width, _LEAST_WIDTH)
+    if stragglers is None:
+        console.print(f"{trace.path}: {why_no_cycles(trace)}", markup=False)
+        return
+    console.print(_facts(trace, stragglers), markup=False)
+    console.print()
+    console.print(verdict(stragglers), style="bold", markup=False)
+    for finding in stragglers.findings:
+        if finding is not stragglers.findings[0]:
+            console.print(describe(finding), markup=False)
+        console.print(f"  Evidence: {finding.pattern.statistic}.", markup=False)
+        console.print(f"  Look at step {finding.worst_step}. {_gain(finding)}", markup=False)
+    console.print("\nWhat if, mean step time")
+    console.print(_what_if_table(stragglers))
+    console.print("Cost of each rank alone, in milliseconds a step")
+    console.print(_rank_table(stragglers))
+    console.print("Cost of each phase, on all ranks together, and of each bucket's transfer")
+    console.print(_cause_table(stragglers))
+    console.print(_bucket_table(stragglers))
+
+
+def as_json(trace: Trace, stragglers: Stragglers | None) -> str:
+    """The same, complete, for programs. The help of ``overlapscope stragglers`` says what the keys mean."""
+    content: dict[str, Any] = {
+        "path": str(trace.path),
+        "ranks": trace.aligned_ranks,
+        "clock_error_ns": trace.clock_error_ns,
+        "reason": why_no_cycles(trace) if stragglers is None else None,
+        "problems": [asdict(problem) for problem in trace.problems],
+    }
+    if stragglers is not None:
+        content |= {
+            "steps": len(stragglers.cycles.steps),
+            "steps_left_out": stragglers.cycles.left_out,
+            "step_time_ns": stragglers.step_time_ns,
+            "what_if": {
+                "all_ranks_like_the_middle_ns": stragglers.ideal_ns,
+                "all_reduces_at_their_best_ns": stragglers.best_links_ns,
+            },
+            "findings": [_finding(finding) for finding in stragglers.findings],
+            "by_rank": stragglers.by_rank.to_dict("records"),
+            "by_host": stragglers.by_host.to_dict("records"),
+            "by_cause": stragglers.by_cause.to_dict("records"),
+            "by_bucket": stragglers.by_bucket.to_dict("records"),
+        }
+    return json_text(content)
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {
+        "sentence": describe(finding),
+        "ranks": list(finding.ranks),
+        "host": finding.host,
+        "cause": finding.cause,
+        "parts_ns": finding.parts_ns,
+        "pattern": finding.pattern.kind,
+        "period": finding.pattern.period,
+        "statistic": finding.pattern.statistic,
+        "p_value": finding.pattern.p_value,
+        "first_step": int(finding.steps[0]),
+        "last_step": int(finding.steps[-1]),
+        "delayed_steps": len(finding.steps),
+        "worst_step": finding.worst_step,
+        "delay_ns": finding.delay_ns,
+        "cost_ns": finding.cost_ns,
+        "cost_error_ns": finding.cost_error_ns,
+        "cost_share": finding.cost_share,
+        "saving_ns": finding.saving_ns,
+    }
+
+
+def _facts(trace: Trace, stragglers: Stragglers) -> str:
+    cycles = stragglers.cycles
+    clocks = "on one clock" if not cycles.clock_error_ns else f"on clocks within {format_ns(cycles.clock_error_ns)}"
+    left_out = f", {cycles.left_out} steps left out" if cycles.left_out else ""
+    return f"{trace.path}: {len(cycles.steps)} steps of {len(cycles.ranks)} ranks {clocks}{left_out}"
+
+
+def _gain(finding: Finding) -> str:
+    return f"Mending this alone would gain {format_ns(finding.saving_ns)} a step."
+
+
+def _what_if_table(stragglers: Stragglers) -> Table:
+    table = _table("", "step time", "gain")
+    recorded_ns = stragglers.step_time_ns
+    for label, step_ns in (
+        ("as recorded", recorded_ns),
+        ("all ranks like the middle one", stragglers.ideal_ns),
+        ("all-reduces at their best observed", stragglers.best_links_ns),
+    ):
+        gain_ns = recorded_ns - step_ns
+        gain = f"{format_ns(gain_ns)} ({format_share(gain_ns / recorded_ns)})" if step_ns != recorded_ns else ""
+        table.add_row(label, format_ns(step_ns), gain)
+    return table
+
+
+def _rank_table(stragglers: Stragglers) -> Table:
+    table = _table("", "lateness", "arrives last", "cost", "slowdown", "saving")
+    rows = stragglers.by_rank.sort_values("cost_ns", ascending=False)
+    for row in rows.head(_MOST_RANKS).to_dict("records"):
+        cells = (f"{row['lateness_ns'] / 1e6:+.2f}", format_share(row["last_share"]), f"{row['cost_ns'] / 1e6:.2f}")
+        table.add_row(f"rank {row['rank']}", *cells, format_share(row["slowdown"]), f"{row['saving_ns'] / 1e6:.2f}")
+    if len(rows) > _MOST_RANKS:
+        table.caption = f"{len(rows) - _MOST_RANKS} more ranks cost less: --json"
+    return table
+
+
+def _cause_table(stragglers: Stragglers) -> Table:
+    table = _table("", "cost", "slowdown")
+    for row in stragglers.by_cause.to_dict("records"):
+        table.add_row(PART_LABELS[row["cause"]], f"{row['cost_ns'] / 1e6:.2f}", format_share(row["slowdown"]))
+    return table
+
+
+def _bucket_table(stragglers: Stragglers) -> Table:
+    table = _table("", "size", "transfer", "best", "busbw", "cost", "slowdown")
+    for row in stragglers.by_bucket.to_dict("records"):
+        table.add_row(
+            f"bucket {row['bucket']}" if row["bucket"] >= 0 else "no bucket",
+            format_bytes(row["bytes"]),
+            f"{row['transfer_ns'] / 1e6:.2f}",
+            f"{row['best_ns'] / 1e6:.2f}",
+            f"{row['busbw_bytes_per_s'] / 1e9:.2f} GB/s",
+            f"{row['cost_ns'] / 1e6:.2f}",
+            format_share(row["slowdown"]),
+        )
+    return table
+
+
+def _table(label: str, *headings: str) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, caption_justify="left")
+    table.add_column(label, no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
