@@ -188,12 +188,13 @@ class Replay:
 
     def savings_by_rank_ns(self) -> Int64Array:
         """(S, R) what would be gained if one rank were like the middle one, and the others as recorded."""
-        arrivals_ns, ideal_ns = self._arrivals_ns, self._ideal_arrivals_ns
+        arrivals_ns = self._arrivals_ns
+        mended_ns = self.ideal.arrivals_ns(self.recorded.before_ns[:, :1])
         order = np.argpartition(arrivals_ns, arrivals_ns.shape[1] - 2, axis=1)[:, -2:]
         second, last = (np.take_along_axis(arrivals_ns, order[:, place : place + 1], axis=1) for place in (0, 1))
         places = np.arange(arrivals_ns.shape[1])[None, :, None]
         others_ns = np.where(places == order[:, 1:], second, last)
-        savings_ns = self.recorded_ns[:, None] - finish_ns(np.maximum(others_ns, ideal_ns), self.transfer_ns)
+        savings_ns = self.recorded_ns[:, None] - finish_ns(np.maximum(others_ns, mended_ns), self.transfer_ns)
         savings_ns[:, 0] = self.recorded_ns - self.without_ns(0, self.excess.of_ranks([0]))
         return savings_ns
 

@@ -17,12 +17,12 @@ HEAVY = ("torch", "pandas", "pyarrow", "panel", "bokeh", "rich")
 def test_help_names_every_command_with_a_line() -> None:
     ran = overlapscope("--help")
     assert ran.returncode == 0
-    for command in ("demo", "record", "serve", "summary"):
-        assert f"    {command} " in ran.stdout
+    for command in ("demo", "record", "serve", "stragglers", "summary"):
+        assert f"    {command}" in [line.rstrip()[: 4 + len(command)] for line in ran.stdout.splitlines()]
     assert "overlapscope demo" in ran.stdout.splitlines()[-2] + ran.stdout.splitlines()[-1]
 
 
-@pytest.mark.parametrize("command", ["demo", "record", "serve", "summary"])
+@pytest.mark.parametrize("command", ["demo", "record", "serve", "stragglers", "summary"])
 def test_help_of_a_command_is_the_docstring_of_its_module(command: str) -> None:
     ran = overlapscope(command, "--help")
     assert ran.returncode == 0
@@ -53,7 +53,7 @@ def test_a_command_line_that_makes_no_sense_exits_with_2_and_usage(arguments: tu
     assert ran.stderr.startswith("usage: overlapscope")
 
 
-@pytest.mark.parametrize("command", ["summary", "serve"])
+@pytest.mark.parametrize("command", ["summary", "stragglers", "serve"])
 def test_a_folder_that_is_not_there_is_one_line_and_exit_code_1(tmp_path: Path, command: str) -> None:
     ran = overlapscope(command, tmp_path / "nowhere")
     assert ran.returncode == 1

@@ -1,0 +1,138 @@
+"""Patterns in a series of delays: what was put in comes out, and from noise comes nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overlapscope.analysis.patterns import Pattern, chance_of_at_least, find_patterns, usual_of
+
+MS = 1e6
+LEAST_NS = 0.5 * MS
+
+
+def noise(count: int, seed: int, sigma_ms: float = 0.3) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, sigma_ms * MS, count)
+
+
+def patterns_of(series: np.ndarray, first_step: int = 3) -> list[Pattern]:
+    return find_patterns(series, np.arange(first_step, first_step + len(series)), LEAST_NS)
+
+
+seeds = st.integers(0, 100_000)
+
+
+@settings(max_examples=200, deadline=None)
+@given(seed=seeds, count=st.integers(20, 400), sigma_ms=st.floats(0, 3))
+def test_noise_has_no_pattern(seed: int, count: int, sigma_ms: float) -> None:
+    found = patterns_of(noise(count, seed, sigma_ms))
+    # One in some hundred values of noise lies far out of the lower half of so few.
+    assert [pattern.kind for pattern in found] in ([], ["transient"])
+    assert all(pattern.where.sum() <= 2 for pattern in found)
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=seeds, count=st.integers(30, 400), delay_ms=st.floats(1, 50))
+def test_a_delay_in_every_step_is_persistent(seed: int, count: int, delay_ms: float) -> None:
+    found = patterns_of(noise(count, seed) + delay_ms * MS)[0]
+    assert found.kind == "persistent"
+    assert found.where.all()
+    assert found.p_value < 1e-6
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=seeds, period=st.integers(2, 50), phase=st.integers(0, 49), periods=st.integers(18, 24))
+def test_a_delay_every_k_steps_is_periodic(seed: int, period: int, phase: int, periods: int) -> None:
+    series = noise(period * periods, seed)
+    where = np.arange(len(series)) % period == phase % period
+    series[where] += 15 * MS
+    found = patterns_of(series)[0]
+    assert (found.kind, found.period) == ("periodic", period)
+    np.testing.assert_array_equal(found.where, where)
+    assert found.usual_ns == pytest.approx(0, abs=1.0 * MS)
+
+
+def test_a_period_bears_that_some_delays_are_missing_and_some_are_of_another_kind() -> None:
+    series = noise(200, seed=1)
+    series[::10] += 15 * MS
+    series[[30, 90]] -= 15 * MS
+    series[[3, 77]] += 15 * MS
+    periodic, rest = patterns_of(series, first_step=0)
+    assert (periodic.period, periodic.where.sum()) == (10, 18)
+    assert (rest.kind, np.flatnonzero(rest.where).tolist()) == ("transient", [3, 77])
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=seeds, count=st.integers(60, 400), share=st.floats(0.2, 0.8), rises=st.booleans())
+def test_a_change_at_one_step_is_a_shift(seed: int, count: int, share: float, rises: bool) -> None:
+    change = int(share * count)
+    late = (np.arange(count) >= change) == rises
+    found = patterns_of(noise(count, seed) + np.where(late, 8 * MS, 0), first_step=0)[0]
+    assert found.kind == "shift"
+    np.testing.assert_array_equal(found.where, late)
+    assert (f"from step {change} on" if rises else f"until step {change - 1}") in found.statistic
+
+
+def test_a_rank_that_is_late_throughout_and_gets_worse_is_persistent() -> None:
+    series = noise(100, seed=2) + 10 * MS
+    series[50:] += 5 * MS
+    assert patterns_of(series)[0].kind == "persistent"
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=seeds, count=st.integers(20, 400), data=st.data())
+def test_one_long_pause_is_transient(seed: int, count: int, data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, count - 1))
+    series = noise(count, seed)
+    series[at] += 2000 * MS
+    (found,) = patterns_of(series)
+    assert (found.kind, np.flatnonzero(found.where).tolist()) == ("transient", [at])
+    assert "standard deviations above the usual" in found.statistic
+
+
+def test_beside_a_pause_hiccups_do_not_count() -> None:
+    series = noise(100, seed=3)
+    series[20] += 2000 * MS
+    series[60] += 10 * MS
+    (found,) = patterns_of(series)
+    assert np.flatnonzero(found.where).tolist() == [20]
+
+
+def test_delays_at_random_distances_are_no_period() -> None:
+    random = np.random.default_rng(4)
+    for seed in range(50):
+        series = noise(300, seed)
+        series[random.choice(300, 20, replace=False)] += 15 * MS
+        assert "periodic" not in [found.kind for found in patterns_of(series)]
+
+
+def test_a_persistent_and_a_periodic_delay_of_one_rank_are_both_found() -> None:
+    series = noise(200, seed=5) + 5 * MS
+    series[4::10] += 15 * MS
+    assert [found.kind for found in patterns_of(series)] == ["persistent", "periodic"]
+
+
+def test_a_series_of_zeros_with_some_delays_has_no_noise_to_measure_them_by() -> None:
+    """As garbage collection: most steps have none."""
+    series = np.zeros(70)
+    series[::7] = 60 * MS
+    (found,) = patterns_of(series, first_step=0)
+    assert (found.kind, found.period) == ("periodic", 7)
+
+
+def test_what_is_usual_is_told_from_the_lower_half() -> None:
+    series = noise(10_000, seed=6, sigma_ms=1.0)
+    series[: 10_000 // 3] += 1000 * MS
+    usual_ns, sigma_ns = usual_of(series)
+    assert abs(usual_ns) < 0.7 * MS
+    assert 0.6 * MS < sigma_ns < 1.5 * MS
+
+
+@pytest.mark.parametrize(
+    ("hits", "tries", "share", "chance"),
+    [(0, 5, 0.5, 1.0), (5, 5, 0.5, 1 / 32), (1, 2, 0.5, 0.75), (3, 3, 0.0, 0.0), (4, 3, 0.5, 0.0), (2, 3, 1.0, 1.0)],
+)
+def test_chances_by_hand(hits: int, tries: int, share: float, chance: float) -> None:
+    assert chance_of_at_least(hits, tries, share) == pytest.approx(chance)

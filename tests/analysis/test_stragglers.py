@@ -1,0 +1,188 @@
+"""Findings: every injected fault by rank, cause, pattern and cost, and nothing in a healthy job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overlapscope.analysis.cycles import cycles_of
+from overlapscope.analysis.sentences import describe, verdict
+from overlapscope.analysis.stragglers import Finding, Stragglers, find_stragglers, stragglers_of
+from tests.simulated_job import MS, Job
+
+STEPS = 151
+"""150 cycles."""
+
+
+def noisy_job(**options: object) -> Job:
+    return Job(steps=STEPS, noise=0.02, **options)  # type: ignore[arg-type]
+
+
+def judged(job: Job) -> Stragglers:
+    trace = job.run()
+    cycles = cycles_of(trace)
+    assert cycles is not None
+    return find_stragglers(cycles, dict(zip(trace.ranks["rank"], trace.ranks["host"], strict=True)))
+
+
+def only_finding(job: Job) -> Finding:
+    (finding,) = judged(job).findings
+    return finding
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10_000), ranks=st.integers(2, 16), noise=st.floats(0, 0.05))
+def test_in_a_healthy_job_nothing_is_named(seed: int, ranks: int, noise: float) -> None:
+    stragglers = judged(Job(steps=STEPS, ranks=ranks, noise=noise, seed=seed))
+    assert stragglers.findings == ()
+    assert "No rank stands out" in verdict(stragglers)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10_000), rank=st.integers(0, 3), share=st.floats(0.08, 1.0))
+def test_a_rank_that_computes_slowly(seed: int, rank: int, share: float) -> None:
+    job = noisy_job(seed=seed)
+    job.slow_down(rank, share)
+    finding = only_finding(job)
+    assert (finding.ranks, finding.cause, finding.pattern.kind) == ((rank,), "compute", "persistent")
+    assert finding.cost_ns == pytest.approx(30 * share * MS, rel=0.1, abs=0.2 * MS)
+    assert finding.parts_ns["backward"] == pytest.approx(20 * share * MS, rel=0.1, abs=0.2 * MS)
+    assert "in every step (forward" in describe(finding)
+
+
+def test_data_that_comes_late_every_tenth_step() -> None:
+    job = noisy_job()
+    job.own_ns["data_wait"][::10, 2] += 15 * MS
+    finding = only_finding(job)
+    assert (finding.ranks, finding.cause) == ((2,), "data_wait")
+    assert (finding.pattern.kind, finding.pattern.period) == ("periodic", 10)
+    assert finding.cost_ns == pytest.approx(1.5 * MS, rel=0.1)
+    assert finding.steps.tolist() == list(range(10, STEPS, 10))
+    assert describe(finding).startswith("Rank 2 waits 15.0 ms longer for data than the middle rank every 10 steps")
+
+
+def test_garbage_collection_every_seventh_step_is_named_and_not_the_phase_it_interrupts() -> None:
+    job = noisy_job(gc=[(3, step, "forward", 50 * MS) for step in range(7, STEPS, 7)])
+    finding = only_finding(job)
+    assert (finding.ranks, finding.cause, finding.pattern.period) == ((3,), "gc", 7)
+    assert finding.cost_ns == pytest.approx(50 * MS * 21 / 150, rel=0.1)
+
+
+def test_one_pause_of_two_seconds() -> None:
+    job = noisy_job()
+    job.own_ns["forward"][77, 1] += 2000 * MS
+    finding = only_finding(job)
+    assert (finding.ranks, finding.cause, finding.pattern.kind) == ((1,), "compute", "transient")
+    assert (finding.steps.tolist(), finding.worst_step) == ([77], 77)
+    assert finding.delay_ns == pytest.approx(2000 * MS, rel=0.01)
+    assert describe(finding) == (
+        "Rank 1 computes 2.00 s longer than the middle rank in step 77 (forward 2.00 s): 2.00 s once."
+    )
+
+
+def test_a_rank_that_is_slow_from_one_step_on() -> None:
+    job = noisy_job()
+    job.slow_down(2, 0.3, steps=slice(90, None))
+    finding = only_finding(job)
+    assert (finding.ranks, finding.pattern.kind, int(finding.steps[0])) == ((2,), "shift", 90)
+    assert finding.cost_ns == pytest.approx(9 * MS * 61 / 150, rel=0.1)
+    assert "from step 90 on" in describe(finding)
+
+
+def test_transfers_that_take_longer_from_one_step_on_are_no_ranks_doing() -> None:
+    job = noisy_job()
+    job.transfer_ns[60:, 3] += 6 * MS
+    finding = only_finding(job)
+    assert (finding.ranks, finding.cause, finding.pattern.kind) == ((), "transfer", "shift")
+    assert finding.cost_ns == pytest.approx(6 * MS * 91 / 150, rel=0.1)
+    assert describe(finding).startswith("All-reduces take 6.00 ms longer after all ranks have arrived from step 60 on")
+
+
+def test_two_faults_at_once_are_both_named_each_with_its_own_cost() -> None:
+    job = noisy_job()
+    job.slow_down(1, 0.2)
+    job.own_ns["data_wait"][::10, 2] += 15 * MS
+    slow, data = judged(job).findings
+    assert (slow.ranks, slow.cause, data.ranks, data.cause) == ((1,), "compute", (2,), "data_wait")
+    assert slow.cost_ns == pytest.approx(6 * MS, rel=0.1)
+    assert data.cost_ns == pytest.approx(1.5 * MS, rel=0.1)
+    # In every tenth step the other one is late as well, so mending one of them gains less than it costs.
+    assert slow.saving_ns == pytest.approx(6 * MS * 0.9, rel=0.1)
+    assert data.saving_ns == pytest.approx((15 - 6) * MS / 10, rel=0.15)
+
+
+def test_two_faults_of_one_rank_are_both_named() -> None:
+    job = noisy_job()
+    job.slow_down(1, 0.2)
+    job.own_ns["data_wait"][::10, 1] += 15 * MS
+    assert {(finding.ranks, finding.cause) for finding in judged(job).findings} == {
+        ((1,), "compute"),
+        ((1,), "data_wait"),
+    }
+
+
+def test_of_two_ranks_the_slower_one_is_named() -> None:
+    job = noisy_job(ranks=2)
+    job.slow_down(0, 0.25)
+    assert only_finding(job).ranks == (0,)
+
+
+def test_ranks_of_one_host_that_are_late_alike_are_named_as_the_host() -> None:
+    job = noisy_job(ranks=16, ranks_per_host=4)
+    for rank in (8, 9, 10, 11):
+        job.slow_down(rank, 0.2)
+    finding = only_finding(job)
+    assert (finding.ranks, finding.host) == ((8, 9, 10, 11), "node2")
+    assert describe(finding).startswith("Host node2 (ranks 8 to 11) computes")
+    assert judged(job).by_host.set_index("host")["cost_ns"].idxmax() == "node2"
+
+
+def test_lateness_that_communication_hides_is_not_named() -> None:
+    """It is there in every step and costs nothing, as the links are what the step waits for."""
+    job = noisy_job()
+    job.transfer_ns[:] = 40 * MS
+    job.own_ns["backward"][:, 1] += 2 * MS
+    assert judged(job).findings == ()
+
+
+def test_carried_over_communication_within_the_error_of_the_clocks_is_not_named() -> None:
+    job = noisy_job()
+    job.carried_over_ns[:, 2] = 3 * MS
+    cycles = cycles_of(job.run())
+    assert cycles is not None
+    assert [found.cause for found in find_stragglers(cycles, {}).findings] == ["carried_over"]
+    uncertain = replace(cycles, clock_error_ns=2.0 * MS)
+    assert find_stragglers(uncertain, {}).findings == ()
+
+
+def test_what_if() -> None:
+    job = noisy_job(seed=3)
+    job.slow_down(1, 0.2)
+    job.transfer_ns[::2, 3] += 4 * MS
+    stragglers = judged(job)
+    by_rank = stragglers.by_rank.set_index("rank")
+    assert by_rank["cost_ns"].idxmax() == by_rank["saving_ns"].idxmax() == by_rank["last_share"].idxmax() == 1
+    assert stragglers.ideal_ns < stragglers.step_time_ns
+    assert stragglers.step_time_ns - stragglers.best_links_ns == pytest.approx(2 * MS, rel=0.1)
+    by_cause = stragglers.by_cause.set_index("cause")["cost_ns"]
+    assert by_cause["backward"] == pytest.approx(4 * MS, rel=0.2)
+    by_bucket = stragglers.by_bucket.set_index("bucket")
+    assert by_bucket["cost_ns"].idxmax() == 3
+    assert by_bucket.loc[0, "busbw_bytes_per_s"] == pytest.approx(1024**2 / 1e-3 * 1.5)
+
+
+def test_a_recording_of_one_rank_has_no_stragglers() -> None:
+    assert stragglers_of(Job(ranks=1).run()) is None
+
+
+def test_warm_up_is_not_judged() -> None:
+    job = Job(steps=30)
+    job.own_ns["forward"][:3, 2] += 900 * MS
+    stragglers = stragglers_of(job.run())
+    assert stragglers is not None
+    assert stragglers.findings == ()
+    np.testing.assert_array_equal(stragglers.cycles.steps, np.arange(4, 30))

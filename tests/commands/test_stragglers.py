@@ -1,0 +1,98 @@
+"""``overlapscope stragglers``: the text for people and the JSON for programs."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from overlapscope.trace.format import Kind, Phase, pack_body
+from overlapscope.trace.writer import EventLog
+from tests.commands.command_line import overlapscope
+from tests.synthetic import US, make_rank, write_recording
+
+LATE_US = 2_000
+
+
+def write_late_rank(folder: Path, *, ranks: int = 3, steps: int = 30, late_rank: int | None = 1) -> Path:
+    """Steps of 10 ms and one all-reduce; the late rank's forward takes 2 ms longer, and all wait for it."""
+    extra_us = LATE_US if late_rank is not None else 0
+    for rank in range(ranks):
+        log = make_rank(folder, rank, world_size=ranks)
+        own_us = extra_us if rank == late_rank else 0
+        for step in range(steps):
+            begin_us = 1_000_000 + step * (10_000 + extra_us)
+
+            append = partial(_append_span, log, step, begin_us)
+            backward_us = 4_000 + own_us
+            bucket = {"op": "all_reduce", "dtype": "float32", "elements": 1_000_000, "index": 0}
+            append(Kind.PHASE, 0, 1_000, index=Phase.DATA_WAIT)
+            append(Kind.PHASE, 1_000, backward_us, index=Phase.FORWARD)
+            append(Kind.BUCKET_READY, backward_us + 2_990, backward_us + 2_990, index=0)
+            append(Kind.LAUNCH, backward_us + 3_000, backward_us + 3_000, **bucket)
+            append(Kind.PHASE, backward_us, backward_us + 3_000, index=Phase.BACKWARD)
+            append(Kind.COLLECTIVE, backward_us + 3_000, 8_000 + extra_us, **bucket)
+            append(Kind.PHASE, backward_us + 3_000, 8_000 + extra_us, index=Phase.FINALISE)
+            append(Kind.PHASE, 8_000 + extra_us, 10_000 + extra_us, index=Phase.OPTIMIZER)
+            append(Kind.STEP, 0, 10_000 + extra_us)
+        log.close()
+    return folder
+
+
+def _append_span(log: EventLog, step: int, begin_us: int, kind: Kind, start_us: int, end_us: int, **what: Any) -> None:
+    log.append(pack_body(kind, **what), step, (begin_us + start_us) * US, (begin_us + end_us) * US)
+
+
+def test_the_late_rank_its_cause_and_its_cost_are_said_first(tmp_path: Path) -> None:
+    ran = overlapscope("stragglers", write_late_rank(tmp_path))
+    assert (ran.returncode, ran.stderr) == (0, "")
+    lines = ran.stdout.splitlines()
+    assert lines[0] == f"{tmp_path}: 26 steps of 3 ranks on one clock, 4 steps left out"
+    assert lines[2].startswith(
+        "Rank 1 computes 2.00 ms longer than the middle rank in every step (forward 2.00 ms): 2.00 ms"
+    )
+    assert "sign test" in lines[3]
+    (as_recorded,) = [line.split() for line in lines if line.startswith(" as recorded")]
+    (all_alike,) = [line.split() for line in lines if line.startswith(" all ranks like")]
+    assert as_recorded[-2:] == ["12.0", "ms"]
+    assert all_alike[-6:] == ["10.0", "ms", "2.00", "ms", "(16.7", "%)"]
+
+
+def test_nobody_is_blamed_where_nobody_is_late(tmp_path: Path) -> None:
+    ran = overlapscope("stragglers", write_late_rank(tmp_path, late_rank=None))
+    assert ran.returncode == 0
+    assert "No rank stands out." in ran.stdout
+
+
+def test_json_has_everything(tmp_path: Path) -> None:
+    ran = overlapscope("stragglers", "--json", write_late_rank(tmp_path))
+    content = json.loads(ran.stdout)
+    (finding,) = content["findings"]
+    assert (finding["ranks"], finding["cause"], finding["pattern"]) == ([1], "compute", "persistent")
+    assert finding["cost_ns"] == finding["saving_ns"] == LATE_US * US
+    assert finding["parts_ns"]["forward"] == LATE_US * US
+    assert content["what_if"]["all_ranks_like_the_middle_ns"] == 10_000 * US
+    assert [row["rank"] for row in content["by_rank"]] == [0, 1, 2]
+    assert content["reason"] is None
+
+
+def test_one_rank_alone_is_a_reason_and_no_error(tmp_path: Path) -> None:
+    folder = write_recording(tmp_path, ranks=1)
+    ran = overlapscope("stragglers", folder)
+    assert (ran.returncode, ran.stdout) == (
+        0,
+        f"{folder}: Only one rank was recorded, so there is nobody to compare it with; record all ranks.\n",
+    )
+    content = json.loads(overlapscope("stragglers", "--json", folder).stdout)
+    assert content["reason"].startswith("Only one rank")
+    assert "findings" not in content
+
+
+def test_a_rank_whose_log_is_missing_is_said_on_stderr(tmp_path: Path) -> None:
+    write_late_rank(tmp_path)
+    (tmp_path / "rank_2" / "events.log").unlink()
+    ran = overlapscope("stragglers", tmp_path)
+    assert ran.returncode == 1
+    assert "rank_2/events.log" in ran.stderr
+    assert ran.stdout.splitlines()[0].startswith(f"{tmp_path}: 26 steps of 2 ranks")
