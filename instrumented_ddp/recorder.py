@@ -24,6 +24,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from instrumented_ddp.bucket_plan import BucketPlan
 from instrumented_ddp.call_sites import CallSites
 from instrumented_ddp.completion import CompletionWatch
+from instrumented_ddp.gc_pauses import GcPauses
 from instrumented_ddp.metadata import append_plan, describe_rank, describe_run, rank_of_this_process
 from instrumented_ddp.records import ENTER_RECORDS, BucketRecords, PlanRecords, phase_records
 from instrumented_ddp.timing import HostTimeline, Mark, Timeline, host_now_ns, timeline_of
@@ -104,6 +105,7 @@ class Recorder:
         self._optimizer_has_stepped = False
         self._gradients_are_reduced = False
         self._has_complained = False
+        self._gc_pauses = GcPauses(self.log, self._step_of_host)
 
         with self._training_goes_on():
             write_json(self.folder / RANK_FILE, describe_rank(rank, device))
@@ -274,11 +276,16 @@ class Recorder:
             self._end_open_phase(self.timeline.mark())
         if self._optimizer_has_stepped and not self._step_is_marked_by_user:
             self._end_step(self._last_phase_end)
+        self._gc_pauses.close()
         self.completions.close()
         for timeline in self._timelines.values():
             timeline.close()
         self.log.close()
         self._call_sites.close()
+
+    def _step_of_host(self) -> int:
+        """The step that the host is in: after the last optimizer that is the next one, which no forward has begun."""
+        return self.step + (self._optimizer_has_stepped and not self._step_is_marked_by_user)
 
     def _end_step(self, end: Mark) -> None:
         if self._step_start is None:

@@ -82,6 +82,8 @@ class Kind(IntEnum):
     """A bucket plan takes effect (``elements``: all its elements)."""
     INCIDENT = 11
     """Something went wrong (``index``: the number of the ``incident_*.log`` that keeps what led to it)."""
+    PAUSE = 12
+    """Garbage collection stopped the process, in host time on any device (``index``: the generation collected)."""
 
 
 class Phase(IntEnum):
@@ -182,7 +184,7 @@ def pack_body(
     """Pack the constant part of a record (28 bytes).
 
     Args:
-        index: bucket, parameter, phase or incident number, as ``kind`` says.
+        index: bucket, parameter, phase, incident or generation number, as ``kind`` says.
         model: number of the DDP instance within its process.
         group: number of the process group within its process; 0 is the group of the first model.
         plan_hash: the first 32 bits of the plan's hash.

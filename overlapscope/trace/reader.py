@@ -47,6 +47,7 @@ class Trace:
     copies: pd.DataFrame
     collectives: pd.DataFrame
     incidents: pd.DataFrame
+    pauses: pd.DataFrame
     plans: pd.DataFrame
     """model, plan_epoch, plan_hash, bucket, position, parameter, name, shape, elements, dtype, bytes"""
     call_sites: pd.DataFrame

@@ -8,6 +8,7 @@ copies     rank, model, step, plan_epoch, bucket, direction ("in", "out"), start
 collectives rank, model, group, step, plan_epoch, plan_hash, bucket (-1: none), op, dtype, elements, bytes,
            call_site, ready_ns, launch_ns, start_ns, end_ns, end_uncertainty_ns, start_is_bound
 incidents  rank, step, incident, time_ns
+pauses     rank, step, generation, start_ns, end_ns
 ========== ====================================================================================================
 
 ``ready_ns`` is missing where no bucket is concerned, ``start_ns`` and ``end_ns`` of a collective where it was
@@ -26,7 +27,7 @@ import pandas as pd
 from overlapscope.trace.format import DTYPE_BYTES, DTYPES, NO_BUCKET, OPS, Flag, Kind, Phase
 from overlapscope.trace.log import Records
 
-TABLES: Final = ("steps", "phases", "gradients", "copies", "collectives", "incidents")
+TABLES: Final = ("steps", "phases", "gradients", "copies", "collectives", "incidents", "pauses")
 """Names of the tables that ``rank_tables`` makes."""
 
 PHASE_NAMES: Final = tuple(phase.name.lower() for phase in Phase)
@@ -66,6 +67,13 @@ def rank_tables(records: Records, rank: int, offset_ns: int) -> dict[str, pd.Dat
             step=by_kind[Kind.INCIDENT]["step"],
             incident=by_kind[Kind.INCIDENT]["index"],
             time_ns=by_kind[Kind.INCIDENT]["start_ns"] + offset_ns,
+        ),
+        "pauses": _frame(
+            rank,
+            step=by_kind[Kind.PAUSE]["step"],
+            generation=by_kind[Kind.PAUSE]["index"],
+            start_ns=by_kind[Kind.PAUSE]["start_ns"] + offset_ns,
+            end_ns=by_kind[Kind.PAUSE]["end_ns"] + offset_ns,
         ),
     }
 

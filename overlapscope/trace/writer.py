@@ -65,7 +65,8 @@ class EventLog:
         self._pack: Callable[..., None] = RECORD.pack_into
         self._sequence = itertools.count(1)
         self._newest = 0
-        self._lock = threading.Lock()
+        # Reentrant: a garbage collection may begin while it is held, and the pause is recorded on the same thread.
+        self._lock = threading.RLock()
         self._incidents = 0
         self._allocated_records = 0
         self._straight_records = 0  # records up to here go into the slot of their number
