@@ -85,7 +85,7 @@ def slow_links(rates: pd.DataFrame) -> pd.DataFrame:
 
 
 def _address(endpoints: pd.Series[str]) -> pd.Series[str]:
-    return endpoints.str.rpartition(":")[0]
+    return endpoints.str.rsplit(":", n=1).str[0]
 
 
 def _median_of_others(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -20,9 +20,10 @@ ENOUGH = 128 * 1024
 @contextmanager
 def connected(ip: str = "127.0.0.1", sent_bytes: int = ENOUGH) -> Iterator[tuple[socket.socket, socket.socket]]:
     """A sender and a receiver that has received what was sent."""
-    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    is_ipv6 = ":" in ip
     with ExitStack() as opened:
-        listener = opened.enter_context(socket.create_server((ip, 0), family=family))
+        family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
+        listener = opened.enter_context(socket.create_server((ip, 0), family=family, dualstack_ipv6=is_ipv6))
         sender = opened.enter_context(socket.create_connection(listener.getsockname()[:2], timeout=10))
         receiver = opened.enter_context(listener.accept()[0])
         receiver.settimeout(10)
