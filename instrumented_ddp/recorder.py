@@ -25,6 +25,7 @@ from instrumented_ddp.bucket_plan import BucketPlan
 from instrumented_ddp.call_sites import CallSites
 from instrumented_ddp.completion import CompletionWatch
 from instrumented_ddp.gc_pauses import GcPauses
+from instrumented_ddp.links import LinkSampler
 from instrumented_ddp.metadata import append_plan, describe_rank, describe_run, rank_of_this_process
 from instrumented_ddp.records import ENTER_RECORDS, BucketRecords, PlanRecords, phase_records
 from instrumented_ddp.timing import HostTimeline, Mark, Timeline, host_now_ns, timeline_of
@@ -106,6 +107,7 @@ class Recorder:
         self._gradients_are_reduced = False
         self._has_complained = False
         self._gc_pauses = GcPauses(self.log, self._step_of_host)
+        self._links = LinkSampler(self.folder)
 
         with self._training_goes_on():
             write_json(self.folder / RANK_FILE, describe_rank(rank, device))
@@ -152,6 +154,7 @@ class Recorder:
         records = PlanRecords(self.timeline.flags, model, epoch, plan)
         now_ns = host_now_ns()
         self.log.append(records.plan, self.step, now_ns, now_ns)
+        self._links.sample_soon()
         return records
 
     def readiness_board(self, model: int, parameters: int) -> memoryview[int] | None:
@@ -277,6 +280,7 @@ class Recorder:
         if self._optimizer_has_stepped and not self._step_is_marked_by_user:
             self._end_step(self._last_phase_end)
         self._gc_pauses.close()
+        self._links.close()
         self.completions.close()
         for timeline in self._timelines.values():
             timeline.close()

@@ -9,6 +9,7 @@ A recording is a folder per run holding a folder per rank; nothing is shared bet
         events.log         the event log: a header page, then fixed-size records
         plans.jsonl        one line per bucket plan: model, epoch, hash, buckets with parameters
         call_sites.jsonl   one line per call site: number, file, line, function
+        links.jsonl        one line per sample of what the kernel counts on TCP connections
         gradients_0.board  when each gradient of model 0 was last ready: an i64 a parameter
       incident_1.log     the newest records at the time of an incident, kept when the log wraps
       rank_1/ ...
@@ -46,6 +47,7 @@ RANK_FILE: Final = "rank.json"
 EVENTS_FILE: Final = "events.log"
 PLANS_FILE: Final = "plans.jsonl"
 CALL_SITES_FILE: Final = "call_sites.jsonl"
+LINKS_FILE: Final = "links.jsonl"
 INCIDENT_PATTERN: Final = "incident_*.log"
 BOARD_PATTERN: Final = "gradients_*.board"
 TABLES_FOLDER: Final = "tables"

@@ -18,11 +18,13 @@ from overlapscope.trace.format import (
     CALL_SITES_FILE,
     EVENTS_FILE,
     INCIDENT_PATTERN,
+    LINKS_FILE,
     PLANS_FILE,
     RANK_FILE,
     RUN_FILE,
     Kind,
 )
+from overlapscope.trace.links import link_samples, sample_rows, with_peer_ranks
 from overlapscope.trace.log import Problem, Records, read_log
 from overlapscope.trace.tables import rank_tables
 
@@ -52,6 +54,8 @@ class Trace:
     """model, plan_epoch, plan_hash, bucket, position, parameter, name, shape, elements, dtype, bytes"""
     call_sites: pd.DataFrame
     """rank, call_site, file, line, function"""
+    links: pd.DataFrame
+    """See ``overlapscope.trace.links``."""
     problems: tuple[Problem, ...]
 
     @property
@@ -135,6 +139,7 @@ def _read_logs(
     parts: list[dict[str, pd.DataFrame]] = []
     plans: list[pd.DataFrame] = []
     call_sites: list[pd.DataFrame] = []
+    links: list[pd.DataFrame] = []
     reference: dict[str, Any] = {}
     for done, (rank, folder) in enumerate(folders.items()):
         if progress:
@@ -164,6 +169,8 @@ def _read_logs(
         parts.append(rank_tables(records, rank, offset_ns))
         plans.append(_read_plans(folder / PLANS_FILE, problems))
         call_sites.append(_read_call_sites(folder / CALL_SITES_FILE, rank, problems))
+        samples = link_samples(_read_lines(folder / LINKS_FILE, problems, sample_rows), rank)
+        links.append(samples.assign(time_ns=samples["time_ns"] + offset_ns))
     if progress:
         progress(len(folders), len(folders))
     if not parts:
@@ -178,6 +185,7 @@ def _read_logs(
     tables["ranks"] = pd.DataFrame(rank_rows)
     tables["plans"] = pd.concat(plans, ignore_index=True).drop_duplicates(ignore_index=True)
     tables["call_sites"] = pd.concat(call_sites, ignore_index=True)
+    tables["links"] = with_peer_ranks(pd.concat(links, ignore_index=True))
     return tables, run, problems
 
 

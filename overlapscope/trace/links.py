@@ -1,0 +1,63 @@
+"""Samples of the kernel's counters of TCP connections -> a tidy table that says which rank is at the other end.
+
+===== =========================================================================================================
+links rank, time_ns, local, peer, peer_rank (-1: not known), bytes_acked, bytes_received, busy_us,
+      rwnd_limited_us, rtt_us, min_rtt_us, retransmits
+===== =========================================================================================================
+
+Counters count from the begin of the connection.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pandas as pd
+
+UNKNOWN_RANK: Final = -1
+_ENDPOINTS: Final = ["local", "peer"]
+_COUNTERS: Final = [
+    "bytes_acked",
+    "bytes_received",
+    "busy_us",
+    "rwnd_limited_us",
+    "rtt_us",
+    "min_rtt_us",
+    "retransmits",
+]
+
+Row = tuple[Any, ...]
+
+
+def sample_rows(sample: Any) -> list[Row]:
+    """A line of ``links.jsonl`` -> a row per connection."""
+    return [
+        (
+            int(sample["time_ns"]),
+            *(connection[name] for name in _ENDPOINTS),
+            *(int(connection[name]) for name in _COUNTERS),
+        )
+        for connection in sample["connections"]
+    ]
+
+
+def link_samples(rows: list[Row], rank: int) -> pd.DataFrame:
+    """The samples of one rank, in the time of its host."""
+    samples = pd.DataFrame(rows, columns=["time_ns", *_ENDPOINTS, *_COUNTERS])
+    samples = samples.astype(dict.fromkeys(["time_ns", *_COUNTERS], "int64") | dict.fromkeys(_ENDPOINTS, "str"))
+    samples.insert(0, "rank", rank)
+    return samples
+
+
+def with_peer_ranks(samples: pd.DataFrame) -> pd.DataFrame:
+    """Say which rank is at the other end: the one that has the same connection with its ends exchanged.
+
+    Where addresses are translated on the way, or two hosts have a connection between the same addresses and ports
+    of their own, that is not known.
+    """
+    ends = samples[["rank", *_ENDPOINTS]].drop_duplicates()
+    ends = ends.drop_duplicates(_ENDPOINTS, keep=False)
+    others = ends.rename(columns={"rank": "peer_rank", "local": "peer", "peer": "local"})
+    found = samples.merge(others, how="left", on=_ENDPOINTS)
+    found.insert(4, "peer_rank", found.pop("peer_rank").fillna(UNKNOWN_RANK).astype("int64"))
+    return found

@@ -1,0 +1,55 @@
+"""Hosts with links of which one is slow: the counters of real training processes name it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from overlapscope.analysis.links import link_rates, slow_links
+from overlapscope.trace.reader import read_trace
+from tests.cluster.hosts import INTERFACE, cluster_of, why_unavailable
+from tests.cluster.processes import run_together
+
+pytestmark = pytest.mark.cluster
+
+RATE_BYTES_PER_S = 25_000_000  # 200 Mbit/s
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _hosts_are_available() -> None:
+    if lacking := why_unavailable():
+        pytest.skip(lacking)
+
+
+def rates_of_training(folder: Path, hosts_in_all: int, *, steps: int, slow_host: int | None) -> pd.DataFrame:
+    with cluster_of(hosts_in_all) as hosts:
+        if slow_host is not None:
+            hosts.slow_down(slow_host, "200mbit")
+        training = [sys.executable, "-m", "tests.cluster.training_over_links"]
+        arguments = [str(folder / "trace"), str(steps), str(folder / "rendezvous")]
+        run_together(
+            [[*hosts.command(rank), "env", f"RANK={rank}", *training, *arguments] for rank in range(hosts_in_all)],
+            {**os.environ, "WORLD_SIZE": str(hosts_in_all), "GLOO_SOCKET_IFNAME": INTERFACE},
+            time_limit_s=120,
+        )
+    trace = read_trace(folder / "trace")
+    assert trace.problems == ()
+    return link_rates(trace)
+
+
+@pytest.mark.parametrize(("hosts", "slow_host"), [(2, 0), (4, 1)])
+def test_the_host_that_sends_slowly_is_named_by_its_link(tmp_path, hosts, slow_host):
+    slow = slow_links(rates_of_training(tmp_path, hosts, steps=12, slow_host=slow_host))
+    assert list(slow["rank"]) == [slow_host]
+    assert slow["rate_bytes_per_s"].iloc[0] < 1.1 * RATE_BYTES_PER_S, "the link lets no more through"
+
+
+def test_among_links_that_are_alike_none_is_named(tmp_path):
+    rates = rates_of_training(tmp_path, 4, steps=100, slow_host=None)
+    busiest = rates[rates["bytes"] > rates["bytes"].max() / 2]
+    assert sorted(busiest["rank"]) == [0, 1, 2, 3], "a ring: every rank sends to one other"
+    assert slow_links(rates).empty
