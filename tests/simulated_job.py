@@ -21,6 +21,10 @@ from overlapscope.trace.tables import PHASE_NAMES
 MS = 1_000_000
 BEGIN_NS = 5_000_000_000
 PHASES = ("finalise", "optimizer", "data_wait", "forward", "between", "backward")
+LINK_COLUMNS = [
+    *("rank", "time_ns", "local", "peer", "peer_rank", "bytes_acked", "bytes_received", "busy_us"),
+    *("rwnd_limited_us", "rtt_us", "min_rtt_us", "retransmits"),
+]
 BUCKET_BYTES = (1024**2, 4 * 1024**2, 4 * 1024**2, 2 * 1024**2)
 
 
@@ -53,6 +57,8 @@ class Job:
         self.ready_at = np.array([0.25, 0.5, 0.75, 1.0])
         """When each bucket is ready, as a share of backward."""
         self.transfer_ns = np.tile(np.array([1, 3, 3, 2]) * MS, (self.steps, 1)).astype(np.int64)
+        self.links: list[tuple[Any, ...]] = []
+        """Rows of the table of links."""
         self.broadcast_ns: int | None = None
         """How long rank 0's buffers take to all others, if they are broadcast."""
 
@@ -60,6 +66,16 @@ class Job:
         """More time in forward and backward."""
         for phase in ("forward", "backward"):
             self.own_ns[phase][steps, rank] += (share * _usual()[phase] * MS).__trunc__()
+
+    def measure_links(self, rates_bytes_per_s: dict[int, float]) -> None:
+        """Have the kernel count what each rank sends to the next one in a ring of gloo's: the rate of each."""
+        total_bytes = self.steps * sum(BUCKET_BYTES) * 2 * (self.ranks - 1) // self.ranks
+        for rank, rate in rates_bytes_per_s.items():
+            peer = (rank + 1) % self.ranks
+            ends = (f"10.0.0.{rank}:1000", f"10.0.0.{peer}:2000")
+            for time_ns, sent in ((BEGIN_NS + 1000 * MS, 0), (BEGIN_NS + 9000 * MS, total_bytes)):
+                busy_us = int(1e6 * sent / rate)
+                self.links.append((rank, time_ns, *ends, peer, sent, 0, busy_us, 0, 100, 50, 0))
 
     def run(self, path: str = "simulated") -> Trace:
         """The recording."""
@@ -170,6 +186,7 @@ class Job:
             collectives=collectives,
             incidents=_empty("rank", "step", "incident", "time_ns"),
             pauses=self._pauses(phases),
+            links=pd.DataFrame(self.links, columns=LINK_COLUMNS),
             plans=_empty("model", "plan_epoch", "plan_hash", "bucket", "position", "parameter", "name", "bytes"),
             call_sites=_empty("rank", "call_site", "file", "line", "function"),
             problems=(),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from overlapscope.analysis.stragglers import Finding, Stragglers
-from overlapscope.units import format_ns, format_share
+from overlapscope.analysis.stragglers import Finding, SlowLink, Stragglers
+from overlapscope.units import format_bytes, format_ns, format_share
 
 CAUSE_LABELS: Final = {
     "compute": "Compute",
@@ -15,6 +15,7 @@ CAUSE_LABELS: Final = {
     "gc": "Garbage collection",
     "carried_over": "Carried-over communication",
     "transfer": "Transfer",
+    "link": "Link",
 }
 """What a finding blames, for tables."""
 
@@ -45,12 +46,17 @@ _LEAST_PART: Final = 0.1
 
 def describe(finding: Finding) -> str:
     """One sentence: who, what, when, where in the step, and what it costs."""
+    if finding.link is not None:
+        longer = f"all-reduces take {format_ns(finding.delay_ns)} longer {when(finding)}"
+        return f"{_capital(who(finding))} {_carries(finding.link)}, so {longer}: {cost(finding)}."
     does = _DOES_LONGER[finding.cause].format(format_ns(finding.delay_ns))
     return f"{_capital(who(finding))} {does} {when(finding)}{_parts(finding)}: {cost(finding)}."
 
 
 def who(finding: Finding) -> str:
-    """``rank 3``, ``host node1 (ranks 8 to 15)``, ``ranks 3 and 5``; ``all-reduces`` if it is no rank's doing."""
+    """``rank 3``, ``host node1 (ranks 8 to 15)``, ``the link from rank 2 to rank 3``; ``all-reduces`` if nobody's."""
+    if finding.link is not None:
+        return f"the link from rank {finding.link.rank} to rank {finding.link.peer_rank}"
     if not finding.ranks:
         return "all-reduces"
     if finding.host is not None:
@@ -95,6 +101,13 @@ def verdict(stragglers: Stragglers) -> str:
     jitter_ns = stragglers.step_time_ns - stragglers.ideal_ns
     share = format_share(jitter_ns / stragglers.step_time_ns)
     return f"No rank stands out. Steps wait {format_ns(jitter_ns)} ({share}) for whichever rank happens to be late."
+
+
+def _carries(link: SlowLink) -> str:
+    return (
+        f"carries {format_bytes(link.bytes_per_s)}/s when it has something to send, "
+        f"and the others {format_bytes(link.usual_bytes_per_s)}/s"
+    )
 
 
 def _parts(finding: Finding) -> str:

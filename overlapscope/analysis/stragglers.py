@@ -8,6 +8,7 @@ the only thing that is wrong.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -16,6 +17,7 @@ import pandas as pd
 
 from overlapscope.analysis.cycles import CAUSES, Cycles, cycles_of
 from overlapscope.analysis.intervals import Int64Array
+from overlapscope.analysis.links import link_rates, slow_links
 from overlapscope.analysis.patterns import Pattern, find_patterns
 from overlapscope.analysis.replay import Replay, Times
 from overlapscope.analysis.verdict import first_step_after_warm_up
@@ -40,8 +42,27 @@ LEAST_DELAY_SHARE: Final = 0.02
 LEAST_PAUSE_STEPS: Final = 1.0
 """A delay without a pattern is a finding if the longest one takes as long as so many steps."""
 
+LONG_PAUSE_STEPS: Final = 5.0
+"""A delay that takes as long as so many steps is a finding however long the run is."""
+
+_SEVERAL: Final = 2
+"""More delays than this without a pattern are worth naming together, even if each is short."""
 _BATCHES: Final = 16
 _95_PERCENT: Final = 1.96
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowLink:
+    """One direction of a link that is slower than the others, as the kernel counted it."""
+
+    rank: int
+    """Sends."""
+    peer_rank: int
+    """Receives."""
+    bytes_per_s: float
+    """While it had something to send."""
+    usual_bytes_per_s: float
+    """The median of the other links."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -52,8 +73,10 @@ class Finding:
     """Who is late; empty if it is no rank's doing."""
     host: str | None
     """The host, if all its ranks are late in the same way."""
+    link: SlowLink | None
+    """The link, if it is one."""
     cause: str
-    """A key of ``GROUPS``, or ``transfer``: all have arrived, and the all-reduces take long."""
+    """A key of ``GROUPS``; ``link``; or ``transfer``: all have arrived, and all-reduces take long, who knows why."""
     parts_ns: dict[str, float]
     """By cause of ``cycles.CAUSES``: the mean delay in the delayed steps."""
     pattern: Pattern
@@ -100,15 +123,24 @@ class Stragglers:
 def stragglers_of(trace: Trace) -> Stragglers | None:
     """Judge a recording; None if its ranks can't be compared, and ``why_no_cycles`` says why."""
     cycles = cycles_of(trace, first_step_after_warm_up(trace.steps))
+    if cycles is None:
+        return None
     hosts = dict(zip(trace.ranks["rank"].tolist(), trace.ranks["host"].tolist(), strict=True))
-    return None if cycles is None else find_stragglers(cycles, hosts)
+    links = [
+        SlowLink(rank=rank, peer_rank=peer_rank, bytes_per_s=rate, usual_bytes_per_s=usual)
+        for rank, peer_rank, rate, usual in slow_links(link_rates(trace))[
+            ["rank", "peer_rank", "rate_bytes_per_s", "usual_bytes_per_s"]
+        ].itertuples(index=False, name=None)
+    ]
+    return find_stragglers(cycles, hosts, links)
 
 
-def find_stragglers(cycles: Cycles, hosts: dict[int, str]) -> Stragglers:
+def find_stragglers(cycles: Cycles, hosts: dict[int, str], links: Sequence[SlowLink] = ()) -> Stragglers:
     """Judge cycles.
 
     Args:
         hosts: by rank.
+        links: those that are slower than the others.
     """
     replay = Replay(cycles)
     step_time_ns, ideal_ns = float(replay.recorded_ns.mean()), float(replay.ideal_ns.mean())
@@ -121,7 +153,11 @@ def find_stragglers(cycles: Cycles, hosts: dict[int, str]) -> Stragglers:
     delays = _merge_by_host(cycles, delays, hosts)
     findings = [_judge(replay, delay, hosts, step_time_ns) for delay in delays]
     findings += _transfer_findings(replay, step_time_ns)
+    findings += [_judge_link(replay, link, step_time_ns) for link in links]
     worth_it = [finding for finding in findings if _is_worth_naming(finding, step_time_ns)]
+    if any(finding.link for finding in worth_it):
+        # A ring ends rank by rank behind its slow link: that is the same finding once more.
+        worth_it = [finding for finding in worth_it if finding.cause != "carried_over"]
     return Stragglers(
         cycles=cycles,
         findings=tuple(sorted(worth_it, key=lambda finding: -finding.cost_ns)),
@@ -226,6 +262,7 @@ def _judge(replay: Replay, delay: _Delay, hosts: dict[int, str], step_time_ns: f
     return Finding(
         ranks=ranks,
         host=hosts.get(ranks[0]) if len(ranks) > 1 else None,
+        link=None,
         cause=delay.group,
         parts_ns={name: float(by_cause_ns[CAUSES.index(name)]) for name in GROUPS[delay.group]},
         pattern=delay.pattern,
@@ -252,6 +289,7 @@ def _transfer_findings(replay: Replay, step_time_ns: float) -> list[Finding]:
             Finding(
                 ranks=(),
                 host=None,
+                link=None,
                 cause="transfer",
                 parts_ns={},
                 pattern=pattern,
@@ -265,6 +303,37 @@ def _transfer_findings(replay: Replay, step_time_ns: float) -> list[Finding]:
     return findings
 
 
+def _judge_link(replay: Replay, link: SlowLink, step_time_ns: float) -> Finding:
+    """What the link costs: every all-reduce sends 2(N-1)/N of its bytes over each link of the ring."""
+    cycles = replay.cycles
+    ranks = len(cycles.ranks)
+    slower_ns_per_byte = 1e9 / link.bytes_per_s - 1e9 / link.usual_bytes_per_s
+    longer_ns = (cycles.bytes * 2 * (ranks - 1) / ranks * slower_ns_per_byte).astype(np.int64)
+    mended_ns = np.maximum(replay.transfer_ns - longer_ns, 0)
+    everywhere = np.ones(len(cycles.steps), dtype=bool)
+    total_ns = replay.transfer_ns.sum(axis=1)
+    times = link.usual_bytes_per_s / link.bytes_per_s
+    return Finding(
+        ranks=(link.rank, link.peer_rank),
+        host=None,
+        link=link,
+        cause="link",
+        parts_ns={},
+        pattern=Pattern(
+            kind="persistent",
+            where=everywhere,
+            usual_ns=0.0,
+            statistic=f"{times:.1f} times less than the median of the other links for each second of sending",
+            p_value=math.nan,
+        ),
+        steps=cycles.steps,
+        worst_step=int(cycles.steps[total_ns.argmax()]),
+        delay_ns=float((replay.transfer_ns - mended_ns).sum(axis=1).mean()),
+        saving_ns=float((replay.recorded_ns - replay.with_transfers_ns(mended_ns)).mean()),
+        **_costs(replay.ideal_ns - replay.ideal_with_transfers_ns(mended_ns), step_time_ns),
+    )
+
+
 def _costs(costs_ns: Int64Array, step_time_ns: float) -> dict[str, float]:
     """Mean and interval of a cost by cycle (S,). Means of batches are independent also where neighbours are not."""
     batches = np.array_split(costs_ns, min(_BATCHES, len(costs_ns)))
@@ -275,9 +344,12 @@ def _costs(costs_ns: Int64Array, step_time_ns: float) -> dict[str, float]:
 
 
 def _is_worth_naming(finding: Finding, step_time_ns: float) -> bool:
-    if finding.pattern.kind == "transient" and finding.delay_ns < LEAST_PAUSE_STEPS * step_time_ns:
-        return finding.cost_share >= LEAST_COST_SHARE and len(finding.steps) > 2
-    return finding.cost_share >= LEAST_COST_SHARE or finding.pattern.kind == "transient"
+    is_costly = finding.cost_share >= LEAST_COST_SHARE
+    if finding.pattern.kind != "transient":
+        return is_costly
+    if finding.delay_ns >= LEAST_PAUSE_STEPS * step_time_ns:
+        return is_costly or finding.delay_ns >= LONG_PAUSE_STEPS * step_time_ns
+    return is_costly and bool(finding.ranks) and len(finding.steps) > _SEVERAL
 
 
 def _by_rank(replay: Replay, hosts: dict[int, str]) -> pd.DataFrame:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from overlapscope.analysis.cycles import why_no_cycles
+from overlapscope.analysis.links import link_rates
 from overlapscope.analysis.sentences import PART_LABELS, describe, verdict
 from overlapscope.analysis.stragglers import Finding, Stragglers
 from overlapscope.commands.json_text import json_text
@@ -68,6 +69,7 @@ def as_json(trace: Trace, stragglers: Stragglers | None) -> str:
             "by_host": stragglers.by_host.to_dict("records"),
             "by_cause": stragglers.by_cause.to_dict("records"),
             "by_bucket": stragglers.by_bucket.to_dict("records"),
+            "links": link_rates(trace).to_dict("records"),
         }
     return json_text(content)
 
@@ -77,6 +79,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "sentence": describe(finding),
         "ranks": list(finding.ranks),
         "host": finding.host,
+        "link": None if finding.link is None else asdict(finding.link),
         "cause": finding.cause,
         "parts_ns": finding.parts_ns,
         "pattern": finding.pattern.kind,

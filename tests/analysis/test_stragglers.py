@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from overlapscope.analysis.cycles import cycles_of
 from overlapscope.analysis.sentences import describe, verdict
 from overlapscope.analysis.stragglers import Finding, Stragglers, find_stragglers, stragglers_of
-from tests.simulated_job import MS, Job
+from tests.simulated_job import BUCKET_BYTES, MS, Job
 
 STEPS = 151
 """150 cycles."""
@@ -100,6 +100,28 @@ def test_transfers_that_take_longer_from_one_step_on_are_no_ranks_doing() -> Non
     assert (finding.ranks, finding.cause, finding.pattern.kind) == ((), "transfer", "shift")
     assert finding.cost_ns == pytest.approx(6 * MS * 91 / 150, rel=0.1)
     assert describe(finding).startswith("All-reduces take 6.00 ms longer after all ranks have arrived from step 60 on")
+
+
+def test_a_link_that_is_slower_than_the_others() -> None:
+    """Every all-reduce sends one and a half times its bytes over each link of a ring of four: 16.5 MiB a step."""
+    job = noisy_job()
+    job.transfer_ns[:] = [round(1.5 * bytes_ / 0.4) for bytes_ in BUCKET_BYTES]  # at 0.4 GB/s
+    usual = job.run()
+    job.measure_links({0: 4e9, 1: 4e9, 2: 0.4e9, 3: 4e9})
+    stragglers = stragglers_of(job.run())
+    assert stragglers is not None
+    (finding,) = stragglers.findings
+    link = finding.link
+    assert link is not None
+    assert (link.rank, link.peer_rank) == (2, 3)
+    assert (link.bytes_per_s, link.usual_bytes_per_s) == (pytest.approx(0.4e9, rel=1e-3), pytest.approx(4e9, rel=1e-3))
+    job.transfer_ns //= 10
+    fast, slow = (cycles_of(trace) for trace in (job.run(), usual))
+    assert fast is not None
+    assert slow is not None
+    truth_ns = slow.cycle_time_ns.mean() - fast.cycle_time_ns.mean()
+    assert finding.cost_ns == pytest.approx(truth_ns, rel=0.05)
+    assert describe(finding).startswith("The link from rank 2 to rank 3 carries 381 MB/s when it has something to send")
 
 
 def test_two_faults_at_once_are_both_named_each_with_its_own_cost() -> None:
