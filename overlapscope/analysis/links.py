@@ -2,7 +2,8 @@
 
 In a ring every rank's all-reduce takes as long as the slowest link, so durations can't tell which one that is. But
 fast links have sent their share long before the next one arrives, and only the slow one is busy all the time. What a
-peer has acknowledged per busy time is therefore the rate of one link, as far as TCP can tell.
+peer has acknowledged per busy time is therefore the rate of one link, as far as TCP can tell: the link ends in the
+peer's process, and one that does not get the processor acknowledges late.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from instrumented_ddp.links import LinkSampler, sample_connections
 from overlapscope.trace.format import LINKS_FILE
 
 ENOUGH = 128 * 1024
+TIME_LIMIT_S = 60
 
 
 @contextmanager
@@ -91,12 +93,29 @@ def samples_in(folder: Path) -> list[int]:
     return [len(json.loads(line)["connections"]) for line in (folder / LINKS_FILE).read_text().splitlines()]
 
 
+def wait_for_samples(folder: Path, count: int) -> None:
+    deadline = time.monotonic() + TIME_LIMIT_S
+    while not (folder / LINKS_FILE).exists() or len(samples_in(folder)) < count:
+        assert time.monotonic() < deadline, f"no {count} samples in {TIME_LIMIT_S} s"
+        time.sleep(0.01)
+
+
 def test_the_last_sample_is_taken_when_the_recording_is_closed(tmp_path):
     with connected():
         sampler = LinkSampler(tmp_path)
         sampler.close()
         sampler.close()
     assert samples_in(tmp_path)[-1] == 2
+
+
+def test_a_sample_is_taken_at_the_begin_and_whenever_another_part_of_the_run_begins(tmp_path, monkeypatch):
+    monkeypatch.setattr("instrumented_ddp.links._SHORTEST_DISTANCE_S", TIME_LIMIT_S)
+    with connected():
+        sampler = LinkSampler(tmp_path)
+        wait_for_samples(tmp_path, 1)
+        sampler.sample_soon()
+        wait_for_samples(tmp_path, 2)
+        sampler.close()
 
 
 def test_nothing_is_written_where_there_are_no_connections(tmp_path):
