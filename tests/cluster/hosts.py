@@ -1,0 +1,101 @@
+"""Several hosts on one machine: network namespaces behind a switch, whose links can be made slow.
+
+Each cluster is an island: its switch is a bridge in a namespace of its own, so addresses and interface names collide
+with nothing, several clusters may exist at once, and deleting the namespaces deletes everything. All hosts share the
+kernel, and so the boot and its clock. Needs root, and Linux's ``ip`` and ``tc``.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Final
+
+INTERFACE: Final = "eth0"
+"""The name that every host has for its link to the switch."""
+_BRIDGE: Final = "bridge"
+
+
+class Hosts:
+    """The hosts of one cluster, numbered from 0.
+
+    Args:
+        namespaces: of the hosts, by number.
+    """
+
+    def __init__(self, namespaces: list[str]) -> None:
+        self._namespaces = namespaces
+
+    def command(self, host: int) -> list[str]:
+        """What to put before a command to run it on a host; the process it starts becomes that command."""
+        return ["ip", "netns", "exec", self._namespaces[host]]
+
+    def address(self, host: int) -> str:
+        """The IPv4 address of a host, for the others of its cluster."""
+        return f"10.0.0.{host + 1}"
+
+    def slow_down(self, host: int, rate: str) -> None:
+        """Limit what a host can send.
+
+        Args:
+            host: whose link to the switch is limited, in that direction alone.
+            rate: as ``tc`` writes it, such as ``100mbit``.
+        """
+        limit = f"tbf rate {rate} burst 64kb latency 400ms"
+        _run(f"tc -n {self._namespaces[host]} qdisc replace dev {INTERFACE} root {limit}")
+
+
+@contextmanager
+def cluster_of(count: int) -> Iterator[Hosts]:
+    """A cluster of hosts that exist until the block is left.
+
+    End the processes on them before: a namespace lives on for as long as a process is in it.
+
+    Raises:
+        RuntimeError: a command failed; what it had made is deleted again.
+    """
+    name = f"cluster-{uuid.uuid4().hex[:8]}"
+    with ExitStack() as cleanup:
+        switch = _namespace(f"{name}-switch", cleanup)
+        _run(f"ip -n {switch} link add {_BRIDGE} type bridge")
+        _run(f"ip -n {switch} link set {_BRIDGE} up")
+        hosts = Hosts([_namespace(f"{name}-{host}", cleanup) for host in range(count)])
+        for host, namespace in enumerate(hosts._namespaces):
+            port = f"port{host}"
+            _run(f"ip link add {port} netns {switch} type veth peer name {INTERFACE} netns {namespace}")
+            _run(f"ip -n {switch} link set {port} master {_BRIDGE} up")
+            _run(f"ip -n {namespace} address add {hosts.address(host)}/24 dev {INTERFACE}")
+            _run(f"ip -n {namespace} link set {INTERFACE} up")
+        yield hosts
+
+
+def why_unavailable() -> str | None:
+    """What this machine lacks for clusters; None if it can have them."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    missing = [program for program in ("ip", "tc") if shutil.which(program) is None]
+    if missing:
+        return f"there is no program {' and no '.join(missing)}"
+    try:
+        with cluster_of(1) as hosts:
+            hosts.slow_down(0, "100mbit")
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+def _namespace(name: str, cleanup: ExitStack) -> str:
+    _run(f"ip netns add {name}")
+    cleanup.callback(_run, f"ip netns delete {name}")
+    _run(f"ip -n {name} link set lo up")
+    return name
+
+
+def _run(command: str) -> None:
+    done = subprocess.run(command.split(), capture_output=True, text=True, timeout=30)
+    if done.returncode != 0:
+        raise RuntimeError(f"{command}: {done.stderr.strip()}")
