@@ -88,7 +88,7 @@ class SlowLink:
     cause: ClassVar = "link"
     pattern: ClassVar[Pattern] = "persistent"
     rank: int
-    rate: str = "800mbit"
+    rate: str = "300mbit"
     """As ``tc`` writes it."""
 
 

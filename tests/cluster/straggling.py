@@ -16,7 +16,8 @@ import gc
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -29,9 +30,11 @@ from instrumented_ddp import DistributedDataParallel
 from tests.cluster.faults import Delay, GcPauses, Pause, SlowCompute, SlowData, from_json
 
 LAYERS: Final = 8
-WIDTH: Final = 362
-"""Two layers just fill a bucket of 1 MB, so that there are four."""
-BUCKET_CAP_MB: Final = 1
+WIDTH: Final = 181
+"""Two layers just fill a bucket, so that there are four."""
+BUCKET_CAP_MB: Final = 0.25
+"""Small enough for a bucket to be reduced before the next is ready, also with more ranks than cores. Otherwise it is
+communication that steps wait for, and slower compute would cost less than it takes."""
 BATCH: Final = 4
 FORWARD_NS: Final = 1_500_000
 """Of one layer."""
@@ -53,13 +56,21 @@ class Injected:
         self.step = 0
         self._taken_ns: dict[Delay, dict[int, int]] = {delay: {} for delay in delays}
 
-    def strike(self, kind: type[D], act: Callable[[D], object]) -> None:
-        """Let the faults of one kind act, if this is a step of theirs, and take the time."""
-        for delay, taken_ns in self._taken_ns.items():
-            if isinstance(delay, kind) and delay.strikes(self.step):
-                start_ns = time.monotonic_ns()
-                act(delay)
-                taken_ns[self.step] = taken_ns.get(self.step, 0) + time.monotonic_ns() - start_ns
+    def due(self, kind: type[D]) -> list[D]:
+        """The faults of one kind that strike in this step."""
+        return [delay for delay in self._taken_ns if isinstance(delay, kind) and delay.strikes(self.step)]
+
+    def note(self, delay: Delay, taken_ns: int) -> None:
+        """A fault has held up this step, possibly once more."""
+        by_step_ns = self._taken_ns[delay]
+        by_step_ns[self.step] = by_step_ns.get(self.step, 0) + taken_ns
+
+    @contextmanager
+    def timed(self, delay: Delay) -> Iterator[None]:
+        """What runs inside is a fault that holds up this step."""
+        start_ns = time.monotonic_ns()
+        yield
+        self.note(delay, time.monotonic_ns() - start_ns)
 
     def write(self, path: Path) -> None:
         """Write what was taken, fault by fault."""
@@ -84,7 +95,11 @@ class Pace:
     def finish_layer(self, healthy_ns: int) -> None:
         """Wait until the layer is done."""
         self._wait(healthy_ns)
-        self._injected.strike(SlowCompute, lambda slow: self._wait(round(slow.share * healthy_ns)))
+        for slow in self._injected.due(SlowCompute):
+            extra_ns = round(slow.share * healthy_ns)
+            self._wait(extra_ns)
+            # By so much the schedule moves. The time slept also depends on how late the sleep began.
+            self._injected.note(slow, extra_ns)
 
     def _wait(self, nanoseconds: int) -> None:
         self._done_ns += nanoseconds
@@ -95,13 +110,13 @@ class TakeTime(torch.autograd.Function):
     """The identity, in the time of a layer."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, pace: Pace) -> torch.Tensor:  # noqa: D102
+    def forward(ctx: Any, x: torch.Tensor, pace: Pace) -> torch.Tensor:
         ctx.pace = pace
         pace.finish_layer(FORWARD_NS)
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: D102
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         ctx.pace.finish_layer(BACKWARD_NS)
         return gradient, None
 
@@ -117,8 +132,12 @@ class PacedModel(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map (batch, width) to the same."""
-        self._injected.strike(Pause, lambda pause: time.sleep(pause.seconds))
-        self._injected.strike(GcPauses, lambda _: gc.collect())
+        for pause in self._injected.due(Pause):
+            with self._injected.timed(pause):
+                time.sleep(pause.seconds)
+        for collection in self._injected.due(GcPauses):
+            with self._injected.timed(collection):
+                gc.collect()
         self._pace.begin_pass()
         for layer in self.layers:
             x = TakeTime.apply(layer(x), self._pace)
@@ -133,7 +152,9 @@ def sleep_until(monotonic_ns: int) -> None:
 def fetch_batch(injected: Injected) -> torch.Tensor:
     """Wait for data."""
     sleep_until(time.monotonic_ns() + DATA_NS)
-    injected.strike(SlowData, lambda slow: time.sleep(slow.extra_ms / 1000))
+    for slow in injected.due(SlowData):
+        with injected.timed(slow):
+            time.sleep(slow.extra_ms / 1000)
     return torch.randn(BATCH, WIDTH)
 
 
