@@ -55,8 +55,8 @@ class GcPauses:
     cause: ClassVar = "gc"
     pattern: ClassVar[Pattern] = "periodic"
     rank: int
-    pause_ms: float = 50
-    """At least; the heap is made so large."""
+    containers: int = 1_000_000
+    """Live ones. To look at a million takes some 50 ms."""
     every: int = 7
 
     def strikes(self, step: int) -> bool:
@@ -88,8 +88,12 @@ class SlowLink:
     cause: ClassVar = "link"
     pattern: ClassVar[Pattern] = "persistent"
     rank: int
-    rate: str = "300mbit"
+    rate: str = "600mbit"
     """As ``tc`` writes it."""
+
+    def strikes(self, step: int) -> bool:
+        """Whether this step is affected: all are."""
+        return True
 
 
 Delay = SlowCompute | SlowData | GcPauses | Pause
