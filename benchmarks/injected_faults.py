@@ -1,0 +1,161 @@
+"""Record runs in which a known thing is wrong, and what the truth about it is.
+
+    python -m benchmarks.injected_faults --record-only FOLDER [CASE...]
+
+Four ranks train over gloo with tests/cluster/straggling.py, whose compute is emulated so that a small machine can run
+it. Each case is recorded twice, one right after the other: without its faults into FOLDER/CASE.healthy, and with them
+into FOLDER/CASE, where truth.json tells what is wrong. What a fault costs is known in two ways:
+
+extra_ns_per_step   how long it held up its rank, measured inside that rank around the delay. Of a slow link only the
+                    comparison is honest: median cycle with it, in the steps that no other fault strikes, less median
+                    cycle without it. (Medians, because TCP waits for 200 ms when a packet is lost.)
+saved_ns_per_step   by how much steps would be shorter without this fault alone. All ranks wait for the last one, so a
+                    delay on one rank hides under a longer one on another
+
+Cases with a slow link run on a cluster of four network namespaces, which needs root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from overlapscope.trace.reader import read_trace
+from tests.cluster.faults import Fault, GcPauses, Pause, SlowCompute, SlowData, SlowLink, to_json
+from tests.cluster.hosts import INTERFACE, Hosts, cluster_of
+from tests.cluster.processes import run_together
+
+WORLD_SIZE: Final = 4
+STEPS: Final = 150
+SKIPPED_STEPS: Final = 5
+"""At the beginning: buckets are rebuilt, memory is touched for the first time."""
+TIME_LIMIT_S: Final = 120
+CASES: Final[dict[str, tuple[Fault, ...]]] = {
+    "none": (),
+    "slow_compute": (SlowCompute(rank=1),),
+    "slow_data": (SlowData(rank=2),),
+    "pause": (Pause(rank=3),),
+    "gc_pauses": (GcPauses(rank=3),),
+    "slow_compute_and_slow_data": (SlowCompute(rank=1), SlowData(rank=2)),
+    "slow_link": (SlowLink(rank=2),),
+    "gc_pauses_and_slow_link": (GcPauses(rank=3), SlowLink(rank=1)),
+    "slow_compute_later": (SlowCompute(rank=0, from_step=80),),
+}
+
+
+def record(case: str, folder: Path) -> None:
+    """Record one case, its faults and beside it without them, and write its truth."""
+    faults = CASES[case]
+    healthy = folder.with_name(f"{folder.name}.healthy")
+    links = [fault for fault in faults if isinstance(fault, SlowLink)]
+    with cluster_of(WORLD_SIZE) if links else nullcontext() as hosts:
+        train((), healthy, hosts)
+        for link in links:
+            hosts.slow_down(link.rank, link.rate)
+        train(faults, folder, hosts)
+    truth = truth_of(faults, folder, healthy)
+    (folder / "truth.json").write_text(json.dumps({"case": case} | truth, indent=1))
+
+
+def train(faults: Sequence[Fault], folder: Path, hosts: Hosts | None) -> None:
+    """Record one training, a rank on each host or all of them on this one."""
+    delays = to_json([fault for fault in faults if not isinstance(fault, SlowLink)])
+    interface = INTERFACE if hosts else "lo"
+    environment = os.environ | {"WORLD_SIZE": str(WORLD_SIZE), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": interface}
+    script = [sys.executable, "-m", "tests.cluster.straggling", str(folder), "--steps", str(STEPS), "--faults", delays]
+    with tempfile.TemporaryDirectory() as rendezvous:
+        script += ["--rendezvous", f"{rendezvous}/file"]
+        prefixes = [hosts.command(rank) if hosts else [] for rank in range(WORLD_SIZE)]
+        commands = [[*prefix, "env", f"RANK={rank}", *script] for rank, prefix in enumerate(prefixes)]
+        run_together(commands, environment, TIME_LIMIT_S)
+
+
+def truth_of(faults: Sequence[Fault], folder: Path, healthy: Path) -> dict[str, Any]:
+    """What is wrong in a recording, and what it cost."""
+    measured = measured_delays(folder)
+    delays_ns = {fault: delays_by_step(fault, measured) for fault in faults}
+    cycles_ns, healthy_cycles_ns = cycles(folder), cycles(healthy)
+    undisturbed_ns = cycles_ns[sum(delays_ns.values()) == 0] if faults else cycles_ns
+    truths = []
+    for fault, own_ns in delays_ns.items():
+        if isinstance(fault, SlowLink):
+            extra_ns = saved_ns = float(np.median(undisturbed_ns) - np.median(healthy_cycles_ns))
+        else:
+            others = [other for other in faults if other is not fault]
+            extra_ns, saved_ns = own_ns.mean(), held_up(faults, delays_ns) - held_up(others, delays_ns)
+        steps = [step for step in range(SKIPPED_STEPS, STEPS) if fault.strikes(step)]
+        truths.append(
+            asdict(fault)
+            | {"kind": fault.kind, "cause": fault.cause, "pattern": fault.pattern}
+            | {"extra_ns_per_step": extra_ns, "saved_ns_per_step": saved_ns}
+            | {"steps": steps, "extra_ns": [int(own_ns[step - SKIPPED_STEPS]) for step in steps]}
+        )
+    return {
+        "world_size": WORLD_SIZE,
+        "steps": STEPS,
+        "skipped_steps": SKIPPED_STEPS,
+        "step_time_ns": summary(cycles_ns),
+        "healthy_step_time_ns": summary(healthy_cycles_ns),
+        "healthy": healthy.name,
+        "faults": truths,
+    }
+
+
+def measured_delays(folder: Path) -> list[dict[str, Any]]:
+    """What the ranks say they were held up."""
+    files = (folder / f"truth_rank_{rank}.json" for rank in range(WORLD_SIZE))
+    return [delay for file in files for delay in json.loads(file.read_text())]
+
+
+def delays_by_step(fault: Fault, measured: Sequence[dict[str, Any]]) -> np.ndarray:
+    """Nanoseconds that a fault held up its rank, for each step that counts; zeros if it is not of a rank."""
+    by_step_ns = np.zeros(STEPS, dtype=np.int64)
+    for delay in measured:
+        if (delay["kind"], delay["rank"]) == (fault.kind, fault.rank):
+            by_step_ns[delay["steps"]] = delay["extra_ns"]
+    return by_step_ns[SKIPPED_STEPS:]
+
+
+def held_up(faults: Sequence[Fault], delays_ns: dict[Fault, np.ndarray]) -> float:
+    """Mean nanoseconds by which these faults make a step longer: by those of the rank that has most."""
+    by_rank_ns = np.zeros((WORLD_SIZE, STEPS - SKIPPED_STEPS))
+    for fault in faults:
+        by_rank_ns[fault.rank] += delays_ns[fault]
+    return float(by_rank_ns.max(axis=0).mean())
+
+
+def cycles(folder: Path) -> np.ndarray:
+    """Nanoseconds from step to step on rank 0, for each step that counts."""
+    steps = read_trace(folder).steps.query(f"rank == 0 and step >= {SKIPPED_STEPS}").sort_values("step")
+    return (steps["end_ns"] - steps["start_ns"]).to_numpy()
+
+
+def summary(nanoseconds: np.ndarray) -> dict[str, float]:
+    """Median and mean."""
+    return {"median": float(np.median(nanoseconds)), "mean": float(nanoseconds.mean())}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="where recordings go")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)} (default: all)")
+    parser.add_argument("--record-only", action="store_true", required=True, help="compare with nothing")
+    args = parser.parse_args()
+    for case in args.cases or CASES:
+        record(case, args.folder / case)
+        print(case, flush=True)
+
+
+if __name__ == "__main__":
+    main()
