@@ -14,9 +14,19 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from overlapscope.trace.format import DTYPES, OPS
+from overlapscope.trace.format import (
+    DTYPES,
+    EVENTS_FILE,
+    NO_BUCKET,
+    OPS,
+    RECORD_FIELDS,
+    Kind,
+    LogHeader,
+    rank_folder,
+)
 from overlapscope.trace.reader import Trace
 from overlapscope.trace.tables import PHASE_NAMES
+from tests.synthetic import make_rank
 
 MS = 1_000_000
 BEGIN_NS = 5_000_000_000
@@ -200,6 +210,52 @@ class Job:
             begin_ns = int(phases.loc[is_it, "start_ns"].iloc[0]) + 1
             rows.append((rank, step, 2, begin_ns, begin_ns + pause_ns))
         return pd.DataFrame(rows, columns=["rank", "step", "generation", "start_ns", "end_ns"], dtype="int64")
+
+
+def write_logs(trace: Trace, folder: Path) -> Path:
+    """Write a simulated recording to disk, as if it had been recorded."""
+    by_rank = {name: dict(list(getattr(trace, name).groupby("rank"))) for name in ("steps", "phases", "collectives")}
+    pauses = trace.pauses.groupby("rank")
+    for row in trace.ranks.itertuples(index=False):
+        steps, phases, collectives = (by_rank[name][row.rank] for name in by_rank)
+        reduced = collectives[collectives["bucket"] >= 0]
+        parts = [
+            _records(Kind.STEP, steps),
+            _records(Kind.PHASE, phases, index=phases["phase"].cat.codes),
+            _records(Kind.BUCKET_READY, reduced, start="ready_ns", end="ready_ns", index=reduced["bucket"]),
+            _records(Kind.LAUNCH, collectives, start="launch_ns", end="launch_ns", **_body(collectives)),
+            _records(Kind.COLLECTIVE, collectives, **_body(collectives)),
+        ]
+        if row.rank in pauses.groups:
+            of_rank = pauses.get_group(row.rank)
+            parts.append(_records(Kind.PAUSE, of_rank, index=of_rank["generation"]))
+        records = np.concatenate(parts)
+        records = records[np.argsort(records["end_ns"], kind="stable")]
+        records["sequence"] = np.arange(1, len(records) + 1)
+        records["sequence_low"] = records["sequence"]
+        log = make_rank(folder, int(row.rank), world_size=len(trace.ranks), host=str(row.host))
+        log.close()
+        header = LogHeader(capacity_records=len(records), pinned_records=0, written_records=len(records), closed=True)
+        (rank_folder(folder, int(row.rank)) / EVENTS_FILE).write_bytes(header.pack() + records.tobytes())
+    return folder
+
+
+def _records(kind: Kind, table: pd.DataFrame, start: str = "start_ns", end: str = "end_ns", **fields: Any) -> Any:
+    records = np.zeros(len(table), dtype=list(RECORD_FIELDS))
+    records["kind"], records["step"] = kind, table["step"]
+    records["start_ns"], records["end_ns"] = table[start].astype("int64"), table[end].astype("int64")
+    for name, values in fields.items():
+        records[name] = values
+    return records
+
+
+def _body(collectives: pd.DataFrame) -> dict[str, Any]:
+    return {
+        "index": np.where(collectives["bucket"] < 0, NO_BUCKET, collectives["bucket"]),
+        "op": collectives["op"].cat.codes,
+        "dtype": DTYPES.index("float32"),
+        "elements": collectives["elements"],
+    }
 
 
 def _empty(*names: str) -> pd.DataFrame:

@@ -45,7 +45,9 @@ def write_recording(
     return folder
 
 
-def make_rank(folder: Path, rank: int, *, world_size: int, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> EventLog:
+def make_rank(
+    folder: Path, rank: int, *, world_size: int, limit_bytes: int = DEFAULT_LIMIT_BYTES, host: str = "node0"
+) -> EventLog:
     """A rank's folder with its JSON files and an empty log."""
     rank_dir = rank_folder(folder, rank)
     rank_dir.mkdir(parents=True)
@@ -66,7 +68,7 @@ def make_rank(folder: Path, rank: int, *, world_size: int, limit_bytes: int = DE
         rank_dir / RANK_FILE,
         {
             "rank": rank,
-            "host": "node0",
+            "host": host,
             "pid": 1000 + rank,
             "device": "cpu",
             "boot_id": "synthetic",
