@@ -56,7 +56,7 @@ class GcPauses:
     pattern: ClassVar[Pattern] = "periodic"
     rank: int
     containers: int = 1_000_000
-    """Live ones. To look at a million takes some 50 ms."""
+    """Live ones. To look at so many, long out of the caches, takes some 50 ms."""
     every: int = 7
 
     def strikes(self, step: int) -> bool:
