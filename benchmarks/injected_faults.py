@@ -23,7 +23,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -59,16 +58,20 @@ def record(case: str, folder: Path) -> None:
     faults = CASES[case]
     healthy = folder.with_name(f"{folder.name}.healthy")
     links = [fault for fault in faults if isinstance(fault, SlowLink)]
-    with cluster_of(WORLD_SIZE) if links else nullcontext() as hosts:
-        train((), healthy, hosts)
-        for link in links:
-            hosts.slow_down(link.rank, link.rate)
-        train(faults, folder, hosts)
+    if links:
+        with cluster_of(WORLD_SIZE) as hosts:
+            train((), healthy, hosts)
+            for link in links:
+                hosts.slow_down(link.rank, link.rate)
+            train(faults, folder, hosts)
+    else:
+        train((), healthy)
+        train(faults, folder)
     truth = truth_of(faults, folder, healthy)
     (folder / "truth.json").write_text(json.dumps({"case": case} | truth, indent=1))
 
 
-def train(faults: Sequence[Fault], folder: Path, hosts: Hosts | None) -> None:
+def train(faults: Sequence[Fault], folder: Path, hosts: Hosts | None = None) -> None:
     """Record one training, a rank on each host or all of them on this one."""
     delays = to_json([fault for fault in faults if not isinstance(fault, SlowLink)])
     interface = INTERFACE if hosts else "lo"
@@ -99,7 +102,7 @@ def truth_of(faults: Sequence[Fault], folder: Path, healthy: Path) -> dict[str, 
             asdict(fault)
             | {"kind": fault.kind, "cause": fault.cause, "pattern": fault.pattern}
             | {"extra_ns_per_step": extra_ns, "saved_ns_per_step": saved_ns}
-            | {"steps": steps, "extra_ns": [int(own_ns[step - SKIPPED_STEPS]) for step in steps]}
+            | {"steps": steps, "extra_ns": [int(each) for each in own_ns if each]}
         )
     return {
         "world_size": WORLD_SIZE,

@@ -192,17 +192,16 @@ def main() -> None:
     delays = [delay for delay in args.faults if delay.rank == rank]
     injected = Injected(delays)
     pace = Pace(injected)
-    # Only the collections that are injected may take time: the others don't happen, and what is imported is left out.
-    gc.disable()
-    gc.freeze()
-    heaps: list[Any] = [[[] for _ in range(delay.containers)] for delay in delays if isinstance(delay, GcPauses)]
     keep_others_out()  # also the threads that are started from here on
     dist.init_process_group("gloo", init_method=f"file://{args.rendezvous}", rank=rank, world_size=world_size)
     model = DistributedDataParallel(PacedModel(pace, injected), bucket_cap_mb=BUCKET_CAP_MB, trace=args.folder)
+    # Only the collections that are injected may take time: no others happen, and what is there by now is left out.
+    gc.disable()
+    gc.freeze()
+    _alive = [[[] for _ in range(delay.containers)] for delay in delays if isinstance(delay, GcPauses)]
     train(model, pace, injected, args.steps)
     injected.write(args.folder / f"truth_rank_{rank}.json")
     dist.destroy_process_group()
-    heaps.clear()
 
 
 if __name__ == "__main__":

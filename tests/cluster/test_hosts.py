@@ -35,7 +35,7 @@ with socket.create_connection((sys.argv[1], 5000), timeout=10) as connection:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _namespaces():
+def _namespaces() -> None:
     reason = why_unavailable()
     if reason is not None:
         pytest.skip(reason)
@@ -47,6 +47,7 @@ def seconds_to_transfer(hosts: Hosts, sender: int, receiver: int) -> float:
     receive = [*hosts.command(receiver), sys.executable, "-c", RECEIVE, address]
     with subprocess.Popen(receive, stdout=subprocess.PIPE, text=True) as listening:
         try:
+            assert listening.stdout is not None
             assert listening.stdout.readline() == "ready\n"
             send = [*hosts.command(sender), sys.executable, "-c", SEND, address, str(TRANSFER_BYTES)]
             subprocess.run(send, check=True, timeout=TIME_LIMIT_S)
@@ -63,7 +64,7 @@ def namespaces() -> set[str]:
     return {line.split()[0] for line in listed.splitlines()}
 
 
-def test_a_slow_host_sends_at_most_at_its_rate():
+def test_a_slow_host_sends_at_most_at_its_rate() -> None:
     with cluster_of(3) as hosts:
         hosts.slow_down(1, SLOW_RATE)
         seconds_to_transfer(hosts, sender=0, receiver=2)
@@ -71,7 +72,7 @@ def test_a_slow_host_sends_at_most_at_its_rate():
         assert seconds_to_transfer(hosts, sender=1, receiver=2) >= at_least_s
 
 
-def test_two_clusters_exist_at_once_and_share_nothing():
+def test_two_clusters_exist_at_once_and_share_nothing() -> None:
     with cluster_of(2) as one, cluster_of(2) as other:
         other.slow_down(0, SLOW_RATE)
         assert one.address(0) == other.address(0)
@@ -79,7 +80,7 @@ def test_two_clusters_exist_at_once_and_share_nothing():
         seconds_to_transfer(other, sender=1, receiver=0)
 
 
-def test_nothing_is_left_of_a_cluster_that_failed():
+def test_nothing_is_left_of_a_cluster_that_failed() -> None:
     with pytest.raises(RuntimeError, match="qdisc"), cluster_of(2) as hosts:  # noqa: PT012
         own = {hosts.command(host)[3] for host in range(2)}
         assert own <= namespaces()
