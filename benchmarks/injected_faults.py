@@ -1,14 +1,15 @@
-"""Record runs in which a known thing is wrong, and what the truth about it is.
+"""Record runs in which a known thing is wrong, and compare what is found with the truth.
 
-    python -m benchmarks.injected_faults --record-only FOLDER [CASE...]
+    python -m benchmarks.injected_faults FOLDER [CASE...]
 
 Four ranks train over gloo with tests/cluster/straggling.py, whose compute is emulated so that a small machine can run
 it. Each case is recorded twice, one right after the other: without its faults into FOLDER/CASE.healthy, and with them
-into FOLDER/CASE, where truth.json tells what is wrong. What a fault costs is known in two ways:
+into FOLDER/CASE, where truth.json tells what is wrong. Both are then judged as `overlapscope stragglers` does. Cases
+that FOLDER holds already are judged and not recorded again. What a fault costs is known in two ways:
 
 extra_ns_per_step   how long it held up its rank, measured inside that rank around the delay. Of a slow link only the
                     comparison is honest: median cycle with it, in the steps that no other fault strikes, less median
-                    cycle without it. (Medians, because TCP waits for 200 ms when a packet is lost.)
+                    cycle without it. (Medians, because a stalled machine holds up single transfers for long.)
 saved_ns_per_step   by how much steps would be shorter without this fault alone. All ranks wait for the last one, so a
                     delay on one rank hides under a longer one on another
 
@@ -19,17 +20,24 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from overlapscope.analysis.sentences import who
+from overlapscope.analysis.stragglers import Finding, stragglers_of
 from overlapscope.trace.reader import read_trace
 from tests.cluster.faults import Fault, GcPauses, Pause, SlowCompute, SlowData, SlowLink, to_json
 from tests.cluster.hosts import INTERFACE, Hosts, cluster_of
@@ -40,6 +48,7 @@ STEPS: Final = 150
 SKIPPED_STEPS: Final = 5
 """At the beginning: buckets are rebuilt, memory is touched for the first time."""
 TIME_LIMIT_S: Final = 120
+TABLE_WIDTH: Final = 150
 CASES: Final[dict[str, tuple[Fault, ...]]] = {
     "none": (),
     "slow_compute": (SlowCompute(rank=1),),
@@ -149,15 +158,73 @@ def summary(nanoseconds: np.ndarray) -> dict[str, float]:
     return {"median": float(np.median(nanoseconds)), "mean": float(nanoseconds.mean())}
 
 
+@dataclass(frozen=True)
+class Judgement:
+    """A fault, or one of the findings that no fault explains, and what was said of it."""
+
+    fault: str
+    truth_ns: float
+    finding: Finding | None
+
+    @property
+    def error(self) -> float:
+        """Of the cost that was found, as a share of the truth."""
+        return self.finding.cost_ns / self.truth_ns - 1 if self.finding and self.truth_ns else math.nan
+
+
+def judge(folder: Path) -> list[Judgement]:
+    """Compare the findings in a recording with its truth, if it has one; else there should be none."""
+    stragglers = stragglers_of(read_trace(folder))
+    findings = list(stragglers.findings) if stragglers else []
+    truth_file = folder / "truth.json"
+    truths = json.loads(truth_file.read_text())["faults"] if truth_file.exists() else []
+    judgements = []
+    for truth in truths:
+        right = next((finding for finding in findings if names(finding, truth)), None)
+        if right is not None:
+            findings.remove(right)
+        what = f"rank {truth['rank']}: {truth['cause']}, {truth['pattern']}"
+        judgements.append(Judgement(what, truth["extra_ns_per_step"], right))
+    return judgements + [Judgement("nothing", 0.0, finding) for finding in findings]
+
+
+def names(finding: Finding, truth: dict[str, Any]) -> bool:
+    """Whether a finding has the rank, the cause, and the pattern with its period, of a fault."""
+    rank_is_right = (finding.link.rank if finding.link else finding.ranks) in (truth["rank"], (truth["rank"],))
+    pattern_is_right = (finding.pattern.kind, finding.pattern.period) == (truth["pattern"], truth.get("every"))
+    return rank_is_right and finding.cause == truth["cause"] and pattern_is_right
+
+
+def rows_of(case: str, folder: Path) -> Iterator[tuple[str, ...]]:
+    """A row for each fault and each finding, of a recording."""
+    judgements = judge(folder)
+    if not judgements:
+        yield case, "nothing", "", "nothing", "", ""
+    for judgement in judgements:
+        finding = judgement.finding
+        said, cost, error = "NOT FOUND", "", ""
+        if finding is not None:
+            said = f"{who(finding)}: {finding.cause}, {finding.pattern.kind}"
+            cost = f"{finding.cost_ns / 1e6:.2f} ± {finding.cost_error_ns / 1e6:.2f}"
+            error = f"{100 * judgement.error:+.1f} %" if judgement.truth_ns else "NOT TRUE"
+        yield case, judgement.fault, f"{judgement.truth_ns / 1e6:.2f}", said, cost, error
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where recordings go")
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)} (default: all)")
-    parser.add_argument("--record-only", action="store_true", required=True, help="compare with nothing")
     args = parser.parse_args()
-    for case in args.cases or CASES:
-        record(case, args.folder / case)
-        print(case, flush=True)
+    table = Table("case", "truth", "ms a step", "found", "ms a step", "error", box=SIMPLE_HEAD)
+    for case in track(args.cases or CASES, console=Console(stderr=True)):
+        folder = args.folder / case
+        if not (folder / "truth.json").exists():
+            record(case, folder)
+        for row in (*rows_of(f"{case}, healthy", folder.with_name(f"{case}.healthy")), *rows_of(case, folder)):
+            table.add_row(*row)
+    console = Console()
+    console.width = max(console.width, TABLE_WIDTH)
+    console.print(table)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,9 @@ LEAST_COST_SHARE: Final = 0.01
 LEAST_DELAY_SHARE: Final = 0.02
 """Delays below this share of the step time are within what healthy ranks differ by."""
 
+LEAST_TRANSFER_SHARE: Final = 0.05
+"""Links are shared with others: what all-reduces take differs by this share of the step time for no reason here."""
+
 LEAST_PAUSE_STEPS: Final = 1.0
 """A delay without a pattern is a finding if the longest one takes as long as so many steps."""
 
@@ -280,7 +283,7 @@ def _transfer_findings(replay: Replay, step_time_ns: float) -> list[Finding]:
     total_ns = transfer_ns.sum(axis=1)
     usual_ns = float(np.median(total_ns))
     findings = []
-    for pattern in find_patterns(total_ns - usual_ns, cycles.steps, LEAST_DELAY_SHARE * step_time_ns):
+    for pattern in find_patterns(total_ns - usual_ns, cycles.steps, LEAST_TRANSFER_SHARE * step_time_ns):
         where = pattern.where
         usual_transfer_ns = _median(transfer_ns[~where], axis=0)
         mended_ns = np.where(where[:, None], np.minimum(transfer_ns, usual_transfer_ns), transfer_ns)
