@@ -65,9 +65,10 @@ def slow_links(rates: pd.DataFrame) -> pd.DataFrame:
     """The links that are less than half as fast as the others usually are, slowest first.
 
     Compared are links that carried at least a tenth as much as the busiest one, those that leave a host and those
-    that don't each among themselves. A link is not named if the rank that it leads to has an even slower one: there
-    acknowledgements queue behind what that rank sends, and the time until they arrive counts as busy. With two links,
-    as between two ranks, the slower one is named if the other is more than twice as fast.
+    that don't each among themselves. Where a rank can hardly send, the acknowledgements of what it receives queue
+    behind what it sends, and the time until they arrive counts as busy: so links that lead to such a rank are neither
+    named, unless they are slower still, nor what it is compared with. With two links, as between two ranks, the slower
+    one is named if the other is more than twice as fast.
 
     Args:
         rates: from ``link_rates``.
@@ -78,23 +79,24 @@ def slow_links(rates: pd.DataFrame) -> pd.DataFrame:
     compared = rates[rates["bytes"] >= _LEAST_SHARE_OF_BUSIEST * rates["bytes"].max()].copy()
     compared["usual_bytes_per_s"] = np.nan
     for _, alike in compared.groupby("within_host"):
-        compared.loc[alike.index, "usual_bytes_per_s"] = _median_of_others(alike["rate_bytes_per_s"].to_numpy())
+        compared.loc[alike.index, "usual_bytes_per_s"] = _usual_of_others(alike)
     is_slow = compared["rate_bytes_per_s"] < _SLOW * compared["usual_bytes_per_s"]
     slow = compared[is_slow & (compared["busy_ns"] >= _LEAST_BUSY_NS)].sort_values("rate_bytes_per_s")
     slowest_of_peer = slow["peer_rank"].map(slow.groupby("rank")["rate_bytes_per_s"].min())
     return slow[~(slowest_of_peer < slow["rate_bytes_per_s"])].reset_index(drop=True)
 
 
+def _usual_of_others(links: pd.DataFrame) -> npt.NDArray[np.float64]:
+    """For each link the median rate of those that don't lead to its sender; of all others if there are none such."""
+    rate, rank, peer_rank = (links[name].to_numpy() for name in ("rate_bytes_per_s", "rank", "peer_rank"))
+    usual = np.full(len(links), np.nan)
+    for place in np.flatnonzero(rate <= np.median(rate)):  # the others are not slow
+        others = np.delete(rate, place)
+        unaffected = others[np.delete(peer_rank, place) != rank[place]]
+        if len(others):
+            usual[place] = np.median(unaffected if len(unaffected) else others)
+    return usual
+
+
 def _address(endpoints: pd.Series[str]) -> pd.Series[str]:
     return endpoints.str.rsplit(":", n=1).str[0]
-
-
-def _median_of_others(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """For each value the median of all others; NaN if there are none."""
-    if len(values) < 2:
-        return np.full(len(values), np.nan)
-    place = np.argsort(np.argsort(values))
-    ordered = np.sort(values)
-    # Without one value, each of those behind it moves up by a place.
-    low, high = (len(values) - 2) // 2, (len(values) - 1) // 2
-    return (ordered[low + (place <= low)] + ordered[high + (place <= high)]) / 2

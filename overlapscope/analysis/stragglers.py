@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from overlapscope.analysis.cycles import CAUSES, Cycles, cycles_of
@@ -50,6 +51,8 @@ LONG_PAUSE_STEPS: Final = 5.0
 
 _SEVERAL: Final = 2
 """More delays than this without a pattern are worth naming together, even if each is short."""
+_LIMITING: Final = 0.8
+"""An all-reduce that takes less than this share of what a link needs for it is not limited by that link."""
 _BATCHES: Final = 16
 _95_PERCENT: Final = 1.96
 
@@ -156,7 +159,7 @@ def find_stragglers(cycles: Cycles, hosts: dict[int, str], links: Sequence[SlowL
     delays = _merge_by_host(cycles, delays, hosts)
     findings = [_judge(replay, delay, hosts, step_time_ns) for delay in delays]
     findings += _transfer_findings(replay, step_time_ns)
-    findings += [_judge_link(replay, link, step_time_ns) for link in links]
+    findings += [_judge_link(replay, link, step_time_ns) for link in links if _limits(replay, link)]
     worth_it = [finding for finding in findings if _is_worth_naming(finding, step_time_ns)]
     if any(finding.link for finding in worth_it):
         # A ring ends rank by rank behind its slow link: that is the same finding once more.
@@ -306,12 +309,26 @@ def _transfer_findings(replay: Replay, step_time_ns: float) -> list[Finding]:
     return findings
 
 
-def _judge_link(replay: Replay, link: SlowLink, step_time_ns: float) -> Finding:
-    """What the link costs: every all-reduce sends 2(N-1)/N of its bytes over each link of the ring."""
-    cycles = replay.cycles
+def _bytes_over_each_link(cycles: Cycles) -> npt.NDArray[np.float64]:
+    """(K,) An all-reduce over a ring sends 2(N-1)/N of its bytes over each link."""
     ranks = len(cycles.ranks)
+    return cycles.bytes.astype(np.float64) * (2 * (ranks - 1) / ranks)
+
+
+def _limits(replay: Replay, link: SlowLink) -> bool:
+    """Whether all-reduces take as long as the link needs for them.
+
+    If they are over sooner, the link was not busy sending: the kernel counts the wait for late acknowledgements too.
+    """
+    needed_ns = _bytes_over_each_link(replay.cycles).sum() / link.bytes_per_s * 1e9
+    return bool(np.median(replay.transfer_ns.sum(axis=1)) >= _LIMITING * needed_ns)
+
+
+def _judge_link(replay: Replay, link: SlowLink, step_time_ns: float) -> Finding:
+    """What the link costs: by how much less all-reduces would take were it like the others."""
+    cycles = replay.cycles
     slower_ns_per_byte = 1e9 / link.bytes_per_s - 1e9 / link.usual_bytes_per_s
-    longer_ns = (cycles.bytes * 2 * (ranks - 1) / ranks * slower_ns_per_byte).astype(np.int64)
+    longer_ns = (_bytes_over_each_link(cycles) * slower_ns_per_byte).astype(np.int64)
     mended_ns = np.maximum(replay.transfer_ns - longer_ns, 0)
     everywhere = np.ones(len(cycles.steps), dtype=bool)
     total_ns = replay.transfer_ns.sum(axis=1)

@@ -88,7 +88,7 @@ class SlowLink:
     cause: ClassVar = "link"
     pattern: ClassVar[Pattern] = "persistent"
     rank: int
-    rate: str = "600mbit"
+    rate: str = "200mbit"
     """As ``tc`` writes it."""
 
     def strikes(self, step: int) -> bool:
