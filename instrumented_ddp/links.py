@@ -1,9 +1,8 @@
 """What the kernel counts on this process's TCP connections, sampled while it trains.
 
 gloo, and NCCL over sockets, send gradients through connections of the training process itself. For each, Linux
-counts the bytes that its peer has acknowledged and the time during which there was something to send. In an
-all-reduce every rank is as slow as the slowest link, but only that link is busy all the time, so bytes per busy time
-tells it from the others, and nothing has to be measured by sending.
+counts the bytes that its peer has acknowledged and measures how fast they are delivered, pauses left out. In an
+all-reduce every rank is as slow as the slowest link; this tells it from the others, and nothing is sent to find out.
 
 The connections belong to others: they are looked at through a duplicate of the descriptor that lives for
 microseconds, because one that is kept would hide from the peer that its connection was closed.
@@ -25,9 +24,9 @@ from typing import Any, Final
 from instrumented_ddp.timing import host_now_ns
 from overlapscope.trace.format import LINKS_FILE
 
-_TCP_INFO: Final = struct.Struct("=68xI28xI16xQQ12xI16xQQQ")
+_TCP_INFO: Final = struct.Struct("=68xI28xI16xQQ12xI8xQQQQ")
 """Of ``struct tcp_info`` (include/uapi/linux/tcp.h): rtt, total_retrans, bytes_acked, bytes_received, min_rtt,
-busy_time, rwnd_limited, sndbuf_limited."""
+delivery_rate, busy_time, rwnd_limited, sndbuf_limited."""
 _OPEN_FILES: Final = "/proc/self/fd"
 _LEAST_BYTES: Final = 64 * 1024
 """A connection that has carried less, both ways together, is a store's or a rendezvous', or not yet of interest."""
@@ -114,8 +113,8 @@ def _counters(connection: socket.socket) -> dict[str, Any] | None:
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
     if len(info) < _TCP_INFO.size:  # Linux before 4.10
         return None
-    rtt_us, retransmits, acked, received, min_rtt_us, busy_us, rwnd_limited_us, sndbuf_limited_us = _TCP_INFO.unpack(
-        info
+    rtt_us, retransmits, acked, received, min_rtt_us, delivery_rate, busy_us, rwnd_limited_us, sndbuf_limited_us = (
+        _TCP_INFO.unpack(info)
     )
     if acked + received < _LEAST_BYTES:
         return None
@@ -127,6 +126,7 @@ def _counters(connection: socket.socket) -> dict[str, Any] | None:
         "busy_us": busy_us,
         "rwnd_limited_us": rwnd_limited_us,
         "sndbuf_limited_us": sndbuf_limited_us,
+        "delivery_bytes_per_s": delivery_rate,
         "rtt_us": rtt_us,
         "min_rtt_us": min_rtt_us,
         "retransmits": retransmits,

@@ -33,7 +33,7 @@ BEGIN_NS = 5_000_000_000
 PHASES = ("finalise", "optimizer", "data_wait", "forward", "between", "backward")
 LINK_COLUMNS = [
     *("rank", "time_ns", "local", "peer", "peer_rank", "bytes_acked", "bytes_received", "busy_us"),
-    *("rwnd_limited_us", "rtt_us", "min_rtt_us", "retransmits"),
+    *("rwnd_limited_us", "delivery_bytes_per_s", "rtt_us", "min_rtt_us", "retransmits"),
 ]
 BUCKET_BYTES = (1024**2, 4 * 1024**2, 4 * 1024**2, 2 * 1024**2)
 
@@ -85,7 +85,7 @@ class Job:
             ends = (f"10.0.0.{rank}:1000", f"10.0.0.{peer}:2000")
             for time_ns, sent in ((BEGIN_NS + 1000 * MS, 0), (BEGIN_NS + 9000 * MS, total_bytes)):
                 busy_us = int(1e6 * sent / rate)
-                self.links.append((rank, time_ns, *ends, peer, sent, 0, busy_us, 0, 100, 50, 0))
+                self.links.append((rank, time_ns, *ends, peer, sent, 0, busy_us, 0, int(rate), 100, 50, 0))
 
     def run(self, path: str = "simulated") -> Trace:
         """The recording."""

@@ -134,7 +134,7 @@ def write_step(log: EventLog, step: int, begin_ns: int) -> None:
 def add_link_sample(folder: Path, rank: int, time_ns: int, *connections: dict[str, object]) -> None:
     """Add a line to a rank's ``links.jsonl``; a connection has its ends and the counters that are not 0."""
     counters = ("bytes_acked", "bytes_received", "busy_us", "rwnd_limited_us", "sndbuf_limited_us")
-    unused = dict.fromkeys((*counters, "rtt_us", "min_rtt_us", "retransmits"), 0)
+    unused = dict.fromkeys((*counters, "delivery_bytes_per_s", "rtt_us", "min_rtt_us", "retransmits"), 0)
     sample = {"time_ns": time_ns, "connections": [unused | connection for connection in connections]}
     with (rank_folder(folder, rank) / LINKS_FILE).open("a") as file:
         file.write(json.dumps(sample) + "\n")

@@ -64,7 +64,7 @@ class Times:
         """One rank for all: the middle one, for each cause, lead and broadcast on its own."""
         return Times(
             own_ns=lower_median(self.own_ns, axis=2)[:, :, None],
-            lead_ns=lower_median(self.lead_ns, axis=1)[:, None, :],
+            lead_ns=-lower_median(-self.lead_ns, axis=1)[:, None, :],  # the longer lead is the earlier arrival
             broadcast_ns=lower_median(self.broadcast_ns, axis=1)[:, None],
         )
 

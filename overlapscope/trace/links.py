@@ -2,10 +2,10 @@
 
 ===== =========================================================================================================
 links rank, time_ns, local, peer, peer_rank (-1: not known), bytes_acked, bytes_received, busy_us,
-      rwnd_limited_us, rtt_us, min_rtt_us, retransmits
+      rwnd_limited_us, delivery_bytes_per_s, rtt_us, min_rtt_us, retransmits
 ===== =========================================================================================================
 
-Counters count from the begin of the connection.
+Counters count from the begin of the connection; the delivery rate is the newest one that the kernel has measured.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ _COUNTERS: Final = [
     "bytes_received",
     "busy_us",
     "rwnd_limited_us",
+    "delivery_bytes_per_s",
     "rtt_us",
     "min_rtt_us",
     "retransmits",

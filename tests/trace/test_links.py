@@ -33,7 +33,7 @@ def test_a_recording_without_samples_has_an_empty_table_fresh_and_from_the_cache
 
 def test_a_sample_has_what_the_kernel_counted(recording: Path) -> None:
     counters = {"bytes_acked": 5, "bytes_received": 6, "busy_us": 7, "rwnd_limited_us": 8}
-    counters |= {"rtt_us": 9, "min_rtt_us": 10, "retransmits": 11}
+    counters |= {"delivery_bytes_per_s": 12, "rtt_us": 9, "min_rtt_us": 10, "retransmits": 11}
     add_link_sample(recording, 1, 2_000, connection("10.0.0.1:1", "10.0.0.2:2", **counters))
     (row,) = read_trace(recording).links.to_dict("records")
     ends = {"rank": 1, "time_ns": 2_000, "local": "10.0.0.1:1", "peer": "10.0.0.2:2", "peer_rank": -1}
