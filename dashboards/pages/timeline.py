@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bokeh.document import Document
 
+from dashboards.pages.rank_choice import choose_ranks, format_ranks, suggest_ranks
 from dashboards.pages.shell import Arguments, render
 from dashboards.plots.timeline import MIN_VIEW_NS, TimelinePlot, step_view
 from dashboards.plots.timeline_content import View
@@ -13,9 +14,10 @@ from overlapscope.trace.tables import PHASE_NAMES
 
 
 def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_plain: bool = False) -> None:
-    """Fill a document with the timeline, at the view that the address asks for."""
-    timeline = snapshot.timeline
-    plot = TimelinePlot(snapshot.trace, timeline, view_of_address(timeline, arguments))
+    """Fill a document with the timeline, of the ranks and at the view that the address asks for."""
+    choice = choose_ranks(snapshot.trace.ranks, arguments)
+    timeline = snapshot.lanes.timeline(choice.shown)
+    plot = TimelinePlot(snapshot, timeline, view_of_address(timeline, arguments))
     document.js_on_event("document_ready", plot.start_script)
     render(
         document,
@@ -25,7 +27,10 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
         roots=[plot.root, plot.axis],
         is_plain=is_plain,
         layout=plot.layout,
-        ranks=timeline.ranks,
+        choice=choice,
+        chosen=format_ranks(choice.shown),
+        suggestions=suggest_ranks(snapshot.trace.ranks) if choice.is_part else [],
+        is_ideal=arguments.get("ideal") == [b"1"],
         lane_names=LANE_NAMES,
         phase_legend=[(name.replace("_", " "), name.replace("_", "-")) for name in PHASE_NAMES],
         bucket_slots=BUCKET_SLOTS,
