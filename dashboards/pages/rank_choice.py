@@ -91,9 +91,8 @@ def format_ranks(ranks: Sequence[int]) -> str:
 def suggest_ranks(ranks: pd.DataFrame) -> list[tuple[str, str]]:
     """Choices and their names: the ranks of each host, or if there is only one, as many at a time as can be shown."""
     if ranks["host"].nunique() > 1:
-        return [
-            (format_ranks(sorted(of_host["rank"])), str(host)) for host, of_host in ranks.groupby("host", sort=False)
-        ]
+        by_host = ranks.sort_values("rank").groupby("host", sort=False)["rank"]
+        return [(format_ranks(of_host.tolist()), str(host)) for host, of_host in by_host]
     known = sorted(ranks["rank"])
     return [(format_ranks(known[at : at + MAX_RANKS]), "") for at in range(0, len(known), MAX_RANKS)]
 

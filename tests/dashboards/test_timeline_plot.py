@@ -18,8 +18,13 @@ US = 1_000
 
 
 @pytest.fixture
-def plot(snapshot):
-    return TimelinePlot(snapshot.trace, snapshot.timeline)
+def timeline(snapshot):
+    return snapshot.lanes.timeline([0, 1])
+
+
+@pytest.fixture
+def plot(snapshot, timeline):
+    return TimelinePlot(snapshot, timeline)
 
 
 def spans_of(plot, lane):
@@ -28,8 +33,9 @@ def spans_of(plot, lane):
     return {name: np.asarray(values)[chosen] for name, values in data.items()}
 
 
-def ask(plot, from_ns, to_ns, width_px=1000, number=1):
-    plot.view.data = {"id": [number], "from_ns": [from_ns], "to_ns": [to_ns], "width_px": [width_px]}
+def ask(plot, from_ns, to_ns, width_px=1000, number=1, is_ideal=False):
+    asked = {"id": number, "from_ns": from_ns, "to_ns": to_ns, "width_px": width_px, "is_ideal": is_ideal}
+    plot.view.data = {name: [value] for name, value in asked.items()}
 
 
 def test_it_opens_with_the_whole_recording(plot):
@@ -97,10 +103,10 @@ def test_an_answer_names_the_question_and_the_step_in_the_middle(plot):
 @pytest.mark.parametrize(
     ("step", "move", "shown"), [(2, 0, 2), (2, 1, 3), (2, -1, 1), (4, 1, 4), (0, -1, 0), (99, 0, 4)]
 )
-def test_picking_a_step_shows_it_on_all_ranks(plot, snapshot, step, move, shown):
+def test_picking_a_step_shows_it_on_all_ranks(plot, timeline, step, move, shown):
     plot.pick.data = {"step": [step], "move": [move]}
     picked = plot.picked.data
-    steps = snapshot.timeline.steps.set_index("step")
+    steps = timeline.steps.set_index("step")
     assert picked["from_ns"][0] < steps["start_ns"][shown]
     assert picked["to_ns"][0] > steps["end_ns"][shown]
     assert picked["to_ns"][0] - picked["from_ns"][0] < 12 * MS
@@ -140,12 +146,12 @@ def test_every_lane_lies_within_the_height_of_the_plot(plot):
         ({}, None),
     ],
 )
-def test_the_address_gives_the_view(snapshot, query, expected):
-    assert view_of_address(snapshot.timeline, query) == expected
+def test_the_address_gives_the_view(timeline, query, expected):
+    assert view_of_address(timeline, query) == expected
 
 
-def test_a_step_in_the_address_is_shown_unless_a_range_is_given(snapshot):
-    assert view_of_address(snapshot.timeline, {"step": [b"2"]}) == step_view(snapshot.timeline, 2)
+def test_a_step_in_the_address_is_shown_unless_a_range_is_given(timeline):
+    assert view_of_address(timeline, {"step": [b"2"]}) == step_view(timeline, 2)
 
 
 @pytest.mark.parametrize(
