@@ -225,6 +225,8 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   element("chosen-ranks")?.addEventListener("change", (event) => chooseRanks(event.target))
   element("ideal").addEventListener("change", (event) => {
     window.overlapscope.setAddress({ideal: event.target.checked ? 1 : null})
+    // The first answer of a large recording takes seconds.
+    element("ideal-hint").textContent = event.target.checked ? "…" : ""
     event.target.blur()
     schedule()
   })

@@ -1,4 +1,4 @@
-"""The timeline of all ranks."""
+"""The timeline of the ranks that are chosen."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
         chosen=format_ranks(choice.shown),
         suggestions=suggest_ranks(snapshot.trace.ranks) if choice.is_part else [],
         is_ideal=arguments.get("ideal") == [b"1"],
-        lane_names=LANE_NAMES,
+        lane_labels=[(name, plot.layout.lane_px(LANE_NAMES.index(name))) for name in plot.layout.labelled_lanes],
         phase_legend=[(name.replace("_", " "), name.replace("_", "-")) for name in PHASE_NAMES],
         bucket_slots=BUCKET_SLOTS,
         first_step=int(timeline.steps["step"].min()) if len(timeline.steps) else 0,

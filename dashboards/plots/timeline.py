@@ -139,18 +139,15 @@ class TimelinePlot:
             Why there is none although it is wanted; empty if there is.
         """
         outlines, ends, hint = no_columns(*OUTLINE_COLUMNS), no_columns(*IDEAL_END_COLUMNS), ""
-        view_ns = view[1] - view[0]
-        wide = (view[0] - view_ns, view[1] + view_ns)
         if is_wanted and self._count_steps(view) > MAX_IDEAL_STEPS:
             hint = f"zoom in to {MAX_IDEAL_STEPS} steps or fewer"
         elif is_wanted and self._snapshot.replay is None:
             hint = "needs two ranks, and steps after the warm-up"
         elif is_wanted and self._snapshot.replay is not None:
-            shown = wide if self._count_steps(wide) <= MAX_IDEAL_STEPS else view
-            begin_ns = self._timeline.begin_ns
-            ideal = ideal_between(self._snapshot.replay, shown[0] + begin_ns, shown[1] + begin_ns)
-            outlines = outline_columns(ideal, self._timeline, self.layout, view_ns / width_px)
-            ends = ideal_end_columns(ideal, begin_ns, view_ns / width_px)
+            begin_ns, ns_per_px = self._timeline.begin_ns, (view[1] - view[0]) / width_px
+            ideal = ideal_between(self._snapshot.replay, view[0] + begin_ns, view[1] + begin_ns)
+            outlines = outline_columns(ideal, self._timeline, self.layout, ns_per_px)
+            ends = ideal_end_columns(ideal, begin_ns, ns_per_px)
             hint = "" if len(ideal.cycles) else "the steps in view have none"
         _fill(self.outlines, outlines)
         _fill(self.ideal_ends, ends)

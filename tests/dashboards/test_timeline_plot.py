@@ -9,9 +9,11 @@ from dashboards.pages.timeline import view_of_address
 from dashboards.plots import timeline as timeline_module
 from dashboards.plots.timeline import TimelinePlot, step_view
 from dashboards.plots.tooltip import tooltip_of
+from dashboards.recording import Recording
 from dashboards.theme import SHADES
 from overlapscope.analysis.lanes import CATEGORIES
 from overlapscope.analysis.span_details import SpanDetails
+from tests.synthetic import write_recording
 
 MS = 1_000_000
 US = 1_000
@@ -131,6 +133,50 @@ def test_names_are_written_into_spans_that_hold_them(plot):
     assert {"backward", "finalise", "bucket 1"} <= set(plot.labels.data["text"])
     ask(plot, 0, 10 * MS, width_px=60)
     assert plot.labels.data["text"] == []
+
+
+def test_the_ideal_is_outlined_in_the_lanes_of_every_rank(plot):
+    # Rank 1 is 50 µs late: the last all-reduce would have begun, and ended, that much earlier.
+    ask(plot, 40 * MS, 50 * MS, is_ideal=True)
+    outlines = {name: np.asarray(values) for name, values in plot.outlines.data.items()}
+    for lane in (3, 7):
+        top, bottom = plot.layout.lane_px(lane)
+        inside = (outlines["top"] > top) & (outlines["bottom"] < bottom)
+        assert outlines["left"][inside].tolist() == [44_000 * US, 45_000 * US, 46_900 * US]
+        assert outlines["right"][inside].tolist() == [44_750 * US, 46_450 * US, 48_250 * US]
+    assert plot.ideal_ends.data["x"].tolist() == [48_250 * US]
+    assert plot.ideal_ends.data["label"] == ["ideal end: 50.0 µs earlier"]
+    assert plot.answer.data["ideal_hint"] == [""]
+    ask(plot, 40 * MS, 50 * MS, number=2)
+    assert len(plot.outlines.data["left"]) == len(plot.ideal_ends.data["x"]) == 0
+
+
+def test_there_is_no_ideal_of_the_warm_up(plot):
+    ask(plot, 0, 9 * MS, is_ideal=True)
+    assert plot.answer.data["ideal_hint"] == ["the steps in view have none"]
+    assert len(plot.outlines.data["left"]) == 0
+
+
+def test_the_ideal_of_too_many_steps_is_not_drawn(plot, monkeypatch):
+    monkeypatch.setattr(timeline_module, "MAX_IDEAL_STEPS", 3)
+    ask(plot, 0, 50 * MS, is_ideal=True)
+    assert plot.answer.data["ideal_hint"] == ["zoom in to 3 steps or fewer"]
+    assert len(plot.outlines.data["left"]) == 0
+
+
+def test_one_rank_alone_has_no_ideal(tmp_path):
+    snapshot = Recording(write_recording(tmp_path / "traces", ranks=1)).newest()
+    plot = TimelinePlot(snapshot, snapshot.lanes.timeline([0]))
+    ask(plot, 40 * MS, 50 * MS, is_ideal=True)
+    assert plot.answer.data["ideal_hint"] == ["needs two ranks, and steps after the warm-up"]
+
+
+@pytest.mark.parametrize(
+    ("width_px", "label"), [(1000, "ideal end: 50.0 µs earlier"), (200, "\N{MINUS SIGN}50.0 µs"), (100, "")]
+)
+def test_how_much_earlier_is_said_as_far_as_there_is_room(plot, width_px, label):
+    ask(plot, 40 * MS, 50 * MS, width_px=width_px, is_ideal=True)
+    assert plot.ideal_ends.data["label"] == [label]
 
 
 def test_every_lane_lies_within_the_height_of_the_plot(plot):
