@@ -64,7 +64,7 @@ class TimelinePlot:
         self.labels = ColumnDataSource(data=no_columns(*LABEL_COLUMNS))
         self.unfinished = ColumnDataSource(data=unfinished_columns(timeline, self.layout))
         self.step_lines = ColumnDataSource(data=no_columns("x", "label"))
-        self.outlines = ColumnDataSource(data=no_columns(*OUTLINE_COLUMNS))
+        self.outlines = ColumnDataSource(name="outlines", data=no_columns(*OUTLINE_COLUMNS))
         self.ideal_ends = ColumnDataSource(data=no_columns(*IDEAL_END_COLUMNS))
 
         self.view = ColumnDataSource(name="view", data=no_columns("id", "from_ns", "to_ns", "width_px", "is_ideal"))
