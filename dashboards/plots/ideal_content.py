@@ -16,7 +16,7 @@ from overlapscope.units import format_ns
 OUTLINE_COLUMNS: Final = ("left", "right", "top", "bottom")
 IDEAL_END_COLUMNS: Final = ("x", "label")
 
-_MIN_OUTLINE_PX: Final = 2
+_MIN_OUTLINE_PX: Final = 4
 _SENTENCE_PX: Final = 240
 _NUMBER_PX: Final = 130
 

@@ -10,7 +10,7 @@ from overlapscope.analysis.lanes import LANE_NAMES
 _LANE_UNITS: Final = {"phases": 2, "gradients": 1, "buckets": 2, "communication": 3}
 _GAP_UNITS: Final = 1
 _WINDOW_PX: Final = 620
-_ALL_LABELLED_UNIT_PX: Final = 6
+_ALL_LABELLED_UNIT_PX: Final = 8
 _RANK_UNITS: Final = sum(_LANE_UNITS.values()) + _GAP_UNITS
 
 

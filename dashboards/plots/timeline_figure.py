@@ -87,7 +87,8 @@ def draw_lanes(
         left="left", right="right", top="top", bottom="bottom", source=outlines, fill_color=None, line_width=1.5
     )
     paint(ideal.glyph, line_color="accent")
-    _draw_ideal_ends(plot, ideal_ends)
+    ends = plot.vspan(x="x", source=ideal_ends, line_width=1.5, level="overlay")
+    paint(ends.glyph, line_color="accent")
     return plot
 
 
@@ -117,7 +118,6 @@ def draw_axis(
     paint(numbers.glyph, text_color="muted")
     begins = plot.vspan(x="x", source=step_lines, line_width=1, line_dash=[2, 3])
     paint(begins.glyph, line_color="faint")
-    _draw_ideal_ends(plot, ideal_ends)
     gains = plot.text(
         x="x",
         y=0.5,
@@ -131,11 +131,6 @@ def draw_axis(
     )
     paint(gains.glyph, text_color="accent")
     return plot
-
-
-def _draw_ideal_ends(plot: Any, ideal_ends: ColumnDataSource) -> None:
-    ends = plot.vspan(x="x", source=ideal_ends, line_width=1.5, level="overlay")
-    paint(ends.glyph, line_color="accent")
 
 
 def _plot(time_range: Range1d, y_range: Range1d, height_px: int, name: str, **options: Any) -> Any:
