@@ -32,7 +32,7 @@ from dashboards.plots.timeline_content import (
 from dashboards.plots.timeline_figure import draw_axis, draw_lanes
 from dashboards.plots.tooltip import tooltip_of
 from dashboards.recording import Snapshot
-from overlapscope.analysis.ideal import ideal_between
+from overlapscope.analysis.ideal import Ideal, ideal_between
 from overlapscope.analysis.lanes import Timeline
 from overlapscope.analysis.span_details import details_of
 
@@ -138,17 +138,12 @@ class TimelinePlot:
         Returns:
             Why there is none although it is wanted; empty if there is.
         """
-        outlines, ends, hint = no_columns(*OUTLINE_COLUMNS), no_columns(*IDEAL_END_COLUMNS), ""
-        if is_wanted and self._count_steps(view) > MAX_IDEAL_STEPS:
-            hint = f"zoom in to {MAX_IDEAL_STEPS} steps or fewer"
-        elif is_wanted and self._snapshot.replay is None:
-            hint = "needs two ranks, and steps after the warm-up"
-        elif is_wanted and self._snapshot.replay is not None:
-            begin_ns, ns_per_px = self._timeline.begin_ns, (view[1] - view[0]) / width_px
-            ideal = ideal_between(self._snapshot.replay, view[0] + begin_ns, view[1] + begin_ns)
+        ideal, hint = self._ideal(view) if is_wanted else (None, "")
+        outlines, ends = no_columns(*OUTLINE_COLUMNS), no_columns(*IDEAL_END_COLUMNS)
+        if ideal is not None:
+            ns_per_px = (view[1] - view[0]) / width_px
             outlines = outline_columns(ideal, self._timeline, self.layout, ns_per_px)
-            ends = ideal_end_columns(ideal, begin_ns, ns_per_px)
-            hint = "" if len(ideal.cycles) else "the steps in view have none"
+            ends = ideal_end_columns(ideal, self._timeline.begin_ns, ns_per_px)
         _fill(self.outlines, outlines)
         _fill(self.ideal_ends, ends)
         return hint
@@ -161,6 +156,17 @@ class TimelinePlot:
 
     def _count(self, view: View) -> int:
         return sum(lane.spans.count(*view) for lane in self._timeline.lanes)
+
+    def _ideal(self, view: View) -> tuple[Ideal | None, str]:
+        """The ideal of the cycles in view, or why there is none."""
+        if self._count_steps(view) > MAX_IDEAL_STEPS:
+            return None, f"zoom in to {MAX_IDEAL_STEPS} steps or fewer"
+        # Cycles of a large recording take seconds: they are not looked at before they are needed.
+        replay, begin_ns = self._snapshot.replay, self._timeline.begin_ns
+        if replay is None:
+            return None, "needs two ranks, and steps after the warm-up"
+        ideal = ideal_between(replay, view[0] + begin_ns, view[1] + begin_ns)
+        return (ideal, "") if len(ideal.cycles) else (None, "the steps in view have none")
 
     def _count_steps(self, view: View) -> int:
         steps = self._timeline.steps

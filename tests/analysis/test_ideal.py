@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlapscope.analysis.cycles import CAUSES, Cycles, cycles_of
@@ -92,6 +92,7 @@ def test_only_cycles_that_are_touched_are_given():
 lengths = st.integers(0, 10**9)
 
 
+@settings(deadline=None)
 @given(
     own=st.lists(st.tuples(lengths, lengths, lengths), min_size=len(CAUSES) - 1, max_size=len(CAUSES) - 1),
     leads=st.lists(st.tuples(lengths, lengths, lengths), min_size=1, max_size=4),
