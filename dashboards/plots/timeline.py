@@ -164,7 +164,7 @@ class TimelinePlot:
         # Cycles of a large recording take seconds: they are not looked at before they are needed.
         replay, begin_ns = self._snapshot.replay, self._timeline.begin_ns
         if replay is None:
-            return None, "needs two ranks, and steps after the warm-up"
+            return None, "needs two ranks on one clock, and steps after the warm-up"
         ideal = ideal_between(replay, view[0] + begin_ns, view[1] + begin_ns)
         return (ideal, "") if len(ideal.cycles) else (None, "the steps in view have none")
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
 from dashboards.pages.timeline import view_of_address
 from dashboards.plots import timeline as timeline_module
+from dashboards.plots.lane_layout import layout_lanes
 from dashboards.plots.timeline import TimelinePlot, step_view
 from dashboards.plots.tooltip import tooltip_of
 from dashboards.recording import Recording
 from dashboards.theme import SHADES
-from overlapscope.analysis.lanes import CATEGORIES
+from overlapscope.analysis.lanes import CATEGORIES, LANE_NAMES
 from overlapscope.analysis.span_details import SpanDetails
 from tests.synthetic import write_recording
 
@@ -168,7 +171,7 @@ def test_one_rank_alone_has_no_ideal(tmp_path):
     snapshot = Recording(write_recording(tmp_path / "traces", ranks=1)).newest()
     plot = TimelinePlot(snapshot, snapshot.lanes.timeline([0]))
     ask(plot, 40 * MS, 50 * MS, is_ideal=True)
-    assert plot.answer.data["ideal_hint"] == ["needs two ranks, and steps after the warm-up"]
+    assert plot.answer.data["ideal_hint"] == ["needs two ranks on one clock, and steps after the warm-up"]
 
 
 @pytest.mark.parametrize(
@@ -177,6 +180,13 @@ def test_one_rank_alone_has_no_ideal(tmp_path):
 def test_how_much_earlier_is_said_as_far_as_there_is_room(plot, width_px, label):
     ask(plot, 40 * MS, 50 * MS, width_px=width_px, is_ideal=True)
     assert plot.ideal_ends.data["label"] == [label]
+
+
+@pytest.mark.parametrize("ranks", [1, 4, 8, 9, 12, 16])
+def test_names_of_lanes_do_not_cover_each_other(ranks):
+    layout = layout_lanes(ranks)
+    middles = [sum(layout.lane_px(LANE_NAMES.index(name))) / 2 for name in layout.labelled_lanes]
+    assert all(after - before >= 12 for before, after in itertools.pairwise(middles))
 
 
 def test_every_lane_lies_within_the_height_of_the_plot(plot):
