@@ -84,9 +84,11 @@ def serve_lanes(spans: int, ranks: int, pipe: Connection) -> None:
 
     timeline = make_lanes(spans, ranks)
     collectives = pd.DataFrame({"bucket": np.arange(int(spans * LANE_SHARES["communication"])) % 8})
-    trace = SimpleNamespace(collectives=collectives, problems=(), run={})
+    known = pd.DataFrame({"rank": range(ranks), "host": "node0"})
+    trace = SimpleNamespace(collectives=collectives, ranks=known, problems=(), run={})
+    lanes = SimpleNamespace(timeline=lambda _ranks: timeline)
     recording = Recording(Path())
-    recording.newest = lambda: SimpleNamespace(trace=trace, timeline=timeline)  # type: ignore[assignment,return-value]
+    recording.newest = lambda: SimpleNamespace(trace=trace, lanes=lanes)  # type: ignore[assignment,return-value]
     server = start_server(recording, "127.0.0.1", 0)
     pipe.send(server.port)
     server.io_loop.start()

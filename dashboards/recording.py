@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from overlapscope.analysis.lanes import Timeline, timeline_of
+from overlapscope.analysis.cycles import Cycles, cycles_of
+from overlapscope.analysis.lanes import LanesByRank
 from overlapscope.analysis.overlap import overlap_by_step
-from overlapscope.analysis.verdict import Verdict, give_verdict
+from overlapscope.analysis.replay import Replay
+from overlapscope.analysis.verdict import WARM_UP_STEPS, Verdict, give_verdict
 from overlapscope.trace import cache
 from overlapscope.trace.reader import Trace, find_rank_folders, read_trace
 
@@ -21,9 +23,19 @@ class Snapshot:
         self.trace = trace
 
     @cached_property
-    def timeline(self) -> Timeline:
-        """Its lanes, arranged when a page first needs them."""
-        return timeline_of(self.trace)
+    def lanes(self) -> LanesByRank:
+        """Its lanes, of each rank arranged when a page first needs them."""
+        return LanesByRank(self.trace)
+
+    @cached_property
+    def cycles(self) -> Cycles | None:
+        """Its cycles after the warm-up; None if ranks can't be compared."""
+        return cycles_of(self.trace, first_step=WARM_UP_STEPS)
+
+    @cached_property
+    def replay(self) -> Replay | None:
+        """What its cycles would have been."""
+        return None if self.cycles is None else Replay(self.cycles)
 
     @cached_property
     def per_step(self) -> pd.DataFrame:

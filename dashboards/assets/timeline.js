@@ -19,7 +19,8 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     waiting = true
     asked += 1
     const width = Math.max(50, Math.round(root.inner_width || area.clientWidth))
-    plot.view.data = {id: [asked], from_ns: [range.start], to_ns: [range.end], width_px: [width]}
+    const isIdeal = element("ideal").checked
+    plot.view.data = {id: [asked], from_ns: [range.start], to_ns: [range.end], width_px: [width], is_ideal: [isIdeal]}
   }
 
   function schedule() {
@@ -39,10 +40,11 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   function answered() {
     if (isPaused) view.unpause()
     isPaused = false
-    const {id, step, spans, is_shaded} = plot.answer.data
+    const {id, step, spans, is_shaded, ideal_hint} = plot.answer.data
     if (id[0] !== asked) return
     waiting = false
     showStatus(step[0], spans[0], is_shaded[0])
+    element("ideal-hint").textContent = ideal_hint[0]
     document.body.dataset.answered = id[0]
     if (stale) {
       stale = false
@@ -96,6 +98,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     f: showAll,
     "[": () => pickStep(Number(element("step").value), -1),
     "]": () => pickStep(Number(element("step").value), 1),
+    i: () => element("ideal").click(),
   }
 
   document.addEventListener("keydown", (event) => {
@@ -117,11 +120,17 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   // --- address --------------------------------------------------------------------------------------------------
   // Written when the view has come to rest, in place: going back leaves the page instead of undoing a drag.
   let remembering
+  const place = () => ({from: Math.round(range.start), to: Math.round(range.end)})
   function rememberSoon(step) {
     clearTimeout(remembering)
-    remembering = setTimeout(() => {
-      window.overlapscope.setAddress({step, from: Math.round(range.start), to: Math.round(range.end)})
-    }, 250)
+    remembering = setTimeout(() => window.overlapscope.setAddress({step, ...place()}), 250)
+  }
+
+  // Other ranks are another figure: the page is opened again, at the same view.
+  function chooseRanks(input) {
+    if (!input.reportValidity()) return
+    window.overlapscope.setAddress({ranks: input.value.trim() || null, rank: null, ...place()})
+    location.reload()
   }
 
   // --- pointing at spans ----------------------------------------------------------------------------------------
@@ -211,6 +220,15 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   element("step")?.addEventListener("change", (event) => {
     pickStep(Number(event.target.value), 0)
     event.target.blur()
+  })
+
+  element("chosen-ranks")?.addEventListener("change", (event) => chooseRanks(event.target))
+  element("ideal").addEventListener("change", (event) => {
+    window.overlapscope.setAddress({ideal: event.target.checked ? 1 : null})
+    // The first answer of a large recording takes seconds.
+    element("ideal-hint").textContent = event.target.checked ? "…" : ""
+    event.target.blur()
+    schedule()
   })
 
   window.overlapscope.paintPlots()

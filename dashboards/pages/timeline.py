@@ -1,9 +1,10 @@
-"""The timeline of all ranks."""
+"""The timeline of the ranks that are chosen."""
 
 from __future__ import annotations
 
 from bokeh.document import Document
 
+from dashboards.pages.rank_choice import choose_ranks, format_ranks, suggest_ranks
 from dashboards.pages.shell import Arguments, render
 from dashboards.plots.timeline import MIN_VIEW_NS, TimelinePlot, step_view
 from dashboards.plots.timeline_content import View
@@ -13,9 +14,10 @@ from overlapscope.trace.tables import PHASE_NAMES
 
 
 def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_plain: bool = False) -> None:
-    """Fill a document with the timeline, at the view that the address asks for."""
-    timeline = snapshot.timeline
-    plot = TimelinePlot(snapshot.trace, timeline, view_of_address(timeline, arguments))
+    """Fill a document with the timeline, of the ranks and at the view that the address asks for."""
+    choice = choose_ranks(snapshot.trace.ranks, arguments)
+    timeline = snapshot.lanes.timeline(choice.shown)
+    plot = TimelinePlot(snapshot, timeline, view_of_address(timeline, arguments))
     document.js_on_event("document_ready", plot.start_script)
     render(
         document,
@@ -25,8 +27,11 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
         roots=[plot.root, plot.axis],
         is_plain=is_plain,
         layout=plot.layout,
-        ranks=timeline.ranks,
-        lane_names=LANE_NAMES,
+        choice=choice,
+        chosen=format_ranks(choice.shown),
+        suggestions=suggest_ranks(snapshot.trace.ranks) if choice.is_part else [],
+        is_ideal=arguments.get("ideal") == [b"1"],
+        lane_labels=[(name, plot.layout.lane_px(LANE_NAMES.index(name))) for name in plot.layout.labelled_lanes],
         phase_legend=[(name.replace("_", " "), name.replace("_", "-")) for name in PHASE_NAMES],
         bucket_slots=BUCKET_SLOTS,
         first_step=int(timeline.steps["step"].min()) if len(timeline.steps) else 0,

@@ -10,6 +10,7 @@ from overlapscope.analysis.lanes import LANE_NAMES
 _LANE_UNITS: Final = {"phases": 2, "gradients": 1, "buckets": 2, "communication": 3}
 _GAP_UNITS: Final = 1
 _WINDOW_PX: Final = 620
+_ALL_LABELLED_UNIT_PX: Final = 8
 _RANK_UNITS: Final = sum(_LANE_UNITS.values()) + _GAP_UNITS
 
 
@@ -37,6 +38,11 @@ class LaneLayout:
     def rank_height_px(self) -> int:
         """Height of the lanes of one rank and of the space below them."""
         return _RANK_UNITS * self.unit_px
+
+    @property
+    def labelled_lanes(self) -> tuple[str, ...]:
+        """The lanes of a rank whose names can be read beside each other."""
+        return LANE_NAMES if self.unit_px >= _ALL_LABELLED_UNIT_PX else ("phases", "communication")
 
     def lane_units(self, lane: int) -> tuple[int, int]:
         """First unit of a lane and the unit after its last."""

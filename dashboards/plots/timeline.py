@@ -14,11 +14,13 @@ import numpy as np
 from bokeh.models import ColumnDataSource, CustomJS, Range1d
 
 from dashboards.assets import read_asset
+from dashboards.plots.ideal_content import IDEAL_END_COLUMNS, OUTLINE_COLUMNS, ideal_end_columns, outline_columns
 from dashboards.plots.lane_layout import layout_lanes
 from dashboards.plots.timeline_content import (
     LABEL_COLUMNS,
     SHADE_COLUMNS,
     SPAN_COLUMNS,
+    Columns,
     View,
     label_columns,
     no_columns,
@@ -29,12 +31,16 @@ from dashboards.plots.timeline_content import (
 )
 from dashboards.plots.timeline_figure import draw_axis, draw_lanes
 from dashboards.plots.tooltip import tooltip_of
+from dashboards.recording import Snapshot
+from overlapscope.analysis.ideal import Ideal, ideal_between
 from overlapscope.analysis.lanes import Timeline
 from overlapscope.analysis.span_details import details_of
-from overlapscope.trace.reader import Trace
 
 MAX_SPANS: Final = 3_000
 """More spans than this in view are drawn as shades of busy time."""
+
+MAX_IDEAL_STEPS: Final = 20
+"""The ideal is drawn over no more steps than these: outlines of more would hide what they are laid over."""
 
 MIN_VIEW_NS: Final = 200
 """The browser can't zoom in any further."""
@@ -44,11 +50,13 @@ class TimelinePlot:
     """Lanes above each other (``root``), their time axis (``axis``), and the sources that feed them.
 
     Args:
+        timeline: of the ranks to show.
         view: what to show first; the whole recording if not given.
     """
 
-    def __init__(self, trace: Trace, timeline: Timeline, view: View | None = None) -> None:
-        self._trace = trace
+    def __init__(self, snapshot: Snapshot, timeline: Timeline, view: View | None = None) -> None:
+        self._snapshot = snapshot
+        self._trace = snapshot.trace
         self._timeline = timeline
         self.layout = layout_lanes(len(timeline.ranks))
         self.spans = ColumnDataSource(data=no_columns(*SPAN_COLUMNS))
@@ -56,9 +64,11 @@ class TimelinePlot:
         self.labels = ColumnDataSource(data=no_columns(*LABEL_COLUMNS))
         self.unfinished = ColumnDataSource(data=unfinished_columns(timeline, self.layout))
         self.step_lines = ColumnDataSource(data=no_columns("x", "label"))
+        self.outlines = ColumnDataSource(name="outlines", data=no_columns(*OUTLINE_COLUMNS))
+        self.ideal_ends = ColumnDataSource(data=no_columns(*IDEAL_END_COLUMNS))
 
-        self.view = ColumnDataSource(name="view", data=no_columns("id", "from_ns", "to_ns", "width_px"))
-        self.answer = ColumnDataSource(name="answer", data=no_columns("id", "step", "spans", "is_shaded"))
+        self.view = ColumnDataSource(name="view", data=no_columns("id", "from_ns", "to_ns", "width_px", "is_ideal"))
+        self.answer = ColumnDataSource(name="answer", data=no_columns("id", "step", "spans", "is_shaded", "ideal_hint"))
         self.pick = ColumnDataSource(data=no_columns("step", "move"))
         self.picked = ColumnDataSource(data=no_columns("from_ns", "to_ns"))
         self.pointed = ColumnDataSource(data=no_columns("id", "lane", "row"))
@@ -76,10 +86,12 @@ class TimelinePlot:
             labels=self.labels,
             unfinished=self.unfinished,
             step_lines=self.step_lines,
+            outlines=self.outlines,
+            ideal_ends=self.ideal_ends,
         )
         # The browser sends back changes only of what a root refers to.
         self.root.tags = [{"dialogue": [self.view, self.answer, self.pick, self.picked, self.pointed, self.tooltip]}]
-        self.axis = draw_axis(self.time_range, self.step_lines, read_asset("time_ticks.js"))
+        self.axis = draw_axis(self.time_range, self.step_lines, self.ideal_ends, read_asset("time_ticks.js"))
         self.view.on_change("data", self._on_view)
         self.pick.on_change("data", self._on_pick)
         self.pointed.on_change("data", self._on_pointed)
@@ -117,10 +129,24 @@ class TimelinePlot:
         # The browser stops drawing with the first of these, until it has the answer that follows them.
         self.spans.data = spans
         for source, columns in ((self.shades, shades), (self.labels, labels), (self.step_lines, steps)):
-            # Every message costs the browser time, so nothing is not sent after nothing.
-            if _is_filled(columns) or _is_filled(source.data):
-                source.data = columns
+            _fill(source, columns)
         return in_view
+
+    def update_ideal(self, view: View, width_px: int, *, is_wanted: bool) -> str:
+        """Draw the ideal over what was recorded, or take it away.
+
+        Returns:
+            Why there is none although it is wanted; empty if there is.
+        """
+        ideal, hint = self._ideal(view) if is_wanted else (None, "")
+        outlines, ends = no_columns(*OUTLINE_COLUMNS), no_columns(*IDEAL_END_COLUMNS)
+        if ideal is not None:
+            ns_per_px = (view[1] - view[0]) / width_px
+            outlines = outline_columns(ideal, self._timeline, self.layout, ns_per_px)
+            ends = ideal_end_columns(ideal, self._timeline.begin_ns, ns_per_px)
+        _fill(self.outlines, outlines)
+        _fill(self.ideal_ends, ends)
+        return hint
 
     def step_at(self, time_ns: int) -> int | None:
         """The number of the step that a moment lies in, or of the last one begun before it."""
@@ -131,9 +157,26 @@ class TimelinePlot:
     def _count(self, view: View) -> int:
         return sum(lane.spans.count(*view) for lane in self._timeline.lanes)
 
+    def _ideal(self, view: View) -> tuple[Ideal | None, str]:
+        """The ideal of the cycles in view, or why there is none."""
+        if self._count_steps(view) > MAX_IDEAL_STEPS:
+            return None, f"zoom in to {MAX_IDEAL_STEPS} steps or fewer"
+        # Cycles of a large recording take seconds: they are not looked at before they are needed.
+        replay, begin_ns = self._snapshot.replay, self._timeline.begin_ns
+        if replay is None:
+            return None, "needs two ranks on one clock, and steps after the warm-up"
+        ideal = ideal_between(replay, view[0] + begin_ns, view[1] + begin_ns)
+        return (ideal, "") if len(ideal.cycles) else (None, "the steps in view have none")
+
+    def _count_steps(self, view: View) -> int:
+        steps = self._timeline.steps
+        return int(((steps["start_ns"] < view[1]) & (steps["end_ns"] > view[0])).sum())
+
     def _on_view(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
         view = (int(asked["from_ns"][0]), int(asked["to_ns"][0]))
-        in_view = self.update(view, int(asked["width_px"][0]))
+        width_px = int(asked["width_px"][0])
+        in_view = self.update(view, width_px)
+        ideal_hint = self.update_ideal(view, width_px, is_wanted=bool(asked["is_ideal"][0]))
         step = self.step_at(sum(view) // 2)
         # Last, so that the browser, which waits for it, has everything else by then.
         self.answer.data = {
@@ -141,6 +184,7 @@ class TimelinePlot:
             "step": [step],
             "spans": [in_view],
             "is_shaded": [in_view > MAX_SPANS],
+            "ideal_hint": [ideal_hint],
         }
 
     def _on_pick(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
@@ -157,6 +201,12 @@ class TimelinePlot:
             "label": [label for label, _ in rows] or [""],
             "value": [value for _, value in rows] or [""],
         }
+
+
+def _fill(source: ColumnDataSource, columns: Columns) -> None:
+    # Every message costs the browser time, so nothing is not sent after nothing.
+    if _is_filled(columns) or _is_filled(source.data):
+        source.data = columns
 
 
 def _is_filled(columns: Any) -> bool:

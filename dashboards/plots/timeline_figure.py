@@ -35,8 +35,10 @@ def draw_lanes(
     labels: ColumnDataSource,
     unfinished: ColumnDataSource,
     step_lines: ColumnDataSource,
+    outlines: ColumnDataSource,
+    ideal_ends: ColumnDataSource,
 ) -> Any:
-    """All lanes of all ranks; y is pixels from the top."""
+    """All lanes of the ranks shown; y is pixels from the top."""
     plot = _plot(time_range, Range1d(start=layout.height_px, end=0), layout.height_px, "lanes")
     plot.yaxis.visible = False
     plot.xaxis.visible = False
@@ -81,11 +83,19 @@ def draw_lanes(
         x="x", y="y", text="text", source=labels, text_baseline="middle", text_font=value(_FONT), text_font_size="11px"
     )
     paint(names.glyph, text_color="on_span")
+    ideal = plot.quad(
+        left="left", right="right", top="top", bottom="bottom", source=outlines, fill_color=None, line_width=1.5
+    )
+    paint(ideal.glyph, line_color="accent")
+    ends = plot.vspan(x="x", source=ideal_ends, line_width=1.5, level="overlay")
+    paint(ends.glyph, line_color="accent")
     return plot
 
 
-def draw_axis(time_range: Range1d, step_lines: ColumnDataSource, tick_label_script: str) -> Any:
-    """The time axis, and the numbers of the steps."""
+def draw_axis(
+    time_range: Range1d, step_lines: ColumnDataSource, ideal_ends: ColumnDataSource, tick_label_script: str
+) -> Any:
+    """The time axis, the numbers of the steps, and how much earlier they would have ended."""
     plot = _plot(time_range, Range1d(start=0, end=1), AXIS_HEIGHT_PX, "axis", x_axis_location="above")
     plot.yaxis.visible = False
     plot.grid.visible = False
@@ -108,6 +118,18 @@ def draw_axis(time_range: Range1d, step_lines: ColumnDataSource, tick_label_scri
     paint(numbers.glyph, text_color="muted")
     begins = plot.vspan(x="x", source=step_lines, line_width=1, line_dash=[2, 3])
     paint(begins.glyph, line_color="faint")
+    gains = plot.text(
+        x="x",
+        y=0.5,
+        text="label",
+        source=ideal_ends,
+        x_offset=-5,
+        text_align="right",
+        text_baseline="middle",
+        text_font=value(_FONT),
+        text_font_size="11px",
+    )
+    paint(gains.glyph, text_color="accent")
     return plot
 
 

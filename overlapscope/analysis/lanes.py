@@ -7,6 +7,7 @@ them in turn; neighbours in launch order never share one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -16,6 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from overlapscope.analysis.density import SpanIndex, index_spans
+from overlapscope.analysis.intervals import Int64Array
 from overlapscope.trace.reader import Trace
 from overlapscope.trace.tables import PHASE_NAMES
 
@@ -58,10 +60,10 @@ class Lane:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Timeline:
-    """All lanes of a recording. Times are nanoseconds from ``begin_ns`` of the common clock."""
+    """Lanes of some ranks of a recording. Times are nanoseconds from ``begin_ns`` of the common clock."""
 
     lanes: tuple[Lane, ...]
-    """By rank, and within a rank as in ``LANE_NAMES``."""
+    """Rank below rank, and within a rank as in ``LANE_NAMES``."""
     begin_ns: int
     """The earliest moment recorded: time 0 of the timeline, on the trace's clock."""
     length_ns: int
@@ -75,43 +77,91 @@ class Timeline:
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
-        """In ascending order."""
-        return tuple(sorted({lane.rank for lane in self.lanes}))
+        """From top to bottom."""
+        return tuple(dict.fromkeys(lane.rank for lane in self.lanes))
 
 
-def timeline_of(trace: Trace) -> Timeline:
-    """Arrange a recording in lanes."""
-    begin_ns, end_ns = _extent_ns(trace)
-    collectives = _with_open_ends(trace, begin_ns, end_ns)
-    bucket_of_gradient = _buckets_of_gradients(trace)
-    lanes: list[Lane] = []
-    for rank in sorted(trace.ranks["rank"]):
-        for name, spans in (
-            ("phases", _phases(trace.phases, rank, begin_ns)),
-            ("gradients", _gradients(trace.gradients, bucket_of_gradient, rank, begin_ns)),
-            ("buckets", _buckets(collectives, trace.copies, rank, begin_ns)),
-            ("communication", _communication(collectives, rank)),
-        ):
-            lanes.append(Lane(rank=int(rank), name=name, spans=spans, collectives=len(collectives)))
-    steps = trace.steps.groupby("step", as_index=False).agg(start_ns=("start_ns", "min"), end_ns=("end_ns", "max"))
-    steps[["start_ns", "end_ns"]] -= begin_ns
-    lane_of_rank = {lane.rank: number for number, lane in enumerate(lanes) if lane.name == "communication"}
-    unfinished = collectives[collectives["is_unfinished"]]
-    return Timeline(
-        lanes=tuple(lanes),
-        begin_ns=begin_ns,
-        length_ns=max(1, end_ns - begin_ns),
-        steps=steps.sort_values("start_ns", ignore_index=True),
-        unfinished=pd.DataFrame(
-            {
-                "lane": unfinished["rank"].map(lane_of_rank).to_numpy(dtype=np.int64),
-                "row": unfinished.index.to_numpy(dtype=np.int64),
-                "start_ns": unfinished["from_ns"].to_numpy(),
-                "end_ns": unfinished["to_ns"].to_numpy(),
-                "bucket": unfinished["bucket"].to_numpy(),
-            }
-        ),
-    )
+class LanesByRank:
+    """The lanes of a recording, made rank by rank when they are first asked for, and kept.
+
+    A thousand ranks have millions of rows: each table is split by rank once, and not searched again for every lane.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._begin_ns, self._end_ns = _extent_ns(trace)
+        self._rows = {
+            name: _rows_by_rank(getattr(trace, name), trace.ranks["rank"].to_numpy(dtype=np.int64))
+            for name in ("steps", "phases", "gradients", "copies", "collectives")
+        }
+        steps = trace.steps.groupby("step", as_index=False).agg(start_ns=("start_ns", "min"), end_ns=("end_ns", "max"))
+        steps[["start_ns", "end_ns"]] -= self._begin_ns
+        self._bounds_of_steps = steps.sort_values("start_ns", ignore_index=True)
+        self._made: dict[int, _RankLanes] = {}
+
+    def timeline(self, ranks: Sequence[int]) -> Timeline:
+        """The timeline of some ranks, from top to bottom; its steps and its length are those of all ranks."""
+        made = [self._lanes_of(rank) for rank in ranks]
+        number = LANE_NAMES.index("communication")
+        unfinished = [
+            of_rank.unfinished.assign(lane=place * len(LANE_NAMES) + number) for place, of_rank in enumerate(made)
+        ]
+        return Timeline(
+            lanes=tuple(lane for of_rank in made for lane in of_rank.lanes),
+            begin_ns=self._begin_ns,
+            length_ns=max(1, self._end_ns - self._begin_ns),
+            steps=self._bounds_of_steps,
+            unfinished=pd.concat(unfinished, ignore_index=True),
+        )
+
+    def _lanes_of(self, rank: int) -> _RankLanes:
+        if rank not in self._made:
+            self._made[rank] = self._make(rank)
+        return self._made[rank]
+
+    def _make(self, rank: int) -> _RankLanes:
+        trace, begin_ns = self._trace, self._begin_ns
+        rows = self._rows["collectives"][rank]
+        steps = trace.steps.iloc[self._rows["steps"][rank]]
+        collectives = _with_open_ends(trace.collectives.iloc[rows], steps, begin_ns, self._end_ns)
+        copied = self._rows["copies"][rank]
+        spans = {
+            "phases": _phases(trace.phases, self._rows["phases"][rank], begin_ns),
+            "gradients": _gradients(trace, self._rows["gradients"][rank], begin_ns),
+            "buckets": _buckets(collectives, rows, trace.copies, copied, len(trace.collectives), begin_ns),
+            "communication": _communication(collectives, rows),
+        }
+        is_unfinished = collectives["is_unfinished"].to_numpy()
+        unfinished = collectives[is_unfinished]
+        return _RankLanes(
+            lanes=tuple(
+                Lane(rank=rank, name=name, spans=spans[name], collectives=len(trace.collectives)) for name in LANE_NAMES
+            ),
+            unfinished=pd.DataFrame(
+                {
+                    "row": rows[is_unfinished],
+                    "start_ns": unfinished["from_ns"].to_numpy(),
+                    "end_ns": unfinished["to_ns"].to_numpy(),
+                    "bucket": unfinished["bucket"].to_numpy(),
+                }
+            ),
+        )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _RankLanes:
+    lanes: tuple[Lane, ...]
+    unfinished: pd.DataFrame
+    """As ``Timeline.unfinished``, without the number of the lane."""
+
+
+def timeline_of(trace: Trace, ranks: Sequence[int] | None = None) -> Timeline:
+    """Arrange a recording in lanes.
+
+    Args:
+        ranks: which ones, from top to bottom; all of them, ascending, if not given.
+    """
+    return LanesByRank(trace).timeline(sorted(trace.ranks["rank"].tolist()) if ranks is None else ranks)
 
 
 def bucket_categories(buckets: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
@@ -129,64 +179,77 @@ def _extent_ns(trace: Trace) -> tuple[int, int]:
     return min(starts_ns, default=0), max(ends_ns, default=0)
 
 
-def _with_open_ends(trace: Trace, begin_ns: int, end_ns: int) -> pd.DataFrame:
-    """Collectives with ``from_ns`` and ``to_ns`` on the timeline, which those without an end have too."""
-    table = trace.collectives
-    step_ends = trace.steps[["rank", "step", "end_ns"]].drop_duplicates(["rank", "step"])
-    step_end_ns = table[["rank", "step"]].merge(step_ends, how="left", on=["rank", "step"])["end_ns"].astype("Int64")
-    is_unfinished = table["end_ns"].isna().to_numpy()
-    until_ns = step_end_ns.fillna(end_ns).to_numpy(dtype=np.int64)
-    to_ns = np.where(is_unfinished, until_ns, table["end_ns"].fillna(0).to_numpy(dtype=np.int64))
-    from_ns = table["start_ns"].fillna(table["launch_ns"]).to_numpy(dtype=np.int64)
-    return table.reset_index(drop=True).assign(
-        from_ns=from_ns - begin_ns, to_ns=to_ns - begin_ns, is_unfinished=is_unfinished
-    )
+def _rows_by_rank(table: pd.DataFrame, ranks: Int64Array) -> dict[int, Int64Array]:
+    """The positions of each rank's rows."""
+    rank_of_row = table["rank"].to_numpy(dtype=np.int64)
+    order = np.argsort(rank_of_row, kind="stable")
+    first, after = (np.searchsorted(rank_of_row, ranks, side=side, sorter=order) for side in ("left", "right"))
+    return {rank: order[first[place] : after[place]] for place, rank in enumerate(ranks.tolist())}
 
 
-def _buckets_of_gradients(trace: Trace) -> npt.NDArray[np.int64]:
+def _with_open_ends(collectives: pd.DataFrame, steps: pd.DataFrame, begin_ns: int, end_ns: int) -> pd.DataFrame:
+    """Collectives of a rank with ``from_ns`` and ``to_ns`` on the timeline, which those without an end have too.
+
+    Args:
+        steps: of that rank.
+    """
+    end_of_step_ns = steps.drop_duplicates("step").set_index("step")["end_ns"]
+    is_unfinished = collectives["end_ns"].isna().to_numpy()
+    until_ns = collectives["step"].map(end_of_step_ns).astype("Int64").fillna(end_ns).to_numpy(dtype=np.int64)
+    to_ns = np.where(is_unfinished, until_ns, collectives["end_ns"].fillna(0).to_numpy(dtype=np.int64))
+    from_ns = collectives["start_ns"].fillna(collectives["launch_ns"]).to_numpy(dtype=np.int64)
+    return collectives.assign(from_ns=from_ns - begin_ns, to_ns=to_ns - begin_ns, is_unfinished=is_unfinished)
+
+
+def _buckets_of_gradients(gradients: pd.DataFrame, plans: pd.DataFrame) -> Int64Array:
     """The bucket of each gradient's parameter, or -1 if no plan says."""
     keys = ["model", "plan_epoch", "parameter"]
-    known = trace.plans[[*keys, "bucket"]].drop_duplicates(keys)
+    known = plans[[*keys, "bucket"]].drop_duplicates(keys)
     if known.empty:
-        return np.full(len(trace.gradients), -1, dtype=np.int64)
-    found = trace.gradients[keys].merge(known.astype("int64"), how="left", on=keys)["bucket"]
+        return np.full(len(gradients), -1, dtype=np.int64)
+    found = gradients[keys].merge(known.astype("int64"), how="left", on=keys)["bucket"]
     return found.fillna(-1).to_numpy(dtype=np.int64)
 
 
-def _of_rank(table: pd.DataFrame, rank: int) -> npt.NDArray[np.int64]:
-    return np.flatnonzero(table["rank"].to_numpy() == rank)
-
-
-def _phases(phases: pd.DataFrame, rank: int, begin_ns: int) -> SpanIndex:
-    rows = _of_rank(phases, rank)
+def _phases(phases: pd.DataFrame, rows: Int64Array, begin_ns: int) -> SpanIndex:
     starts_ns, ends_ns = phases["start_ns"].to_numpy()[rows], phases["end_ns"].to_numpy()[rows]
     categories = phases["phase"].cat.codes.to_numpy()[rows]
     return index_spans(starts_ns - begin_ns, ends_ns - begin_ns, categories, rows)
 
 
-def _gradients(gradients: pd.DataFrame, buckets: npt.NDArray[np.int64], rank: int, begin_ns: int) -> SpanIndex:
-    rows = _of_rank(gradients, rank)
-    ready_ns = gradients["ready_ns"].to_numpy()[rows] - begin_ns
-    return index_spans(ready_ns, ready_ns, bucket_categories(buckets[rows]), rows)
+def _gradients(trace: Trace, rows: Int64Array, begin_ns: int) -> SpanIndex:
+    gradients = trace.gradients.iloc[rows]
+    ready_ns = gradients["ready_ns"].to_numpy() - begin_ns
+    return index_spans(ready_ns, ready_ns, bucket_categories(_buckets_of_gradients(gradients, trace.plans)), rows)
 
 
-def _buckets(collectives: pd.DataFrame, copies: pd.DataFrame, rank: int, begin_ns: int) -> SpanIndex:
-    waits = _of_rank(collectives, rank)
-    waits = waits[collectives["ready_ns"].notna().to_numpy()[waits]]
-    moved = _of_rank(copies, rank)
-    starts_ns = collectives["ready_ns"].iloc[waits].to_numpy(dtype=np.int64)
-    launched_ns = collectives["launch_ns"].to_numpy()[waits]
-    copies_start_ns, copies_end_ns = copies["start_ns"].to_numpy()[moved], copies["end_ns"].to_numpy()[moved]
-    buckets = np.concatenate([collectives["bucket"].to_numpy()[waits], copies["bucket"].to_numpy()[moved]])
+def _buckets(
+    collectives: pd.DataFrame,
+    rows: Int64Array,
+    copies: pd.DataFrame,
+    copied: Int64Array,
+    first_copy: int,
+    begin_ns: int,
+) -> SpanIndex:
+    """Waits for launch and copies of a rank.
+
+    Args:
+        collectives: of the rank.
+        rows: their positions in the whole table.
+        copies: of all ranks.
+        copied: positions of the rank's own.
+        first_copy: the number that stands for the first copy of all.
+    """
+    has_waited = collectives["ready_ns"].notna().to_numpy()
+    waits, moved = collectives[has_waited], copies.iloc[copied]
     return index_spans(
-        np.concatenate([starts_ns, copies_start_ns]) - begin_ns,
-        np.concatenate([launched_ns, copies_end_ns]) - begin_ns,
-        bucket_categories(buckets),
-        np.concatenate([waits, moved + len(collectives)]),
+        np.concatenate([waits["ready_ns"].to_numpy(dtype=np.int64), moved["start_ns"].to_numpy()]) - begin_ns,
+        np.concatenate([waits["launch_ns"].to_numpy(), moved["end_ns"].to_numpy()]) - begin_ns,
+        bucket_categories(np.concatenate([waits["bucket"].to_numpy(), moved["bucket"].to_numpy()])),
+        np.concatenate([rows[has_waited], copied + first_copy]),
     )
 
 
-def _communication(collectives: pd.DataFrame, rank: int) -> SpanIndex:
-    rows = _of_rank(collectives, rank)
-    from_ns, to_ns = collectives["from_ns"].to_numpy()[rows], collectives["to_ns"].to_numpy()[rows]
-    return index_spans(from_ns, to_ns, bucket_categories(collectives["bucket"].to_numpy()[rows]), rows)
+def _communication(collectives: pd.DataFrame, rows: Int64Array) -> SpanIndex:
+    from_ns, to_ns = collectives["from_ns"].to_numpy(), collectives["to_ns"].to_numpy()
+    return index_spans(from_ns, to_ns, bucket_categories(collectives["bucket"].to_numpy()), rows)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from overlapscope.analysis.lanes import CATEGORIES, LANE_NAMES, timeline_of
+from overlapscope.analysis.lanes import CATEGORIES, LANE_NAMES, LanesByRank, timeline_of
 from overlapscope.analysis.span_details import details_of
 from overlapscope.trace.format import Flag, Kind, pack_body
 from overlapscope.trace.reader import read_trace
@@ -113,3 +115,38 @@ def test_steps_of_one_rank_need_not_be_those_of_another(tmp_path):
             write_step(log, step, BEGIN + step * 10_000 * US)
         log.close()
     assert timeline_of(read_trace(tmp_path / "traces")).steps["step"].tolist() == [0, 1, 2]
+
+
+def test_only_the_ranks_asked_for_have_lanes_in_the_order_asked_for(tmp_path):
+    trace = read_trace(write_recording(tmp_path / "traces", ranks=4))
+    everything, some = timeline_of(trace), timeline_of(trace, ranks=[3, 1])
+    assert [(lane.rank, lane.name) for lane in some.lanes] == [(r, name) for r in (3, 1) for name in LANE_NAMES]
+    assert some.ranks == (3, 1)
+    assert (some.begin_ns, some.length_ns) == (everything.begin_ns, everything.length_ns)
+    for lane, same in zip(some.lanes, everything.lanes[12:] + everything.lanes[4:8], strict=True):
+        assert lane.spans.starts_ns.tolist() == same.spans.starts_ns.tolist()
+        assert lane.spans.rows.tolist() == same.spans.rows.tolist()
+
+
+def test_tables_need_not_be_in_the_order_of_ranks(trace):
+    names = ("steps", "phases", "gradients", "copies", "collectives")
+    mixed = {name: getattr(trace, name).sample(frac=1, random_state=0, ignore_index=True) for name in names}
+    for lane, same in zip(timeline_of(replace(trace, **mixed)).lanes, timeline_of(trace).lanes, strict=True):
+        assert lane.spans.starts_ns.tolist() == same.spans.starts_ns.tolist()
+        assert lane.spans.ends_ns.tolist() == same.spans.ends_ns.tolist()
+
+
+def test_lanes_are_made_once(trace):
+    by_rank = LanesByRank(trace)
+    first, again = by_rank.timeline([0]), by_rank.timeline([1, 0])
+    assert again.lanes[4:] == first.lanes
+
+
+def test_what_never_completed_lies_in_the_lane_of_its_rank_wherever_that_is(tmp_path):
+    for rank in (0, 1):
+        log = make_rank(tmp_path / "traces", rank, world_size=2)
+        body = pack_body(Kind.LAUNCH, op="all_reduce", index=rank, dtype="float32", elements=4)
+        log.append(body, 0, BEGIN + rank, BEGIN + rank)
+        log.close()
+    unfinished = timeline_of(read_trace(tmp_path / "traces"), ranks=[1, 0]).unfinished
+    assert unfinished[["lane", "row", "bucket"]].to_numpy().tolist() == [[3, 1, 1], [7, 0, 0]]

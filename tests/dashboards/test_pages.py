@@ -118,7 +118,7 @@ def test_a_launch_without_end_is_drawn_to_the_end_and_marked(tmp_path):
     log.append(pack_body(Kind.GRADIENT_READY, index=1), 0, begin + 1000, begin + 1000)
     log.close()
     snapshot = Recording(folder).newest()
-    plot = timeline.TimelinePlot(snapshot.trace, snapshot.timeline)
+    plot = timeline.TimelinePlot(snapshot, snapshot.lanes.timeline([0]))
     assert plot.unfinished.data["left"] == [10]
     assert plot.unfinished.data["right"] == [1000]
     plot.pointed.data = {"id": [1], "lane": [3], "row": [0]}

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
 from dashboards.pages.timeline import view_of_address
 from dashboards.plots import timeline as timeline_module
+from dashboards.plots.lane_layout import layout_lanes
 from dashboards.plots.timeline import TimelinePlot, step_view
 from dashboards.plots.tooltip import tooltip_of
+from dashboards.recording import Recording
 from dashboards.theme import SHADES
-from overlapscope.analysis.lanes import CATEGORIES
+from overlapscope.analysis.lanes import CATEGORIES, LANE_NAMES
 from overlapscope.analysis.span_details import SpanDetails
+from tests.synthetic import write_recording
 
 MS = 1_000_000
 US = 1_000
 
 
 @pytest.fixture
-def plot(snapshot):
-    return TimelinePlot(snapshot.trace, snapshot.timeline)
+def timeline(snapshot):
+    return snapshot.lanes.timeline([0, 1])
+
+
+@pytest.fixture
+def plot(snapshot, timeline):
+    return TimelinePlot(snapshot, timeline)
 
 
 def spans_of(plot, lane):
@@ -28,8 +38,9 @@ def spans_of(plot, lane):
     return {name: np.asarray(values)[chosen] for name, values in data.items()}
 
 
-def ask(plot, from_ns, to_ns, width_px=1000, number=1):
-    plot.view.data = {"id": [number], "from_ns": [from_ns], "to_ns": [to_ns], "width_px": [width_px]}
+def ask(plot, from_ns, to_ns, width_px=1000, number=1, is_ideal=False):
+    asked = {"id": number, "from_ns": from_ns, "to_ns": to_ns, "width_px": width_px, "is_ideal": is_ideal}
+    plot.view.data = {name: [value] for name, value in asked.items()}
 
 
 def test_it_opens_with_the_whole_recording(plot):
@@ -97,10 +108,10 @@ def test_an_answer_names_the_question_and_the_step_in_the_middle(plot):
 @pytest.mark.parametrize(
     ("step", "move", "shown"), [(2, 0, 2), (2, 1, 3), (2, -1, 1), (4, 1, 4), (0, -1, 0), (99, 0, 4)]
 )
-def test_picking_a_step_shows_it_on_all_ranks(plot, snapshot, step, move, shown):
+def test_picking_a_step_shows_it_on_all_ranks(plot, timeline, step, move, shown):
     plot.pick.data = {"step": [step], "move": [move]}
     picked = plot.picked.data
-    steps = snapshot.timeline.steps.set_index("step")
+    steps = timeline.steps.set_index("step")
     assert picked["from_ns"][0] < steps["start_ns"][shown]
     assert picked["to_ns"][0] > steps["end_ns"][shown]
     assert picked["to_ns"][0] - picked["from_ns"][0] < 12 * MS
@@ -127,6 +138,57 @@ def test_names_are_written_into_spans_that_hold_them(plot):
     assert plot.labels.data["text"] == []
 
 
+def test_the_ideal_is_outlined_in_the_lanes_of_every_rank(plot):
+    # Rank 1 is 50 µs late: the last all-reduce would have begun, and ended, that much earlier.
+    ask(plot, 40 * MS, 50 * MS, is_ideal=True)
+    outlines = {name: np.asarray(values) for name, values in plot.outlines.data.items()}
+    for lane in (3, 7):
+        top, bottom = plot.layout.lane_px(lane)
+        inside = (outlines["top"] > top) & (outlines["bottom"] < bottom)
+        assert outlines["left"][inside].tolist() == [44_000 * US, 45_000 * US, 46_900 * US]
+        assert outlines["right"][inside].tolist() == [44_750 * US, 46_450 * US, 48_250 * US]
+    assert plot.ideal_ends.data["x"].tolist() == [48_250 * US]
+    assert plot.ideal_ends.data["label"] == ["ideal end: 50.0 µs earlier"]
+    assert plot.answer.data["ideal_hint"] == [""]
+    ask(plot, 40 * MS, 50 * MS, number=2)
+    assert len(plot.outlines.data["left"]) == len(plot.ideal_ends.data["x"]) == 0
+
+
+def test_there_is_no_ideal_of_the_warm_up(plot):
+    ask(plot, 0, 9 * MS, is_ideal=True)
+    assert plot.answer.data["ideal_hint"] == ["the steps in view have none"]
+    assert len(plot.outlines.data["left"]) == 0
+
+
+def test_the_ideal_of_too_many_steps_is_not_drawn(plot, monkeypatch):
+    monkeypatch.setattr(timeline_module, "MAX_IDEAL_STEPS", 3)
+    ask(plot, 0, 50 * MS, is_ideal=True)
+    assert plot.answer.data["ideal_hint"] == ["zoom in to 3 steps or fewer"]
+    assert len(plot.outlines.data["left"]) == 0
+
+
+def test_one_rank_alone_has_no_ideal(tmp_path):
+    snapshot = Recording(write_recording(tmp_path / "traces", ranks=1)).newest()
+    plot = TimelinePlot(snapshot, snapshot.lanes.timeline([0]))
+    ask(plot, 40 * MS, 50 * MS, is_ideal=True)
+    assert plot.answer.data["ideal_hint"] == ["needs two ranks on one clock, and steps after the warm-up"]
+
+
+@pytest.mark.parametrize(
+    ("width_px", "label"), [(1000, "ideal end: 50.0 µs earlier"), (200, "\N{MINUS SIGN}50.0 µs"), (100, "")]
+)
+def test_how_much_earlier_is_said_as_far_as_there_is_room(plot, width_px, label):
+    ask(plot, 40 * MS, 50 * MS, width_px=width_px, is_ideal=True)
+    assert plot.ideal_ends.data["label"] == [label]
+
+
+@pytest.mark.parametrize("ranks", [1, 4, 8, 9, 12, 16])
+def test_names_of_lanes_do_not_cover_each_other(ranks):
+    layout = layout_lanes(ranks)
+    middles = [sum(layout.lane_px(LANE_NAMES.index(name))) / 2 for name in layout.labelled_lanes]
+    assert all(after - before >= 12 for before, after in itertools.pairwise(middles))
+
+
 def test_every_lane_lies_within_the_height_of_the_plot(plot):
     assert plot.layout.lane_px(7)[1] <= plot.layout.height_px == plot.root.height
 
@@ -140,12 +202,12 @@ def test_every_lane_lies_within_the_height_of_the_plot(plot):
         ({}, None),
     ],
 )
-def test_the_address_gives_the_view(snapshot, query, expected):
-    assert view_of_address(snapshot.timeline, query) == expected
+def test_the_address_gives_the_view(timeline, query, expected):
+    assert view_of_address(timeline, query) == expected
 
 
-def test_a_step_in_the_address_is_shown_unless_a_range_is_given(snapshot):
-    assert view_of_address(snapshot.timeline, {"step": [b"2"]}) == step_view(snapshot.timeline, 2)
+def test_a_step_in_the_address_is_shown_unless_a_range_is_given(timeline):
+    assert view_of_address(timeline, {"step": [b"2"]}) == step_view(timeline, 2)
 
 
 @pytest.mark.parametrize(

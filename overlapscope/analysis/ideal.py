@@ -1,0 +1,113 @@
+"""What cycles would have looked like were all ranks like the middle one, as spans that can be laid over the recorded.
+
+In the ideal all ranks are alike, so a cycle is one sequence of phases and one of collectives. Both begin when the
+step before let the ranks go. Own times are known by cause and not by place: phases follow each other in the order of
+``cycles.CAUSES``, and what is no phase (``between``, ``gc``) leaves a gap where that order has it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from overlapscope.analysis.cycles import CAUSES
+from overlapscope.analysis.intervals import Int64Array
+from overlapscope.analysis.replay import Replay
+
+IDEAL_PHASES: Final = ("finalise", "optimizer", "data_wait", "evaluation", "forward", "backward")
+"""The causes that are drawn as phases. ``finalise`` is what remains of it when the last all-reduce is over: copies."""
+
+_FORWARD: Final = CAUSES.index("forward")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Ideal:
+    """Some cycles as they would have been. Times are nanoseconds of the common clock."""
+
+    ranks: Int64Array
+    """The ranks it holds for."""
+    cycles: pd.DataFrame
+    """step, begin_ns, ideal_ns, recorded_ns: when each cycle begins, and how long it would have lasted and did."""
+    phases: pd.DataFrame
+    """step, cause, start_ns, end_ns"""
+    collectives: pd.DataFrame
+    """step, bucket (-1: none), arrival_ns, start_ns, end_ns: it starts when the one before it is over as well."""
+
+
+def ideal_between(replay: Replay, from_ns: int, to_ns: int) -> Ideal:
+    """The ideal of the cycles that a stretch of time touches.
+
+    Args:
+        from_ns: on the common clock, as ``to_ns``.
+    """
+    cycles = replay.cycles
+    until_ns = cycles.begin_ns + np.maximum(replay.ideal_ns, replay.recorded_ns)
+    places = np.flatnonzero((cycles.begin_ns < to_ns) & (until_ns > from_ns))
+    begin_ns, steps = cycles.begin_ns[places], cycles.steps[places]
+    return Ideal(
+        ranks=cycles.ranks,
+        cycles=pd.DataFrame(
+            {
+                "step": steps,
+                "begin_ns": begin_ns,
+                "ideal_ns": replay.ideal_ns[places],
+                "recorded_ns": replay.recorded_ns[places],
+            }
+        ),
+        phases=_phases(replay, places),
+        collectives=pd.concat([_broadcasts(replay, places), _all_reduces(replay, places)], ignore_index=True),
+    )
+
+
+def _phases(replay: Replay, places: Int64Array) -> pd.DataFrame:
+    own_ns = replay.ideal.own_ns[:, places, 0]
+    end_ns = replay.cycles.begin_ns[places] + own_ns.cumsum(axis=0)
+    end_ns[_FORWARD:] += replay.ideal.broadcast_ns[places, 0]
+    shown = [CAUSES.index(cause) for cause in IDEAL_PHASES]
+    table = pd.DataFrame(
+        {
+            "step": np.tile(replay.cycles.steps[places], len(shown)),
+            "cause": np.repeat(IDEAL_PHASES, len(places)),
+            "start_ns": (end_ns - own_ns)[shown].ravel(),
+            "end_ns": end_ns[shown].ravel(),
+        }
+    )
+    return table[table["end_ns"] > table["start_ns"]]
+
+
+def _broadcasts(replay: Replay, places: Int64Array) -> pd.DataFrame:
+    """Of the buffers, when forward is called."""
+    places = places[replay.ideal.broadcast_ns[places, 0] > 0]
+    start_ns = replay.cycles.begin_ns[places] + replay.ideal.before_ns[places, 0]
+    return pd.DataFrame(
+        {
+            "step": replay.cycles.steps[places],
+            "bucket": np.full(len(places), -1),
+            "arrival_ns": start_ns,
+            "start_ns": start_ns,
+            "end_ns": start_ns + replay.ideal.broadcast_ns[places, 0],
+        }
+    )
+
+
+def _all_reduces(replay: Replay, places: Int64Array) -> pd.DataFrame:
+    cycles = replay.cycles
+    begin_ns = cycles.begin_ns[places, None]
+    arrival_ns = begin_ns + replay.ideal.arrivals_ns()[places, 0]
+    start_ns, end_ns = np.empty_like(arrival_ns), np.empty_like(arrival_ns)
+    free_ns = begin_ns[:, 0]
+    for number in range(len(cycles.buckets)):
+        start_ns[:, number] = np.maximum(arrival_ns[:, number], free_ns)
+        free_ns = end_ns[:, number] = start_ns[:, number] + replay.transfer_ns[places, number]
+    return pd.DataFrame(
+        {
+            "step": np.repeat(cycles.steps[places], len(cycles.buckets)),
+            "bucket": np.tile(cycles.buckets, len(places)),
+            "arrival_ns": arrival_ns.ravel(),
+            "start_ns": start_ns.ravel(),
+            "end_ns": end_ns.ravel(),
+        }
+    )

@@ -1,0 +1,112 @@
+"""The timeline of more ranks than fit, and the ideal over it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import served
+from tests.browser.test_app import length, open_timeline, shown_range, wait_for_step
+from tests.synthetic import write_recording
+
+pytestmark = pytest.mark.browser
+
+OUTLINES = "Bokeh.documents[0].get_model_by_name('outlines').data.left.length"
+"""How many spans of the ideal are drawn, in the page's script."""
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A recording of 20 ranks and 8 steps."""
+    folder = tmp_path_factory.mktemp("many")
+    with served(write_recording(folder / "traces", ranks=20, steps=8), folder / "server.log") as url:
+        yield url
+
+
+def shown_ranks(page: Page) -> list[int]:
+    return [int(text.removeprefix("rank ")) for text in page.locator(".rank .number").all_inner_texts()]
+
+
+def test_the_first_sixteen_ranks_are_shown_and_the_page_says_so(open_page, many):
+    page = open_timeline(open_page, f"{many}timeline")
+    assert shown_ranks(page) == list(range(16))
+    expect(page.locator(".tools")).to_contain_text("16 of 20 ranks")
+    expect(page.locator("#chosen-ranks")).to_have_value("0-15")
+
+
+def test_few_ranks_need_no_choice(open_page, address):
+    page = open_timeline(open_page, f"{address}timeline")
+    expect(page.locator("#chosen-ranks")).to_have_count(0)
+
+
+def test_choosing_ranks_keeps_step_and_view(open_page, many):
+    page = open_timeline(open_page, f"{many}timeline?step=5&rank=2")
+    wait_for_step(page, 5)
+    page.keyboard.press("w")
+    before = shown_range(page)
+    page.locator("#chosen-ranks").fill("17, 3-4")
+    page.keyboard.press("Enter")
+    page.wait_for_function("document.querySelectorAll('.rank').length === 3")
+    expect(page.locator("#status")).to_contain_text("in view")
+    assert shown_ranks(page) == [17, 3, 4]
+    assert shown_range(page) == pytest.approx(before, abs=2)
+    wait_for_step(page, 5)
+    expect(page.locator(".tools")).to_contain_text("3 of 20 ranks")
+
+
+def test_a_choice_that_is_none_is_refused(open_page, many):
+    page = open_timeline(open_page, f"{many}timeline")
+    page.locator("#chosen-ranks").fill("first ten")
+    page.keyboard.press("Enter")
+    expect(page.locator("#chosen-ranks:invalid")).to_have_count(1)
+    assert shown_ranks(page) == list(range(16))
+    assert "ranks=" not in page.url
+
+
+def test_nonsense_in_the_address_is_ignored(open_page, many):
+    page = open_timeline(open_page, f"{many}timeline?ranks=x,-1,99,%00&rank=<b>&ideal=yes&step=no")
+    assert shown_ranks(page) == list(range(16))
+    expect(page.locator(".tools")).to_contain_text("16 of 20 ranks; there is no rank 99")
+    expect(page.locator("#ideal")).not_to_be_checked()
+
+
+def test_a_link_to_a_rank_at_a_step_shows_that_rank_first_and_marks_it(open_page, many):
+    page = open_timeline(open_page, f"{many}timeline?step=6&rank=18")
+    assert shown_ranks(page) == [18, *range(15)]
+    expect(page.locator(".rank.marked .number")).to_have_text("rank 18")
+    wait_for_step(page, 6)
+    assert length(page) < 13_000_000
+
+
+def test_the_ideal_is_drawn_and_taken_away_and_remembered(open_page, address):
+    page = open_timeline(open_page, f"{address}timeline?step=7")
+    expect(page.locator(".legend .ideal")).to_be_hidden()
+    page.keyboard.press("i")
+    page.wait_for_function(f"{OUTLINES} > 0")
+    expect(page.locator(".legend .ideal")).to_be_visible()
+    expect(page.locator("#ideal-hint")).to_be_empty()
+    page.wait_for_url("**ideal=1**")
+    again = open_timeline(open_page, page.url)
+    again.wait_for_function(f"{OUTLINES} > 0")
+    again.locator("#ideal").uncheck()
+    again.wait_for_function(f"{OUTLINES} === 0")
+    assert "ideal" not in again.url
+
+
+def test_the_ideal_of_too_many_steps_waits_for_zooming_in(open_page, address):
+    page = open_timeline(open_page, f"{address}timeline?ideal=1")
+    expect(page.locator("#ideal-hint")).to_contain_text("zoom in to 20 steps or fewer")
+    page.locator("#step").fill("12")
+    page.keyboard.press("Enter")
+    page.wait_for_function(f"{OUTLINES} > 0")
+    expect(page.locator("#ideal-hint")).to_be_empty()
+
+
+def test_a_click_on_the_toggle_leaves_the_keys_to_the_timeline(open_page, address):
+    page = open_timeline(open_page, f"{address}timeline?step=7")
+    page.get_by_label("Ideal").check()
+    before = length(page)
+    page.keyboard.press("w")
+    assert length(page) < before
