@@ -172,32 +172,35 @@ class Judgement:
         return self.finding.cost_ns / self.truth_ns - 1 if self.finding and self.truth_ns else math.nan
 
 
-def judge(folder: Path) -> list[Judgement]:
-    """Compare the findings in a recording with its truth, if it has one; else there should be none."""
+def judge(faults: Sequence[Fault], folder: Path) -> list[Judgement]:
+    """Compare the findings in a recording with the faults that were injected into it."""
     stragglers = stragglers_of(read_trace(folder))
     findings = list(stragglers.findings) if stragglers else []
-    truth_file = folder / "truth.json"
-    truths = json.loads(truth_file.read_text())["faults"] if truth_file.exists() else []
+    truths = json.loads((folder / "truth.json").read_text())["faults"] if faults else []
     judgements = []
-    for truth in truths:
-        right = next((finding for finding in findings if names(finding, truth)), None)
+    for fault, truth in zip(faults, truths, strict=True):
+        right = next((finding for finding in findings if names(finding, fault)), None)
         if right is not None:
             findings.remove(right)
-        what = f"rank {truth['rank']}: {truth['cause']}, {truth['pattern']}"
+        what = f"rank {fault.rank}: {fault.cause}, {fault.pattern}"
         judgements.append(Judgement(what, truth["extra_ns_per_step"], right))
     return judgements + [Judgement("nothing", 0.0, finding) for finding in findings]
 
 
-def names(finding: Finding, truth: dict[str, Any]) -> bool:
+def names(finding: Finding, fault: Fault) -> bool:
     """Whether a finding has the rank, the cause, and the pattern with its period, of a fault."""
-    rank_is_right = (finding.link.rank if finding.link else finding.ranks) in (truth["rank"], (truth["rank"],))
-    pattern_is_right = (finding.pattern.kind, finding.pattern.period) == (truth["pattern"], truth.get("every"))
-    return rank_is_right and finding.cause == truth["cause"] and pattern_is_right
+    blamed = (finding.link.rank,) if finding.link else finding.ranks
+    pattern = (finding.pattern.kind, finding.pattern.period)
+    return (blamed, finding.cause, pattern) == (
+        (fault.rank,),
+        fault.cause,
+        (fault.pattern, getattr(fault, "every", None)),
+    )
 
 
-def rows_of(case: str, folder: Path) -> Iterator[tuple[str, ...]]:
+def rows_of(case: str, faults: Sequence[Fault], folder: Path) -> Iterator[tuple[str, ...]]:
     """A row for each fault and each finding, of a recording."""
-    judgements = judge(folder)
+    judgements = judge(faults, folder)
     if not judgements:
         yield case, "nothing", "", "nothing", "", ""
     for judgement in judgements:
@@ -220,7 +223,8 @@ def main() -> None:
         folder = args.folder / case
         if not (folder / "truth.json").exists():
             record(case, folder)
-        for row in (*rows_of(f"{case}, healthy", folder.with_name(f"{case}.healthy")), *rows_of(case, folder)):
+        healthy = rows_of(f"{case}, healthy", (), folder.with_name(f"{case}.healthy"))
+        for row in (*healthy, *rows_of(case, CASES[case], folder)):
             table.add_row(*row)
     console = Console()
     console.width = max(console.width, TABLE_WIDTH)

@@ -1,0 +1,58 @@
+"""Real trainings of four ranks in which a known thing is wrong: each is named, by rank, cause and pattern.
+
+``python -m benchmarks.injected_faults`` also compares costs with the truth, on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from benchmarks.injected_faults import CASES, WORLD_SIZE, names, train
+from overlapscope.analysis.stragglers import Finding, stragglers_of
+from overlapscope.trace.reader import read_trace
+from tests.cluster.faults import SlowLink
+from tests.cluster.hosts import cluster_of, why_unavailable
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+
+def lasting(findings: tuple[Finding, ...]) -> list[Finding]:
+    """Those that a machine which others use as well does not produce by itself."""
+    return [finding for finding in findings if finding.pattern.kind != "transient"]
+
+
+def findings_in(case: str, folder: Path) -> tuple[Finding, ...]:
+    faults = CASES[case]
+    links = [fault for fault in faults if isinstance(fault, SlowLink)]
+    with cluster_of(WORLD_SIZE) if links else nullcontext() as hosts:
+        for link in links:
+            hosts.slow_down(link.rank, link.rate)
+        train(faults, folder, hosts)
+    stragglers = stragglers_of(read_trace(folder))
+    assert stragglers is not None
+    return stragglers.findings
+
+
+@pytest.mark.parametrize("case", ["slow_compute_and_slow_data", "gc_pauses", "pause", "slow_compute_later"])
+def test_every_fault_is_named_and_nothing_else_that_lasts(case: str, tmp_path: Path) -> None:
+    findings = findings_in(case, tmp_path)
+    for fault in CASES[case]:
+        assert [finding for finding in findings if names(finding, fault)], fault
+    assert all(any(names(finding, fault) for fault in CASES[case]) for finding in lasting(findings))
+
+
+def test_in_a_healthy_training_nothing_that_lasts_is_named(tmp_path: Path) -> None:
+    assert lasting(findings_in("none", tmp_path)) == []
+
+
+@pytest.mark.skipif(why_unavailable() is not None, reason=f"no network namespaces: {why_unavailable()}")
+def test_a_slow_link_is_named_by_its_two_ends(tmp_path: Path) -> None:
+    """And no rank is blamed for it, although all of them communicate for longer."""
+    (fault,) = CASES["slow_link"]
+    (finding,) = lasting(findings_in("slow_link", tmp_path))
+    assert names(finding, fault)
+    assert finding.link is not None
+    assert finding.link.peer_rank == (fault.rank - 1) % WORLD_SIZE, "gloo's ring sends to the rank before"
