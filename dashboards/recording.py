@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pandas as pd
 
+from overlapscope.analysis.cycles import cycles_of
+from overlapscope.analysis.heatmap import Heatmap
 from overlapscope.analysis.lanes import Timeline, timeline_of
 from overlapscope.analysis.overlap import overlap_by_step
-from overlapscope.analysis.verdict import Verdict, give_verdict
+from overlapscope.analysis.stragglers import Stragglers, find_stragglers
+from overlapscope.analysis.verdict import WARM_UP_STEPS, Verdict, give_verdict
 from overlapscope.trace import cache
-from overlapscope.trace.reader import Trace, find_rank_folders, read_trace
+from overlapscope.trace.reader import Progress, Trace, find_rank_folders, read_trace
 
 
 class Snapshot:
@@ -35,6 +38,22 @@ class Snapshot:
         """What they come to."""
         return give_verdict(self.per_step)
 
+    @cached_property
+    def stragglers(self) -> Stragglers | None:
+        """Who makes the others wait; None if fewer than two ranks, or no two steps in a row, can be compared."""
+        cycles = cycles_of(self.trace, first_step=WARM_UP_STEPS)
+        return None if cycles is None else find_stragglers(cycles, self._hosts)
+
+    @cached_property
+    def heatmap(self) -> Heatmap | None:
+        """The map of ranks and steps behind ``stragglers``."""
+        return None if self.stragglers is None else Heatmap(self.stragglers.cycles, self._hosts)
+
+    @property
+    def _hosts(self) -> dict[int, str]:
+        ranks = self.trace.ranks
+        return dict(zip(ranks["rank"].tolist(), ranks["host"].tolist(), strict=True))
+
 
 class Recording:
     """A folder of traces. A run may still be writing to it: every page that is opened shows the newest.
@@ -48,14 +67,17 @@ class Recording:
         self._snapshot: Snapshot | None = None
         self._fingerprint = ""
 
-    def newest(self) -> Snapshot:
+    def newest(self, progress: Progress | None = None) -> Snapshot:
         """What the folder holds now.
+
+        Args:
+            progress: told of each rank that has been read, if any has to be.
 
         Raises:
             OverlapScopeError: nothing that could be shown.
         """
         fingerprint = cache.fingerprint(find_rank_folders(self.folder))
         if self._snapshot is None or fingerprint != self._fingerprint:
-            self._snapshot = Snapshot(read_trace(self.folder))
+            self._snapshot = Snapshot(read_trace(self.folder, progress))
             self._fingerprint = fingerprint
         return self._snapshot

@@ -9,6 +9,7 @@ from typing import Final
 import pandas as pd
 from bokeh.document import Document
 
+from dashboards.pages.headline import Headline
 from dashboards.pages.shell import Arguments, BuildPage, render
 from dashboards.plots.trend import FIGURES, Figure, TrendPlot
 from dashboards.recording import Snapshot
@@ -17,17 +18,6 @@ from overlapscope.analysis.verdict import Verdict
 from overlapscope.trace.reader import Trace
 from overlapscope.trace.tables import PHASE_NAMES
 from overlapscope.units import format_ns, format_share
-
-
-@dataclass(frozen=True, kw_only=True)
-class Headline:
-    """One of the big numbers."""
-
-    label: str
-    value: str
-    note: str
-    colour: str
-    """A role of ``dashboards.theme``."""
 
 
 @dataclass(frozen=True, kw_only=True)
