@@ -114,9 +114,9 @@ def headlines(found: Stragglers) -> list[Headline]:
     best = found.by_rank.iloc[int(found.by_rank["saving_ns"].to_numpy().argmax())]
     return [
         Headline(label="Step time", value=format_ns(step_ns), note="as recorded", colour="accent"),
-        what_if(f"If rank {best['rank']} were like the middle one", step_ns - best["saving_ns"], "exposed"),
-        what_if("If all ranks were", found.ideal_ns, "hidden"),
-        what_if("If links were at their best", found.best_links_ns, "span-bucket-0"),
+        what_if(f"Rank {best['rank']} like the middle one", step_ns - best["saving_ns"], "exposed"),
+        what_if("All ranks like that", found.ideal_ns, "hidden"),
+        what_if("Links at their best", found.best_links_ns, "span-bucket-0"),
     ]
 
 

@@ -98,7 +98,7 @@ def _buckets(found: Stragglers) -> Table:
     )
     return Table(
         title="By bucket",
-        note="transfer: from the last arrival to the end; cost: over its best",
+        note="cost: what transfers take over their best, where it is not hidden",
         columns=("Bucket", "Size", "Transfer", "Best", "Busbw", "Cost", "Slowdown"),
         rows=rows,
     )

@@ -75,8 +75,9 @@ class HeatmapPlot:
         share = np.clip((maxima_ns - float(low_ns)) / (high_ns - low_ns), 0, 1)
         rows, columns = maxima_ns.shape
         count = len(grid.names)
-        if list(self.names.data["name"]) != list(grid.names):
-            self.names.data = {"name": list(grid.names)}
+        names = [f"rank {name}" for name in grid.names] if grouping == "ranks" else list(grid.names)
+        if list(self.names.data["name"]) != names:
+            self.names.data = {"name": names}
             closest = count if count < MANY_ROWS else 8
             self.row_range.update(start=count - 0.5, end=-0.5, bounds=(-0.5, count - 0.5), min_interval=closest)
             self.root.height = height_px(count)

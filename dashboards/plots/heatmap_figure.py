@@ -19,7 +19,7 @@ from dashboards.theme import LATE_SHADES, paint
 
 _ROW_PX: Final = 26
 _MAX_HEIGHT_PX: Final = 512
-_AXIS_PX: Final = 24
+_AXIS_PX: Final = 40
 _FONT: Final = "system-ui, sans-serif"
 
 _NAME: Final = """
@@ -57,10 +57,13 @@ def draw_heatmap(step_range: Range1d, row_range: Range1d, cells: ColumnDataSourc
     plot.yaxis.ticker = BasicTicker(desired_num_ticks=10, min_interval=1)
     plot.xaxis.formatter = CustomJSTickFormatter(code="return Number.isInteger(tick) ? String(tick) : ''")
     plot.yaxis.formatter = CustomJSTickFormatter(args={"names": names}, code=_NAME)
+    plot.xaxis.axis_label = "step"
     for axis in (*plot.xaxis, *plot.yaxis):
         axis.update(axis_line_color=None, major_tick_line_color=None, minor_tick_line_color=None)
         axis.update(major_label_text_font=_FONT, major_label_text_font_size="11px")
-        paint(axis, major_label_text_color="muted")
+        axis.update(axis_label_text_font=_FONT, axis_label_text_font_size="11px", axis_label_text_font_style="normal")
+        axis.update(axis_label_standoff=0)
+        paint(axis, major_label_text_color="muted", axis_label_text_color="muted")
     mapper = LinearColorMapper(low=-0.5, high=LATE_SHADES + 0.5)
     paint(mapper, palette="late_palette")
     plot.image(image="image", x="x", y="y", dw="dw", dh="dh", source=cells, color_mapper=mapper)
