@@ -32,6 +32,12 @@ ROUTES: Final[dict[str, BuildPage]] = {
 
 DEFAULT_PORT: Final = 5006
 
+_PREPARED: Final = (
+    ("measuring overlap", ("verdict", "rank_medians")),
+    ("looking for stragglers", ("stragglers", "heatmap")),
+)
+"""What of a snapshot takes long and all pages share, and what to call that."""
+
 
 def open_page(build: BuildPage, recording: Recording) -> None:
     """Fill the current document with a page of the newest state of a recording, or with what is wrong with it."""
@@ -86,9 +92,10 @@ def prepare(recording: Recording) -> None:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
             task = progress.add_task("reading logs", total=None)
             snapshot = recording.newest(lambda done, ranks: progress.update(task, completed=done, total=ranks))
-            for what, figure in (("measuring overlap", "verdict"), ("looking for stragglers", "heatmap")):
+            for what, figures in _PREPARED:
                 progress.reset(task, total=None, description=what)
-                getattr(snapshot, figure)
+                for figure in figures:
+                    getattr(snapshot, figure)
     except OverlapScopeError as error:
         print(f"overlapscope serve: {error}", file=sys.stderr)
 

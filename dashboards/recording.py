@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from overlapscope.analysis.cycles import cycles_of
+from overlapscope.analysis.cycles import Cycles, cycles_of
 from overlapscope.analysis.heatmap import Heatmap
 from overlapscope.analysis.lanes import Timeline, timeline_of
 from overlapscope.analysis.overlap import overlap_by_step
 from overlapscope.analysis.stragglers import Stragglers, find_stragglers
+from overlapscope.analysis.trend import medians_by_rank
 from overlapscope.analysis.verdict import WARM_UP_STEPS, Verdict, give_verdict
 from overlapscope.trace import cache
 from overlapscope.trace.reader import Progress, Trace, find_rank_folders, read_trace
@@ -39,15 +40,24 @@ class Snapshot:
         return give_verdict(self.per_step)
 
     @cached_property
+    def rank_medians(self) -> pd.DataFrame:
+        """The same for each rank, from ``medians_by_rank``."""
+        return medians_by_rank(self.per_step)
+
+    @cached_property
+    def cycles(self) -> Cycles | None:
+        """Its cycles after the warm-up; None if ranks can't be compared."""
+        return cycles_of(self.trace, first_step=WARM_UP_STEPS)
+
+    @cached_property
     def stragglers(self) -> Stragglers | None:
-        """Who makes the others wait; None if fewer than two ranks, or no two steps in a row, can be compared."""
-        cycles = cycles_of(self.trace, first_step=WARM_UP_STEPS)
-        return None if cycles is None else find_stragglers(cycles, self._hosts)
+        """Who makes the others wait; None without cycles."""
+        return None if self.cycles is None else find_stragglers(self.cycles, self._hosts)
 
     @cached_property
     def heatmap(self) -> Heatmap | None:
-        """The map of ranks and steps behind ``stragglers``."""
-        return None if self.stragglers is None else Heatmap(self.stragglers.cycles, self._hosts)
+        """Its ranks and steps as a map; None without cycles."""
+        return None if self.cycles is None else Heatmap(self.cycles, self._hosts)
 
     @property
     def _hosts(self) -> dict[int, str]:
