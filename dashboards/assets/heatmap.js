@@ -19,10 +19,9 @@ window.overlapscope.startHeatmap = (plot) => {
 
   function showScale() {
     const texts = plot.scale.data
-    document.getElementById("scale-low").textContent = texts.low[0]
-    document.getElementById("scale-half").textContent = texts.half[0]
-    document.getElementById("scale-high").textContent = `≥ ${texts.high[0]}`
-    document.getElementById("scale-largest").textContent = `largest ${texts.largest[0]}`
+    for (const name of ["low", "half", "high", "largest"]) {
+      document.getElementById(`scale-${name}`).textContent = texts[name][0]
+    }
     document.body.dataset.shown = `${chosen("figure")} ${chosen("grouping") ?? "ranks"}`
   }
 

@@ -115,7 +115,7 @@ def headlines(found: Stragglers) -> list[Headline]:
     return [
         Headline(label="Step time", value=format_ns(step_ns), note="as recorded", colour="accent"),
         what_if(f"Rank {best['rank']} like the middle one", step_ns - best["saving_ns"], "exposed"),
-        what_if("All ranks like that", found.ideal_ns, "hidden"),
+        what_if("All ranks like the middle one", found.ideal_ns, "hidden"),
         what_if("Links at their best", found.best_links_ns, "span-bucket-0"),
     ]
 

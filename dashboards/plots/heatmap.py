@@ -73,6 +73,7 @@ class HeatmapPlot:
         maxima_ns = grid.maxima(self._heatmap.figures_ns[figure])
         low_ns, high_ns = self._heatmap.scale_ns(figure, maxima_ns)
         share = np.clip((maxima_ns - float(low_ns)) / (high_ns - low_ns), 0, 1)
+        largest_ns = float(maxima_ns.max())
         rows, columns = maxima_ns.shape
         count = len(grid.names)
         names = [f"rank {name}" for name in grid.names] if grouping == "ranks" else list(grid.names)
@@ -91,8 +92,8 @@ class HeatmapPlot:
         self.scale.data = {
             "low": [format_ns(low_ns) if low_ns else "0"],
             "half": [format_ns((low_ns + high_ns) / 2)],
-            "high": [format_ns(high_ns)],
-            "largest": [format_ns(float(maxima_ns.max()))],
+            "high": [f"{'≥ ' * (largest_ns > high_ns)}{format_ns(high_ns)}"],
+            "largest": [f"largest {format_ns(largest_ns)}"],
         }
 
     def _on_choice(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:

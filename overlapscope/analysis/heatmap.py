@@ -29,7 +29,7 @@ NOTHING: Final = int(np.iinfo(np.int64).min)
 HIGH_QUANTILE: Final = 0.99
 """Cells above this quantile need not be told apart: a single pause would leave everything else without contrast."""
 
-LEAST_RANGE_SHARE: Final = 0.05
+LEAST_RANGE_SHARE: Final = 0.1
 """A scale covers at least this share of the step time; else the noise of a healthy run would look like trouble."""
 
 
