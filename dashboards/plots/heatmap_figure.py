@@ -44,6 +44,7 @@ def draw_heatmap(step_range: Range1d, row_range: Range1d, cells: ColumnDataSourc
         sizing_mode="stretch_width",
         min_border=0,
         min_border_right=16,
+        min_border_top=2,  # Bokeh does not clear the topmost half pixel of its canvas
         toolbar_location=None,
         tools=[zoom, pan],
         active_scroll=zoom,

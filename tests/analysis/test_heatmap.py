@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlapscope.analysis import heatmap
@@ -47,6 +47,7 @@ def maps(draw: st.DrawFn) -> Heatmap:
 
 
 @given(maps())
+@settings(deadline=None)
 def test_a_cell_shows_the_largest_value_of_its_ranks_and_steps(shown):
     for grid in shown.grids.values():
         for values in shown.figures_ns.values():
@@ -58,6 +59,7 @@ def test_a_cell_shows_the_largest_value_of_its_ranks_and_steps(shown):
 
 
 @given(maps())
+@settings(deadline=None)
 def test_the_peak_of_a_cell_is_a_rank_and_step_of_it_with_the_value_shown(shown):
     for grid in shown.grids.values():
         values = shown.figures_ns["lateness"]
@@ -73,6 +75,7 @@ def test_the_peak_of_a_cell_is_a_rank_and_step_of_it_with_the_value_shown(shown)
 
 
 @given(maps())
+@settings(deadline=None)
 def test_every_rank_and_step_is_in_exactly_one_cell(shown):
     for grid in shown.grids.values():
         seen = np.zeros((len(shown.ranks), len(shown.steps)), dtype=int)
@@ -82,6 +85,7 @@ def test_every_rank_and_step_is_in_exactly_one_cell(shown):
 
 
 @given(maps())
+@settings(deadline=None)
 def test_a_column_lies_at_the_numbers_of_its_steps(shown):
     for grid in shown.grids.values():
         for column in range(len(grid.column_edges) - 1):
@@ -90,6 +94,7 @@ def test_a_column_lies_at_the_numbers_of_its_steps(shown):
 
 
 @given(maps())
+@settings(deadline=None)
 def test_a_row_of_hosts_holds_all_ranks_of_them(shown):
     grid = shown.grids.get("hosts")
     if grid is None:
