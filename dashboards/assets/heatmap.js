@@ -10,11 +10,22 @@ window.overlapscope.startHeatmap = (plot) => {
   const radios = [...document.querySelectorAll(".switches input")]
   const chosen = (name) => radios.find((radio) => radio.name === name && radio.checked)?.value
 
-  function choose() {
-    const choice = {figure: chosen("figure"), grouping: chosen("grouping") ?? "ranks"}
-    plot.choice.data = {figure: [choice.figure], grouping: [choice.grouping]}
-    window.overlapscope.setAddress(choice)
+  const choice = () => ({figure: chosen("figure"), grouping: chosen("grouping") ?? "ranks"})
+  const room = () => Math.max(50, Math.floor(root.inner_width || area.clientWidth))
+
+  function draw() {
+    plot.choice.data = {figure: [choice().figure], grouping: [choice().grouping], columns: [room()]}
     leave()
+  }
+
+  function choose() {
+    draw()
+    window.overlapscope.setAddress(choice())
+  }
+
+  // A browser shrinks pictures by leaving out columns, and with them what is late in a single step.
+  function shrink() {
+    if (plot.cells.data.image[0].shape[1] > room()) draw()
   }
 
   function showScale() {
@@ -22,7 +33,7 @@ window.overlapscope.startHeatmap = (plot) => {
     for (const name of ["low", "half", "high", "largest"]) {
       document.getElementById(`scale-${name}`).textContent = texts[name][0]
     }
-    document.body.dataset.shown = `${chosen("figure")} ${chosen("grouping") ?? "ranks"}`
+    document.body.dataset.shown = `${choice().figure} ${choice().grouping}`
   }
 
   // --- moving ---------------------------------------------------------------------------------------------------
@@ -127,6 +138,7 @@ window.overlapscope.startHeatmap = (plot) => {
   const on = (model, property, act) => model.property(property).change.connect(act)
   on(plot.scale, "data", showScale)
   on(plot.answer, "data", read)
+  on(root, "inner_width", shrink)
   on(steps, "start", () => tip.hide())
   root.on_event("mousemove", point)
   root.on_event("tap", (event) => {
@@ -139,5 +151,6 @@ window.overlapscope.startHeatmap = (plot) => {
   document.getElementById("fit").addEventListener("click", showAll)
   for (const radio of radios) radio.addEventListener("change", choose)
   showScale()
+  shrink()
   window.overlapscope.paintPlots()
 }

@@ -182,7 +182,7 @@ def _plot_of_address(heatmap: Heatmap, arguments: Arguments) -> HeatmapPlot:
         return arguments.get(name, [b""])[0].decode("utf-8", "replace")
 
     figure: Figure = next((known for known in FIGURES if known == given("figure")), "lateness")
-    grouping: Grouping | None = next((known for known in heatmap.grids if known == given("grouping")), None)
+    grouping: Grouping | None = next((known for known in heatmap.groupings if known == given("grouping")), None)
     return HeatmapPlot(heatmap, figure, grouping)
 
 
@@ -190,6 +190,6 @@ def _map_variables(heatmap: Heatmap, plot: HeatmapPlot) -> dict[str, Any]:
     return {
         "map_figures": [(name, *_FIGURE_TEXTS[name]) for name in FIGURES],
         "map_figure": plot.figure,
-        "map_groupings": list(heatmap.grids),
+        "map_groupings": heatmap.groupings,
         "map_grouping": plot.grouping,
     }

@@ -14,7 +14,7 @@ from bokeh.models import ColumnDataSource, CustomJS, Range1d
 from dashboards.plots.heatmap_figure import draw_heatmap, height_px
 from dashboards.plots.heatmap_tooltip import cell_tooltip
 from dashboards.theme import LATE_SHADES
-from overlapscope.analysis.heatmap import NOTHING, Figure, Grouping, Heatmap
+from overlapscope.analysis.heatmap import MAX_COLUMNS, NOTHING, Figure, Grouping, Heatmap
 from overlapscope.units import format_ns
 
 FIGURES: Final[tuple[Figure, ...]] = get_args(Figure)
@@ -36,13 +36,13 @@ class HeatmapPlot:
 
     def __init__(self, heatmap: Heatmap, figure: Figure = "lateness", grouping: Grouping | None = None) -> None:
         self._heatmap = heatmap
-        is_large = "hosts" in heatmap.grids and len(heatmap.ranks) > HOSTS_FROM_RANKS
+        is_large = "hosts" in heatmap.groupings and len(heatmap.ranks) > HOSTS_FROM_RANKS
         self.figure: Figure = figure
         self.grouping: Grouping = grouping or ("hosts" if is_large else "ranks")
         self.cells = ColumnDataSource(data={name: [] for name in ("image", "x", "y", "dw", "dh")})
         self.names = ColumnDataSource(data={"name": []})
         self.scale = ColumnDataSource(data={name: [] for name in ("low", "half", "high", "largest")})
-        self.choice = ColumnDataSource(data={"figure": [], "grouping": []})
+        self.choice = ColumnDataSource(data={name: [] for name in ("figure", "grouping", "columns")})
         self.pointed = ColumnDataSource(data={name: [] for name in ("id", "row", "column")})
         self.answer = ColumnDataSource(data={name: [] for name in ("id", "title", "label", "value", "rank", "step")})
 
@@ -55,6 +55,7 @@ class HeatmapPlot:
         self.root.tags = [{"dialogue": [self.scale, self.choice, self.pointed, self.answer]}]
         self.choice.on_change("data", self._on_choice)
         self.pointed.on_change("data", self._on_pointed)
+        self._grid = heatmap.grid(self.grouping)
         self.update(self.figure, self.grouping)
 
     @property
@@ -66,10 +67,10 @@ class HeatmapPlot:
             code="window.overlapscope.startHeatmap(plot)",
         )
 
-    def update(self, figure: Figure, grouping: Grouping) -> None:
-        """Show another figure, or hosts in the place of ranks."""
+    def update(self, figure: Figure, grouping: Grouping, max_columns: int = MAX_COLUMNS) -> None:
+        """Show another figure, hosts in the place of ranks, or as many columns as there is room for."""
         self.figure, self.grouping = figure, grouping
-        grid = self._heatmap.grids[grouping]
+        grid = self._grid = self._heatmap.grid(grouping, max_columns)
         maxima_ns = grid.maxima(self._heatmap.figures_ns[figure])
         low_ns, high_ns = self._heatmap.scale_ns(figure, maxima_ns)
         share = np.clip((maxima_ns - float(low_ns)) / (high_ns - low_ns), 0, 1)
@@ -97,13 +98,12 @@ class HeatmapPlot:
         }
 
     def _on_choice(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
-        self.update(asked["figure"][0], asked["grouping"][0])
+        self.update(asked["figure"][0], asked["grouping"][0], int(asked["columns"][0]))
 
     def _on_pointed(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
         cell = int(asked["row"][0]), int(asked["column"][0])
-        grid, values_ns = self._heatmap.grids[self.grouping], self._heatmap.figures_ns[self.figure]
-        title, rows = cell_tooltip(self._heatmap, self.grouping, self.figure, *cell)
-        peak = grid.peak(values_ns, *cell)
+        title, rows = cell_tooltip(self._heatmap, self._grid, self.figure, *cell)
+        peak = self._grid.peak(self._heatmap.figures_ns[self.figure], *cell)
         rank, step = (-1, -1) if peak is None else (self._heatmap.ranks[peak[0]], self._heatmap.steps[peak[1]])
         self.answer.data = {
             "id": asked["id"] * len(rows),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from dashboards.plots.tooltip import Rows
-from overlapscope.analysis.heatmap import Figure, Grouping, Heatmap
+from overlapscope.analysis.heatmap import Figure, Grid, Heatmap
 from overlapscope.analysis.sentences import rank_names
 from overlapscope.units import format_ns
 
@@ -16,13 +16,12 @@ _SUPERLATIVES: Final[dict[Figure, str]] = {
 }
 
 
-def cell_tooltip(heatmap: Heatmap, grouping: Grouping, figure: Figure, row: int, column: int) -> tuple[str, Rows]:
+def cell_tooltip(heatmap: Heatmap, grid: Grid, figure: Figure, row: int, column: int) -> tuple[str, Rows]:
     """Title and lines for a cell: who and when, and the three figures of the one rank and step that it shows.
 
     Args:
         figure: the one that is shown, by which that one is chosen.
     """
-    grid = heatmap.grids[grouping]
     ranks, steps = grid.places(row, column)
     first_step = grid.first_step + column * grid.steps_each
     last_step = min(first_step + grid.steps_each - 1, int(heatmap.steps[-1]))

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from overlapscope.analysis.cycles import CAUSES, Cycles, lower_median
 from overlapscope.analysis.intervals import Int64Array
@@ -74,7 +73,7 @@ class Grid:
 
 
 class Heatmap:
-    """The figures of all ranks (R,) and steps (S,), and how they are put in cells.
+    """The figures of all ranks (R,) and steps (S,).
 
     Args:
         hosts: by rank.
@@ -94,9 +93,29 @@ class Heatmap:
         }
         """(R, S). Lateness counts from the middle rank: it is negative for those that arrive before it."""
         self.step_time_ns = float(cycles.cycle_time_ns.mean())
-        self.grids: dict[Grouping, Grid] = {"ranks": _grid_of_ranks(cycles)}
-        if len(set(self.hosts)) > 1:
-            self.grids["hosts"] = _grid_of_hosts(cycles, self.hosts)
+        self.groupings: tuple[Grouping, ...] = ("ranks", "hosts") if len(set(self.hosts)) > 1 else ("ranks",)
+        """Hosts only if there are several."""
+
+    def grid(self, grouping: Grouping, max_columns: int = MAX_COLUMNS) -> Grid:
+        """How ranks or hosts and steps are put in cells.
+
+        Args:
+            max_columns: what a screen has room for. A picture that has to be shrunk loses whole columns.
+        """
+        order, names, edges = _ranks_in_order(self.ranks) if grouping == "ranks" else _hosts_in_order(self.hosts)
+        each = -(-len(names) // MAX_ROWS)
+        first_step, last_step = int(self.steps[0]), int(self.steps[-1])
+        steps_each = -(-(last_step - first_step + 1) // min(max_columns, MAX_COLUMNS))
+        begins = np.arange(first_step, last_step + 1, steps_each)
+        return Grid(
+            names=names,
+            each=each,
+            order=order,
+            row_edges=np.append(edges[:-1:each], edges[-1]),
+            first_step=first_step,
+            steps_each=steps_each,
+            column_edges=np.append(np.searchsorted(self.steps, begins), len(self.steps)),
+        )
 
     def scale_ns(self, figure: Figure, cells: Int64Array) -> tuple[int, int]:
         """From which value to which a scale tells cells apart.
@@ -112,30 +131,17 @@ class Heatmap:
         return low_ns, max(high_ns, low_ns + round(LEAST_RANGE_SHARE * self.step_time_ns), low_ns + 1)
 
 
-def _grid_of_ranks(cycles: Cycles) -> Grid:
-    names = tuple(map(str, cycles.ranks.tolist()))
-    return _grid(cycles, names, np.arange(len(names)), np.arange(len(names) + 1))
+_Order = tuple[Int64Array, tuple[str, ...], Int64Array]
+"""Places of ranks from top to bottom, names of rows before any share one, and where each of these begins and ends."""
 
 
-def _grid_of_hosts(cycles: Cycles, hosts: tuple[str, ...]) -> Grid:
+def _ranks_in_order(ranks: Int64Array) -> _Order:
+    return np.arange(len(ranks)), tuple(map(str, ranks.tolist())), np.arange(len(ranks) + 1)
+
+
+def _hosts_in_order(hosts: tuple[str, ...]) -> _Order:
     """Hosts in the order of their lowest ranks."""
     number_of = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
     number = np.array([number_of[host] for host in hosts])
     order = np.argsort(number, kind="stable")
-    return _grid(cycles, tuple(number_of), order, np.searchsorted(number[order], np.arange(len(number_of) + 1)))
-
-
-def _grid(cycles: Cycles, names: tuple[str, ...], order: npt.NDArray[np.intp], edges: npt.NDArray[np.intp]) -> Grid:
-    each = -(-len(names) // MAX_ROWS)
-    first_step, last_step = int(cycles.steps[0]), int(cycles.steps[-1])
-    steps_each = -(-(last_step - first_step + 1) // MAX_COLUMNS)
-    begins = np.arange(first_step, last_step + 1, steps_each)
-    return Grid(
-        names=names,
-        each=each,
-        order=order,
-        row_edges=np.append(edges[:-1:each], edges[-1]),
-        first_step=first_step,
-        steps_each=steps_each,
-        column_edges=np.append(np.searchsorted(cycles.steps, begins), len(cycles.steps)),
-    )
+    return order, tuple(number_of), np.searchsorted(number[order], np.arange(len(number_of) + 1))

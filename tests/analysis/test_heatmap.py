@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from overlapscope.analysis import heatmap
 from overlapscope.analysis.cycles import CAUSES, Cycles
-from overlapscope.analysis.heatmap import NOTHING, Heatmap
+from overlapscope.analysis.heatmap import NOTHING, Grid, Grouping, Heatmap
 
 MS = 1_000_000
 
@@ -36,20 +36,23 @@ def cycles(steps: list[int], ranks: int, *, seed: int = 0, arrival_ns: np.ndarra
 
 
 @st.composite
-def maps(draw: st.DrawFn) -> Heatmap:
+def maps(draw: st.DrawFn) -> tuple[Heatmap, dict[Grouping, Grid]]:
+    """A map, and its cells as on a small screen."""
     steps = draw(st.lists(st.integers(0, 60), min_size=1, max_size=25, unique=True).map(sorted))
     hosts = draw(st.lists(st.sampled_from("abcdefg"), min_size=2, max_size=20))
     made_up = cycles(steps, len(hosts), seed=draw(st.integers(0, 99)))
+    shown = Heatmap(made_up, dict(enumerate(hosts)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(heatmap, "MAX_ROWS", draw(st.integers(1, 8)))
-        patch.setattr(heatmap, "MAX_COLUMNS", draw(st.integers(1, 20)))
-        return Heatmap(made_up, dict(enumerate(hosts)))
+        columns = draw(st.integers(1, 20))
+        return shown, {grouping: shown.grid(grouping, columns) for grouping in shown.groupings}
 
 
 @given(maps())
 @settings(deadline=None)
-def test_a_cell_shows_the_largest_value_of_its_ranks_and_steps(shown):
-    for grid in shown.grids.values():
+def test_a_cell_shows_the_largest_value_of_its_ranks_and_steps(a_map):
+    shown, grids = a_map
+    for grid in grids.values():
         for values in shown.figures_ns.values():
             pooled = grid.maxima(values)
             for row, column in np.ndindex(pooled.shape):
@@ -60,8 +63,9 @@ def test_a_cell_shows_the_largest_value_of_its_ranks_and_steps(shown):
 
 @given(maps())
 @settings(deadline=None)
-def test_the_peak_of_a_cell_is_a_rank_and_step_of_it_with_the_value_shown(shown):
-    for grid in shown.grids.values():
+def test_the_peak_of_a_cell_is_a_rank_and_step_of_it_with_the_value_shown(a_map):
+    shown, grids = a_map
+    for grid in grids.values():
         values = shown.figures_ns["lateness"]
         pooled = grid.maxima(values)
         for row, column in np.ndindex(pooled.shape):
@@ -76,8 +80,9 @@ def test_the_peak_of_a_cell_is_a_rank_and_step_of_it_with_the_value_shown(shown)
 
 @given(maps())
 @settings(deadline=None)
-def test_every_rank_and_step_is_in_exactly_one_cell(shown):
-    for grid in shown.grids.values():
+def test_every_rank_and_step_is_in_exactly_one_cell(a_map):
+    shown, grids = a_map
+    for grid in grids.values():
         seen = np.zeros((len(shown.ranks), len(shown.steps)), dtype=int)
         for row, column in np.ndindex(len(grid.row_edges) - 1, len(grid.column_edges) - 1):
             seen[np.ix_(*grid.places(row, column))] += 1
@@ -86,8 +91,9 @@ def test_every_rank_and_step_is_in_exactly_one_cell(shown):
 
 @given(maps())
 @settings(deadline=None)
-def test_a_column_lies_at_the_numbers_of_its_steps(shown):
-    for grid in shown.grids.values():
+def test_a_column_lies_at_the_numbers_of_its_steps(a_map):
+    shown, grids = a_map
+    for grid in grids.values():
         for column in range(len(grid.column_edges) - 1):
             _, steps = grid.places(0, column)
             assert np.all((shown.steps[steps] - grid.first_step) // grid.steps_each == column)
@@ -95,8 +101,9 @@ def test_a_column_lies_at_the_numbers_of_its_steps(shown):
 
 @given(maps())
 @settings(deadline=None)
-def test_a_row_of_hosts_holds_all_ranks_of_them(shown):
-    grid = shown.grids.get("hosts")
+def test_a_row_of_hosts_holds_all_ranks_of_them(a_map):
+    shown, grids = a_map
+    grid = grids.get("hosts")
     if grid is None:
         assert len(set(shown.hosts)) == 1
         return
@@ -109,9 +116,15 @@ def test_a_row_of_hosts_holds_all_ranks_of_them(shown):
 
 def test_a_map_fits_a_screen():
     shown = Heatmap(cycles(list(range(5000)), 600), {rank: str(rank // 2) for rank in range(600)})
-    rows, columns = shown.grids["ranks"].maxima(shown.figures_ns["wait"]).shape
+    rows, columns = shown.grid("ranks").maxima(shown.figures_ns["wait"]).shape
     assert (rows, columns) == (300, 1000)
-    assert shown.grids["hosts"].maxima(shown.figures_ns["wait"]).shape == (300, 1000)
+    assert shown.grid("hosts").maxima(shown.figures_ns["wait"]).shape == (300, 1000)
+
+
+def test_a_narrow_screen_gets_fewer_columns():
+    shown = Heatmap(cycles(list(range(900)), 2), {})
+    assert shown.grid("ranks").maxima(shown.figures_ns["wait"]).shape == (2, 900)
+    assert shown.grid("ranks", 700).maxima(shown.figures_ns["wait"]).shape == (2, 450)
 
 
 def test_figures_are_those_of_the_cycles():
@@ -127,7 +140,7 @@ def test_figures_are_those_of_the_cycles():
 
 def lateness_scale(late_ms: np.ndarray) -> tuple[int, int]:
     shown = Heatmap(cycles(list(range(len(late_ms))), late_ms.shape[1], arrival_ns=late_ms * MS + 100 * MS), {})
-    return shown.scale_ns("lateness", shown.grids["ranks"].maxima(shown.figures_ns["lateness"]))
+    return shown.scale_ns("lateness", shown.grid("ranks").maxima(shown.figures_ns["lateness"]))
 
 
 def test_one_long_pause_leaves_the_rest_its_contrast():

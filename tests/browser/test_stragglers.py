@@ -158,3 +158,12 @@ def test_folded_rows_can_be_unfolded(open_page, tmp_path):
         page.get_by_role("button", name="and 4 more").click()
         expect(rows).to_have_count(20)
         expect(page.get_by_role("button", name="and 4 more")).to_have_count(0)
+
+
+def test_a_narrow_window_has_no_more_columns_than_pixels(open_page, tmp_path):
+    write_straggling_recording(tmp_path / "traces", late_us=lambda rank, _: rank, ranks=2, steps=300)
+    with served(tmp_path / "traces", tmp_path / "server.log") as url:
+        page = open_stragglers(open_page, f"{url}stragglers")
+        assert len(shades(page)) == 2 * 296
+        page.set_viewport_size({"width": 400, "height": 700})
+        page.wait_for_function(f"{MAP}.renderers[0].data_source.data.image[0].shape[1] === 148")

@@ -54,6 +54,10 @@ def picture(plot: HeatmapPlot) -> np.ndarray:
     return image
 
 
+def choose(plot: HeatmapPlot, figure: str, grouping: str, columns: int = 1000) -> None:
+    plot.choice.data = {"figure": [figure], "grouping": [grouping], "columns": [columns]}
+
+
 def point(plot: HeatmapPlot, row: int, column: int, number: int = 1) -> dict[str, str]:
     plot.pointed.data = {"id": [number], "row": [row], "column": [column]}
     return dict(zip(plot.answer.data["label"], plot.answer.data["value"], strict=True))
@@ -142,20 +146,28 @@ def test_the_map_opens_with_lateness_and_the_late_rank_is_the_darkest(plot):
 
 
 def test_the_one_that_all_wait_for_does_not_wait(plot):
-    plot.choice.data = {"figure": ["wait"], "grouping": ["ranks"]}
+    choose(plot, "wait", "ranks")
     assert np.all(picture(plot)[2] == 0)
     assert picture(plot)[[0, 1, 3]].min() > LATE_SHADES / 2
     assert plot.scale.data["low"] == ["0"]
 
 
 def test_hosts_take_the_place_of_ranks(plot):
-    plot.choice.data = {"figure": ["lateness"], "grouping": ["hosts"]}
+    choose(plot, "lateness", "hosts")
     assert picture(plot).shape == (2, 36)
     assert plot.names.data["name"] == ["node0", "node1"]
     assert plot.row_range.start == 1.5
     assert picture(plot)[0].min() > 0.98 * LATE_SHADES
-    plot.choice.data = {"figure": ["compute"], "grouping": ["ranks"]}
+    choose(plot, "compute", "ranks")
     assert picture(plot).shape == (8, 36)
+
+
+def test_a_narrow_window_gets_fewer_columns_and_the_right_tooltips(plot):
+    choose(plot, "lateness", "ranks", columns=20)
+    assert picture(plot).shape == (8, 18)
+    assert plot.cells.data["dw"] == [36]
+    assert point(plot, row=5, column=3)["arrives latest"] == "rank 5 in step 10"
+    assert plot.answer.data["title"][0] == "Rank 5 · steps 10 to 11"
 
 
 def test_pointing_at_a_cell_reads_all_three_figures(plot):
@@ -170,11 +182,11 @@ def test_pointing_at_a_cell_reads_all_three_figures(plot):
 
 
 def test_pointing_at_a_host_names_its_rank_that_is_shown(plot):
-    plot.choice.data = {"figure": ["lateness"], "grouping": ["hosts"]}
+    choose(plot, "lateness", "hosts")
     lines = point(plot, row=0, column=0)
     assert plot.answer.data["title"][0] == "Ranks 0 to 3 · step 4"
     assert lines["arrives latest"] == "rank 2 in step 4"
-    plot.choice.data = {"figure": ["wait"], "grouping": ["hosts"]}
+    choose(plot, "wait", "hosts")
     assert point(plot, row=0, column=0, number=2)["waits longest"] != "rank 2 in step 4"
 
 
