@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import webbrowser
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -11,8 +12,10 @@ from typing import Final
 
 import panel as pn
 from bokeh.io import curdoc
+from rich.console import Console
+from rich.progress import Progress
 
-from dashboards.pages import overview, problem, timeline
+from dashboards.pages import overview, problem, stragglers, timeline
 from dashboards.pages.shell import BuildPage
 from dashboards.recording import Recording
 from overlapscope.errors import OverlapScopeError
@@ -20,12 +23,20 @@ from overlapscope.errors import OverlapScopeError
 ROUTES: Final[dict[str, BuildPage]] = {
     "/": overview.build,
     "/timeline": timeline.build,
+    "/stragglers": stragglers.build,
     # Every plot alone, to embed or to look at on its own.
     "/plots/timeline": partial(timeline.build, is_plain=True),
+    "/plots/stragglers": stragglers.build_heatmap,
     **overview.TREND_ROUTES,
 }
 
 DEFAULT_PORT: Final = 5006
+
+_PREPARED: Final = (
+    ("measuring overlap", ("verdict", "rank_medians")),
+    ("looking for stragglers", ("stragglers", "heatmap")),
+)
+"""What of a snapshot takes long and all pages share, and what to call that."""
 
 
 def open_page(build: BuildPage, recording: Recording) -> None:
@@ -50,11 +61,13 @@ def serve(trace_path: Path, address: str = "127.0.0.1", port: int | None = None,
     Raises:
         OverlapScopeError: the address and port can't be listened on.
     """
+    recording = Recording(trace_path)
     chosen = _free_port(address, range(DEFAULT_PORT, DEFAULT_PORT + 100)) if port is None else port
     try:
-        server = start_server(Recording(trace_path), address, chosen)
+        server = start_server(recording, address, chosen)
     except OSError as error:
         raise OverlapScopeError(f"can't listen on {address} port {chosen}: {error.strerror or error}") from None
+    prepare(recording)
     host = "localhost" if address in ("127.0.0.1", "0.0.0.0", "::", "::1") else address
     url = f"http://{host}:{server.port}/"
     print(f"OverlapScope shows {trace_path} at {url}  (Ctrl-C to stop)", flush=True)
@@ -66,6 +79,25 @@ def serve(trace_path: Path, address: str = "127.0.0.1", port: int | None = None,
         pass
     finally:
         server.stop()
+
+
+def prepare(recording: Recording) -> None:
+    """Read and judge a recording, so that the first page of a large one opens as fast as the next one.
+
+    A terminal shows how far it is. What is wrong with the recording goes to stderr, and is on the page as well: a run
+    that starts now fills the folder, and a reload shows it.
+    """
+    console = Console(stderr=True)
+    try:
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+            task = progress.add_task("reading logs", total=None)
+            snapshot = recording.newest(lambda done, ranks: progress.update(task, completed=done, total=ranks))
+            for what, figures in _PREPARED:
+                progress.reset(task, total=None, description=what)
+                for figure in figures:
+                    getattr(snapshot, figure)
+    except OverlapScopeError as error:
+        print(f"overlapscope serve: {error}", file=sys.stderr)
 
 
 def start_server(recording: Recording, address: str, port: int) -> pn.io.server.Server:

@@ -8,12 +8,15 @@ from pathlib import Path
 import pandas as pd
 
 from overlapscope.analysis.cycles import Cycles, cycles_of
+from overlapscope.analysis.heatmap import Heatmap
 from overlapscope.analysis.lanes import LanesByRank
 from overlapscope.analysis.overlap import overlap_by_step
 from overlapscope.analysis.replay import Replay
-from overlapscope.analysis.verdict import WARM_UP_STEPS, Verdict, give_verdict
+from overlapscope.analysis.stragglers import Stragglers, hosts_of, stragglers_in
+from overlapscope.analysis.trend import medians_by_rank
+from overlapscope.analysis.verdict import Verdict, first_step_after_warm_up, give_verdict
 from overlapscope.trace import cache
-from overlapscope.trace.reader import Trace, find_rank_folders, read_trace
+from overlapscope.trace.reader import Progress, Trace, find_rank_folders, read_trace
 
 
 class Snapshot:
@@ -30,7 +33,7 @@ class Snapshot:
     @cached_property
     def cycles(self) -> Cycles | None:
         """Its cycles after the warm-up; None if ranks can't be compared."""
-        return cycles_of(self.trace, first_step=WARM_UP_STEPS)
+        return cycles_of(self.trace, first_step_after_warm_up(self.trace.steps))
 
     @cached_property
     def replay(self) -> Replay | None:
@@ -47,6 +50,21 @@ class Snapshot:
         """What they come to."""
         return give_verdict(self.per_step)
 
+    @cached_property
+    def rank_medians(self) -> pd.DataFrame:
+        """The same for each rank, from ``medians_by_rank``."""
+        return medians_by_rank(self.per_step)
+
+    @cached_property
+    def stragglers(self) -> Stragglers | None:
+        """Who makes the others wait; None without cycles."""
+        return None if self.cycles is None else stragglers_in(self.trace, self.cycles)
+
+    @cached_property
+    def heatmap(self) -> Heatmap | None:
+        """Its ranks and steps as a map; None without cycles."""
+        return None if self.cycles is None else Heatmap(self.cycles, hosts_of(self.trace))
+
 
 class Recording:
     """A folder of traces. A run may still be writing to it: every page that is opened shows the newest.
@@ -60,14 +78,17 @@ class Recording:
         self._snapshot: Snapshot | None = None
         self._fingerprint = ""
 
-    def newest(self) -> Snapshot:
+    def newest(self, progress: Progress | None = None) -> Snapshot:
         """What the folder holds now.
+
+        Args:
+            progress: told of each rank that has been read, if any has to be.
 
         Raises:
             OverlapScopeError: nothing that could be shown.
         """
         fingerprint = cache.fingerprint(find_rank_folders(self.folder))
         if self._snapshot is None or fingerprint != self._fingerprint:
-            self._snapshot = Snapshot(read_trace(self.folder))
+            self._snapshot = Snapshot(read_trace(self.folder, progress))
             self._fingerprint = fingerprint
         return self._snapshot

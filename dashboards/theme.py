@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 from bokeh.model import Model
+from bokeh.palettes import Magma256
 
 from overlapscope.analysis.lanes import CATEGORIES
 
@@ -18,6 +19,9 @@ ThemeName = Literal["light", "dark"]
 
 SHADES: Final = 16
 """Steps from nothing to busy all the time; with 15 categories the shades fit a byte."""
+
+LATE_SHADES: Final = 255
+"""Steps from nothing to late; with nothing itself they fit a byte."""
 
 _INK: Final[Mapping[ThemeName, Mapping[str, str]]] = {
     "light": {
@@ -86,18 +90,42 @@ def shade_palette(theme: ThemeName) -> list[str]:
     return palette
 
 
+def late_palette(theme: ThemeName) -> list[str]:
+    """Colour of each shade of lateness, from nothing to ``LATE_SHADES``: the more, the further from the surface.
+
+    Shade 0 is transparent. The rest is a part of Magma, of which equal steps look equally large with any kind of
+    colour vision; its ends, which are close to the surface of one theme and to the ink of the other, are left out.
+    """
+    first, last = {"light": (252, 40), "dark": (48, 252)}[theme]
+    places = (round(first + (last - first) * step / (LATE_SHADES - 1)) for step in range(LATE_SHADES))
+    return ["#00000000", *(Magma256[place] for place in places)]
+
+
 def browser_colours() -> dict[str, dict[str, Any]]:
     """Everything that the page's script needs to paint plots in either theme."""
     names: tuple[ThemeName, ...] = ("light", "dark")
     return {
-        name: {**_INK[name], "span_colours": list(_SPANS[name]), "shade_palette": shade_palette(name)} for name in names
+        name: {
+            **_INK[name],
+            "span_colours": list(_SPANS[name]),
+            "shade_palette": shade_palette(name),
+            "late_palette": late_palette(name),
+        }
+        for name in names
     }
 
 
 def css_variables(theme: ThemeName) -> dict[str, str]:
-    """CSS custom properties: ``--ink``, ``--line`` ..., and one for each category, such as ``--span-backward``."""
+    """CSS custom properties: ``--ink``, ``--line`` ..., and one for each category, such as ``--span-backward``.
+
+    ``--late-scale`` is a gradient from nothing to late.
+    """
+    late = ", ".join([_INK[theme]["surface"], *late_palette(theme)[1 :: LATE_SHADES // 16]])
     spans = {f"--span-{name.replace('_', '-')}": colour for name, colour in zip(CATEGORIES, _SPANS[theme], strict=True)}
-    return {f"--{name.replace('_', '-')}": colour for name, colour in _INK[theme].items()} | spans
+    return {f"--{name.replace('_', '-')}": colour for name, colour in _INK[theme].items()} | {
+        **spans,
+        "--late-scale": f"linear-gradient(to right, {late})",
+    }
 
 
 def paint(model: Model, **roles: str) -> None:

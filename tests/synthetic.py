@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from overlapscope.trace.format import (
@@ -42,6 +43,26 @@ def write_recording(
             write_step(log, step, begin_ns=1_000_000_000 + step * 10_000 * US + rank * 50 * US)
         if close:
             log.close()
+    return folder
+
+
+def write_straggling_recording(
+    folder: Path, *, late_us: Callable[[int, int], int], ranks: int = 4, steps: int = 30, ranks_per_host: int = 4
+) -> Path:
+    """Write a recording in which ranks wait for each other.
+
+    Args:
+        late_us: how much longer than 2 ms the forward of a rank takes in a step.
+    """
+    logs = [make_rank(folder, rank, world_size=ranks, host=f"node{rank // ranks_per_host}") for rank in range(ranks)]
+    begin_ns = 1_000_000_000
+    for step in range(steps):
+        last_us = max(late_us(rank, step) for rank in range(ranks))
+        for rank, log in enumerate(logs):
+            write_step(log, step, begin_ns, late_us=late_us(rank, step), last_us=last_us)
+        begin_ns += (10_000 + last_us) * US
+    for log in logs:
+        log.close()
     return folder
 
 
@@ -93,7 +114,7 @@ def make_rank(
     return EventLog(rank_dir / EVENTS_FILE, limit_bytes)
 
 
-def write_step(log: EventLog, step: int, begin_ns: int) -> None:
+def write_step(log: EventLog, step: int, begin_ns: int, late_us: int = 0, last_us: int = 0) -> None:
     """One step of 10 ms.
 
     In microseconds from its begin: data wait 0-500, forward 500-2500, backward 3000-7000, finalise 7000-8500,
@@ -101,10 +122,20 @@ def write_step(log: EventLog, step: int, begin_ns: int) -> None:
     The three copies out take 20 us each, 8320-8380. Compute is forward, backward, optimizer and the copies out:
     2000 + 4000 + 1500 + 60 = 7560 us. Communication is 800 + 1500 + 1400 = 3700 us, of it 800 + 1500 + 100 = 2400
     under backward and none under the copies out, so 1300 us are exposed.
+
+    Args:
+        late_us: how much longer forward takes, so that everything after it is later.
+        last_us: how much longer the forward of the last rank takes, so that all-reduces end later on all ranks.
     """
 
     def span(kind: Kind, start_us: int, end_us: int, **body: object) -> None:
-        log.append(pack_body(kind, **body), step, begin_ns + start_us * US, begin_ns + end_us * US)  # type: ignore[arg-type]
+        # All ranks are let go together.
+        end_ns = begin_ns + (end_us + last_us) * US if kind is Kind.COLLECTIVE else moment_ns(end_us)
+        log.append(pack_body(kind, **body), step, moment_ns(start_us), end_ns)  # type: ignore[arg-type]
+
+    def moment_ns(usual_us: int) -> int:
+        delay_us = 0 if usual_us <= 500 else late_us if usual_us <= 7000 else last_us
+        return begin_ns + (usual_us + delay_us) * US
 
     def phase(phase: Phase, start_us: int, end_us: int) -> None:
         span(Kind.ENTER, start_us, start_us, index=phase)

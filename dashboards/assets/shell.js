@@ -56,7 +56,16 @@ window.overlapscope = (() => {
     apply()
   }
 
+  // Tables that would be long begin with their first rows; a button below shows the rest.
+  function unfold({target}) {
+    const button = target.closest?.("[data-unfold]")
+    if (!button) return
+    button.parentElement.querySelector("tbody[hidden]").hidden = false
+    button.remove()
+  }
+
   system.addEventListener("change", apply)
+  document.addEventListener("click", unfold)
   document.documentElement.dataset.theme = current()
   document.addEventListener("DOMContentLoaded", () => {
     document.getElementById("theme")?.addEventListener("click", toggleTheme)

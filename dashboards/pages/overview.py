@@ -9,25 +9,15 @@ from typing import Final
 import pandas as pd
 from bokeh.document import Document
 
+from dashboards.pages.headline import Headline
 from dashboards.pages.shell import Arguments, BuildPage, render
 from dashboards.plots.trend import FIGURES, Figure, TrendPlot
 from dashboards.recording import Snapshot
-from overlapscope.analysis.trend import medians_by_rank
+from overlapscope.analysis import sentences
 from overlapscope.analysis.verdict import Verdict
 from overlapscope.trace.reader import Trace
 from overlapscope.trace.tables import PHASE_NAMES
 from overlapscope.units import format_ns, format_share
-
-
-@dataclass(frozen=True, kw_only=True)
-class Headline:
-    """One of the big numbers."""
-
-    label: str
-    value: str
-    note: str
-    colour: str
-    """A role of ``dashboards.theme``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +41,14 @@ COLUMNS: Final = (
 )
 
 
+SHOWN_ROWS: Final = 16
+"""Further ranks are folded."""
+
+
 def build(document: Document, snapshot: Snapshot, _arguments: Arguments) -> None:
     """Fill a document with the overview."""
     verdict, per_step = snapshot.verdict, snapshot.per_step
+    findings = snapshot.stragglers.findings if snapshot.stragglers else ()
     plots = [TrendPlot(shown, per_step) for shown in FIGURES] if len(per_step) else []
     for plot in plots:
         document.js_on_event("document_ready", plot.start_script)
@@ -68,7 +63,9 @@ def build(document: Document, snapshot: Snapshot, _arguments: Arguments) -> None
         headlines=headlines(verdict),
         figures=FIGURES,
         columns=[label for _, label in COLUMNS],
-        rank_rows=rank_rows(snapshot.trace, medians_by_rank(per_step)) if len(per_step) else [],
+        rank_rows=rank_rows(snapshot.trace, snapshot.rank_medians) if len(per_step) else [],
+        shown_rows=SHOWN_ROWS,
+        straggler=sentences.describe(findings[0]) if findings else "",
         phases=[(name, name.replace("_", " "), name.replace("_", "-")) for name in PHASE_NAMES],
     )
 
@@ -132,11 +129,14 @@ def headlines(verdict: Verdict) -> list[Headline]:
 
 
 def rank_rows(trace: Trace, medians: pd.DataFrame) -> list[RankRow]:
-    """The table of ranks.
+    """The table of ranks: in their order, or if they are many, those first whose compute differs most.
 
     Args:
         medians: from ``trend.medians_by_rank``.
     """
+    if len(medians) > SHOWN_ROWS:
+        apart_ns = (medians["compute_ns"] - medians["compute_ns"].median()).abs()
+        medians = medians.loc[apart_ns.sort_values(ascending=False, kind="stable").index]
     places = {int(rank): f"{host} · {device}" for rank, host, device in _columns(trace.ranks, "rank", "host", "device")}
     longest_ns = medians["step_time_ns"].max()
     rows = []

@@ -20,7 +20,7 @@ Arguments = Mapping[str, Sequence[bytes]]
 BuildPage = Callable[[Document, Snapshot, Arguments], None]
 """Fills a document with a page."""
 
-NAVIGATION: Final = (("./", "Overview"), ("timeline", "Timeline"))
+NAVIGATION: Final = (("./", "Overview"), ("timeline", "Timeline"), ("stragglers", "Stragglers"))
 """Route and label of each page in the header."""
 
 _ENVIRONMENT: Final = Environment(

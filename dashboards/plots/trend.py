@@ -74,8 +74,9 @@ class TrendPlot:
             **{name: trend[name].to_numpy() for name in ("step", "low", "median", "high")},
             "text": [self._text(*point) for point in trend.itertuples(index=False, name=None)],
         }
-        ranks = trend_of_ranks(per_step, self._figure.column)
-        lines = [line for _, line in ranks.groupby("rank")] if ranks["rank"].nunique() <= _MAX_RANK_LINES else []
+        lines: list[pd.DataFrame] = []
+        if per_step["rank"].nunique() <= _MAX_RANK_LINES:
+            lines = [line for _, line in trend_of_ranks(per_step, self._figure.column).groupby("rank")]
         self.rank_lines.data = {
             "xs": [line["step"].to_numpy() for line in lines],
             "ys": [line["median"].to_numpy() for line in lines],

@@ -129,16 +129,22 @@ class Stragglers:
 def stragglers_of(trace: Trace) -> Stragglers | None:
     """Judge a recording; None if its ranks can't be compared, and ``why_no_cycles`` says why."""
     cycles = cycles_of(trace, first_step_after_warm_up(trace.steps))
-    if cycles is None:
-        return None
-    hosts = dict(zip(trace.ranks["rank"].tolist(), trace.ranks["host"].tolist(), strict=True))
+    return None if cycles is None else stragglers_in(trace, cycles)
+
+
+def stragglers_in(trace: Trace, cycles: Cycles) -> Stragglers:
+    """Judge a recording of which the cycles are known."""
+    slow = slow_links(link_rates(trace))[["rank", "peer_rank", "rate_bytes_per_s", "usual_bytes_per_s"]]
     links = [
         SlowLink(rank=rank, peer_rank=peer_rank, bytes_per_s=rate, usual_bytes_per_s=usual)
-        for rank, peer_rank, rate, usual in slow_links(link_rates(trace))[
-            ["rank", "peer_rank", "rate_bytes_per_s", "usual_bytes_per_s"]
-        ].itertuples(index=False, name=None)
+        for rank, peer_rank, rate, usual in slow.itertuples(index=False, name=None)
     ]
-    return find_stragglers(cycles, hosts, links)
+    return find_stragglers(cycles, hosts_of(trace), links)
+
+
+def hosts_of(trace: Trace) -> dict[int, str]:
+    """The host of each rank."""
+    return dict(zip(trace.ranks["rank"].tolist(), trace.ranks["host"].tolist(), strict=True))
 
 
 def find_stragglers(cycles: Cycles, hosts: dict[int, str], links: Sequence[SlowLink] = ()) -> Stragglers:

@@ -1,4 +1,4 @@
-"""Show a recording in the browser: overview and timeline.
+"""Show a recording in the browser: overview, timeline and stragglers.
 
 Example:
     overlapscope serve traces/
@@ -11,10 +11,7 @@ at a run on another machine, forward the port: ssh -L 5006:localhost:5006 HOST o
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
-
-from overlapscope.errors import OverlapScopeError
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -27,16 +24,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
-    from overlapscope.trace.reader import read_trace
+    from overlapscope.trace.reader import find_rank_folders
 
     if not args.traces.is_dir():
         # Nothing can appear in what is not a folder: raises what is wrong with it.
-        read_trace(args.traces)
-    try:
-        read_trace(args.traces)
-    except OverlapScopeError as error:
-        # A run that starts now fills the folder, and a reload of the page shows it.
-        print(f"overlapscope serve: {error}", file=sys.stderr)
+        find_rank_folders(args.traces)
 
     from dashboards.app import serve
 

@@ -6,9 +6,11 @@ import argparse
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from dashboards.recording import Recording
 from overlapscope.commands import serve
 from overlapscope.errors import OverlapScopeError
 from tests.synthetic import write_recording
@@ -45,12 +47,36 @@ def test_without_a_port_the_next_free_one_is_taken(tmp_path):
         assert _free_port("127.0.0.1", [port, port + 1, 0]) != port
 
 
-def test_an_empty_folder_is_served_all_the_same_and_the_reason_printed(tmp_path, monkeypatch, capsys):
-    served = []
-    monkeypatch.setattr("dashboards.app.serve", lambda *args, **options: served.append((args, options)))
+@pytest.fixture
+def served(monkeypatch) -> list[Recording]:
+    """The recordings that servers were started with, which end as soon as they run."""
+    recordings: list[Recording] = []
+
+    def start(recording: Recording, address: str, port: int) -> SimpleNamespace:
+        recordings.append(recording)
+
+        def interrupted() -> None:
+            raise KeyboardInterrupt
+
+        return SimpleNamespace(port=port, io_loop=SimpleNamespace(start=interrupted), stop=lambda: None)
+
+    monkeypatch.setattr("dashboards.app.start_server", start)
+    return recordings
+
+
+def test_an_empty_folder_is_served_all_the_same_and_the_reason_printed(tmp_path, served, capsys):
     assert serve.run(parse(str(tmp_path), "--no-browser")) == 0
-    assert "empty" in capsys.readouterr().err
-    assert served == [((tmp_path,), {"address": "127.0.0.1", "port": None, "show": False})]
+    printed = capsys.readouterr()
+    assert "empty" in printed.err
+    assert str(tmp_path) in printed.out
+    assert [recording.folder for recording in served] == [tmp_path]
+
+
+def test_what_takes_long_is_ready_before_the_address_is_printed(tmp_path, served, capsys):
+    serve.run(parse(str(write_recording(tmp_path / "traces")), "--no-browser"))
+    snapshot = served[0].newest()
+    assert {"verdict", "rank_medians", "stragglers", "heatmap"} <= vars(snapshot).keys()
+    assert capsys.readouterr().err == ""
 
 
 def test_nonsense_ports_are_refused_by_the_parser(capsys):

@@ -40,7 +40,7 @@ def test_the_overview_shows_the_verdict_and_the_median_figures(snapshot):
 
 
 def test_the_table_of_ranks_has_a_row_for_each(snapshot):
-    rows = overview.rank_rows(snapshot.trace, overview.medians_by_rank(snapshot.per_step))
+    rows = overview.rank_rows(snapshot.trace, snapshot.rank_medians)
     assert [row.rank for row in rows] == [0, 1]
     assert rows[0].cells == ("10.0 ms", "7.56 ms", "3.70 ms", "2.40 ms", "1.30 ms", "64.9 %")
     assert [name for name, _, _ in rows[0].parts] == ["data_wait", "forward", "backward", "finalise", "optimizer"]

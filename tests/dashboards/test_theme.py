@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from dashboards.theme import SHADES, ink, shade_palette, span_colours
+from dashboards.theme import LATE_SHADES, SHADES, ink, late_palette, shade_palette, span_colours
 from overlapscope.analysis.lanes import CATEGORIES
 
 # Simulation of full dichromacy in linear RGB (Viénot, Brettel and Mollon, 1999; tritanopia after Machado, 2009).
@@ -71,3 +71,22 @@ def test_the_slightest_shade_can_be_seen(theme):
     assert len(palette) == len(CATEGORIES) * SHADES <= 256
     for category in range(len(CATEGORIES)):
         assert distance(palette[category * SHADES + 1], ink(theme)["surface"], "usual") > 4
+
+
+@pytest.mark.parametrize("vision", VISION)
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_later_the_further_from_the_surface_in_even_steps(theme, vision):
+    palette = late_palette(theme)
+    assert len(palette) == LATE_SHADES + 1 <= 256
+    assert palette[0] == "#00000000"
+    shades = [lab(VISION[vision] @ linear(colour)) for colour in palette[1::32]]
+    lightness = np.diff([shade[0] for shade in shades])
+    assert np.all(lightness < -4 if theme == "light" else lightness > 4)
+    distances = [np.linalg.norm(one - other) for one, other in itertools.pairwise(shades)]
+    assert min(distances) > 5
+    assert max(distances) < 4 * min(distances)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_least_lateness_can_be_seen(theme):
+    assert distance(late_palette(theme)[1], ink(theme)["surface"], "usual") > 8

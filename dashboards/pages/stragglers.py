@@ -1,0 +1,195 @@
+"""Who makes the others wait: findings with their costs, the map of ranks and steps, and what would be gained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bokeh.document import Document
+
+from dashboards.pages.headline import Headline
+from dashboards.pages.shell import Arguments, render
+from dashboards.pages.what_if import SHOWN_ROWS, what_if_tables
+from dashboards.plots.heatmap import FIGURES, HeatmapPlot
+from dashboards.recording import Snapshot
+from overlapscope.analysis import sentences
+from overlapscope.analysis.cycles import Cycles
+from overlapscope.analysis.heatmap import Figure, Grouping, Heatmap
+from overlapscope.analysis.stragglers import Finding, Stragglers
+from overlapscope.analysis.verdict import WARM_UP_STEPS
+from overlapscope.trace.reader import Trace
+from overlapscope.units import format_ns, format_share
+
+_FIGURE_TEXTS: Final[dict[Figure, tuple[str, str]]] = {
+    "compute": ("Compute", "Forward, backward, optimizer, copies back, and what is between them"),
+    "lateness": ("Lateness", "How long after the middle rank a rank arrives at the step's last all-reduce"),
+    "wait": ("Wait", "How long a rank waits at the step's last all-reduce for the last one to arrive"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlameRow:
+    """One finding in the table."""
+
+    who: str
+    blame: str
+    """What for, and when."""
+    evidence: str
+    delay: str
+    cost: str
+    percent: float
+    """Of the step time, for the bar."""
+    saving: str
+    step: int
+    link: str
+
+
+def build(document: Document, snapshot: Snapshot, arguments: Arguments) -> None:
+    """Fill a document with the page."""
+    found, heatmap = snapshot.stragglers, snapshot.heatmap
+    if found is None or heatmap is None:
+        _build_reason(document, snapshot.trace)
+        return
+    plot = _plot_of_address(heatmap, arguments)
+    document.js_on_event("document_ready", plot.start_script)
+    render(
+        document,
+        "stragglers.html",
+        title="Stragglers",
+        trace=snapshot.trace,
+        roots=[plot.root],
+        verdict=sentences.verdict(found),
+        basis=basis_of(found.cycles),
+        headlines=headlines(found),
+        blame=[blame_row(finding) for finding in found.findings],
+        tables=what_if_tables(found),
+        shown_rows=SHOWN_ROWS,
+        **_map_variables(heatmap, plot),
+    )
+
+
+def build_heatmap(document: Document, snapshot: Snapshot, arguments: Arguments) -> None:
+    """Fill a document with the map alone."""
+    heatmap = snapshot.heatmap
+    if heatmap is None:
+        _build_reason(document, snapshot.trace)
+        return
+    plot = _plot_of_address(heatmap, arguments)
+    document.js_on_event("document_ready", plot.start_script)
+    render(
+        document,
+        "heatmap.html",
+        title="Ranks by step",
+        trace=snapshot.trace,
+        roots=[plot.root],
+        is_plain=True,
+        **_map_variables(heatmap, plot),
+    )
+
+
+def basis_of(cycles: Cycles) -> str:
+    """What the page rests on, and how well clocks agree."""
+    count, ranks, left_out = len(cycles.steps), len(cycles.ranks), cycles.left_out
+    steps = f"Means over step{'s' * (count > 1)} {cycles.steps[0]}"
+    steps += f" to {cycles.steps[-1]}" if count > 1 else ""
+    left = f"; {left_out:,} left out, as warm-up or because all-reduces differ" if left_out else ""
+    error_ns = cycles.clock_error_ns
+    clock = (
+        "All ranks have one clock."
+        if not error_ns
+        else f"Times of different ranks are off by up to ± {format_ns(error_ns)}."
+    )
+    return f"{steps} of {ranks:,} ranks ({count:,} step{'s' * (count > 1)}{left}). {clock}"
+
+
+def headlines(found: Stragglers) -> list[Headline]:
+    """Step time as it is, and as it would be."""
+    step_ns = found.step_time_ns
+
+    def what_if(label: str, time_ns: float, colour: str) -> Headline:
+        gain_ns = step_ns - time_ns
+        note = f"saves {format_ns(gain_ns)} ({format_share(gain_ns / step_ns)})" if gain_ns >= 1 else "saves nothing"
+        return Headline(label=label, value=format_ns(time_ns), note=note, colour=colour)
+
+    best = found.by_rank.iloc[int(found.by_rank["saving_ns"].to_numpy().argmax())]
+    return [
+        Headline(label="Step time", value=format_ns(step_ns), note="as recorded", colour="accent"),
+        what_if(f"Rank {best['rank']} like the middle one", step_ns - best["saving_ns"], "exposed"),
+        what_if("All ranks like the middle one", found.ideal_ns, "hidden"),
+        what_if("Links at their best", found.best_links_ns, "span-bucket-0"),
+    ]
+
+
+def blame_row(finding: Finding) -> BlameRow:
+    """A finding, for the table."""
+    who = sentences.who(finding)
+    of_rank = f"&rank={finding.ranks[0]}" if finding.ranks else ""
+    return BlameRow(
+        who=f"{who[:1].upper()}{who[1:]}",
+        blame=f"{sentences.CAUSE_LABELS[finding.cause]} {sentences.when(finding)}",
+        evidence=finding.pattern.statistic,
+        delay=format_ns(finding.delay_ns),
+        cost=sentences.cost(finding),
+        percent=100 * min(1.0, finding.cost_share),
+        saving=format_ns(finding.saving_ns),
+        step=finding.worst_step,
+        link=f"timeline?step={finding.worst_step}{of_rank}",
+    )
+
+
+def reason_for_none(trace: Trace) -> tuple[str, str, str]:
+    """Why a recording can't tell who is late: a headline, what is missing, and what to do."""
+    ranks, aligned, steps = len(trace.ranks), len(trace.aligned_ranks), trace.steps["step"].nunique()
+    if ranks < 2:
+        return (
+            "It takes two to wait",
+            "A straggler is a rank that the others wait for, and this recording has one rank.",
+            "If the run had more, copy the rank folders of its other hosts next to this one, and reload this page.",
+        )
+    if aligned < 2:
+        return (
+            "The clocks of these ranks can't be compared",
+            f"Of {ranks:,} ranks no two have a common clock, so nobody knows who arrived last.",
+            "Ranks of one host share a clock, and those of several hosts compare theirs while they train: record the "
+            "run again with all of its ranks, and make sure that rank 0 is among them.",
+        )
+    return (
+        "There are too few steps to compare",
+        f"It takes two steps in a row after the first {WARM_UP_STEPS}, which warm up, with the same all-reduces on all "
+        f"ranks. This recording has {steps:,} finished step{'s' * (steps != 1)}.",
+        "Reload this page when the run has got further, or record more steps; what was recorded so far is in the "
+        "timeline.",
+    )
+
+
+def _build_reason(document: Document, trace: Trace) -> None:
+    headline, message, advice = reason_for_none(trace)
+    render(
+        document,
+        "problem.html",
+        title="Stragglers",
+        trace=trace,
+        headline=headline,
+        message=message,
+        advice=advice,
+    )
+
+
+def _plot_of_address(heatmap: Heatmap, arguments: Arguments) -> HeatmapPlot:
+    """The map as ``?figure=…&grouping=…`` asks for it; what makes no sense is ignored."""
+
+    def given(name: str) -> str:
+        return arguments.get(name, [b""])[0].decode("utf-8", "replace")
+
+    figure: Figure = next((known for known in FIGURES if known == given("figure")), "lateness")
+    grouping: Grouping | None = next((known for known in heatmap.groupings if known == given("grouping")), None)
+    return HeatmapPlot(heatmap, figure, grouping)
+
+
+def _map_variables(heatmap: Heatmap, plot: HeatmapPlot) -> dict[str, Any]:
+    return {
+        "map_figures": [(name, *_FIGURE_TEXTS[name]) for name in FIGURES],
+        "map_figure": plot.figure,
+        "map_groupings": heatmap.groupings,
+        "map_grouping": plot.grouping,
+    }

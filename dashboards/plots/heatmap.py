@@ -1,0 +1,115 @@
+"""The map of ranks and steps: one picture, in which the late, the slow and the waiting are dark.
+
+The browser asks, the server answers: which figure to show, and what is in the cell under the pointer. Zooming and
+panning need no answer, as the picture holds all cells.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, get_args
+
+import numpy as np
+from bokeh.models import ColumnDataSource, CustomJS, Range1d
+
+from dashboards.plots.heatmap_figure import draw_heatmap, height_px
+from dashboards.plots.heatmap_tooltip import cell_tooltip
+from dashboards.theme import LATE_SHADES
+from overlapscope.analysis.heatmap import MAX_COLUMNS, NOTHING, Figure, Grouping, Heatmap
+from overlapscope.units import format_ns
+
+FIGURES: Final[tuple[Figure, ...]] = get_args(Figure)
+
+HOSTS_FROM_RANKS: Final = 64
+"""More ranks than this are first shown by host."""
+
+MANY_ROWS: Final = 32
+"""From here on rows are thin, and zooming enlarges them too."""
+
+
+class HeatmapPlot:
+    """The map (``root``) and the sources of its dialogue with the browser.
+
+    Args:
+        figure: what to show first.
+        grouping: one of the heatmap's; if not given hosts, if there are several and many ranks.
+    """
+
+    def __init__(self, heatmap: Heatmap, figure: Figure = "lateness", grouping: Grouping | None = None) -> None:
+        self._heatmap = heatmap
+        is_large = "hosts" in heatmap.groupings and len(heatmap.ranks) > HOSTS_FROM_RANKS
+        self.figure: Figure = figure
+        self.grouping: Grouping = grouping or ("hosts" if is_large else "ranks")
+        self.cells = ColumnDataSource(data={name: [] for name in ("image", "x", "y", "dw", "dh")})
+        self.names = ColumnDataSource(data={"name": []})
+        self.scale = ColumnDataSource(data={name: [] for name in ("low", "half", "high", "largest")})
+        self.choice = ColumnDataSource(data={name: [] for name in ("figure", "grouping", "columns")})
+        self.pointed = ColumnDataSource(data={name: [] for name in ("id", "row", "column")})
+        self.answer = ColumnDataSource(data={name: [] for name in ("id", "title", "label", "value", "rank", "step")})
+
+        steps = heatmap.steps
+        first, last = float(steps[0]) - 0.5, float(steps[-1]) + 0.5
+        self.step_range = Range1d(start=first, end=last, bounds=(first, last), min_interval=min(8.0, last - first))
+        self.row_range = Range1d(start=1.0, end=0.0)
+        self.root = draw_heatmap(self.step_range, self.row_range, self.cells, self.names)
+        # The browser sends back changes only of what a root refers to.
+        self.root.tags = [{"dialogue": [self.scale, self.choice, self.pointed, self.answer]}]
+        self.choice.on_change("data", self._on_choice)
+        self.pointed.on_change("data", self._on_pointed)
+        self._grid = heatmap.grid(self.grouping)
+        self.update(self.figure, self.grouping)
+
+    @property
+    def start_script(self) -> CustomJS:
+        """For the browser to run when the document is ready: connects mouse, keys, switches and theme to this plot."""
+        names = ("root", "step_range", "row_range", "cells", "scale", "choice", "pointed", "answer")
+        return CustomJS(
+            args={"plot": {name: getattr(self, name) for name in names}},
+            code="window.overlapscope.startHeatmap(plot)",
+        )
+
+    def update(self, figure: Figure, grouping: Grouping, max_columns: int = MAX_COLUMNS) -> None:
+        """Show another figure, hosts in the place of ranks, or as many columns as there is room for."""
+        self.figure, self.grouping = figure, grouping
+        grid = self._grid = self._heatmap.grid(grouping, max_columns)
+        maxima_ns = grid.maxima(self._heatmap.figures_ns[figure])
+        low_ns, high_ns = self._heatmap.scale_ns(figure, maxima_ns)
+        share = np.clip((maxima_ns - float(low_ns)) / (high_ns - low_ns), 0, 1)
+        largest_ns = float(maxima_ns.max())
+        rows, columns = maxima_ns.shape
+        count = len(grid.names)
+        names = [f"rank {name}" for name in grid.names] if grouping == "ranks" else list(grid.names)
+        if list(self.names.data["name"]) != names:
+            self.names.data = {"name": names}
+            closest = count if count < MANY_ROWS else 8
+            self.row_range.update(start=count - 0.5, end=-0.5, bounds=(-0.5, count - 0.5), min_interval=closest)
+            self.root.height = height_px(count)
+        self.cells.data = {
+            "image": [np.where(maxima_ns == NOTHING, 0, np.rint(share * LATE_SHADES)).astype(np.uint8)],
+            "x": [grid.first_step - 0.5],
+            "y": [-0.5],
+            "dw": [columns * grid.steps_each],
+            "dh": [rows * grid.each],
+        }
+        self.scale.data = {
+            "low": [format_ns(low_ns) if low_ns else "0"],
+            "half": [format_ns((low_ns + high_ns) / 2)],
+            "high": [f"{'≥ ' * (largest_ns > high_ns)}{format_ns(high_ns)}"],
+            "largest": [f"largest {format_ns(largest_ns)}"],
+        }
+
+    def _on_choice(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
+        self.update(asked["figure"][0], asked["grouping"][0], int(asked["columns"][0]))
+
+    def _on_pointed(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
+        cell = int(asked["row"][0]), int(asked["column"][0])
+        title, rows = cell_tooltip(self._heatmap, self._grid, self.figure, *cell)
+        peak = self._grid.peak(self._heatmap.figures_ns[self.figure], *cell)
+        rank, step = (-1, -1) if peak is None else (self._heatmap.ranks[peak[0]], self._heatmap.steps[peak[1]])
+        self.answer.data = {
+            "id": asked["id"] * len(rows),
+            "title": [title] * len(rows),
+            "label": [label for label, _ in rows],
+            "value": [value for _, value in rows],
+            "rank": [int(rank)] * len(rows),
+            "step": [int(step)] * len(rows),
+        }

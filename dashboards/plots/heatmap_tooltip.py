@@ -1,0 +1,52 @@
+"""What people read when they point at a cell of the map of ranks and steps."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dashboards.plots.tooltip import Rows
+from overlapscope.analysis.heatmap import Figure, Grid, Heatmap
+from overlapscope.analysis.sentences import rank_names
+from overlapscope.units import format_ns
+
+_SUPERLATIVES: Final[dict[Figure, str]] = {
+    "compute": "computes longest",
+    "lateness": "arrives latest",
+    "wait": "waits longest",
+}
+
+
+def cell_tooltip(heatmap: Heatmap, grid: Grid, figure: Figure, row: int, column: int) -> tuple[str, Rows]:
+    """Title and lines for a cell: who and when, and the three figures of the one rank and step that it shows.
+
+    Args:
+        figure: the one that is shown, by which that one is chosen.
+    """
+    ranks, steps = grid.places(row, column)
+    first_step = grid.first_step + column * grid.steps_each
+    last_step = min(first_step + grid.steps_each - 1, int(heatmap.steps[-1]))
+    when = f"step {first_step}" if first_step == last_step else f"steps {first_step} to {last_step}"
+    who = rank_names(heatmap.ranks[ranks].tolist())
+    hosts = tuple(dict.fromkeys(heatmap.hosts[rank] for rank in ranks))
+    place = hosts[0] if len(hosts) == 1 else f"{hosts[0]} to {hosts[-1]}"
+    title = f"{who[:1].upper()}{who[1:]} · {when}"
+    peak = grid.peak(heatmap.figures_ns[figure], row, column)
+    if peak is None:
+        return title, [
+            ("host", place),
+            ("", "left out: no all-reduces that all ranks share, here or in the step before"),
+        ]
+    rank, step = peak
+    rows: Rows = [("host", place)]
+    if len(ranks) * len(steps) > 1:
+        rows.append((_SUPERLATIVES[figure], f"rank {heatmap.ranks[rank]} in step {heatmap.steps[step]}"))
+    compute_ns, lateness_ns, wait_ns = (
+        heatmap.figures_ns[name][rank, step] for name in ("compute", "lateness", "wait")
+    )
+    side = "before" if lateness_ns < 0 else "after"
+    return title, [
+        *rows,
+        ("compute", format_ns(compute_ns)),
+        ("arrives", f"{format_ns(abs(lateness_ns))} {side} the middle rank"),
+        ("waits", f"{format_ns(wait_ns)} for the last one" if wait_ns else "for nobody: it is the last one"),
+    ]

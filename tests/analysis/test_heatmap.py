@@ -1,0 +1,163 @@
+"""The map of ranks and steps: what its cells show, and which rank and step are behind them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overlapscope.analysis import heatmap
+from overlapscope.analysis.cycles import CAUSES, Cycles
+from overlapscope.analysis.heatmap import NOTHING, Grid, Grouping, Heatmap
+
+MS = 1_000_000
+
+
+def cycles(steps: list[int], ranks: int, *, seed: int = 0, arrival_ns: np.ndarray | None = None) -> Cycles:
+    """Cycles with one all-reduce, of made-up numbers unless given."""
+    rng = np.random.default_rng(seed)
+    shape = (len(steps), ranks)
+    arrival_ns = rng.integers(0, 100, (*shape, 1)) if arrival_ns is None else arrival_ns[:, :, None]
+    return Cycles(
+        ranks=np.arange(ranks),
+        steps=np.array(steps),
+        left_out=0,
+        buckets=np.zeros(1, dtype=np.int64),
+        bytes=np.ones(1, dtype=np.int64),
+        begin_ns=np.zeros(len(steps), dtype=np.int64),
+        own_ns=rng.integers(0, 100, (len(CAUSES), *shape)),
+        lead_ns=np.zeros((*shape, 1), dtype=np.int64),
+        arrival_ns=arrival_ns,
+        end_ns=arrival_ns.max(axis=1) + 10,
+        broadcast_ns=np.zeros(shape, dtype=np.int64),
+        clock_error_ns=0.0,
+    )
+
+
+@st.composite
+def maps(draw: st.DrawFn) -> tuple[Heatmap, dict[Grouping, Grid]]:
+    """A map, and its cells as on a small screen."""
+    steps = draw(st.lists(st.integers(0, 60), min_size=1, max_size=25, unique=True).map(sorted))
+    hosts = draw(st.lists(st.sampled_from("abcdefg"), min_size=2, max_size=20))
+    made_up = cycles(steps, len(hosts), seed=draw(st.integers(0, 99)))
+    shown = Heatmap(made_up, dict(enumerate(hosts)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(heatmap, "MAX_ROWS", draw(st.integers(1, 8)))
+        columns = draw(st.integers(1, 20))
+        return shown, {grouping: shown.grid(grouping, columns) for grouping in shown.groupings}
+
+
+@given(maps())
+@settings(deadline=None)
+def test_a_cell_shows_the_largest_value_of_its_ranks_and_steps(a_map):
+    shown, grids = a_map
+    for grid in grids.values():
+        for values in shown.figures_ns.values():
+            pooled = grid.maxima(values)
+            for row, column in np.ndindex(pooled.shape):
+                ranks, steps = grid.places(row, column)
+                expected = max((values[r, s] for r in ranks for s in steps), default=NOTHING)
+                assert pooled[row, column] == expected
+
+
+@given(maps())
+@settings(deadline=None)
+def test_the_peak_of_a_cell_is_a_rank_and_step_of_it_with_the_value_shown(a_map):
+    shown, grids = a_map
+    for grid in grids.values():
+        values = shown.figures_ns["lateness"]
+        pooled = grid.maxima(values)
+        for row, column in np.ndindex(pooled.shape):
+            peak = grid.peak(values, row, column)
+            ranks, steps = grid.places(row, column)
+            assert (peak is None) == (len(steps) == 0)
+            if peak is not None:
+                assert peak[0] in ranks
+                assert peak[1] in steps
+                assert values[peak] == pooled[row, column]
+
+
+@given(maps())
+@settings(deadline=None)
+def test_every_rank_and_step_is_in_exactly_one_cell(a_map):
+    shown, grids = a_map
+    for grid in grids.values():
+        seen = np.zeros((len(shown.ranks), len(shown.steps)), dtype=int)
+        for row, column in np.ndindex(len(grid.row_edges) - 1, len(grid.column_edges) - 1):
+            seen[np.ix_(*grid.places(row, column))] += 1
+        assert np.all(seen == 1)
+
+
+@given(maps())
+@settings(deadline=None)
+def test_a_column_lies_at_the_numbers_of_its_steps(a_map):
+    shown, grids = a_map
+    for grid in grids.values():
+        for column in range(len(grid.column_edges) - 1):
+            _, steps = grid.places(0, column)
+            assert np.all((shown.steps[steps] - grid.first_step) // grid.steps_each == column)
+
+
+@given(maps())
+@settings(deadline=None)
+def test_a_row_of_hosts_holds_all_ranks_of_them(a_map):
+    shown, grids = a_map
+    grid = grids.get("hosts")
+    if grid is None:
+        assert len(set(shown.hosts)) == 1
+        return
+    for row in range(len(grid.row_edges) - 1):
+        ranks, _ = grid.places(row, 0)
+        names = grid.names[row * grid.each : (row + 1) * grid.each]
+        assert {shown.hosts[rank] for rank in ranks} == set(names)
+        assert len(ranks) == sum(host in names for host in shown.hosts)
+
+
+def test_a_map_fits_a_screen():
+    shown = Heatmap(cycles(list(range(5000)), 600), {rank: str(rank // 2) for rank in range(600)})
+    rows, columns = shown.grid("ranks").maxima(shown.figures_ns["wait"]).shape
+    assert (rows, columns) == (300, 1000)
+    assert shown.grid("hosts").maxima(shown.figures_ns["wait"]).shape == (300, 1000)
+
+
+def test_a_narrow_screen_gets_fewer_columns():
+    shown = Heatmap(cycles(list(range(900)), 2), {})
+    assert shown.grid("ranks").maxima(shown.figures_ns["wait"]).shape == (2, 900)
+    assert shown.grid("ranks", 700).maxima(shown.figures_ns["wait"]).shape == (2, 450)
+
+
+def test_figures_are_those_of_the_cycles():
+    arrival_ns = np.array([[10, 40, 20]])
+    made_up = cycles([7], 3, arrival_ns=arrival_ns)
+    shown = Heatmap(made_up, {})
+    assert shown.figures_ns["lateness"][:, 0].tolist() == [-10, 20, 0]
+    assert shown.figures_ns["wait"][:, 0].tolist() == [30, 0, 20]
+    computing = ["forward", "backward", "optimizer", "finalise", "between"]
+    expected = sum(made_up.own_ns[CAUSES.index(cause), 0] for cause in computing)
+    assert shown.figures_ns["compute"][:, 0].tolist() == expected.tolist()
+
+
+def lateness_scale(late_ms: np.ndarray) -> tuple[int, int]:
+    shown = Heatmap(cycles(list(range(len(late_ms))), late_ms.shape[1], arrival_ns=late_ms * MS + 100 * MS), {})
+    return shown.scale_ns("lateness", shown.grid("ranks").maxima(shown.figures_ns["lateness"]))
+
+
+def test_one_long_pause_leaves_the_rest_its_contrast():
+    late_ms = np.zeros((200, 8), dtype=np.int64)
+    late_ms[:, 3] = 20
+    late_ms[50, 5] = 5000
+    assert lateness_scale(late_ms) == (0, 20 * MS)
+
+
+def test_of_many_ranks_a_slow_one_is_within_the_scale():
+    late_ms = np.zeros((50, 500), dtype=np.int64)
+    late_ms[:, 100] = 40
+    assert lateness_scale(late_ms) == (0, 40 * MS)
+
+
+def test_the_noise_of_a_healthy_run_stays_pale():
+    late_ms = np.zeros((50, 8), dtype=np.int64)
+    late_ms[::3, 1] = 1
+    _, high_ns = lateness_scale(late_ms)
+    assert high_ns > 9 * MS

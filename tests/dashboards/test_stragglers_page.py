@@ -1,0 +1,258 @@
+"""The stragglers page, driven as the browser drives it: by writing into its sources and reading them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bokeh.document import Document
+
+from dashboards.app import ROUTES
+from dashboards.pages import overview, stragglers
+from dashboards.pages.what_if import what_if_tables
+from dashboards.plots.heatmap import HeatmapPlot
+from dashboards.recording import Recording, Snapshot
+from dashboards.theme import LATE_SHADES
+from overlapscope.analysis.stragglers import Stragglers
+from overlapscope.trace.reader import Trace
+from tests.dashboards.test_pages import words
+from tests.synthetic import make_rank, write_recording, write_straggling_recording
+
+
+def late_us(rank: int, step: int) -> int:
+    """Rank 2 is 3 ms late in every step, and rank 5 now and then."""
+    return 3_000 if rank == 2 else 1_000 if rank == 5 and step % 7 == 3 else 20 * ((rank + step) % 3)
+
+
+@pytest.fixture(scope="module")
+def straggling(tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
+    """Eight ranks on two hosts, 40 steps."""
+    folder = tmp_path_factory.mktemp("straggling") / "traces"
+    return Recording(write_straggling_recording(folder, late_us=late_us, ranks=8, steps=40)).newest()
+
+
+@pytest.fixture
+def plot(straggling: Snapshot) -> HeatmapPlot:
+    assert straggling.heatmap is not None
+    return HeatmapPlot(straggling.heatmap)
+
+
+def found_in(snapshot: Snapshot) -> Stragglers:
+    assert snapshot.stragglers is not None
+    return snapshot.stragglers
+
+
+def page_of(snapshot: Snapshot, **arguments: bytes) -> str:
+    document = Document()
+    stragglers.build(document, snapshot, {name: [value] for name, value in arguments.items()})
+    return words(document)
+
+
+def picture(plot: HeatmapPlot) -> np.ndarray:
+    (image,) = plot.cells.data["image"]
+    return image
+
+
+def choose(plot: HeatmapPlot, figure: str, grouping: str, columns: int = 1000) -> None:
+    plot.choice.data = {"figure": [figure], "grouping": [grouping], "columns": [columns]}
+
+
+def point(plot: HeatmapPlot, row: int, column: int, number: int = 1) -> dict[str, str]:
+    plot.pointed.data = {"id": [number], "row": [row], "column": [column]}
+    return dict(zip(plot.answer.data["label"], plot.answer.data["value"], strict=True))
+
+
+def test_the_verdict_names_the_late_rank_and_what_it_costs(straggling):
+    page = page_of(straggling)
+    assert "Rank 2 computes 2.98 ms longer than the middle rank in every step" in page
+    assert "All ranks have one clock." in page
+    assert "Means over steps 4 to 39 of 8 ranks (36 steps; 4 left out" in page
+
+
+def test_headlines_say_what_would_be_gained(straggling):
+    step, rank, ideal, links = stragglers.headlines(found_in(straggling))
+    assert step.value == "13.0 ms"
+    assert rank.label == "Rank 2 like the middle one"
+    assert ideal.value == "10.0 ms"
+    assert ideal.note == "saves 2.98 ms (22.9 %)"
+    assert links.note == "saves nothing"
+
+
+def test_a_finding_leads_to_its_worst_step_on_the_timeline(straggling):
+    row = stragglers.blame_row(found_in(straggling).findings[0])
+    assert (row.who, row.blame, row.delay) == ("Rank 2", "Compute in every step", "2.98 ms")
+    assert "sign test" in row.evidence
+    assert row.percent == pytest.approx(23, abs=0.5)
+    assert row.link == f"timeline?step={row.step}&rank=2"
+    assert f'href="timeline?step={row.step}&amp;rank=2"' in page_of(straggling)
+
+
+def test_the_error_of_the_clocks_is_on_the_page(straggling, monkeypatch):
+    monkeypatch.setattr(Trace, "clock_error_ns", property(lambda _: 2_500.0))
+    page = page_of(Snapshot(straggling.trace))
+    assert "Times of different ranks are off by up to ± 2.50 µs." in page
+
+
+def test_what_if_tables_begin_with_the_most_expensive(straggling):
+    ranks, hosts, phases, buckets = what_if_tables(found_in(straggling))
+    assert ranks.rows[0][:2] == ("2", "node0")
+    assert ranks.rows[0][3] == "100 %"
+    assert hosts.rows[0][:2] == ("node0", "4")
+    assert phases.rows[0][0] == "Forward"
+    assert {row[0] for row in buckets.rows} == {"0", "1", "2"}
+    assert "16 MB" in {row[1] for row in buckets.rows}
+
+
+def test_long_tables_are_folded(tmp_path):
+    folder = write_straggling_recording(tmp_path / "traces", late_us=lambda rank, _: rank, ranks=20, steps=6)
+    snapshot = Recording(folder).newest()
+    page = page_of(snapshot)
+    assert "and 4 more" in page
+    assert page.count("<tbody hidden>") == 1
+    document = Document()
+    overview.build(document, snapshot, {})
+    assert "and 4 more, whose compute differs less" in words(document)
+
+
+def test_many_ranks_are_listed_by_how_much_their_compute_differs(tmp_path):
+    folder = write_straggling_recording(
+        tmp_path / "traces", late_us=lambda rank, _: 2_000 if rank == 18 else 0, ranks=20, steps=6
+    )
+    snapshot = Recording(folder).newest()
+    rows = overview.rank_rows(snapshot.trace, snapshot.rank_medians)
+    assert rows[0].rank == 18
+    assert len(rows) == 20
+
+
+def test_the_overview_leads_to_the_first_finding(straggling, snapshot):
+    document = Document()
+    overview.build(document, straggling, {})
+    assert "Rank 2 computes 2.98 ms longer" in words(document)
+    without = Document()
+    overview.build(without, snapshot, {})
+    assert "→ Stragglers" not in words(without)
+
+
+def test_the_map_opens_with_lateness_and_the_late_rank_is_the_darkest(plot):
+    assert plot.figure == "lateness"
+    assert plot.grouping == "ranks"
+    assert picture(plot).shape == (8, 36)
+    assert picture(plot)[2].min() > 0.98 * LATE_SHADES
+    assert picture(plot)[0].max() < LATE_SHADES / 8
+    assert plot.names.data["name"][:2] == ["rank 0", "rank 1"]
+    assert plot.cells.data["x"] == [3.5]
+    assert plot.cells.data["dw"] == [36]
+
+
+def test_the_one_that_all_wait_for_does_not_wait(plot):
+    choose(plot, "wait", "ranks")
+    assert np.all(picture(plot)[2] == 0)
+    assert picture(plot)[[0, 1, 3]].min() > LATE_SHADES / 2
+    assert plot.scale.data["low"] == ["0"]
+
+
+def test_hosts_take_the_place_of_ranks(plot):
+    choose(plot, "lateness", "hosts")
+    assert picture(plot).shape == (2, 36)
+    assert plot.names.data["name"] == ["node0", "node1"]
+    assert plot.row_range.start == 1.5
+    assert picture(plot)[0].min() > 0.98 * LATE_SHADES
+    choose(plot, "compute", "ranks")
+    assert picture(plot).shape == (8, 36)
+
+
+def test_a_narrow_window_gets_fewer_columns_and_the_right_tooltips(plot):
+    choose(plot, "lateness", "ranks", columns=20)
+    assert picture(plot).shape == (8, 18)
+    assert plot.cells.data["dw"] == [36]
+    assert point(plot, row=5, column=3)["arrives latest"] == "rank 5 in step 10"
+    assert plot.answer.data["title"][0] == "Rank 5 · steps 10 to 11"
+
+
+def test_pointing_at_a_cell_reads_all_three_figures(plot):
+    lines = point(plot, row=2, column=6, number=3)
+    assert plot.answer.data["id"][0] == 3
+    assert plot.answer.data["title"][0] == "Rank 2 · step 10"
+    assert lines["host"] == "node0"
+    assert lines["compute"] == "11.1 ms"
+    assert lines["arrives"] == "2.96 ms after the middle rank"
+    assert lines["waits"] == "for nobody: it is the last one"
+    assert (plot.answer.data["rank"][0], plot.answer.data["step"][0]) == (2, 10)
+
+
+def test_pointing_at_a_host_names_its_rank_that_is_shown(plot):
+    choose(plot, "lateness", "hosts")
+    lines = point(plot, row=0, column=0)
+    assert plot.answer.data["title"][0] == "Ranks 0 to 3 · step 4"
+    assert lines["arrives latest"] == "rank 2 in step 4"
+    choose(plot, "wait", "hosts")
+    assert point(plot, row=0, column=0, number=2)["waits longest"] != "rank 2 in step 4"
+
+
+def test_the_address_chooses_the_figure_and_nonsense_is_ignored(straggling):
+    assert 'value="wait" checked' in page_of(straggling, figure=b"wait", grouping=b"hosts")
+    assert 'value="hosts" checked' in page_of(straggling, figure=b"wait", grouping=b"hosts")
+    page = page_of(straggling, figure=b"\xff", grouping=b"planets")
+    assert 'value="lateness" checked' in page
+    assert 'value="ranks" checked' in page
+
+
+def test_many_ranks_are_first_shown_by_host(straggling, monkeypatch):
+    monkeypatch.setattr("dashboards.plots.heatmap.HOSTS_FROM_RANKS", 7)
+    assert straggling.heatmap is not None
+    assert HeatmapPlot(straggling.heatmap).grouping == "hosts"
+
+
+def test_a_gap_in_the_steps_is_empty_and_says_why(tmp_path):
+    folder = write_straggling_recording(tmp_path / "traces", late_us=lambda rank, _: 500 * rank, ranks=3, steps=12)
+    trace = Recording(folder).newest().trace
+    collectives = trace.collectives
+    lost = (collectives["rank"] == 1) & (collectives["step"] == 7)
+    snapshot = Snapshot(Trace(**{**vars(trace), "collectives": collectives[~lost].reset_index(drop=True)}))
+    assert snapshot.heatmap is not None
+    plot = HeatmapPlot(snapshot.heatmap)
+    assert np.flatnonzero(~picture(plot).any(axis=0)).tolist() == [3, 4]
+    assert "left out" in point(plot, row=0, column=3)[""]
+    assert plot.answer.data["step"][0] == -1
+
+
+def test_when_nobody_stands_out_the_page_says_so_and_what_jitter_costs(tmp_path):
+    folder = write_straggling_recording(
+        tmp_path / "traces", late_us=lambda rank, step: 10 * ((rank * 7 + step * 3) % 4), steps=20
+    )
+    page = page_of(Recording(folder).newest())
+    assert "No rank stands out. Steps wait" in page
+    assert "Nobody stands out" in page
+
+
+def build_all(snapshot: Snapshot) -> str:
+    """The page, after its plot alone was built as well."""
+    ROUTES["/plots/stragglers"](Document(), snapshot, {})
+    return page_of(snapshot)
+
+
+def test_one_rank_has_nobody_to_wait_for(tmp_path):
+    page = build_all(Recording(write_recording(tmp_path / "traces", ranks=1)).newest())
+    assert "this recording has one rank" in page
+    assert "copy the rank folders" in page
+
+
+def test_clocks_that_cannot_be_compared_give_no_answer_and_the_reason(snapshot, monkeypatch):
+    monkeypatch.setattr(Trace, "aligned_ranks", property(lambda _: [0]))
+    page = build_all(Snapshot(snapshot.trace))
+    assert "clocks of these ranks can&#39;t be compared" in page
+    assert "record the run again" in page
+
+
+def test_too_few_steps_say_how_many_it_takes(tmp_path):
+    page = build_all(Recording(write_recording(tmp_path / "traces", steps=3)).newest())
+    assert "too few steps" in page
+    assert "has 3 finished steps" in page
+
+
+def test_a_recording_that_has_just_begun_says_so(tmp_path):
+    folder: Path = tmp_path / "traces"
+    for rank in range(2):
+        make_rank(folder, rank, world_size=2).close()
+    assert "has 0 finished steps" in build_all(Recording(folder).newest())
