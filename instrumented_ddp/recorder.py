@@ -23,6 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from instrumented_ddp.bucket_plan import BucketPlan
 from instrumented_ddp.call_sites import CallSites
+from instrumented_ddp.clock import ClockSampling
 from instrumented_ddp.completion import CompletionWatch
 from instrumented_ddp.metadata import append_plan, describe_rank, describe_run, rank_of_this_process
 from instrumented_ddp.records import ENTER_RECORDS, BucketRecords, PlanRecords, phase_records
@@ -108,6 +109,7 @@ class Recorder:
         with self._training_goes_on():
             write_json(self.folder / RANK_FILE, describe_rank(rank, device))
             write_json(self.folder / RUN_FILE, self._run)
+        self._clock = ClockSampling(self.folder, rank)
         self._optimizer_hooks = [
             register_optimizer_step_pre_hook(self._optimizer_begins),
             register_optimizer_step_post_hook(self._optimizer_ends),
@@ -147,6 +149,8 @@ class Recorder:
         """
         with self._training_goes_on():
             append_plan(self.folder, model=model, epoch=epoch, plan=plan, reason=reason)
+        if reason == "rebuild":
+            self._clock.plan_is_rebuilt()
         records = PlanRecords(self.timeline.flags, model, epoch, plan)
         now_ns = host_now_ns()
         self.log.append(records.plan, self.step, now_ns, now_ns)
@@ -279,6 +283,7 @@ class Recorder:
             timeline.close()
         self.log.close()
         self._call_sites.close()
+        self._clock.close()
 
     def _end_step(self, end: Mark) -> None:
         if self._step_start is None:
