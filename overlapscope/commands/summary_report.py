@@ -14,6 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from overlapscope.analysis.clocks import describe_clocks
 from overlapscope.analysis.verdict import after_warm_up, give_verdict
 from overlapscope.trace.reader import Trace
 
@@ -60,7 +61,7 @@ def _facts(trace: Trace) -> str:
     models = ", ".join(model.get("class", "?") for model in run.get("models", [])) or "unknown model"
     facts = [f"{trace.path}: {models}", f"{len(trace.ranks)} of {run.get('world_size', '?')} ranks"]
     facts += [f"backend {run['backend']}"] if "backend" in run else []
-    facts += [f"{trace.steps['step'].nunique()} steps"]
+    facts += [f"clocks: {describe_clocks(trace)}", f"{trace.steps['step'].nunique()} steps"]
     facts += [f"{name} {version}" for name, version in run.get("versions", {}).items() if name == "torch"]
     if "started_unix_ns" in run:
         started = datetime.fromtimestamp(run["started_unix_ns"] / 1e9)

@@ -56,11 +56,10 @@ def all_reduces_by_clock(
     ]
     grouped = pd.concat(parts, ignore_index=True).groupby(["clock", *_MATCH])
     reduced = pd.DataFrame({"arrival_ns": grouped["arrival_ns"].max(), "end_ns": grouped["end_ns"].min()})
-    parts_by_number = dict(iter(reduced.groupby(level="clock")))
     return {
-        clock: parts_by_number[number].droplevel("clock")
+        clock: reduced.loc[[number]].droplevel("clock")
         for clock, number in clock_numbers.items()
-        if number in parts_by_number
+        if number in reduced.index.unique("clock")
     }
 
 
@@ -82,15 +81,16 @@ def bounds_between(by_clock: Mapping[str, pd.DataFrame], clock: str, reference: 
     """What the all-reduces of two clocks say about the offset of the reference to the other; None: nothing."""
     if clock not in by_clock or reference not in by_clock:
         return None
-    both = by_clock[clock].join(by_clock[reference], how="inner", rsuffix="_of_reference").sort_values("end_ns")
+    theirs = by_clock[reference].add_prefix("reference_")
+    both = by_clock[clock].join(theirs, how="inner").sort_values("end_ns")
     if both.empty:
         return None
     arrival_ns, end_ns = both["arrival_ns"].to_numpy(), both["end_ns"].to_numpy()
     bounds = OffsetBounds(
         low_at_ns=end_ns,
-        low_ns=both["arrival_ns_of_reference"].to_numpy() - end_ns,
+        low_ns=both["reference_arrival_ns"].to_numpy() - end_ns,
         high_at_ns=arrival_ns,
-        high_ns=both["end_ns_of_reference"].to_numpy() - arrival_ns,
+        high_ns=both["reference_end_ns"].to_numpy() - arrival_ns,
     )
     return CollectiveBounds(bounds=bounds, all_reduces=both.index.to_frame(index=False)[["step", "bucket"]])
 

@@ -1,0 +1,133 @@
+"""Are ranks with shifted and drifting clocks brought onto one clock, to within the error that is stated?
+
+    OMP_NUM_THREADS=1 python benchmarks/clock_recovery.py [--runs 100] [--seconds 2]
+
+Trains on two ranks over gloo, again and again, each time with a recording of its own. In rank 1 the clock is played:
+``time.monotonic_ns`` is shifted by up to 5 s and drifts by up to 100 ppm, drawn anew for each run, and its boot
+identity is another, so that it takes itself for another host. All else is real: the training that goes on meanwhile,
+the sockets, the threads, the reader. Since the true clock is known, so is the error of every time in the recording.
+
+Prints in how many runs all starts of steps were within the stated error, the worst and the median error, the error
+that is stated, and the same for one sample of the wall clock, taken when the recording began. (The wall clocks agree
+here, which those of two hosts don't: what is left is the drift.)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch.multiprocessing
+
+from overlapscope.trace.format import EVENTS_FILE, RANK_FILE, Kind, rank_folder
+from overlapscope.trace.log import read_log
+from overlapscope.trace.reader import read_trace
+
+MOST_SHIFT_NS = 5_000_000_000
+MOST_DRIFT = 100e-6
+
+
+class PlayedClock:
+    """A clock that differs from the host's in a known way."""
+
+    def __init__(self, real: Callable[[], int]) -> None:
+        self._real = real
+        self.turn(0, 0.0)
+
+    def turn(self, shift_ns: int, drift: float) -> None:
+        """Set it: ahead by ``shift_ns`` now, and faster by ``drift`` from here on."""
+        self.begin_ns, self.shift_ns, self.drift = self._real(), shift_ns, drift
+
+    def now_ns(self) -> int:
+        """What it shows."""
+        real_ns = self._real()
+        return real_ns + self.shift_ns + round((real_ns - self.begin_ns) * self.drift)
+
+    def save(self, path: Path) -> None:
+        """Write how to undo it."""
+        path.write_text(json.dumps([self.begin_ns, self.shift_ns, self.drift]))
+
+
+def real_times(path: Path, shown_ns: np.ndarray) -> np.ndarray:
+    """What the host's clock showed when a played one, saved there, showed these."""
+    begin_ns, shift_ns, drift = json.loads(path.read_text())
+    return begin_ns + np.rint((shown_ns - shift_ns - begin_ns) / (1 + drift)).astype(np.int64)
+
+
+def run_rank(rank: int, folder: Path, runs: int, seconds: float) -> None:
+    clock = PlayedClock(time.monotonic_ns)
+    if rank == 1:
+        time.monotonic_ns = clock.now_ns  # before anything of ours is imported
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    import torch.distributed as dist
+    from torch import nn
+
+    from instrumented_ddp import DistributedDataParallel
+    from instrumented_ddp import clock as recorded_clock
+
+    if rank == 1:
+        recorded_clock.boot_identity = lambda: "another host"
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    chance = random.Random(1)
+    for run in range(runs):
+        shift_ns, drift = chance.randint(-MOST_SHIFT_NS, MOST_SHIFT_NS), chance.uniform(-MOST_DRIFT, MOST_DRIFT)
+        if rank == 1:
+            clock.turn(shift_ns, drift)
+        layers = [nn.Linear(256, 256) for _ in range(8)]
+        model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=0.5, trace=folder / f"run_{run}")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        ends_at, is_over = time.monotonic() + seconds, torch.zeros(1)
+        while not is_over.item():
+            optimizer.zero_grad()
+            model(torch.randn(32, 256)).square().mean().backward()
+            optimizer.step()
+            is_over[0] = time.monotonic() > ends_at
+            dist.broadcast(is_over, 0)
+        model.recorder.close()
+        if rank == 1:
+            clock.save(folder / f"run_{run}" / "truth.json")
+    dist.destroy_process_group()
+
+
+def errors_of(recording: Path) -> tuple[float, float, float, float]:
+    """Of one run, in microseconds: the worst error and the median one, what is stated, and the wall clock's worst."""
+    trace = read_trace(recording)
+    if trace.aligned_ranks != (0, 1):
+        raise SystemExit(f"{recording}: not aligned: {trace.problems}")
+    _, records, _ = read_log(rank_folder(recording, 1) / EVENTS_FILE)
+    shown_ns = records["start_ns"][records["kind"] == Kind.STEP]
+    true_ns = real_times(recording / "truth.json", shown_ns)
+    error_us = np.abs(trace.steps.loc[trace.steps["rank"] == 1, "start_ns"].to_numpy() - true_ns) / 1e3
+    unix_less_own_ns = [
+        sample["unix_ns"] - sample["monotonic_ns"]
+        for rank in range(2)
+        for sample in json.loads((rank_folder(recording, rank) / RANK_FILE).read_text())["clock_samples"]
+    ]
+    naive_us = np.abs(shown_ns + unix_less_own_ns[1] - unix_less_own_ns[0] - true_ns) / 1e3
+    return error_us.max(), float(np.median(error_us)), trace.clock_error_ns / 1e3, naive_us.max()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(run_rank, (Path(folder), args.runs, args.seconds), nprocs=2)
+        worst, median, stated, naive = np.array([errors_of(Path(folder) / f"run_{run}") for run in range(args.runs)]).T
+    print(f"within the stated error: {(worst <= stated).sum()} of {args.runs} runs")
+    print(f"error:        median {np.median(median):8.1f} µs   worst {worst.max():8.1f} µs")
+    print(f"stated error: median {np.median(stated):8.1f} µs   worst {stated.max():8.1f} µs")
+    print(f"wall clock:   worst of a run, median {np.median(naive):8.1f} µs   worst {naive.max():8.1f} µs")
+
+
+if __name__ == "__main__":
+    main()
