@@ -18,47 +18,22 @@ import argparse
 import json
 import os
 import random
+import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch.multiprocessing
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from overlapscope.trace.format import EVENTS_FILE, RANK_FILE, Kind, rank_folder
 from overlapscope.trace.log import read_log
 from overlapscope.trace.reader import read_trace
+from tests.cluster.training_on_played_clock import PlayedClock, real_times, train
 
 MOST_SHIFT_NS = 5_000_000_000
 MOST_DRIFT = 100e-6
-
-
-class PlayedClock:
-    """A clock that differs from the host's in a known way."""
-
-    def __init__(self, real: Callable[[], int]) -> None:
-        self._real = real
-        self.turn(0, 0.0)
-
-    def turn(self, shift_ns: int, drift: float) -> None:
-        """Set it: ahead by ``shift_ns`` now, and faster by ``drift`` from here on."""
-        self.begin_ns, self.shift_ns, self.drift = self._real(), shift_ns, drift
-
-    def now_ns(self) -> int:
-        """What it shows."""
-        real_ns = self._real()
-        return real_ns + self.shift_ns + round((real_ns - self.begin_ns) * self.drift)
-
-    def save(self, path: Path) -> None:
-        """Write how to undo it."""
-        path.write_text(json.dumps([self.begin_ns, self.shift_ns, self.drift]))
-
-
-def real_times(path: Path, shown_ns: np.ndarray) -> np.ndarray:
-    """What the host's clock showed when a played one, saved there, showed these."""
-    begin_ns, shift_ns, drift = json.loads(path.read_text())
-    return begin_ns + np.rint((shown_ns - shift_ns - begin_ns) / (1 + drift)).astype(np.int64)
 
 
 def run_rank(rank: int, folder: Path, runs: int, seconds: float) -> None:
@@ -67,9 +42,7 @@ def run_rank(rank: int, folder: Path, runs: int, seconds: float) -> None:
         time.monotonic_ns = clock.now_ns  # before anything of ours is imported
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     import torch.distributed as dist
-    from torch import nn
 
-    from instrumented_ddp import DistributedDataParallel
     from instrumented_ddp import clock as recorded_clock
 
     if rank == 1:
@@ -81,17 +54,7 @@ def run_rank(rank: int, folder: Path, runs: int, seconds: float) -> None:
         shift_ns, drift = chance.randint(-MOST_SHIFT_NS, MOST_SHIFT_NS), chance.uniform(-MOST_DRIFT, MOST_DRIFT)
         if rank == 1:
             clock.turn(shift_ns, drift)
-        layers = [nn.Linear(256, 256) for _ in range(8)]
-        model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=0.5, trace=folder / f"run_{run}")
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        ends_at, is_over = time.monotonic() + seconds, torch.zeros(1)
-        while not is_over.item():
-            optimizer.zero_grad()
-            model(torch.randn(32, 256)).square().mean().backward()
-            optimizer.step()
-            is_over[0] = time.monotonic() > ends_at
-            dist.broadcast(is_over, 0)
-        model.recorder.close()
+        train(folder / f"run_{run}", seconds)
         if rank == 1:
             clock.save(folder / f"run_{run}" / "truth.json")
     dist.destroy_process_group()

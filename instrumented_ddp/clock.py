@@ -59,6 +59,7 @@ class ClockSampling:
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder = folder
         self._rank = rank
+        self._boot = boot_identity()
         self._thread: threading.Thread | None = None
         if not dist.is_initialized():
             return
@@ -103,7 +104,7 @@ class ClockSampling:
     def _serve(self, store: Store, woken: socket.socket) -> None:
         with ClockServer() as server:
             card = {
-                "boot": boot_identity(),
+                "boot": self._boot,
                 "addresses": server.addresses(),
                 "port": server.port,
                 "token": server.token.hex(),
@@ -112,12 +113,11 @@ class ClockSampling:
             server.serve(until=lambda: _reason_given(woken) == "end", woken=woken)
 
     def _report(self, store: Store, woken: socket.socket) -> None:
-        ours = boot_identity()
         for card in self._cards(store, woken):
-            if ours is not None:
-                if card["boot"] == ours:
+            if self._boot is not None:
+                if card["boot"] == self._boot:
                     return
-                reporter = store.compare_set(f"{self._key}/{card['token']}/{ours}", "", str(self._rank))
+                reporter = store.compare_set(f"{self._key}/{card['token']}/{self._boot}", "", str(self._rank))
                 if reporter != str(self._rank).encode():
                     return
             try:
