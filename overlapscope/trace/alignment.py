@@ -22,7 +22,7 @@ from overlapscope.trace.causality import (
     tightened,
     worst_violation,
 )
-from overlapscope.trace.clock import ClockMap, Fix, bounds_of_pings, fix
+from overlapscope.trace.clock import ClockMap, Fix, bounds_of_pings, fix, without_poor
 from overlapscope.trace.log import Problem
 
 Pings = Sequence[Sequence[int]]
@@ -105,7 +105,7 @@ def _maps_of_pings(ranks: Sequence[RankClock], reference: str) -> dict[str, Cloc
             pinged = boot_of_rank_0 or pinged
             if pings and (found := fix(bounds_of_pings(pings))):
                 fixes.setdefault(rank.name, []).append(found)
-    to_rank_0 = {name: ClockMap.through(found) for name, found in fixes.items()}
+    to_rank_0 = {name: ClockMap.through(without_poor(found)) for name, found in fixes.items()}
     if reference == pinged:
         return to_rank_0
     if reference not in to_rank_0:

@@ -17,6 +17,7 @@ import pandas as pd
 from overlapscope.trace.clock import LEAST_WANDER, ClockMap, Fix, OffsetBounds, fix
 
 _MATCH: Final = ["peers", "model", "step", "bucket", "turn"]
+_COLUMNS: Final = ["model", "group", "step", "bucket", "op", "ready_ns", "launch_ns", "end_ns"]
 _MOST_FIXES: Final = 64
 
 
@@ -48,33 +49,20 @@ def all_reduces_by_clock(
         clocks: which clock that is.
         peers: equal on ranks that train together: only those take part in the same all-reduces.
     """
-    numbers = {ranks: number for number, ranks in enumerate(dict.fromkeys(peers))}
-    clock_numbers = {clock: number for number, clock in enumerate(dict.fromkeys(clocks))}
-    parts = [
-        _all_reduces(table, clock_numbers[clock], numbers[ranks])
-        for table, clock, ranks in zip(collectives, clocks, peers, strict=True)
-    ]
-    grouped = pd.concat(parts, ignore_index=True).groupby(["clock", *_MATCH])
-    reduced = pd.DataFrame({"arrival_ns": grouped["arrival_ns"].max(), "end_ns": grouped["end_ns"].min()})
+    rows = pd.concat([table[_COLUMNS] for table in collectives], ignore_index=True)
+    rank = np.repeat(np.arange(len(collectives)), [len(table) for table in collectives])
+    clock, peer_numbers = pd.Categorical(clocks)[rank], pd.factorize(np.array(peers))[0][rank]
+    rows = rows.assign(rank=rank, clock=clock, peers=peer_numbers)
+    # Of a rank's other process groups it is not known who takes part.
+    rows = rows[(rows["op"] == "all_reduce") & (rows["group"] == 0)]
+    rows = rows.assign(turn=rows.groupby(["rank", "model", "step", "bucket"], sort=False).cumcount())
+    rows = rows[rows["end_ns"].notna()]
+    launch_ns, ready_ns = rows["launch_ns"].to_numpy(), rows["ready_ns"].fillna(0).to_numpy(dtype=np.int64)
+    rows = rows.assign(arrival_ns=np.maximum(launch_ns, ready_ns), end_ns=rows["end_ns"].to_numpy(dtype=np.int64))
     return {
-        clock: reduced.loc[[number]].droplevel("clock")
-        for clock, number in clock_numbers.items()
-        if number in reduced.index.unique("clock")
+        str(name): part.groupby(_MATCH).agg({"arrival_ns": "max", "end_ns": "min"})
+        for name, part in rows.groupby("clock", observed=True)
     }
-
-
-def _all_reduces(table: pd.DataFrame, clock: int, peers: int) -> pd.DataFrame:
-    """Those of one rank's first process group; only of that one it is known who takes part."""
-    table = table[(table["op"] == "all_reduce") & (table["group"] == 0)]
-    launch_ns = table["launch_ns"].astype("int64")
-    reduced = table[["model", "step", "bucket"]].assign(
-        clock=clock,
-        peers=peers,
-        turn=table.groupby(["model", "step", "bucket"]).cumcount(),
-        arrival_ns=np.maximum(launch_ns, table["ready_ns"].fillna(0).astype("int64")),
-        end_ns=table["end_ns"].fillna(0).astype("int64"),
-    )
-    return reduced[table["end_ns"].notna()]
 
 
 def bounds_between(by_clock: Mapping[str, pd.DataFrame], clock: str, reference: str) -> CollectiveBounds | None:

@@ -24,6 +24,8 @@ MOST_DRIFT: Final = 200e-6
 LEAST_WANDER: Final = 0.1e-6
 """The difference of two rates changes by so much from one fix to the next; by more where the fixes show it."""
 
+_POOR: Final = 3
+"""A fix with so many times the median error is poor."""
 _HORIZON_NS: Final = 30 * 24 * 3600 * 10**9
 """Maps end so far before the first fix and after the last."""
 
@@ -81,6 +83,12 @@ def fix(bounds: OffsetBounds) -> Fix | None:
     own_ns = int(bounds.low_at_ns[tightest] + bounds.high_at_ns[tightest]) // 2
     low_ns, high_ns = map(int, bounds.at(own_ns))
     return Fix(own_ns=own_ns, low_ns=low_ns, high_ns=high_ns) if low_ns <= high_ns else None
+
+
+def without_poor(fixes: Sequence[Fix]) -> list[Fix]:
+    """Without those taken while the network or a host was busy: lines between the others are better than they are."""
+    widths_ns = [each.high_ns - each.low_ns for each in fixes]
+    return [each for each, width_ns in zip(fixes, widths_ns, strict=True) if width_ns <= _POOR * np.median(widths_ns)]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

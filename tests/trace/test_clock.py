@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlapscope.trace.clock import MOST_DRIFT, ClockMap, Fix, bounds_of_pings, fix
+from overlapscope.trace.clock import MOST_DRIFT, ClockMap, Fix, bounds_of_pings, fix, without_poor
 
 SECOND = 1_000_000_000
 BOOT_NS = 10**15
@@ -100,6 +100,12 @@ def test_without_a_fix_there_is_no_map() -> None:
 
 def a_fix(second: float, offset_ns: int, error_ns: int = 10_000) -> Fix:
     return Fix(own_ns=round(second * SECOND), low_ns=offset_ns - error_ns, high_ns=offset_ns + error_ns)
+
+
+def test_a_burst_in_a_busy_moment_is_left_to_its_neighbours() -> None:
+    good, poor = [a_fix(0, 0), a_fix(60, 0), a_fix(120, 0)], a_fix(90, 400_000, error_ns=500_000)
+    assert without_poor([*good, poor]) == good
+    assert without_poor([good[0], poor]) == [good[0], poor], "of two, both are needed to know the drift"
 
 
 def test_beyond_the_last_burst_the_error_grows() -> None:
