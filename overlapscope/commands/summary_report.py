@@ -59,9 +59,13 @@ def as_json(trace: Trace, per_step: pd.DataFrame) -> str:
 def _facts(trace: Trace) -> str:
     run = trace.run
     models = ", ".join(model.get("class", "?") for model in run.get("models", [])) or "unknown model"
-    facts = [f"{trace.path}: {models}", f"{len(trace.ranks)} of {run.get('world_size', '?')} ranks"]
+    facts = [
+        f"{trace.path}: {models}",
+        f"{len(trace.ranks)} of {run.get('world_size', '?')} ranks",
+        describe_clocks(trace),
+    ]
     facts += [f"backend {run['backend']}"] if "backend" in run else []
-    facts += [f"clocks: {describe_clocks(trace)}", f"{trace.steps['step'].nunique()} steps"]
+    facts += [f"{trace.steps['step'].nunique()} steps"]
     facts += [f"{name} {version}" for name, version in run.get("versions", {}).items() if name == "torch"]
     if "started_unix_ns" in run:
         started = datetime.fromtimestamp(run["started_unix_ns"] / 1e9)

@@ -51,7 +51,7 @@ def all_reduces_by_clock(
     """
     rows = pd.concat([table[_COLUMNS] for table in collectives], ignore_index=True)
     rank = np.repeat(np.arange(len(collectives)), [len(table) for table in collectives])
-    clock, peer_numbers = pd.Categorical(clocks)[rank], pd.factorize(np.array(peers))[0][rank]
+    clock, peer_numbers = pd.Categorical(np.array(clocks))[rank], pd.factorize(np.array(peers))[0][rank]
     rows = rows.assign(rank=rank, clock=clock, peers=peer_numbers)
     # Of a rank's other process groups it is not known who takes part.
     rows = rows[(rows["op"] == "all_reduce") & (rows["group"] == 0)]
