@@ -141,6 +141,12 @@ class Recorder:
             write_json(self.folder / RUN_FILE, self._run)
         return number
 
+    def comm_hook_reduces(self, model: int, name: str) -> None:
+        """A hook reduces a model's buckets from now on. It need not wait for all ranks."""
+        self._run["models"][model]["comm_hook"] = name
+        with self._training_goes_on():
+            write_json(self.folder / RUN_FILE, self._run)
+
     def plan_takes_effect(self, model: int, epoch: int, plan: BucketPlan, reason: str) -> PlanRecords:
         """Write a plan beside the log.
 

@@ -249,6 +249,8 @@ def _rank_clock(
     except (KeyError, IndexError, TypeError, ValueError):
         unix_offset_ns = None
     boot = where.get("boot_id")
+    # A communication hook need not wait for all ranks, so its all-reduces say nothing about clocks.
+    hooked = [model.get("model") for model in run.get("models", []) if "comm_hook" in model]
     return RankClock(
         rank=rank,
         boot=boot and str(boot),
@@ -257,7 +259,7 @@ def _rank_clock(
         peers=json.dumps(run.get("ranks")),
         begin_ns=int(records["start_ns"].min()) if len(records) else 0,
         end_ns=int(records["end_ns"].max()) if len(records) else 0,
-        collectives=collectives,
+        collectives=collectives[~collectives["model"].isin(hooked)],
     )
 
 

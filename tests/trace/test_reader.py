@@ -247,6 +247,17 @@ def test_without_pings_all_reduces_align_the_clocks(tmp_path: Path) -> None:
     assert abs(trace.ranks["offset_ns"][1]) <= trace.clock_error_ns
 
 
+def test_what_a_communication_hook_reduces_aligns_nothing(tmp_path: Path) -> None:
+    """It may reduce within a host only, or not at all."""
+    write_recording(tmp_path, ranks=2, steps=1)
+    on_another_host(tmp_path, 1, shift_ns=700)
+    for rank in range(2):
+        edit_json(
+            rank_folder(tmp_path, rank) / RUN_FILE, models=[{"model": 0, "class": "GPT", "comm_hook": "noop_hook"}]
+        )
+    assert read_trace(tmp_path).ranks["clock"].tolist() == ["same boot", "none"]
+
+
 def test_ranks_that_nothing_aligns_are_named_and_drawn_by_the_wall_clock(tmp_path: Path) -> None:
     for rank in range(4):
         make_rank(tmp_path, rank, world_size=4).close()
