@@ -205,6 +205,8 @@ class DistributedDataParallel(TorchDDP):
         self.logger._set_comm_hook_name(hook.__qualname__)
         self._comm_hooks.append((hook, state))
         self.reducer.register_comm_hook(state, hook)
+        if self.recorder is not None:
+            self.recorder.comm_hook_reduces(self._model_number, hook.__qualname__)
 
     def _register_builtin_comm_hook(self, comm_hook_type: BuiltinCommHookType) -> None:
         self.logger._set_comm_hook_name(str(comm_hook_type))

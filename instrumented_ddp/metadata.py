@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from instrumented_ddp import clock
 from instrumented_ddp.bucket_plan import BucketPlan, dtype_name
 from instrumented_ddp.timing import host_now_ns
 from overlapscope import __version__
@@ -46,16 +47,12 @@ def rank_of_this_process(group: dist.ProcessGroup) -> int:
 
 def describe_rank(rank: int, device: torch.device) -> dict[str, Any]:
     """``rank.json``. The boot id tells which ranks share a clock; the samples tie it to the time of day."""
-    try:
-        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        boot_id = None
     return {
         "rank": rank,
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "device": str(device),
-        "boot_id": boot_id,
+        "boot_id": clock.boot_identity(),
         "clock_samples": [{"monotonic_ns": host_now_ns(), "unix_ns": time.time_ns()}],
     }
 

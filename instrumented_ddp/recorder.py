@@ -23,6 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from instrumented_ddp.bucket_plan import BucketPlan
 from instrumented_ddp.call_sites import CallSites
+from instrumented_ddp.clock import ClockSampling
 from instrumented_ddp.completion import CompletionWatch
 from instrumented_ddp.gc_pauses import GcPauses
 from instrumented_ddp.links import LinkSampler
@@ -112,6 +113,7 @@ class Recorder:
         with self._training_goes_on():
             write_json(self.folder / RANK_FILE, describe_rank(rank, device))
             write_json(self.folder / RUN_FILE, self._run)
+        self._clock = ClockSampling(self.folder, rank)
         self._optimizer_hooks = [
             register_optimizer_step_pre_hook(self._optimizer_begins),
             register_optimizer_step_post_hook(self._optimizer_ends),
@@ -143,6 +145,12 @@ class Recorder:
             write_json(self.folder / RUN_FILE, self._run)
         return number
 
+    def comm_hook_reduces(self, model: int, name: str) -> None:
+        """A hook reduces a model's buckets from now on. It need not wait for all ranks."""
+        self._run["models"][model]["comm_hook"] = name
+        with self._training_goes_on():
+            write_json(self.folder / RUN_FILE, self._run)
+
     def plan_takes_effect(self, model: int, epoch: int, plan: BucketPlan, reason: str) -> PlanRecords:
         """Write a plan beside the log.
 
@@ -151,6 +159,8 @@ class Recorder:
         """
         with self._training_goes_on():
             append_plan(self.folder, model=model, epoch=epoch, plan=plan, reason=reason)
+        if reason == "rebuild":
+            self._clock.plan_is_rebuilt()
         records = PlanRecords(self.timeline.flags, model, epoch, plan)
         now_ns = host_now_ns()
         self.log.append(records.plan, self.step, now_ns, now_ns)
@@ -286,6 +296,7 @@ class Recorder:
             timeline.close()
         self.log.close()
         self._call_sites.close()
+        self._clock.close()
 
     def _step_of_host(self) -> int:
         """The step that the host is in: after the last optimizer that is the next one, which no forward has begun."""

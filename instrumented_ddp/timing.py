@@ -65,7 +65,8 @@ class CudaTimeline:
     against an anchor event of its own step. The first anchor is tied to the host clock by one synchronise at
     construction; each later one by its distance to the anchor before. That chain would drift with the device's
     clock, so it is held within what causality allows: no event happens before the host recorded it, and none
-    after the host saw it complete.
+    after the host saw it complete. Anchors have a stream of their own, where no work is ahead of them, and the host
+    looks a few times whether they have completed: else they could be off by as much as the device lags behind.
 
     Args:
         log: where records go.
@@ -77,6 +78,7 @@ class CudaTimeline:
     def __init__(self, log: EventLog, device: torch.device) -> None:
         self._log = log
         self._device = device
+        self._anchor_stream = torch.cuda.Stream(device)
         self._pool: list[torch.cuda.Event] = []
         self._lent: list[torch.cuda.Event] = []
         self._lent_in_step_before: list[torch.cuda.Event] = []
@@ -98,22 +100,29 @@ class CudaTimeline:
         # A step's last mark is the start of the next step, so events are taken back one step late.
         self._pending.append(_Return(self._lent_in_step_before))
         self._lent_in_step_before, self._lent = self._lent, []
-        self._pending.append(_Anchor(recorded_ns=host_now_ns(), event=self._record_event()))
+        self._pending.append(self._next_anchor())
         self._write_completed()
 
     def close(self) -> None:
         """Write what has completed. What has not is left out: a process that ends must not wait for its device."""
         self._write_completed()
 
-    def _record_event(self) -> torch.cuda.Event:
+    def _record_event(self, stream: torch.cuda.Stream | None = None) -> torch.cuda.Event:
         event = self._pool.pop() if self._pool else torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
+        event.record(stream or torch.cuda.current_stream(self._device))
         return event
+
+    def _next_anchor(self) -> _Anchor:
+        anchor = _Anchor(recorded_ns=host_now_ns(), event=self._record_event(self._anchor_stream))
+        for _ in range(_LOOKS):
+            if anchor.has_completed():
+                break
+        return anchor
 
     def _first_anchor(self) -> _Anchor:
         torch.cuda.synchronize(self._device)
         before_ns = host_now_ns()
-        event = self._record_event()
+        event = self._record_event(self._anchor_stream)
         event.synchronize()
         return _Anchor(recorded_ns=before_ns, event=event, time_ns=(before_ns + host_now_ns()) // 2)
 
@@ -125,11 +134,10 @@ class CudaTimeline:
             if isinstance(entry, _Return):
                 returned += entry.events
             elif isinstance(entry, _Anchor):
-                if not entry.event.query():
+                if not entry.has_completed():
                     break
-                seen_ns = host_now_ns()
                 by_distance_ns = self._anchor.time_ns + _distance_ns(self._anchor.event, entry.event)
-                entry.time_ns = min(max(by_distance_ns, entry.recorded_ns), seen_ns)
+                entry.time_ns = min(max(by_distance_ns, entry.recorded_ns), entry.seen_ns)
                 returned.append(self._anchor.event)
                 self._anchor = entry
             else:
@@ -147,12 +155,20 @@ class CudaTimeline:
 class _Anchor:
     """An event whose host time is known once it has completed."""
 
-    __slots__ = ("event", "recorded_ns", "time_ns")
+    __slots__ = ("event", "recorded_ns", "seen_ns", "time_ns")
 
     def __init__(self, *, recorded_ns: int, event: torch.cuda.Event, time_ns: int = 0) -> None:
         self.recorded_ns = recorded_ns
+        self.seen_ns = 0
+        """When the host first saw it complete; 0 before."""
         self.event = event
         self.time_ns = time_ns
+
+    def has_completed(self) -> bool:
+        """Look, unless that is known."""
+        if not self.seen_ns and self.event.query():
+            self.seen_ns = host_now_ns()
+        return self.seen_ns > 0
 
 
 class _Return:
@@ -165,6 +181,8 @@ class _Return:
 
 
 _NS_PER_MS: Final = 1e6
+_LOOKS: Final = 30
+"""At an anchor that has just been recorded: some 50 us at most, where the device lets no stream overtake another."""
 
 
 def _distance_ns(start: torch.cuda.Event, end: torch.cuda.Event) -> int:

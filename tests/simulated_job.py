@@ -184,8 +184,11 @@ class Job:
                     "host": [f"node{rank // self.ranks_per_host}" for rank in ranks],
                     "pid": 1000 + ranks,
                     "device": "cpu",
+                    "boot": "simulated",
                     "clock": "same boot",
                     "offset_ns": 0,
+                    "drift_ppm": 0.0,
+                    "error_ns": 0.0,
                     "closed": True,
                 }
             ),

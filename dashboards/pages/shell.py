@@ -12,6 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dashboards import theme
 from dashboards.recording import Snapshot
+from overlapscope.analysis.clocks import describe_clocks
 from overlapscope.trace.reader import Trace
 
 Arguments = Mapping[str, Sequence[bytes]]
@@ -74,6 +75,7 @@ def run_facts(trace: Trace) -> list[tuple[str, str]]:
         "model": models[0].get("class"),
         "ranks": run.get("world_size"),
         "backend": run.get("backend"),
+        "clocks": describe_clocks(trace),
         "recorded": f"{datetime.fromtimestamp(started_ns / 1e9):%d %b %Y, %H:%M}" if started_ns else None,
     }
     return [(label, str(value)) for label, value in known.items() if value]

@@ -99,7 +99,10 @@ def basis_of(cycles: Cycles) -> str:
         if not error_ns
         else f"Times of different ranks are off by up to ± {format_ns(error_ns)}."
     )
-    return f"{steps} of {ranks:,} ranks ({count:,} step{'s' * (count > 1)}{left}). {clock}"
+    missing = sentences.missing(cycles)
+    return (
+        f"{steps} of {ranks:,} ranks ({count:,} step{'s' * (count > 1)}{left}). {clock}{' ' * bool(missing)}{missing}"
+    )
 
 
 def headlines(found: Stragglers) -> list[Headline]:

@@ -48,6 +48,8 @@ class Cycles:
     """(R,)"""
     steps: Int64Array
     """(S,)"""
+    missing_ranks: int
+    """Ranks of the job that left no log or have an unknown clock. What the others wait for them looks like transfer."""
     left_out: int
     """Steps without a cycle: the first ones, those whose all-reduces differ, and what follows those."""
     buckets: Int64Array
@@ -122,6 +124,7 @@ def cycles_of(trace: Trace, first_step: int = 0) -> Cycles | None:
     return Cycles(
         ranks=ranks,
         steps=steps,
+        missing_ranks=max(0, len(trace.expected_ranks) - len(ranks)),
         left_out=trace.steps["step"].nunique() - len(steps),
         buckets=newest.bucket[: shape[1]],
         bytes=newest.bytes[: shape[1]],

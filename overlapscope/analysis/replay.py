@@ -157,8 +157,10 @@ class Replay:
         places = np.atleast_1d(places)
         late = self.ideal.plus(excess)
         root_ns = late.before_ns[:, :1] if 0 in places else self.ideal.before_ns
-        others_ns = self.ideal.arrivals_ns(root_ns)[:, 0]
-        return finish_ns(np.maximum(others_ns, late.arrivals_ns(root_ns).max(axis=1)), self.transfer_ns)
+        last_ns = late.arrivals_ns(root_ns).max(axis=1)
+        if len(places) < len(self.cycles.ranks):
+            last_ns = np.maximum(last_ns, self.ideal.arrivals_ns(root_ns)[:, 0])
+        return finish_ns(last_ns, self.transfer_ns)
 
     def without_ns(self, places: npt.ArrayLike, excess: Times) -> Int64Array:
         """(S,) as recorded, but the ranks in some places without an excess."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from overlapscope.analysis.cycles import Cycles
 from overlapscope.analysis.stragglers import Finding, SlowLink, Stragglers
 from overlapscope.units import format_bytes, format_ns, format_share
 
@@ -101,6 +102,15 @@ def verdict(stragglers: Stragglers) -> str:
     jitter_ns = stragglers.step_time_ns - stragglers.ideal_ns
     share = format_share(jitter_ns / stragglers.step_time_ns)
     return f"No rank stands out. Steps wait {format_ns(jitter_ns)} ({share}) for whichever rank happens to be late."
+
+
+def missing(cycles: Cycles) -> str:
+    """What is to be said of ranks that could not be compared; empty if there are none."""
+    count = cycles.missing_ranks
+    if not count:
+        return ""
+    them = "it" if count == 1 else "them"
+    return f"{count:,} rank{'s' * (count > 1)} could not be compared; waiting for {them} looks like transfer."
 
 
 def _carries(link: SlowLink) -> str:

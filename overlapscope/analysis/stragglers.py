@@ -164,7 +164,8 @@ def find_stragglers(cycles: Cycles, hosts: dict[int, str], links: Sequence[SlowL
     ]
     delays = _merge_by_host(cycles, delays, hosts)
     findings = [_judge(replay, delay, hosts, step_time_ns) for delay in delays]
-    findings += _transfer_findings(replay, step_time_ns)
+    if not cycles.missing_ranks:
+        findings += _transfer_findings(replay, step_time_ns)
     findings += [_judge_link(replay, link, step_time_ns) for link in links if _limits(replay, link)]
     worth_it = [finding for finding in findings if _is_worth_naming(finding, step_time_ns)]
     if any(finding.link for finding in worth_it):

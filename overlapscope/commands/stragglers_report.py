@@ -11,7 +11,7 @@ from rich.table import Table
 
 from overlapscope.analysis.cycles import why_no_cycles
 from overlapscope.analysis.links import link_rates
-from overlapscope.analysis.sentences import PART_LABELS, describe, verdict
+from overlapscope.analysis.sentences import PART_LABELS, describe, missing, verdict
 from overlapscope.analysis.stragglers import Finding, Stragglers
 from overlapscope.commands.json_text import json_text
 from overlapscope.trace.reader import Trace
@@ -30,6 +30,8 @@ def print_text(trace: Trace, stragglers: Stragglers | None) -> None:
         console.print(f"{trace.path}: {why_no_cycles(trace)}", markup=False)
         return
     console.print(_facts(trace, stragglers), markup=False)
+    if missing_ranks := missing(stragglers.cycles):
+        console.print(missing_ranks, markup=False)
     console.print()
     console.print(verdict(stragglers), style="bold", markup=False)
     for finding in stragglers.findings:

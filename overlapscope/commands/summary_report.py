@@ -13,6 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from overlapscope.analysis.clocks import describe_clocks
 from overlapscope.analysis.verdict import after_warm_up, give_verdict
 from overlapscope.commands.json_text import json_text
 from overlapscope.trace.reader import Trace
@@ -58,7 +59,11 @@ def as_json(trace: Trace, per_step: pd.DataFrame) -> str:
 def _facts(trace: Trace) -> str:
     run = trace.run
     models = ", ".join(model.get("class", "?") for model in run.get("models", [])) or "unknown model"
-    facts = [f"{trace.path}: {models}", f"{len(trace.ranks)} of {run.get('world_size', '?')} ranks"]
+    facts = [
+        f"{trace.path}: {models}",
+        f"{len(trace.ranks)} of {run.get('world_size', '?')} ranks",
+        describe_clocks(trace),
+    ]
     facts += [f"backend {run['backend']}"] if "backend" in run else []
     facts += [f"{trace.steps['step'].nunique()} steps"]
     facts += [f"{name} {version}" for name, version in run.get("versions", {}).items() if name == "torch"]

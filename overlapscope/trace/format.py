@@ -6,6 +6,7 @@ A recording is a folder per run holding a folder per rank; nothing is shared bet
       rank_0/
         run.json           what ran: world size, backend, versions, DDP arguments, command line
         rank.json          where it ran: host, pid, boot id, device, clock samples
+        clock.jsonl        one line per burst of pings: this rank's clock beside rank 0's
         events.log         the event log: a header page, then fixed-size records
         plans.jsonl        one line per bucket plan: model, epoch, hash, buckets with parameters
         call_sites.jsonl   one line per call site: number, file, line, function
@@ -47,6 +48,7 @@ RANK_FILE: Final = "rank.json"
 EVENTS_FILE: Final = "events.log"
 PLANS_FILE: Final = "plans.jsonl"
 CALL_SITES_FILE: Final = "call_sites.jsonl"
+CLOCK_FILE: Final = "clock.jsonl"
 LINKS_FILE: Final = "links.jsonl"
 INCIDENT_PATTERN: Final = "incident_*.log"
 BOARD_PATTERN: Final = "gradients_*.board"

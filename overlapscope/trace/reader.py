@@ -13,9 +13,12 @@ import pandas as pd
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace import cache
+from overlapscope.trace.alignment import Alignment, RankClock, align
 from overlapscope.trace.board import read_board
+from overlapscope.trace.clock import bounds_of_pings
 from overlapscope.trace.format import (
     CALL_SITES_FILE,
+    CLOCK_FILE,
     EVENTS_FILE,
     INCIDENT_PATTERN,
     LINKS_FILE,
@@ -26,7 +29,7 @@ from overlapscope.trace.format import (
 )
 from overlapscope.trace.links import link_samples, sample_rows, with_peer_ranks
 from overlapscope.trace.log import Problem, Records, read_log
-from overlapscope.trace.tables import rank_tables
+from overlapscope.trace.tables import on_clock, rank_tables
 
 Progress = Callable[[int, int], None]
 """Called with (ranks read so far, ranks in all)."""
@@ -42,7 +45,8 @@ class Trace:
     run: dict[str, Any]
     """``run.json`` of the lowest rank that has one; empty if none has."""
     ranks: pd.DataFrame
-    """rank, host, pid, device, clock ("same boot", "wall clock"), offset_ns, closed"""
+    """rank, host, pid, device, boot, clock ("same boot", "pings", "collectives", "none"), offset_ns, drift_ppm,
+    error_ns, closed; of clock "none" the offset is the wall clock's, good for drawing and nothing else"""
     steps: pd.DataFrame
     phases: pd.DataFrame
     gradients: pd.DataFrame
@@ -59,19 +63,25 @@ class Trace:
     problems: tuple[Problem, ...]
 
     @property
-    def aligned_ranks(self) -> list[int]:
-        """Ranks whose times can be compared, ascending."""
-        return sorted(self.ranks["rank"])
-
-    @property
-    def clock_error_ns(self) -> float:
-        """By how much times of two aligned ranks may be off against each other."""
-        return 0.0
-
-    @property
     def errors(self) -> list[Problem]:
         """What is missing or unreadable."""
         return [problem for problem in self.problems if problem.severity == "error"]
+
+    @property
+    def expected_ranks(self) -> tuple[int, ...]:
+        """The ranks that trained together, whether or not they left a log."""
+        return _expected_ranks(self.run)
+
+    @property
+    def aligned_ranks(self) -> tuple[int, ...]:
+        """The ranks whose times may be compared with each other, to within ``clock_error_ns``."""
+        return tuple(self.ranks.loc[self.ranks["clock"] != "none", "rank"].tolist())
+
+    @property
+    def clock_error_ns(self) -> float:
+        """How far the times of two aligned ranks may be off against each other; 0 on one clock."""
+        by_clock = self.ranks.groupby("boot", dropna=False)["error_ns"].max().nlargest(2)
+        return float(by_clock.sum())
 
 
 def find_rank_folders(path: Path) -> dict[int, Path]:
@@ -139,8 +149,7 @@ def _read_logs(
     parts: list[dict[str, pd.DataFrame]] = []
     plans: list[pd.DataFrame] = []
     call_sites: list[pd.DataFrame] = []
-    links: list[pd.DataFrame] = []
-    reference: dict[str, Any] = {}
+    clocks: list[RankClock] = []
     for done, (rank, folder) in enumerate(folders.items()):
         if progress:
             progress(done, len(folders))
@@ -151,42 +160,51 @@ def _read_logs(
             continue
         problems += found
         where = _read_json(folder / RANK_FILE, problems)
-        run = run or _read_json(folder / RUN_FILE, problems)
-        reference = reference or where
-        clock, offset_ns = _offset_to(reference, where)
+        its_run = _read_json(folder / RUN_FILE, problems)
+        run = run or its_run
+        records = _with_boards(_with_incidents(records, folder, problems), folder)
+        samples = _read_lines(folder / LINKS_FILE, problems, sample_rows)
+        parts.append(rank_tables(records, rank) | {"links": link_samples(samples, rank)})
+        clocks.append(_rank_clock(rank, folder, where, its_run, records, parts[-1]["collectives"], problems))
         rank_rows.append(
             {
                 "rank": rank,
                 "host": where.get("host", "unknown"),
                 "pid": where.get("pid", -1),
                 "device": where.get("device", "unknown"),
-                "clock": clock,
-                "offset_ns": offset_ns,
                 "closed": header.closed,
             }
         )
-        records = _with_boards(_with_incidents(records, folder, problems), folder)
-        parts.append(rank_tables(records, rank, offset_ns))
         plans.append(_read_plans(folder / PLANS_FILE, problems))
         call_sites.append(_read_call_sites(folder / CALL_SITES_FILE, rank, problems))
-        samples = link_samples(_read_lines(folder / LINKS_FILE, problems, sample_rows), rank)
-        links.append(samples.assign(time_ns=samples["time_ns"] + offset_ns))
     if progress:
         progress(len(folders), len(folders))
     if not parts:
         raise OverlapScopeError(problems[0].message)
-    expected = run.get("ranks", range(int(run.get("world_size", 0))))
+    expected = _expected_ranks(run)
     missing = sorted(set(expected) - folders.keys())
     if missing:
         names = ", ".join(map(str, missing[:8])) + (" ..." if len(missing) > 8 else "")
         message = f"{next(iter(folders.values())).parent}: of {len(expected)} ranks {len(missing)} left no log: {names}"
         problems.append(Problem("error", message))
+    alignments, unaligned = align(clocks)
+    problems += unaligned
+    for row, clock, alignment in zip(rank_rows, clocks, alignments, strict=True):
+        row.update(_clock_columns(clock, alignment), closed=row.pop("closed"))
+    parts = [
+        part if alignment.clock == "same boot" else on_clock(part, alignment.map)
+        for part, alignment in zip(parts, alignments, strict=True)
+    ]
     tables = {name: pd.concat([part[name] for part in parts], ignore_index=True) for name in parts[0]}
     tables["ranks"] = pd.DataFrame(rank_rows)
     tables["plans"] = pd.concat(plans, ignore_index=True).drop_duplicates(ignore_index=True)
     tables["call_sites"] = pd.concat(call_sites, ignore_index=True)
-    tables["links"] = with_peer_ranks(pd.concat(links, ignore_index=True))
+    tables["links"] = with_peer_ranks(tables["links"])
     return tables, run, problems
+
+
+def _expected_ranks(run: dict[str, Any]) -> tuple[int, ...]:
+    return tuple(run.get("ranks", range(int(run.get("world_size", 0)))))
 
 
 def _with_incidents(records: Records, folder: Path, problems: list[Problem]) -> Records:
@@ -228,15 +246,50 @@ def _with_boards(records: Records, folder: Path) -> Records:
     return np.concatenate(kept)
 
 
-def _offset_to(reference: dict[str, Any], where: dict[str, Any]) -> tuple[str, int]:
-    """What to add to a rank's times, and how it is known. Ranks on one boot share CLOCK_MONOTONIC."""
-    if where.get("boot_id") is not None and where.get("boot_id") == reference.get("boot_id"):
-        return "same boot", 0
+def _rank_clock(
+    rank: int,
+    folder: Path,
+    where: dict[str, Any],
+    run: dict[str, Any],
+    records: Records,
+    collectives: pd.DataFrame,
+    problems: list[Problem],
+) -> RankClock:
+    def burst(line: Any) -> list[_Row]:
+        boot_of_rank_0, pings = line["reference"], line["best"]
+        bounds_of_pings(pings)  # raises if the line is damaged
+        return [(boot_of_rank_0 and str(boot_of_rank_0), pings)]
+
     try:
-        ours, theirs = reference["clock_samples"][0], where["clock_samples"][0]
-        return "wall clock", (theirs["unix_ns"] - theirs["monotonic_ns"]) - (ours["unix_ns"] - ours["monotonic_ns"])
-    except (KeyError, IndexError, TypeError):
-        return "unknown", 0
+        sample = where["clock_samples"][0]
+        unix_offset_ns = int(sample["unix_ns"]) - int(sample["monotonic_ns"])
+    except (KeyError, IndexError, TypeError, ValueError):
+        unix_offset_ns = None
+    boot = where.get("boot_id")
+    # A communication hook need not wait for all ranks, so its all-reduces say nothing about clocks.
+    hooked = [model.get("model") for model in run.get("models", []) if "comm_hook" in model]
+    return RankClock(
+        rank=rank,
+        boot=boot and str(boot),
+        unix_offset_ns=unix_offset_ns,
+        bursts=[(reference, pings) for reference, pings in _read_lines(folder / CLOCK_FILE, problems, burst)],
+        peers=json.dumps(run.get("ranks")),
+        begin_ns=int(records["start_ns"].min()) if len(records) else 0,
+        end_ns=int(records["end_ns"].max()) if len(records) else 0,
+        collectives=collectives[~collectives["model"].isin(hooked)],
+    )
+
+
+def _clock_columns(rank: RankClock, alignment: Alignment) -> dict[str, Any]:
+    """Of the table of ranks, over what the rank has recorded."""
+    offset_ns, last_offset_ns = (int(ns) for ns in alignment.map.offset_at([rank.begin_ns, rank.end_ns]))
+    return {
+        "boot": rank.boot,
+        "clock": alignment.clock,
+        "offset_ns": offset_ns,
+        "drift_ppm": 1e6 * (last_offset_ns - offset_ns) / max(1, rank.end_ns - rank.begin_ns),
+        "error_ns": alignment.map.error_over(rank.begin_ns, rank.end_ns),
+    }
 
 
 def _read_json(path: Path, problems: list[Problem]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Records of one rank -> tidy tables: one row per observation, times in nanoseconds of the common clock.
+"""Records of one rank -> tidy tables: one row per observation, times in nanoseconds of the rank's own clock.
 
 ========== ====================================================================================================
 steps      rank, step, start_ns, end_ns
@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from overlapscope.trace.clock import ClockMap
 from overlapscope.trace.format import DTYPE_BYTES, DTYPES, NO_BUCKET, OPS, Flag, Kind, Phase
 from overlapscope.trace.log import Records
 
@@ -35,12 +36,15 @@ PHASE_NAMES: Final = tuple(phase.name.lower() for phase in Phase)
 _DTYPE_BYTES: Final = np.array([DTYPE_BYTES[name] for name in DTYPES], dtype=np.int64)
 
 
-def rank_tables(records: Records, rank: int, offset_ns: int) -> dict[str, pd.DataFrame]:
+_TIMES: Final = ("start_ns", "end_ns", "ready_ns", "launch_ns", "time_ns")
+"""Columns that hold moments; other columns of nanoseconds hold durations."""
+
+
+def rank_tables(records: Records, rank: int) -> dict[str, pd.DataFrame]:
     """Turn the records of one rank into tables.
 
     Args:
         records: in the order of their sequence numbers.
-        offset_ns: added to every time to bring it onto the common clock.
     """
     records = drop_steps_cut_by_ring(records)
     by_kind = {kind: records[records["kind"] == kind] for kind in Kind}
@@ -48,34 +52,43 @@ def rank_tables(records: Records, rank: int, offset_ns: int) -> dict[str, pd.Dat
         "steps": _frame(
             rank,
             step=by_kind[Kind.STEP]["step"],
-            start_ns=by_kind[Kind.STEP]["start_ns"] + offset_ns,
-            end_ns=by_kind[Kind.STEP]["end_ns"] + offset_ns,
+            start_ns=by_kind[Kind.STEP]["start_ns"],
+            end_ns=by_kind[Kind.STEP]["end_ns"],
         ),
-        "phases": _phases(by_kind[Kind.PHASE], rank, offset_ns),
+        "phases": _phases(by_kind[Kind.PHASE], rank),
         "gradients": _frame(
             rank,
             **_place(by_kind[Kind.GRADIENT_READY]),
             parameter=by_kind[Kind.GRADIENT_READY]["index"],
-            ready_ns=by_kind[Kind.GRADIENT_READY]["end_ns"] + offset_ns,
+            ready_ns=by_kind[Kind.GRADIENT_READY]["end_ns"],
         ),
-        "copies": _copies(by_kind[Kind.COPY_IN], by_kind[Kind.COPY_OUT], rank, offset_ns),
-        "collectives": _collectives(
-            by_kind[Kind.LAUNCH], by_kind[Kind.COLLECTIVE], by_kind[Kind.BUCKET_READY], rank, offset_ns
-        ),
+        "copies": _copies(by_kind[Kind.COPY_IN], by_kind[Kind.COPY_OUT], rank),
+        "collectives": _collectives(by_kind[Kind.LAUNCH], by_kind[Kind.COLLECTIVE], by_kind[Kind.BUCKET_READY], rank),
         "incidents": _frame(
             rank,
             step=by_kind[Kind.INCIDENT]["step"],
             incident=by_kind[Kind.INCIDENT]["index"],
-            time_ns=by_kind[Kind.INCIDENT]["start_ns"] + offset_ns,
+            time_ns=by_kind[Kind.INCIDENT]["start_ns"],
         ),
         "pauses": _frame(
             rank,
             step=by_kind[Kind.PAUSE]["step"],
             generation=by_kind[Kind.PAUSE]["index"],
-            start_ns=by_kind[Kind.PAUSE]["start_ns"] + offset_ns,
-            end_ns=by_kind[Kind.PAUSE]["end_ns"] + offset_ns,
+            start_ns=by_kind[Kind.PAUSE]["start_ns"],
+            end_ns=by_kind[Kind.PAUSE]["end_ns"],
         ),
     }
+
+
+def on_clock(tables: dict[str, pd.DataFrame], clock: ClockMap) -> dict[str, pd.DataFrame]:
+    """The same tables with their times on another clock."""
+    return {name: table.assign(**_on_clock(table, clock)) for name, table in tables.items()}
+
+
+def _on_clock(table: pd.DataFrame, clock: ClockMap) -> dict[str, pd.Series[int]]:
+    times = table[[name for name in _TIMES if name in table]]
+    moved = {name: pd.Series(clock(column.fillna(0)), dtype=column.dtype) for name, column in times.items()}
+    return {str(name): column.mask(times[name].isna()) for name, column in moved.items()}
 
 
 def drop_steps_cut_by_ring(records: Records) -> Records:
@@ -119,19 +132,19 @@ def _place(records: Records) -> dict[str, npt.NDArray[Any]]:
     return {"model": records["model"], "step": records["step"], "plan_epoch": records["plan_epoch"]}
 
 
-def _phases(records: Records, rank: int, offset_ns: int) -> pd.DataFrame:
+def _phases(records: Records, rank: int) -> pd.DataFrame:
     return _frame(
         rank,
         model=records["model"],
         step=records["step"],
         phase=_categories(records["index"], PHASE_NAMES),
-        start_ns=records["start_ns"] + offset_ns,
-        end_ns=records["end_ns"] + offset_ns,
+        start_ns=records["start_ns"],
+        end_ns=records["end_ns"],
         no_sync=(records["flags"] & Flag.NO_SYNC) != 0,
     )
 
 
-def _copies(copies_in: Records, copies_out: Records, rank: int, offset_ns: int) -> pd.DataFrame:
+def _copies(copies_in: Records, copies_out: Records, rank: int) -> pd.DataFrame:
     records = np.concatenate([copies_in, copies_out])
     direction = np.repeat(np.array([0, 1], dtype=np.int8), [len(copies_in), len(copies_out)])
     return _frame(
@@ -139,12 +152,12 @@ def _copies(copies_in: Records, copies_out: Records, rank: int, offset_ns: int) 
         **_place(records),
         bucket=records["index"],
         direction=_categories(direction, ["in", "out"]),
-        start_ns=records["start_ns"] + offset_ns,
-        end_ns=records["end_ns"] + offset_ns,
+        start_ns=records["start_ns"],
+        end_ns=records["end_ns"],
     )
 
 
-def _collectives(launches: Records, completions: Records, readies: Records, rank: int, offset_ns: int) -> pd.DataFrame:
+def _collectives(launches: Records, completions: Records, readies: Records, rank: int) -> pd.DataFrame:
     """One row per launch; the completion and the bucket's readiness are those of the same turn in the same step."""
     elements = launches["elements"].astype(np.int64)
     done = _of_same_turn(launches, completions, match_op=True)
@@ -164,10 +177,10 @@ def _collectives(launches: Records, completions: Records, readies: Records, rank
         elements=elements,
         bytes=elements * _DTYPE_BYTES[launches["dtype"]],
         call_site=launches["call_site"],
-        ready_ns=_taken(readies["end_ns"] + offset_ns, ready),
-        launch_ns=launches["start_ns"] + offset_ns,
-        start_ns=_taken(completions["start_ns"] + offset_ns, done),
-        end_ns=_taken(completions["end_ns"] + offset_ns, done),
+        ready_ns=_taken(readies["end_ns"], ready),
+        launch_ns=launches["start_ns"],
+        start_ns=_taken(completions["start_ns"], done),
+        end_ns=_taken(completions["end_ns"], done),
         end_uncertainty_ns=uncertainty.fillna(0).astype("int64"),
         start_is_bound=(is_bound.fillna(0) != 0).to_numpy(dtype=bool),
     )

@@ -28,7 +28,7 @@ def test_a_short_recording_is_shown_in_full(tmp_path: Path) -> None:
     ran = overlapscope("summary", write_recording(tmp_path, ranks=2, steps=3))
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout.splitlines()[0].startswith(
-        f"{tmp_path}: GPT, 2 of 2 ranks, backend gloo, 3 steps, torch 2.13.0, recorded 2023-11-1"
+        f"{tmp_path}: GPT, 2 of 2 ranks, one clock (same boot), backend gloo, 3 steps, torch 2.13.0, recorded 2023-11-1"
     )
     medians = [f"{rank} 2 {ROW}" for rank in (0, 1)]
     assert rows(ran.stdout) == medians + [f"{rank} {step} {ROW}" for rank in (0, 1) for step in range(3)]
@@ -143,7 +143,9 @@ def test_facts_that_are_not_known_are_left_out(tmp_path: Path, capsys: pytest.Ca
     write_recording(tmp_path, ranks=1)
     (rank_folder(tmp_path, 0) / "run.json").write_text("{}")
     assert main(["summary", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.splitlines()[0] == f"{tmp_path}: unknown model, 1 of ? ranks, 5 steps"
+    assert capsys.readouterr().out.splitlines()[0] == (
+        f"{tmp_path}: unknown model, 1 of ? ranks, one clock (same boot), 5 steps"
+    )
 
 
 @pytest.mark.parametrize("option", ["", "--json"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 import instrumented_ddp
 from instrumented_ddp import DistributedDataParallel
@@ -307,3 +308,10 @@ def test_every_gradient_of_every_pass_is_recorded_once(traces):
     per_parameter = trace.gradients.groupby(["step", "parameter"]).size()
     assert len(per_parameter) == 3 * len(list(model.parameters()))
     assert set(per_parameter) == {2}
+
+
+def test_a_communication_hook_is_named(traces):
+    model = make_model(traces)
+    model.register_comm_hook(None, allreduce_hook)
+    backward(model)
+    assert [entry["comm_hook"] for entry in recorded(model, traces).run["models"]] == ["allreduce_hook"]

@@ -15,11 +15,16 @@ from overlapscope.trace.format import Flag
 
 
 class FakeDevice:
-    """Host time is set by the test; the device does all that it was given ``lag_ns`` after it was given it."""
+    """Host time is set by the test; the device does what it was given ``lag_ns`` after it was given it.
+
+    On an idle stream it takes ``idle_stream_ns`` instead, in which time passes with every look.
+    """
 
     def __init__(self) -> None:
         self.host_ns = 1_000_000_000
         self.lag_ns = 0
+        self.idle_stream_ns = 0
+        self.look_ns = 0
         self.drift_ppm = 0
         self.events_made = 0
 
@@ -36,9 +41,11 @@ class FakeEvent:
         self.happens_ns = -1
 
     def record(self, stream: object) -> None:
-        self.happens_ns = self.device.host_ns + self.device.lag_ns
+        is_idle = stream == "idle"
+        self.happens_ns = self.device.host_ns + (self.device.idle_stream_ns if is_idle else self.device.lag_ns)
 
     def query(self) -> bool:
+        self.device.host_ns += self.device.look_ns
         return self.device.host_ns >= self.happens_ns
 
     def synchronize(self) -> None:
@@ -64,7 +71,8 @@ def device(monkeypatch) -> FakeDevice:
     device = FakeDevice()
     monkeypatch.setattr(FakeEvent, "device", device, raising=False)
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: "current")
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: "idle")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
     monkeypatch.setattr(timing, "host_now_ns", lambda: device.host_ns)
     return device
@@ -101,7 +109,7 @@ def errors_over(steps: int, device: FakeDevice, log: MemoryLog) -> list[int]:
     true_ns = []
     for step in range(steps):
         device.host_ns += 250_000_000
-        true_ns.append(device.host_ns)
+        true_ns.append(device.host_ns + device.lag_ns)
         mark = timeline.mark()
         timeline.write(b"", step, mark, mark)
         timeline.step_begins()
@@ -119,6 +127,21 @@ def test_a_device_clock_that_drifts_is_held_within_what_causality_allows(device,
     device.drift_ppm = drift_ppm
     # Unchecked, 100 ppm over 250 s would be 25 ms; within one step it is 25 us.
     assert max(errors_over(1000, device, log)) <= 30_000
+
+
+@pytest.mark.parametrize("drift_ppm", [10, -10])
+def test_a_device_that_is_always_behind_does_not_drift_by_as_much_as_it_is_behind(device, log, drift_ppm):
+    device.drift_ppm, device.idle_stream_ns, device.look_ns = drift_ppm, 10_000, 2_000
+    device.lag_ns = 50_000_000
+    # Unchecked, 10 ppm over an hour would be 36 ms.
+    assert max(errors_over(14_400, device, log)) <= 30_000
+
+
+@pytest.mark.parametrize("drift_ppm", [10, -10])
+def test_where_no_stream_overtakes_another_the_device_is_not_waited_for(device, log, drift_ppm):
+    device.drift_ppm, device.look_ns = drift_ppm, 2_000
+    device.lag_ns = device.idle_stream_ns = 50_000_000
+    assert len(errors_over(100, device, log)) >= 99
 
 
 def test_the_mark_that_ends_a_step_may_begin_the_next(device, log):

@@ -1,0 +1,17 @@
+"""How far the times of different ranks can be compared, in a few words."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from overlapscope.trace.reader import Trace
+
+
+def describe_clocks(trace: Trace) -> str:
+    """Whether the ranks are on one clock, and with what error."""
+    unaligned = len(trace.ranks) - len(trace.aligned_ranks)
+    if unaligned:
+        return f"{unaligned} of {len(trace.ranks)} ranks not aligned"
+    if trace.clock_error_ns:
+        return f"aligned to ±{ceil(trace.clock_error_ns / 1000)} µs"
+    return "one clock (same boot)"

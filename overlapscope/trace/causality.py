@@ -1,0 +1,132 @@
+"""What all-reduces say about clocks: none ends before its last rank has arrived.
+
+Seen from two clocks, every all-reduce is a ping that nobody had to send. It ends on our clock after the ranks of the
+other clock have arrived, so at that moment their clock shows more than their arrival; and they end after we arrive.
+An arrival is when the bucket was ready and launched; recorded ends are never earlier than the true ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from overlapscope.trace.clock import LEAST_WANDER, ClockMap, Fix, OffsetBounds, fix
+
+_MATCH: Final = ["peers", "model", "step", "bucket", "turn"]
+_COLUMNS: Final = ["model", "group", "step", "bucket", "op", "ready_ns", "launch_ns", "end_ns"]
+_MOST_FIXES: Final = 64
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CollectiveBounds:
+    """Bounds on the offset between two clocks, an all-reduce each."""
+
+    bounds: OffsetBounds
+    all_reduces: pd.DataFrame
+    """step and bucket of each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Violation:
+    """An all-reduce that would have ended before its last arrival, if a map were right to within its error."""
+
+    step: int
+    bucket: int
+    early_ns: int
+
+
+def all_reduces_by_clock(
+    collectives: Sequence[pd.DataFrame], clocks: Sequence[str], peers: Sequence[str]
+) -> dict[str, pd.DataFrame]:
+    """The latest arrival and the earliest end on each clock, of each all-reduce that ranks have in common.
+
+    Args:
+        collectives: a table per rank, with times of its own clock.
+        clocks: which clock that is.
+        peers: equal on ranks that train together: only those take part in the same all-reduces.
+    """
+    rows = pd.concat([table[_COLUMNS] for table in collectives], ignore_index=True)
+    rank = np.repeat(np.arange(len(collectives)), [len(table) for table in collectives])
+    clock, peer_numbers = pd.Categorical(np.array(clocks))[rank], pd.factorize(np.array(peers))[0][rank]
+    rows = rows.assign(rank=rank, clock=clock, peers=peer_numbers)
+    # Of a rank's other process groups it is not known who takes part.
+    rows = rows[(rows["op"] == "all_reduce") & (rows["group"] == 0)]
+    rows = rows.assign(turn=rows.groupby(["rank", "model", "step", "bucket"], sort=False).cumcount())
+    rows = rows[rows["end_ns"].notna()]
+    launch_ns, ready_ns = rows["launch_ns"].to_numpy(), rows["ready_ns"].fillna(0).to_numpy(dtype=np.int64)
+    rows = rows.assign(arrival_ns=np.maximum(launch_ns, ready_ns), end_ns=rows["end_ns"].to_numpy(dtype=np.int64))
+    return {
+        str(name): part.groupby(_MATCH).agg({"arrival_ns": "max", "end_ns": "min"})
+        for name, part in rows.groupby("clock", observed=True)
+    }
+
+
+def bounds_between(by_clock: Mapping[str, pd.DataFrame], clock: str, reference: str) -> CollectiveBounds | None:
+    """What the all-reduces of two clocks say about the offset of the reference to the other; None: nothing."""
+    if clock not in by_clock or reference not in by_clock:
+        return None
+    theirs = by_clock[reference].add_prefix("reference_")
+    both = by_clock[clock].join(theirs, how="inner").sort_values("end_ns")
+    if both.empty:
+        return None
+    arrival_ns, end_ns = both["arrival_ns"].to_numpy(), both["end_ns"].to_numpy()
+    bounds = OffsetBounds(
+        low_at_ns=end_ns,
+        low_ns=both["reference_arrival_ns"].to_numpy() - end_ns,
+        high_at_ns=arrival_ns,
+        high_ns=both["reference_end_ns"].to_numpy() - arrival_ns,
+    )
+    return CollectiveBounds(bounds=bounds, all_reduces=both.index.to_frame(index=False)[["step", "bucket"]])
+
+
+def worst_violation(clock: ClockMap, seen: CollectiveBounds) -> Violation | None:
+    """The all-reduce that contradicts a map the most, if one does."""
+    bounds = seen.bounds
+    below = bounds.low_ns - clock.offset_at(bounds.low_at_ns) - clock.error_at(bounds.low_at_ns)
+    above = clock.offset_at(bounds.high_at_ns) - clock.error_at(bounds.high_at_ns) - bounds.high_ns
+    early_ns = np.maximum(below, above)
+    worst = int(np.argmax(early_ns))
+    if early_ns[worst] <= 0:
+        return None
+    step, bucket = seen.all_reduces.iloc[worst]
+    return Violation(step=int(step), bucket=int(bucket), early_ns=int(np.ceil(early_ns[worst])))
+
+
+def fixes_of(seen: CollectiveBounds) -> list[Fix]:
+    """Offsets along the recording by its all-reduces alone; none if these contradict each other."""
+    parts = np.array_split(np.arange(len(seen.bounds.low_ns)), min(_MOST_FIXES, len(seen.bounds.low_ns)))
+    fixes = [found for part in parts if (found := fix(seen.bounds.part(part))) is not None]
+    if len(fixes) < len(parts):
+        return []
+    low_ns, high_ns = _bounds_of(fixes).at([each.own_ns for each in fixes])
+    if np.any(low_ns > high_ns):
+        return []
+    return [
+        Fix(own_ns=each.own_ns, low_ns=int(low), high_ns=int(high))
+        for each, low, high in zip(fixes, low_ns, high_ns, strict=True)
+    ]
+
+
+def tightened(clock: ClockMap, fixes: Sequence[Fix]) -> ClockMap:
+    """A map that is held within what all-reduces allow, where that is less than its error."""
+    own_ns = np.union1d(clock.own_ns, [each.own_ns for each in fixes])
+    offset_ns, error_ns = clock.offset_at(own_ns), clock.error_at(own_ns)
+    low_ns, high_ns = _bounds_of(fixes).at(own_ns)
+    bent_ns = LEAST_WANDER * np.diff([each.own_ns for each in fixes]).max(initial=0)
+    low = np.maximum(low_ns - bent_ns, offset_ns - error_ns)
+    high = np.minimum(high_ns + bent_ns, offset_ns + error_ns)
+    is_less = (high - low < 2 * error_ns) & (low <= high)
+    return ClockMap(
+        own_ns=own_ns,
+        offset_ns=np.where(is_less, np.rint((low + high) / 2), offset_ns).astype(np.int64),
+        error_ns=np.where(is_less, np.minimum((high - low) / 2 + 1, error_ns), error_ns),
+    )
+
+
+def _bounds_of(fixes: Sequence[Fix]) -> OffsetBounds:
+    own_ns, low_ns, high_ns = np.array([(each.own_ns, each.low_ns, each.high_ns) for each in fixes]).T
+    return OffsetBounds(low_at_ns=own_ns, low_ns=low_ns, high_at_ns=own_ns, high_ns=high_ns)

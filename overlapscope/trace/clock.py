@@ -1,0 +1,215 @@
+"""Offsets between two clocks: what single observations allow, and the map that follows from them.
+
+An observation never tells the offset (reference clock less own clock), it bounds it. A ping that is sent at s, is
+answered at reference time a, and comes back at r says that at s the offset was at most a - s, and that at r it was at
+least a - r. Bounds that were taken close together are intersected into a *fix*: an offset with half the width that is
+left as its error. Between fixes the map is linear; the truth is too, as far as the clocks' rates hold. What is
+assumed of clocks is ``MOST_DRIFT`` and ``LEAST_WANDER``, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+Int64s = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+MOST_DRIFT: Final = 200e-6
+"""Two clocks differ in rate by no more than this: quartz keeps within 100 ppm."""
+LEAST_WANDER: Final = 0.1e-6
+"""The difference of two rates changes by so much from one fix to the next; by more where the fixes show it."""
+
+_POOR: Final = 3
+"""A fix with so many times the median error is poor."""
+_HORIZON_NS: Final = 30 * 24 * 3600 * 10**9
+"""Maps end so far before the first fix and after the last."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OffsetBounds:
+    """At times of the own clock, what the offset was at least and at most. All in nanoseconds."""
+
+    low_at_ns: Int64s
+    low_ns: Int64s
+    high_at_ns: Int64s
+    high_ns: Int64s
+
+    def at(self, own_ns: npt.ArrayLike) -> tuple[Int64s, Int64s]:
+        """The least and the greatest offset that all bounds allow at some moments, however the clocks drift."""
+        moments_ns = np.asarray(own_ns, dtype=np.int64)[..., np.newaxis]
+        low_ns = self.low_ns - _drift_ns(self.low_at_ns - moments_ns)
+        high_ns = self.high_ns + _drift_ns(self.high_at_ns - moments_ns)
+        return low_ns.max(axis=-1), high_ns.min(axis=-1)
+
+    def part(self, chosen: Any) -> OffsetBounds:
+        """Some of them: an index or a mask."""
+        return OffsetBounds(
+            low_at_ns=self.low_at_ns[chosen],
+            low_ns=self.low_ns[chosen],
+            high_at_ns=self.high_at_ns[chosen],
+            high_ns=self.high_ns[chosen],
+        )
+
+
+def bounds_of_pings(pings: Sequence[Sequence[int]]) -> OffsetBounds:
+    """What pings say.
+
+    Args:
+        pings: sent (own clock), answered (reference clock), received (own clock), in nanoseconds.
+    """
+    sent_ns, answered_ns, received_ns = np.array(pings, dtype=np.int64).reshape(-1, 3).T
+    return OffsetBounds(
+        low_at_ns=received_ns, low_ns=answered_ns - received_ns, high_at_ns=sent_ns, high_ns=answered_ns - sent_ns
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fix:
+    """The offset at one moment of the own clock: between ``low_ns`` and ``high_ns``."""
+
+    own_ns: int
+    low_ns: int
+    high_ns: int
+
+
+def fix(bounds: OffsetBounds) -> Fix | None:
+    """What bounds that were taken close together come to; None if they contradict each other."""
+    tightest = int(np.argmin(bounds.high_ns - bounds.low_ns))
+    own_ns = int(bounds.low_at_ns[tightest] + bounds.high_at_ns[tightest]) // 2
+    low_ns, high_ns = map(int, bounds.at(own_ns))
+    return Fix(own_ns=own_ns, low_ns=low_ns, high_ns=high_ns) if low_ns <= high_ns else None
+
+
+def without_poor(fixes: Sequence[Fix]) -> list[Fix]:
+    """Without those taken while the network or a host was busy: lines between the others are better than they are."""
+    widths_ns = [each.high_ns - each.low_ns for each in fixes]
+    return [each for each, width_ns in zip(fixes, widths_ns, strict=True) if width_ns <= _POOR * np.median(widths_ns)]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ClockMap:
+    """From one clock to another: piecewise linear, whole nanoseconds in and out, with the error of each moment."""
+
+    own_ns: Int64s
+    offset_ns: Int64s
+    """The other clock less this one, at ``own_ns``."""
+    error_ns: Floats
+    """The true offset at ``own_ns`` is at most so far away; NaN if that is not known."""
+
+    @classmethod
+    def constant(cls, offset_ns: int, error_ns: float) -> ClockMap:
+        """Of two clocks that run at the same rate, or of which nothing better is known."""
+        return cls(own_ns=np.zeros(1, np.int64), offset_ns=np.array([offset_ns]), error_ns=np.array([error_ns]))
+
+    @classmethod
+    def through(cls, fixes: Sequence[Fix]) -> ClockMap:
+        """Straight lines between fixes, and beyond them the drift that they show.
+
+        Raises:
+            ValueError: there are none.
+        """
+        if not fixes:
+            raise ValueError("no fix, no map")
+        by_time = sorted({each.own_ns: each for each in fixes}.values(), key=lambda each: each.own_ns)
+        own_ns, low_ns, high_ns = np.array([(each.own_ns, each.low_ns, each.high_ns) for each in by_time]).T
+        offset_ns = (low_ns + high_ns) // 2
+        error_ns = (high_ns - low_ns) / 2 + 1  # for what is rounded
+        wander = _wander(own_ns, offset_ns, error_ns)
+        before, growth_before = _drift_beyond(own_ns, offset_ns, error_ns, wander, end=0)
+        after, growth_after = _drift_beyond(own_ns, offset_ns, error_ns, wander, end=-1)
+
+        # Rates that change between two fixes bend the truth away from the line, most in the middle.
+        gap_ns = np.diff(own_ns)
+        middle_ns = own_ns[:-1] + gap_ns // 2
+        bent_ns = np.interp(middle_ns - own_ns[0], own_ns - own_ns[0], error_ns) + wander * gap_ns / 2
+        knots_ns = np.concatenate([own_ns, middle_ns, [own_ns[0] - _HORIZON_NS, own_ns[-1] + _HORIZON_NS]])
+        offsets_ns = np.concatenate(
+            [
+                offset_ns,
+                offset_ns[:-1] + np.diff(offset_ns) // 2,
+                [offset_ns[0] - round(before * _HORIZON_NS), offset_ns[-1] + round(after * _HORIZON_NS)],
+            ]
+        )
+        errors_ns = np.concatenate(
+            [
+                error_ns,
+                bent_ns,
+                [error_ns[0] + growth_before * _HORIZON_NS, error_ns[-1] + growth_after * _HORIZON_NS],
+            ]
+        )
+        knots_ns, first = np.unique(knots_ns, return_index=True)
+        return cls(own_ns=knots_ns, offset_ns=offsets_ns[first], error_ns=errors_ns[first])
+
+    def offset_at(self, own_ns: npt.ArrayLike) -> Int64s:
+        """The other clock less this one, at times of this one."""
+        return self.offset_ns[0] + np.rint(self._interpolated(own_ns, self.offset_ns - self.offset_ns[0])).astype(
+            np.int64
+        )
+
+    def error_at(self, own_ns: npt.ArrayLike) -> Floats:
+        """How far the offset may be off, at times of this clock."""
+        return self._interpolated(own_ns, self.error_ns)
+
+    def error_over(self, begin_ns: int, end_ns: int) -> float:
+        """The greatest error in a stretch of this clock."""
+        within = self.own_ns[(self.own_ns > begin_ns) & (self.own_ns < end_ns)]
+        return float(self.error_at(np.concatenate([[begin_ns, end_ns], within])).max())
+
+    def __call__(self, own_ns: npt.ArrayLike) -> Int64s:
+        """Times of this clock on the other."""
+        return np.asarray(own_ns, dtype=np.int64) + self.offset_at(own_ns)
+
+    def inverse(self) -> ClockMap:
+        """From the other clock to this one."""
+        return ClockMap(own_ns=self.own_ns + self.offset_ns, offset_ns=-self.offset_ns, error_ns=self.error_ns)
+
+    def then(self, onward: ClockMap) -> ClockMap:
+        """This map, and from there to a third clock."""
+        own_ns = np.union1d(self.own_ns, self.inverse()(onward.own_ns))
+        between_ns = self(own_ns)
+        return ClockMap(
+            own_ns=own_ns,
+            offset_ns=onward(between_ns) - own_ns,
+            error_ns=self.error_at(own_ns) + onward.error_at(between_ns),
+        )
+
+    def _interpolated(self, own_ns: npt.ArrayLike, values: npt.NDArray[Any]) -> Floats:
+        # Differences are exact as float64, times since 1970 are not.
+        since = np.asarray(own_ns, dtype=np.int64) - self.own_ns[0]
+        return np.asarray(np.interp(since, self.own_ns - self.own_ns[0], values))
+
+
+def _drift_ns(distance_ns: Int64s) -> Int64s:
+    """How much an offset may change from one moment to another, rounded up."""
+    return np.ceil(np.abs(distance_ns) * MOST_DRIFT).astype(np.int64)
+
+
+def _wander(own_ns: Int64s, offset_ns: Int64s, error_ns: Floats) -> float:
+    """How much the drift changes from fix to fix, as far as errors don't explain it."""
+    gap_ns = np.diff(own_ns)
+    drift, uncertainty = np.diff(offset_ns) / gap_ns, (error_ns[1:] + error_ns[:-1]) / gap_ns
+    excess = np.abs(np.diff(drift)) - (uncertainty[1:] + uncertainty[:-1])
+    return LEAST_WANDER + max(0.0, float(excess.max(initial=0.0)))
+
+
+def _drift_beyond(
+    own_ns: Int64s, offset_ns: Int64s, error_ns: Floats, wander: float, *, end: int
+) -> tuple[float, float]:
+    """The drift before the first fix or after the last (``end`` 0 or -1), and how far it may be off.
+
+    It is that since the fix from which it is known best: a far one is disturbed less by errors, a near one by wander.
+    """
+    gap_ns = np.delete(own_ns - own_ns[end], end)
+    if not len(gap_ns):
+        return 0.0, MOST_DRIFT
+    fixes_apart = np.arange(1, len(gap_ns) + 1) if end == 0 else np.arange(len(gap_ns), 0, -1)
+    error = (np.delete(error_ns, end) + error_ns[end]) / np.abs(gap_ns) + wander * fixes_apart
+    best = int(np.argmin(error))
+    drift = float(np.delete(offset_ns - offset_ns[end], end)[best] / gap_ns[best])
+    low, high = max(drift - error[best], -MOST_DRIFT), min(drift + error[best], MOST_DRIFT)
+    return ((low + high) / 2, (high - low) / 2) if low < high else (drift, float(error[best]))

@@ -1,0 +1,135 @@
+"""Real trainings whose ranks have clocks of their own: what is recorded comes back onto one, within the stated error.
+
+The one thing that is simulated is the clock: ``time.monotonic_ns`` of a rank is shifted by seconds and drifts by
+100 ppm, and its boot identity is another. Processes, collectives, sockets and threads are real. A test with time
+namespaces of the kernel simulates nothing at all; their clocks are shifted, and do not drift.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from overlapscope.trace.format import CLOCK_FILE, EVENTS_FILE, Kind, rank_folder
+from overlapscope.trace.log import read_log
+from overlapscope.trace.reader import Trace, read_trace
+from tests.cluster.training_on_played_clock import real_times
+
+pytestmark = pytest.mark.cluster
+
+ROOT = Path(__file__).parents[2]
+TRAIN = [sys.executable, "-m", "tests.cluster.training_on_played_clock"]
+TIME_LIMIT_S = 120
+SECONDS = 2.5
+
+
+def run_ranks(folder: Path, *commands: list[str]) -> list[str]:
+    """Run a command a rank; what they wrote to stderr."""
+    ranks = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) for command in commands]
+    try:
+        written = [rank.communicate(timeout=TIME_LIMIT_S)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0] * len(ranks), written
+    return written
+
+
+def training(folder: Path, rank: int, world_size: int, *clock: object) -> list[str]:
+    return [*TRAIN, str(rank), str(world_size), str(folder), str(SECONDS), *map(str, clock)]
+
+
+def assert_true_within_the_error(folder: Path, trace: Trace, rank: int, shift_ns: int = 0) -> None:
+    """Every step of a rank began when its recording says, from the first to the last."""
+    _, records, _ = read_log(rank_folder(trace.path, rank) / EVENTS_FILE)
+    shown_ns = records["start_ns"][records["kind"] == Kind.STEP] - shift_ns
+    true_ns = real_times(folder / f"truth_{rank}.json", shown_ns)
+    placed_ns = trace.steps.loc[trace.steps["rank"] == rank, "start_ns"].to_numpy()
+    error_ns = float(trace.ranks.set_index("rank")["error_ns"][rank])
+    assert len(placed_ns) == len(true_ns) > 3
+    assert np.abs(placed_ns - true_ns).max() <= error_ns
+
+
+def reasons(trace: Trace, rank: int) -> list[str]:
+    text = (rank_folder(trace.path, rank) / CLOCK_FILE).read_text()
+    return [line.partition('"reason": "')[2].partition('"')[0] for line in text.splitlines()]
+
+
+def test_shifted_and_drifting_clocks_are_recovered_within_the_stated_error(tmp_path: Path) -> None:
+    shift_ns = 3_000_000_000
+    run_ranks(
+        tmp_path,
+        training(tmp_path, 0, 3),
+        training(tmp_path, 1, 3, shift_ns, 100e-6, "host 1"),
+        training(tmp_path, 2, 3, -shift_ns, -100e-6, "host 2"),
+    )
+    trace = read_trace(tmp_path / "traces")
+    assert trace.problems == ()
+    assert trace.ranks["clock"].tolist() == ["same boot", "pings", "pings"]
+    assert 0 < trace.clock_error_ns < 50_000_000
+    for rank in range(3):
+        assert_true_within_the_error(tmp_path, trace, rank)
+    for rank in (1, 2):
+        found = reasons(trace, rank)
+        assert (found[0], found[-1]) == ("start", "end")
+        assert "rebuild" in found
+    first_ns, last_ns = (trace.collectives.groupby(["step", "bucket"])[name] for name in ("end_ns", "launch_ns"))
+    assert (first_ns.min() + 2 * trace.clock_error_ns >= last_ns.max()).all()
+
+
+def test_of_the_ranks_of_another_host_one_reports_and_all_are_aligned(tmp_path: Path) -> None:
+    # Both play their clocks from one beginning, as processes of one host would: with no drift, a shift is enough.
+    run_ranks(
+        tmp_path,
+        training(tmp_path, 0, 3),
+        *[training(tmp_path, rank, 3, 7_000_000_000, 0.0, "another host") for rank in (1, 2)],
+    )
+    trace = read_trace(tmp_path / "traces")
+    assert trace.ranks["clock"].tolist() == ["same boot", "pings", "pings"]
+    assert sum((rank_folder(trace.path, rank) / CLOCK_FILE).exists() for rank in range(3)) == 1
+    for rank in (1, 2):
+        assert_true_within_the_error(tmp_path, trace, rank)
+
+
+def test_ranks_of_one_boot_ping_nobody(tmp_path: Path) -> None:
+    run_ranks(tmp_path, *[training(tmp_path, rank, 2) for rank in range(2)])
+    trace = read_trace(tmp_path / "traces")
+    assert trace.ranks["clock"].tolist() == ["same boot", "same boot"]
+    assert trace.clock_error_ns == 0
+    assert list(trace.path.glob(f"rank_*/{CLOCK_FILE}")) == []
+
+
+def test_without_pings_the_all_reduces_of_a_training_recover_the_clocks(tmp_path: Path) -> None:
+    run_ranks(tmp_path, training(tmp_path, 0, 2), training(tmp_path, 1, 2, 3_000_000_000, 100e-6, "another host"))
+    (rank_folder(tmp_path / "traces", 1) / CLOCK_FILE).unlink()
+    trace = read_trace(tmp_path / "traces")
+    assert trace.ranks["clock"].tolist() == ["same boot", "collectives"]
+    assert_true_within_the_error(tmp_path, trace, 1)
+
+
+AHEAD_S = 1000
+IN_TIME_NAMESPACE = ["unshare", "--time", "--fork", "--monotonic", str(AHEAD_S)]
+
+
+def has_time_namespaces() -> bool:
+    try:
+        return (
+            subprocess.run([*IN_TIME_NAMESPACE, "true"], capture_output=True, timeout=10, check=False).returncode == 0
+        )
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not has_time_namespaces(), reason="no time namespace can be made here (needs root and Linux 5.6)")
+def test_equal_boot_ids_in_different_time_namespaces_are_different_clocks(tmp_path: Path) -> None:
+    run_ranks(tmp_path, training(tmp_path, 0, 2), [*IN_TIME_NAMESPACE, *training(tmp_path, 1, 2)])
+    trace = read_trace(tmp_path / "traces")
+    first, second = trace.ranks["boot"]
+    assert second.startswith(f"{first} time:[")
+    assert trace.ranks["clock"].tolist() == ["same boot", "pings"]
+    assert abs(trace.ranks["offset_ns"][1] + AHEAD_S * 1_000_000_000) <= trace.clock_error_ns
+    assert_true_within_the_error(tmp_path, trace, 1, shift_ns=AHEAD_S * 1_000_000_000)
