@@ -52,7 +52,7 @@ def _ranks(found: Stragglers) -> Table:
     return Table(
         title="By rank",
         note="cost: this rank as it is, all others like the middle one",
-        columns=("Rank", "Host", "Lateness", "Last in", "Cost", "Slowdown", "Step time without it"),
+        columns=("Rank", "Host", "Lateness", "Last in", "Cost", "Slowdown", "Step time if mended"),
         rows=rows,
     )
 
