@@ -16,7 +16,6 @@ from overlapscope.analysis import sentences
 from overlapscope.analysis.cycles import Cycles
 from overlapscope.analysis.heatmap import Figure, Grouping, Heatmap
 from overlapscope.analysis.stragglers import Finding, Stragglers
-from overlapscope.analysis.verdict import WARM_UP_STEPS
 from overlapscope.trace.reader import Trace
 from overlapscope.units import format_ns, format_share
 
@@ -140,41 +139,16 @@ def blame_row(finding: Finding) -> BlameRow:
     )
 
 
-def reason_for_none(trace: Trace) -> tuple[str, str, str]:
-    """Why a recording can't tell who is late: a headline, what is missing, and what to do."""
-    ranks, aligned, steps = len(trace.ranks), len(trace.aligned_ranks), trace.steps["step"].nunique()
-    if ranks < 2:
-        return (
-            "It takes two to wait",
-            "A straggler is a rank that the others wait for, and this recording has one rank.",
-            "If the run had more, copy the rank folders of its other hosts next to this one, and reload this page.",
-        )
-    if aligned < 2:
-        return (
-            "The clocks of these ranks can't be compared",
-            f"Of {ranks:,} ranks no two have a common clock, so nobody knows who arrived last.",
-            "Ranks of one host share a clock, and those of several hosts compare theirs while they train: record the "
-            "run again with all of its ranks, and make sure that rank 0 is among them.",
-        )
-    return (
-        "There are too few steps to compare",
-        f"It takes two steps in a row after the first {WARM_UP_STEPS}, which warm up, with the same all-reduces on all "
-        f"ranks. This recording has {steps:,} finished step{'s' * (steps != 1)}.",
-        "Reload this page when the run has got further, or record more steps; what was recorded so far is in the "
-        "timeline.",
-    )
-
-
 def _build_reason(document: Document, trace: Trace) -> None:
-    headline, message, advice = reason_for_none(trace)
+    reason = sentences.why_none(trace)
     render(
         document,
         "problem.html",
         title="Stragglers",
         trace=trace,
-        headline=headline,
-        message=message,
-        advice=advice,
+        headline=reason.headline,
+        message=reason.message,
+        advice=reason.advice,
     )
 
 

@@ -138,15 +138,6 @@ def cycles_of(trace: Trace, first_step: int = 0) -> Cycles | None:
     )
 
 
-def why_no_cycles(trace: Trace) -> str:
-    """Why ``cycles_of`` finds nothing to compare, and what to do about it."""
-    if len(trace.ranks) < 2:
-        return "Only one rank was recorded, so there is nobody to compare it with; record all ranks."
-    if len(trace.aligned_ranks) < 2:
-        return "The clocks of these ranks could not be aligned, so what compares them is left out."
-    return "No two steps in a row have an all-reduce of all ranks; record some more steps."
-
-
 def lower_median(values: Int64Array, axis: int) -> Int64Array:
     """The middle one, of an even number the lower of the two: what one of them really is, of two the faster one."""
     middle = (values.shape[axis] - 1) // 2

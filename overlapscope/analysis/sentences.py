@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from overlapscope.analysis.cycles import Cycles
 from overlapscope.analysis.stragglers import Finding, SlowLink, Stragglers
+from overlapscope.trace.reader import Trace
 from overlapscope.units import format_bytes, format_ns, format_share
 
 CAUSE_LABELS: Final = {
@@ -102,6 +104,39 @@ def verdict(stragglers: Stragglers) -> str:
     jitter_ns = stragglers.step_time_ns - stragglers.ideal_ns
     share = format_share(jitter_ns / stragglers.step_time_ns)
     return f"No rank stands out. Steps wait {format_ns(jitter_ns)} ({share}) for whichever rank happens to be late."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reason:
+    """Why a recording can't tell who is late."""
+
+    headline: str
+    message: str
+    advice: str
+
+
+def why_none(trace: Trace) -> Reason:
+    """Why ``stragglers_of`` finds nothing to compare, and what to do about it."""
+    ranks, steps = len(trace.ranks), trace.steps["step"].nunique()
+    if ranks < 2:
+        return Reason(
+            headline="It takes two to wait",
+            message="A straggler is a rank that the others wait for, and this recording has one rank.",
+            advice="If the run had more, copy the rank folders of its other hosts next to this one.",
+        )
+    if len(trace.aligned_ranks) < 2:
+        return Reason(
+            headline="The clocks of these ranks can't be compared",
+            message=f"Of {ranks:,} ranks no two have a common clock, so nobody knows who arrived last.",
+            advice="Ranks of one host share a clock, and those of several hosts compare theirs while they train: "
+            "record the run again with all of its ranks, rank 0 among them.",
+        )
+    return Reason(
+        headline="There are too few steps to compare",
+        message="It takes two steps in a row with the same all-reduces on all ranks, not counting those that warm up. "
+        f"This recording has {steps:,} finished step{'s' * (steps != 1)}.",
+        advice="Record more steps, or wait until the run has got further.",
+    )
 
 
 def missing(cycles: Cycles) -> str:

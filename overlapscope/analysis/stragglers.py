@@ -127,7 +127,7 @@ class Stragglers:
 
 
 def stragglers_of(trace: Trace) -> Stragglers | None:
-    """Judge a recording; None if its ranks can't be compared, and ``why_no_cycles`` says why."""
+    """Judge a recording; None if its ranks can't be compared, and ``sentences.why_none`` says why."""
     cycles = cycles_of(trace, first_step_after_warm_up(trace.steps))
     return None if cycles is None else stragglers_in(trace, cycles)
 

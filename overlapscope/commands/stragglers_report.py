@@ -9,9 +9,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from overlapscope.analysis.cycles import why_no_cycles
 from overlapscope.analysis.links import link_rates
-from overlapscope.analysis.sentences import PART_LABELS, describe, missing, verdict
+from overlapscope.analysis.sentences import PART_LABELS, describe, missing, verdict, why_none
 from overlapscope.analysis.stragglers import Finding, Stragglers
 from overlapscope.commands.json_text import json_text
 from overlapscope.trace.reader import Trace
@@ -27,7 +26,8 @@ def print_text(trace: Trace, stragglers: Stragglers | None) -> None:
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, _LEAST_WIDTH)
     if stragglers is None:
-        console.print(f"{trace.path}: {why_no_cycles(trace)}", markup=False)
+        reason = why_none(trace)
+        console.print(f"{trace.path}: {reason.message} {reason.advice}", markup=False)
         return
     console.print(_facts(trace, stragglers), markup=False)
     if missing_ranks := missing(stragglers.cycles):
@@ -54,7 +54,7 @@ def as_json(trace: Trace, stragglers: Stragglers | None) -> str:
         "path": str(trace.path),
         "ranks": trace.aligned_ranks,
         "clock_error_ns": trace.clock_error_ns,
-        "reason": why_no_cycles(trace) if stragglers is None else None,
+        "reason": why_none(trace).message if stragglers is None else None,
         "problems": [asdict(problem) for problem in trace.problems],
     }
     if stragglers is not None:

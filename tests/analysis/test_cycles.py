@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlapscope.analysis.cycles import CAUSES, Cycles, cycles_of, lower_median, why_no_cycles
+from overlapscope.analysis.cycles import CAUSES, Cycles, cycles_of, lower_median
 from overlapscope.trace.reader import Trace
 from tests.simulated_job import MS, PHASES, Job
 
@@ -24,7 +24,7 @@ def own(cycles: Cycles, cause: str) -> np.ndarray:
     return cycles.own_ns[CAUSES.index(cause)]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 1000), ranks=st.integers(2, 6), noise=st.floats(0, 0.3), broadcast=st.booleans())
 def test_own_times_are_what_the_ranks_did(seed: int, ranks: int, noise: float, broadcast: bool) -> None:
     job = Job(ranks=ranks, steps=8, noise=noise, seed=seed)
@@ -90,10 +90,8 @@ def test_warm_up_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("job", [Job(ranks=1), Job(steps=1)])
-def test_nothing_to_compare_is_no_cycles_and_a_reason(job: Job) -> None:
-    trace = job.run()
-    assert cycles_of(trace) is None
-    assert why_no_cycles(trace).endswith(".")
+def test_nothing_to_compare_is_no_cycles(job: Job) -> None:
+    assert cycles_of(job.run()) is None
 
 
 def test_the_lower_median_is_one_of_the_values() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.analysis.cycles import CAUSES, Cycles, cycles_of
@@ -33,6 +33,7 @@ def cycles(own_ns, lead_ns, transfer_ns, broadcast_ns=None, begin_ns=(1000,)):
         ranks=np.arange(shape[1]),
         steps=np.arange(5, 5 + shape[0]),
         left_out=0,
+        missing_ranks=0,
         buckets=np.arange(end.shape[1]),
         bytes=np.full(end.shape[1], 4),
         begin_ns=np.array(begin_ns),
@@ -92,7 +93,6 @@ def test_only_cycles_that_are_touched_are_given():
 lengths = st.integers(0, 10**9)
 
 
-@settings(deadline=None)
 @given(
     own=st.lists(st.tuples(lengths, lengths, lengths), min_size=len(CAUSES) - 1, max_size=len(CAUSES) - 1),
     leads=st.lists(st.tuples(lengths, lengths, lengths), min_size=1, max_size=4),

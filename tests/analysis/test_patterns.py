@@ -24,7 +24,7 @@ def patterns_of(series: np.ndarray, first_step: int = 3) -> list[Pattern]:
 seeds = st.integers(0, 100_000)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(seed=seeds, count=st.integers(20, 400), sigma_ms=st.floats(0, 3))
 def test_noise_has_no_pattern(seed: int, count: int, sigma_ms: float) -> None:
     found = patterns_of(noise(count, seed, sigma_ms))
@@ -33,7 +33,7 @@ def test_noise_has_no_pattern(seed: int, count: int, sigma_ms: float) -> None:
     assert all(pattern.where.sum() <= 2 for pattern in found)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=seeds, count=st.integers(30, 400), delay_ms=st.floats(1, 50))
 def test_a_delay_in_every_step_is_persistent(seed: int, count: int, delay_ms: float) -> None:
     found = patterns_of(noise(count, seed) + delay_ms * MS)[0]
@@ -42,7 +42,7 @@ def test_a_delay_in_every_step_is_persistent(seed: int, count: int, delay_ms: fl
     assert found.p_value < 1e-6
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(seed=seeds, period=st.integers(2, 50), phase=st.integers(0, 49), periods=st.integers(18, 24))
 def test_a_delay_every_k_steps_is_periodic(seed: int, period: int, phase: int, periods: int) -> None:
     series = noise(period * periods, seed)
@@ -64,7 +64,7 @@ def test_a_period_bears_that_some_delays_are_missing_and_some_are_of_another_kin
     assert (rest.kind, np.flatnonzero(rest.where).tolist()) == ("transient", [3, 77])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(seed=seeds, count=st.integers(60, 400), share=st.floats(0.2, 0.8), rises=st.booleans())
 def test_a_change_at_one_step_is_a_shift(seed: int, count: int, share: float, rises: bool) -> None:
     change = int(share * count)
@@ -81,7 +81,7 @@ def test_a_rank_that_is_late_throughout_and_gets_worse_is_persistent() -> None:
     assert patterns_of(series)[0].kind == "persistent"
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=seeds, count=st.integers(20, 400), data=st.data())
 def test_one_long_pause_is_transient(seed: int, count: int, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, count - 1))

@@ -27,7 +27,7 @@ jobs = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(job=jobs, broadcast=st.booleans(), carried=st.integers(0, 3))
 def test_with_nothing_replaced_the_replay_is_the_recording(job: Job, broadcast: bool, carried: int) -> None:
     job.broadcast_ns = 2 * MS if broadcast else None
@@ -36,7 +36,7 @@ def test_with_nothing_replaced_the_replay_is_the_recording(job: Job, broadcast: 
     np.testing.assert_array_equal(replay.recorded_ns, job.cycle_times_ns)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(job=jobs, broadcast=st.booleans())
 def test_costs_and_savings_of_each_rank_are_those_of_asking_one_by_one(job: Job, broadcast: bool) -> None:
     job.broadcast_ns = 2 * MS if broadcast else None
@@ -49,7 +49,7 @@ def test_costs_and_savings_of_each_rank_are_those_of_asking_one_by_one(job: Job,
         np.testing.assert_array_equal(savings_ns[:, place], replay.recorded_ns - replay.without_ns(place, excess))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(job=jobs, broadcast=st.booleans())
 def test_with_all_excess_back_the_ideal_is_the_recording(job: Job, broadcast: bool) -> None:
     job.broadcast_ns = 2 * MS if broadcast else None
@@ -59,7 +59,7 @@ def test_with_all_excess_back_the_ideal_is_the_recording(job: Job, broadcast: bo
     np.testing.assert_array_equal(replay.without_ns(everyone, replay.excess), replay.ideal_ns)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(job=jobs)
 def test_quicker_transfers_never_lengthen_a_cycle(job: Job) -> None:
     replay = replay_of(job)

@@ -34,7 +34,7 @@ def only_finding(job: Job) -> Finding:
     return finding
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 10_000), ranks=st.integers(2, 16), noise=st.floats(0, 0.05))
 def test_in_a_healthy_job_nothing_is_named(seed: int, ranks: int, noise: float) -> None:
     stragglers = judged(Job(steps=STEPS, ranks=ranks, noise=noise, seed=seed))
@@ -42,7 +42,7 @@ def test_in_a_healthy_job_nothing_is_named(seed: int, ranks: int, noise: float) 
     assert "No rank stands out" in verdict(stragglers)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 10_000), rank=st.integers(0, 3), share=st.floats(0.08, 1.0))
 def test_a_rank_that_computes_slowly(seed: int, rank: int, share: float) -> None:
     job = noisy_job(seed=seed)

@@ -7,7 +7,7 @@ import statistics
 
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.analysis.verdict import WARM_UP_STEPS, after_warm_up, give_verdict
@@ -126,7 +126,6 @@ def rows(draw: st.DrawFn) -> list[dict[str, float]]:
     return found
 
 
-@settings(deadline=None)
 @given(rows())
 def test_any_steps_give_one_sentence_and_their_medians(found: list[dict[str, float]]) -> None:
     per_step = table(found)
@@ -146,7 +145,6 @@ def test_any_steps_give_one_sentence_and_their_medians(found: list[dict[str, flo
             assert verdict.overlap_ratio == pytest.approx(statistics.median(ratios))
 
 
-@settings(deadline=None)
 @given(rows(), st.randoms(use_true_random=False))
 def test_the_order_of_the_rows_does_not_matter(found: list[dict[str, float]], chance: object) -> None:
     shuffled = list(found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.trace.causality import (
@@ -92,7 +92,6 @@ def test_a_bucket_that_is_reduced_twice_in_a_step_is_matched_turn_by_turn() -> N
     assert seen.bounds.low_ns.tolist() == [-50, -50]
 
 
-@settings(deadline=None)
 @given(
     st.integers(-(10**13), 10**13),
     st.floats(-MOST_DRIFT / 2, MOST_DRIFT / 2),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.trace.clock import MOST_DRIFT, ClockMap, Fix, bounds_of_pings, fix, without_poor
@@ -47,7 +47,6 @@ clocks = st.builds(TrueClocks, shifts_ns, drifts)
 bursts = st.lists(st.tuples(st.integers(0, 3600 * SECOND), pings_of_a_burst), min_size=1, max_size=6)
 
 
-@settings(deadline=None)
 @given(clocks, bursts)
 def test_the_true_time_lies_within_the_error_everywhere(clocks: TrueClocks, bursts) -> None:
     clock = clocks.map_by(bursts)
@@ -55,7 +54,6 @@ def test_the_true_time_lies_within_the_error_everywhere(clocks: TrueClocks, burs
     assert (np.abs(clock(own_ns) - clocks.reference_ns(own_ns)) <= clock.error_at(own_ns)).all()
 
 
-@settings(deadline=None)
 @given(clocks, clocks, bursts, bursts)
 def test_errors_add_up_along_a_chain_of_clocks(first: TrueClocks, second: TrueClocks, to_first, to_second) -> None:
     """Two hosts that have both asked a third one's clock."""
@@ -68,7 +66,6 @@ def test_errors_add_up_along_a_chain_of_clocks(first: TrueClocks, second: TrueCl
     assert (off_ns <= error_ns * (1 + MOST_DRIFT) + 2).all()
 
 
-@settings(deadline=None)
 @given(clocks, bursts)
 def test_a_map_and_its_inverse_lead_back(clocks: TrueClocks, bursts) -> None:
     clock = clocks.map_by(bursts)

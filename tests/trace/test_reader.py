@@ -179,7 +179,7 @@ def test_a_damaged_line_of_a_plan_is_named_and_the_others_are_kept(tmp_path: Pat
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_side_files_cut_at_any_byte_leave_the_steps_readable(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:

@@ -119,7 +119,7 @@ def differences_from_stock(model: RandomModel, trace: str) -> list[str]:
 
 
 @given(model=random_models())
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25, derandomize=True)
 def test_gradients_and_buckets_are_those_of_stock(model):
     with tempfile.TemporaryDirectory() as folder:
         assert run_ranks(differences_from_stock, 2, model, folder) == [[], []]
