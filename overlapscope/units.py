@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 _NS_PER = (("s", 1e9), ("ms", 1e6), ("µs", 1e3))
 _BYTES_PER = (("GB", 1024**3), ("MB", 1024**2), ("kB", 1024))
@@ -36,6 +37,11 @@ def format_bytes(size_bytes: float | None) -> str:
 def format_share(share: float) -> str:
     """A ratio as a percentage; a dash where there is nothing to divide by."""
     return "–" if math.isnan(share) else f"{100 * share:.1f} %" if share < 0.9995 else "100 %"
+
+
+def keep_together(text: str) -> str:
+    """The same text, in which a line never breaks between a number and its unit."""
+    return re.sub(r"(?<=\d) (?=%|[nµm]?s\b|[kMG]?B\b)| (?=±)|(?<=±) ", "\N{NO-BREAK SPACE}", text)
 
 
 def _significant(number: float) -> str:

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-settings.register_profile("no deadline")
-settings.load_profile("no deadline")
+settings.register_profile("without a deadline", deadline=None)
+settings.load_profile("without a deadline")

@@ -14,6 +14,7 @@ from dashboards import theme
 from dashboards.recording import Snapshot
 from overlapscope.analysis.clocks import describe_clocks
 from overlapscope.trace.reader import Trace
+from overlapscope.units import keep_together
 
 Arguments = Mapping[str, Sequence[bytes]]
 """The query of an address."""
@@ -27,6 +28,7 @@ NAVIGATION: Final = (("./", "Overview"), ("timeline", "Timeline"), ("stragglers"
 _ENVIRONMENT: Final = Environment(
     loader=PackageLoader("dashboards", "assets"), autoescape=True, undefined=StrictUndefined
 )
+_ENVIRONMENT.filters["together"] = keep_together
 
 
 def render(

@@ -42,7 +42,7 @@ def _ranks(found: Stragglers) -> Table:
             str(row["rank"]),
             str(row["host"]),
             _signed_ns(row["lateness_ns"]),
-            format_share(row["last_share"]),
+            format_share(row["critical_share"]),
             format_ns(row["cost_ns"]),
             format_share(row["slowdown"]),
             format_ns(found.step_time_ns - row["saving_ns"]),
@@ -52,7 +52,7 @@ def _ranks(found: Stragglers) -> Table:
     return Table(
         title="By rank",
         note="cost: this rank as it is, all others like the middle one",
-        columns=("Rank", "Host", "Lateness", "Last in", "Cost", "Slowdown", "Step time if mended"),
+        columns=("Rank", "Host", "Lateness", "Critical in", "Cost", "Slowdown", "Step time if mended"),
         rows=rows,
     )
 

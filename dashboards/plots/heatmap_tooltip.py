@@ -6,7 +6,7 @@ from typing import Final
 
 from dashboards.plots.tooltip import Rows
 from overlapscope.analysis.heatmap import Figure, Grid, Heatmap
-from overlapscope.analysis.sentences import rank_names
+from overlapscope.analysis.sentences import PART_LABELS, rank_names
 from overlapscope.units import format_ns
 
 _SUPERLATIVES: Final[dict[Figure, str]] = {
@@ -14,6 +14,10 @@ _SUPERLATIVES: Final[dict[Figure, str]] = {
     "lateness": "arrives latest",
     "wait": "waits longest",
 }
+
+_LEAST_SHARE: Final = 0.01
+"""Causes of less delay than this share of the step time are not mentioned."""
+_MOST_CAUSES: Final = 3
 
 
 def cell_tooltip(heatmap: Heatmap, grid: Grid, figure: Figure, row: int, column: int) -> tuple[str, Rows]:
@@ -48,5 +52,21 @@ def cell_tooltip(heatmap: Heatmap, grid: Grid, figure: Figure, row: int, column:
         *rows,
         ("compute", format_ns(compute_ns)),
         ("arrives", f"{format_ns(abs(lateness_ns))} {side} the middle rank"),
+        *_split(heatmap, rank, step),
         ("waits", f"{format_ns(wait_ns)} for the last one" if wait_ns else "for nobody: it is the last one"),
+        ("critical path", _critical_path(heatmap, step)),
     ]
+
+
+def _split(heatmap: Heatmap, rank: int, step: int) -> Rows:
+    """The causes that make a rank late, if there are such."""
+    least_ns = _LEAST_SHARE * heatmap.step_time_ns
+    causes = [(cause, excess_ns) for cause, excess_ns in heatmap.excess_ns(rank, step).items() if excess_ns >= least_ns]
+    return [(f"{PART_LABELS[cause]}", f"{format_ns(excess_ns)} longer") for cause, excess_ns in causes[:_MOST_CAUSES]]
+
+
+def _critical_path(heatmap: Heatmap, step: int) -> str:
+    path = heatmap.paths.iloc[step]
+    root, rank = path["rank_before_forward"], path["rank"]
+    through = f"rank {rank}" if root == rank else f"rank {root} until forward, rank {rank}"
+    return f"{through} for {format_ns(path['own_ns'])}, transfer {format_ns(path['transfer_ns'])}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
+from overlapscope.analysis.arrivals import Arrival
 from overlapscope.analysis.span_details import SpanDetails
 from overlapscope.units import format_bytes, format_moment_ns, format_ns
 
@@ -24,6 +26,8 @@ def tooltip_of(span: SpanDetails) -> tuple[str, Rows]:
     if span.bytes is not None:
         rows.append(("size", f"{format_bytes(span.bytes)} of {span.dtype}"))
     rows += _times(span)
+    if span.arrival is not None:
+        rows += _arrival(span.arrival)
     if span.call_site:
         rows.append(("launched at", span.call_site))
     return title[:1].upper() + title[1:], rows
@@ -46,8 +50,20 @@ def _times(span: SpanDetails) -> Rows:
     label, moment = rows[0]
     if span.launch_ns is not None or span.end_ns is not None:
         rows[0] = (label, f"{moment} into the {'step' if span.step_is_known else 'recording'}")
-    if span.algbw_gb_per_s is not None:
-        rows.append(("algbw", f"{span.algbw_gb_per_s:.3g} GB/s"))
+    return rows
+
+
+def _arrival(arrival: Arrival) -> Rows:
+    """Whom it waits for and how quick the link is. Bandwidths are those of nccl-tests, of the transfer alone."""
+    error = f" ± {format_ns(arrival.clock_error_ns)}" if arrival.clock_error_ns else ""
+    waits = f"{format_ns(arrival.wait_ns)}{error} for rank {arrival.last_rank}"
+    rows: Rows = [
+        ("waits", waits if arrival.wait_ns else "for nobody: it arrives last"),
+        ("transfer", f"{format_ns(arrival.transfer_ns)}{error}"),
+    ]
+    for label, bandwidth in (("algbw", arrival.algbw_bytes_per_s), ("busbw", arrival.busbw_bytes_per_s)):
+        if not math.isnan(bandwidth):
+            rows.append((label, f"{bandwidth / 1e9:.3g} GB/s"))
     return rows
 
 

@@ -6,7 +6,8 @@ then a *transfer*. A long wait is a straggler's doing, a long transfer a link's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -91,10 +92,10 @@ def arrivals_by_collective(matched: Matched) -> pd.DataFrame:
     """One row per collective and rank.
 
     Returns:
-        step, bucket, op, bytes, rank, arrival_ns, last_arrival_ns, last_rank, wait_ns (last arrival less own: what the
-        last rank inflicts on this one), transfer_ns (own end less last arrival; it includes the time behind earlier
-        collectives on the same link), algbw_bytes_per_s and busbw_bytes_per_s (as in nccl-tests: bytes over transfer,
-        and for all-reduce times 2(N-1)/N).
+        step, bucket, op, bytes, rank, arrival_ns, end_ns, last_arrival_ns, last_rank, wait_ns (last arrival less own:
+        what the last rank inflicts on this one), transfer_ns (own end less last arrival; it includes the time behind
+        earlier collectives on the same link), algbw_bytes_per_s and busbw_bytes_per_s (as in nccl-tests: bytes over
+        transfer, and for all-reduce times 2(N-1)/N).
     """
     count, ranks = matched.arrival_ns.shape
     last = matched.arrival_ns.argmax(axis=1) if count else np.zeros(0, dtype=np.int64)
@@ -112,6 +113,7 @@ def arrivals_by_collective(matched: Matched) -> pd.DataFrame:
             "bytes": bytes_,
             "rank": np.tile(matched.ranks, count),
             "arrival_ns": arrival_ns,
+            "end_ns": end_ns,
             "last_arrival_ns": last_arrival_ns,
             "last_rank": np.repeat(matched.ranks[last], ranks),
             "wait_ns": last_arrival_ns - arrival_ns,
@@ -119,6 +121,42 @@ def arrivals_by_collective(matched: Matched) -> pd.DataFrame:
             "algbw_bytes_per_s": algbw,
             "busbw_bytes_per_s": algbw * np.where(op == _ALL_REDUCE, 2 * (ranks - 1) / max(1, ranks), 1.0),
         }
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrival:
+    """One rank's entry into one collective."""
+
+    last_rank: int
+    wait_ns: int
+    """For the last rank; 0 if it is this one."""
+    transfer_ns: int
+    """From the last arrival to the end on this rank."""
+    algbw_bytes_per_s: float
+    busbw_bytes_per_s: float
+    """NaN if the transfer took no time."""
+    clock_error_ns: float
+
+
+def arrival_of(trace: Trace, row: pd.Series[Any]) -> Arrival | None:
+    """How a rank entered a collective, a row of ``trace.collectives``; None if not all ranks are known to have."""
+    table = trace.collectives
+    same = np.logical_and.reduce([table[name].to_numpy() == row[name] for name in ("step", "bucket", "model")])
+    found = arrivals_by_collective(
+        match_collectives(replace(trace, collectives=table[same & (table["op"] == row["op"])]))
+    )
+    own = found[(found["rank"] == row["rank"]) & (found["end_ns"] == row["end_ns"])]
+    if own.empty:
+        return None
+    first = own.iloc[0]
+    return Arrival(
+        last_rank=int(first["last_rank"]),
+        wait_ns=int(first["wait_ns"]),
+        transfer_ns=int(first["transfer_ns"]),
+        algbw_bytes_per_s=float(first["algbw_bytes_per_s"]),
+        busbw_bytes_per_s=float(first["busbw_bytes_per_s"]),
+        clock_error_ns=trace.clock_error_ns,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Final, Literal
 
 import numpy as np
 
+from overlapscope.analysis.critical_path import critical_paths
 from overlapscope.analysis.cycles import CAUSES, Cycles, lower_median
 from overlapscope.analysis.intervals import Int64Array
 from overlapscope.analysis.stragglers import GROUPS
@@ -95,6 +96,15 @@ class Heatmap:
         self.step_time_ns = float(cycles.cycle_time_ns.mean())
         self.groupings: tuple[Grouping, ...] = ("ranks", "hosts") if len(set(self.hosts)) > 1 else ("ranks",)
         """Hosts only if there are several."""
+        self.paths = critical_paths(cycles)
+        """What each step waited for, from ``critical_paths``."""
+        self._own_ns = cycles.own_ns
+
+    def excess_ns(self, rank: int, step: int) -> dict[str, int]:
+        """By cause, what a rank takes longer than the middle one in a step, both by place; the longest first."""
+        own_ns = self._own_ns[:, step]
+        excess_ns = own_ns[:, rank] - lower_median(own_ns, axis=1)
+        return {CAUSES[cause]: int(excess_ns[cause]) for cause in np.argsort(-excess_ns, kind="stable")}
 
     def grid(self, grouping: Grouping, max_columns: int = MAX_COLUMNS) -> Grid:
         """How ranks or hosts and steps are put in cells.

@@ -150,8 +150,7 @@ def missing(cycles: Cycles) -> str:
 
 def _carries(link: SlowLink) -> str:
     return (
-        f"carries {format_bytes(link.bytes_per_s)}/s when it has something to send, "
-        f"and the others {format_bytes(link.usual_bytes_per_s)}/s"
+        f"delivers {format_bytes(link.bytes_per_s)}/s where the others deliver {format_bytes(link.usual_bytes_per_s)}/s"
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from overlapscope.analysis.arrivals import Arrival, arrival_of
 from overlapscope.analysis.lanes import Lane
 from overlapscope.trace.reader import Trace
 
@@ -37,18 +38,13 @@ class SpanDetails:
     start_is_bound: bool = False
     """It started at ``start_ns`` or later."""
     call_site: str | None = None
+    arrival: Arrival | None = None
+    """Of a collective: who was last, and how long the transfer took after that."""
 
     @property
     def duration_ns(self) -> int | None:
         """From start to end, None if it was never seen to end."""
         return None if self.end_ns is None else self.end_ns - self.start_ns
-
-    @property
-    def algbw_gb_per_s(self) -> float | None:
-        """Algorithm bandwidth of a collective, 10^9 bytes a second, as in nccl-tests."""
-        if self.launch_ns is None or not self.bytes or not self.duration_ns:
-            return None
-        return self.bytes / self.duration_ns
 
 
 def details_of(trace: Trace, begin_ns: int, lane: Lane, row: int) -> SpanDetails:
@@ -142,6 +138,7 @@ def _collective(trace: Trace, begin_ns: int, row: pd.Series[Any]) -> SpanDetails
         launch_ns=launch_ns,
         end_uncertainty_ns=int(row["end_uncertainty_ns"]),
         start_is_bound=bool(row["start_is_bound"]),
+        arrival=None if pd.isna(row["end_ns"]) else arrival_of(trace, row),
         call_site=None if site.empty else f"{site['file'].iloc[0]}:{site['line'].iloc[0]}",
         **place,
         **_bucket(trace, row),

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from overlapscope.analysis.cycles import CAUSES, Cycles, cycles_of
+from overlapscope.analysis.critical_path import critical_paths
+from overlapscope.analysis.cycles import CAUSES, Cycles, cycles_of, lower_median
 from overlapscope.analysis.intervals import Int64Array
 from overlapscope.analysis.links import link_rates, slow_links
 from overlapscope.analysis.patterns import Pattern, find_patterns
@@ -115,9 +116,12 @@ class Stragglers:
     """Were all ranks like the middle one."""
     best_links_ns: float
     """Had every all-reduce the best transfer that was observed for its bucket."""
+    by_step: pd.DataFrame
+    """step, cycle_time_ns, ideal_ns; of the critical path: rank, bucket, rank_before_forward, own_ns, transfer_ns; and
+    of its rank excess_<cause>_ns, over the middle rank"""
     by_rank: pd.DataFrame
-    """rank, host, cost_ns, saving_ns, slowdown (cost over ideal), lateness_ns (of the last arrival, to the middle one),
-    last_share (of the steps in which it arrives last)"""
+    """rank, host, cost_ns, saving_ns, slowdown (cost over ideal), lateness_ns (median, of the last arrival, to the
+    middle one), critical_share (of the steps whose critical path goes through it)"""
     by_host: pd.DataFrame
     """host, ranks, cost_ns, slowdown"""
     by_cause: pd.DataFrame
@@ -171,13 +175,15 @@ def find_stragglers(cycles: Cycles, hosts: dict[int, str], links: Sequence[SlowL
     if any(finding.link for finding in worth_it):
         # A ring ends rank by rank behind its slow link: that is the same finding once more.
         worth_it = [finding for finding in worth_it if finding.cause != "carried_over"]
+    by_step = _by_step(replay)
     return Stragglers(
         cycles=cycles,
         findings=tuple(sorted(worth_it, key=lambda finding: -finding.cost_ns)),
         step_time_ns=step_time_ns,
         ideal_ns=ideal_ns,
         best_links_ns=float(replay.with_transfers_ns(replay.best_transfer_ns).mean()),
-        by_rank=_by_rank(replay, hosts),
+        by_step=by_step,
+        by_rank=_by_rank(replay, hosts, by_step),
         by_host=_by_host(replay, hosts),
         by_cause=_by_cause(replay),
         by_bucket=_by_bucket(replay),
@@ -350,7 +356,7 @@ def _judge_link(replay: Replay, link: SlowLink, step_time_ns: float) -> Finding:
             kind="persistent",
             where=everywhere,
             usual_ns=0.0,
-            statistic=f"{times:.1f} times less than the median of the other links for each second of sending",
+            statistic=f"its TCP delivery rate is {times:,.1f} times below the median of the other links",
             p_value=math.nan,
         ),
         steps=cycles.steps,
@@ -379,11 +385,23 @@ def _is_worth_naming(finding: Finding, step_time_ns: float) -> bool:
     return is_costly and bool(finding.ranks) and len(finding.steps) > _SEVERAL
 
 
-def _by_rank(replay: Replay, hosts: dict[int, str]) -> pd.DataFrame:
+def _by_step(replay: Replay) -> pd.DataFrame:
+    cycles = replay.cycles
+    paths = critical_paths(cycles)
+    place = np.searchsorted(cycles.ranks, paths["rank"].to_numpy())
+    excess_ns = replay.excess.own_ns[:, np.arange(len(place)), place]
+    return paths.assign(
+        cycle_time_ns=replay.recorded_ns,
+        ideal_ns=replay.ideal_ns,
+        **{f"excess_{cause}_ns": excess_ns[number] for number, cause in enumerate(CAUSES)},
+    )
+
+
+def _by_rank(replay: Replay, hosts: dict[int, str], by_step: pd.DataFrame) -> pd.DataFrame:
     cycles = replay.cycles
     last_ns = cycles.arrival_ns[:, :, -1]
-    lateness_ns = last_ns - np.median(last_ns, axis=1, keepdims=True)
-    last = np.bincount(last_ns.argmax(axis=1), minlength=len(cycles.ranks))
+    lateness_ns = last_ns - lower_median(last_ns, axis=1)[:, None]
+    critical = [by_step["rank"].eq(rank) | by_step["rank_before_forward"].eq(rank) for rank in cycles.ranks]
     cost_ns = replay.costs_by_rank_ns().mean(axis=0)
     return pd.DataFrame(
         {
@@ -393,7 +411,7 @@ def _by_rank(replay: Replay, hosts: dict[int, str]) -> pd.DataFrame:
             "saving_ns": replay.savings_by_rank_ns().mean(axis=0),
             "slowdown": cost_ns / replay.ideal_ns.mean(),
             "lateness_ns": np.median(lateness_ns, axis=0),
-            "last_share": last / len(cycles.steps),
+            "critical_share": [float(steps.mean()) for steps in critical],
         }
     )
 

@@ -13,6 +13,7 @@ With --json the output is one JSON object with the keys
   findings      an object each: sentence, ranks, host, link, cause, parts_ns, pattern, period, statistic, p_value,
                 first_step, last_step, delayed_steps, worst_step, delay_ns, cost_ns, cost_error_ns, cost_share,
                 saving_ns
+  by_step       the critical path of each step, and what its rank took longer by cause
   by_rank, by_host, by_cause, by_bucket   cost and slowdown of each
   links         an object per direction of a link between two ranks: what the kernel counted
   problems      objects with severity ("note" or "error") and message

@@ -67,6 +67,7 @@ def as_json(trace: Trace, stragglers: Stragglers | None) -> str:
                 "all_reduces_at_their_best_ns": stragglers.best_links_ns,
             },
             "findings": [_finding(finding) for finding in stragglers.findings],
+            "by_step": stragglers.by_step.to_dict("records"),
             "by_rank": stragglers.by_rank.to_dict("records"),
             "by_host": stragglers.by_host.to_dict("records"),
             "by_cause": stragglers.by_cause.to_dict("records"),
@@ -126,10 +127,10 @@ def _what_if_table(stragglers: Stragglers) -> Table:
 
 
 def _rank_table(stragglers: Stragglers) -> Table:
-    table = _table("", "lateness", "arrives last", "cost", "slowdown", "saving")
+    table = _table("", "lateness", "critical", "cost", "slowdown", "saving")
     rows = stragglers.by_rank.sort_values("cost_ns", ascending=False)
     for row in rows.head(_MOST_RANKS).to_dict("records"):
-        cells = (f"{row['lateness_ns'] / 1e6:+.2f}", format_share(row["last_share"]), f"{row['cost_ns'] / 1e6:.2f}")
+        cells = (f"{row['lateness_ns'] / 1e6:+.2f}", format_share(row["critical_share"]), f"{row['cost_ns'] / 1e6:.2f}")
         table.add_row(f"rank {row['rank']}", *cells, format_share(row["slowdown"]), f"{row['saving_ns'] / 1e6:.2f}")
     if len(rows) > _MOST_RANKS:
         table.caption = f"{len(rows) - _MOST_RANKS} more ranks cost less: --json"
@@ -151,7 +152,7 @@ def _bucket_table(stragglers: Stragglers) -> Table:
             format_bytes(row["bytes"]),
             f"{row['transfer_ns'] / 1e6:.2f}",
             f"{row['best_ns'] / 1e6:.2f}",
-            f"{row['busbw_bytes_per_s'] / 1e9:.2f} GB/s",
+            f"{row['busbw_bytes_per_s'] / 1e9:.3g} GB/s",
             f"{row['cost_ns'] / 1e6:.2f}",
             format_share(row["slowdown"]),
         )

@@ -68,8 +68,20 @@ def test_a_collective_knows_its_bucket_parameters_times_and_bandwidth(trace):
     assert (details.ready_ns, details.launch_ns, details.start_ns) == (4950 * US, 5000 * US, 5000 * US)
     assert (details.end_ns, details.duration_ns, details.start_is_bound) == (6500 * US, 1500 * US, True)
     assert details.bytes == 16 * 1024**2
-    assert details.algbw_gb_per_s == pytest.approx(16 * 1024**2 / 1.5e6)
+    assert details.arrival is not None
+    assert (details.arrival.last_rank, details.arrival.wait_ns, details.arrival.transfer_ns) == (1, 0, 1500 * US)
+    assert details.arrival.algbw_bytes_per_s == pytest.approx(16 * 1024**2 / 1.5e-3)
+    assert details.arrival.busbw_bytes_per_s == details.arrival.algbw_bytes_per_s, "2(N-1)/N is 1 of two ranks"
     assert details.call_site == "train.py:42"
+
+
+def test_a_collective_knows_whom_it_waited_for(trace):
+    """Rank 1 begins each step 50 us after rank 0."""
+    timeline = timeline_of(trace)
+    communication = timeline.lanes[3]
+    arrival = details_of(trace, timeline.begin_ns, communication, int(communication.spans.rows[4])).arrival
+    assert arrival is not None
+    assert (arrival.last_rank, arrival.wait_ns, arrival.transfer_ns) == (1, 50 * US, 1450 * US)
 
 
 def test_a_collective_that_never_completed_reaches_to_the_end_of_the_recording(tmp_path):
@@ -83,7 +95,7 @@ def test_a_collective_that_never_completed_reaches_to_the_end_of_the_recording(t
     unfinished = timeline.unfinished.to_dict("records")
     assert unfinished == [{"lane": 3, "row": 0, "start_ns": 10 * US, "end_ns": 90 * US, "bucket": 2}]
     details = details_of(trace, timeline.begin_ns, timeline.lanes[3], 0)
-    assert (details.end_ns, details.duration_ns, details.algbw_gb_per_s) == (None, None, None)
+    assert (details.end_ns, details.duration_ns, details.arrival) == (None, None, None)
     assert not details.step_is_known
 
 

@@ -25,7 +25,7 @@ def html(document: Document) -> str:
 
 
 def words(document: Document) -> str:
-    return html(document).partition("<body")[2]
+    return html(document).partition("<body")[2].replace("\N{NO-BREAK SPACE}", " ")
 
 
 def test_the_overview_shows_the_verdict_and_the_median_figures(snapshot):

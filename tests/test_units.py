@@ -1,0 +1,22 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from overlapscope.units import keep_together
+
+GLUE = "\N{NO-BREAK SPACE}"
+
+
+@pytest.mark.parametrize(
+    ("text", "together"),
+    [
+        ("7.24 ms ± 75.2 µs a step", "7.24_ms_±_75.2_µs a step"),
+        ("costs 14.7 % of 2 s", "costs 14.7_% of 2_s"),
+        ("4 MB and 3.7 GB/s", "4_MB and 3.7_GB/s"),
+        ("in 16 steps of 4 ranks", "in 16 steps of 4 ranks"),
+    ],
+)
+def test_a_number_stays_with_its_unit(text: str, together: str) -> None:
+    assert keep_together(text) == together.replace("_", GLUE)
