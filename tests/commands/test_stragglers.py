@@ -3,45 +3,19 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
-from typing import Any
 
-from overlapscope.trace.format import Kind, Phase, pack_body
-from overlapscope.trace.writer import EventLog
 from tests.commands.command_line import overlapscope
-from tests.synthetic import US, make_rank, write_recording
+from tests.synthetic import US, write_recording, write_straggling_recording
 
 LATE_US = 2_000
 
 
-def write_late_rank(folder: Path, *, ranks: int = 3, steps: int = 30, late_rank: int | None = 1) -> Path:
-    """Steps of 10 ms and one all-reduce; the late rank's forward takes 2 ms longer, and all wait for it."""
-    extra_us = LATE_US if late_rank is not None else 0
-    for rank in range(ranks):
-        log = make_rank(folder, rank, world_size=ranks)
-        own_us = extra_us if rank == late_rank else 0
-        for step in range(steps):
-            begin_us = 1_000_000 + step * (10_000 + extra_us)
-
-            append = partial(_append_span, log, step, begin_us)
-            backward_us = 4_000 + own_us
-            bucket = {"op": "all_reduce", "dtype": "float32", "elements": 1_000_000, "index": 0}
-            append(Kind.PHASE, 0, 1_000, index=Phase.DATA_WAIT)
-            append(Kind.PHASE, 1_000, backward_us, index=Phase.FORWARD)
-            append(Kind.BUCKET_READY, backward_us + 2_990, backward_us + 2_990, index=0)
-            append(Kind.LAUNCH, backward_us + 3_000, backward_us + 3_000, **bucket)
-            append(Kind.PHASE, backward_us, backward_us + 3_000, index=Phase.BACKWARD)
-            append(Kind.COLLECTIVE, backward_us + 3_000, 8_000 + extra_us, **bucket)
-            append(Kind.PHASE, backward_us + 3_000, 8_000 + extra_us, index=Phase.FINALISE)
-            append(Kind.PHASE, 8_000 + extra_us, 10_000 + extra_us, index=Phase.OPTIMIZER)
-            append(Kind.STEP, 0, 10_000 + extra_us)
-        log.close()
-    return folder
-
-
-def _append_span(log: EventLog, step: int, begin_us: int, kind: Kind, start_us: int, end_us: int, **what: Any) -> None:
-    log.append(pack_body(kind, **what), step, (begin_us + start_us) * US, (begin_us + end_us) * US)
+def write_late_rank(folder: Path, *, late_rank: int | None = 1) -> Path:
+    """Three ranks and steps of 10 ms; the late rank's forward takes 2 ms longer, and all wait for it."""
+    return write_straggling_recording(
+        folder, late_us=lambda rank, _: LATE_US if rank == late_rank else 0, ranks=3, steps=30
+    )
 
 
 def test_the_late_rank_its_cause_and_its_cost_are_said_first(tmp_path: Path) -> None:
