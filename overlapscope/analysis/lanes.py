@@ -94,7 +94,11 @@ class LanesByRank:
             name: _rows_by_rank(getattr(trace, name), trace.ranks["rank"].to_numpy(dtype=np.int64))
             for name in ("steps", "phases", "gradients", "copies", "collectives")
         }
-        steps = trace.steps.groupby("step", as_index=False).agg(start_ns=("start_ns", "min"), end_ns=("end_ns", "max"))
+        steps = (
+            _of_aligned(trace, trace.steps)
+            .groupby("step", as_index=False)
+            .agg(start_ns=("start_ns", "min"), end_ns=("end_ns", "max"))
+        )
         steps[["start_ns", "end_ns"]] -= self._begin_ns
         self._bounds_of_steps = steps.sort_values("start_ns", ignore_index=True)
         self._made: dict[int, _RankLanes] = {}
@@ -170,13 +174,26 @@ def bucket_categories(buckets: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 
 def _extent_ns(trace: Trace) -> tuple[int, int]:
-    firsts = [trace.steps["start_ns"], trace.phases["start_ns"], trace.gradients["ready_ns"]]
-    lasts = [trace.steps["end_ns"], trace.phases["end_ns"], trace.gradients["ready_ns"], trace.copies["end_ns"]]
-    firsts.append(trace.collectives["launch_ns"])
-    lasts += [trace.collectives["launch_ns"], trace.collectives["end_ns"].dropna()]
-    starts_ns = [int(times.min()) for times in firsts if len(times)]
-    ends_ns = [int(times.max()) for times in lasts if len(times)]
+    """From the first to the last moment of the ranks whose clocks are aligned: the others may be days away."""
+    moments = {
+        "steps": ("start_ns", "end_ns"),
+        "phases": ("start_ns", "end_ns"),
+        "gradients": ("ready_ns", "ready_ns"),
+        "copies": ("start_ns", "end_ns"),
+        "collectives": ("launch_ns", "end_ns"),
+    }
+    starts_ns, ends_ns = [], []
+    for name, (first, last) in moments.items():
+        table = _of_aligned(trace, getattr(trace, name))
+        if len(table):
+            starts_ns.append(int(table[first].min()))
+            ends_ns += [int(table[column].dropna().max()) for column in {first, last} if table[column].notna().any()]
     return min(starts_ns, default=0), max(ends_ns, default=0)
+
+
+def _of_aligned(trace: Trace, table: pd.DataFrame) -> pd.DataFrame:
+    aligned = trace.aligned_ranks
+    return table if len(aligned) == len(trace.ranks) else table[table["rank"].isin(aligned)]
 
 
 def _rows_by_rank(table: pd.DataFrame, ranks: Int64Array) -> dict[int, Int64Array]:

@@ -10,6 +10,7 @@ from overlapscope.analysis.lanes import CATEGORIES, LANE_NAMES, LanesByRank, tim
 from overlapscope.analysis.span_details import details_of
 from overlapscope.trace.format import Flag, Kind, pack_body
 from overlapscope.trace.reader import read_trace
+from tests.simulated_job import Job
 from tests.synthetic import make_rank, write_recording, write_step
 
 US = 1_000
@@ -162,3 +163,18 @@ def test_what_never_completed_lies_in_the_lane_of_its_rank_wherever_that_is(tmp_
         log.close()
     unfinished = timeline_of(read_trace(tmp_path / "traces"), ranks=[1, 0]).unfinished
     assert unfinished[["lane", "row", "bucket"]].to_numpy().tolist() == [[3, 1, 1], [7, 0, 0]]
+
+
+def test_a_rank_without_a_common_clock_does_not_stretch_the_timeline():
+    """Its clock may have begun on another day."""
+    trace = Job(ranks=3, steps=4).run()
+    length_ns = timeline_of(trace).length_ns
+    for name in ("steps", "phases", "collectives"):
+        table = getattr(trace, name)
+        times = [column for column in table if column in ("start_ns", "end_ns", "launch_ns", "ready_ns")]
+        table.loc[table["rank"] == 2, times] += 86_400_000_000_000
+    trace.ranks.loc[2, "clock"] = "none"
+    timeline = timeline_of(trace)
+    assert timeline.length_ns == length_ns
+    assert timeline.steps["end_ns"].max() == length_ns
+    assert {lane.rank for lane in timeline.lanes} == {0, 1, 2}
