@@ -36,6 +36,16 @@ CAUSES: Final = (
 the communication of the step before ended later for it. ``between``: in no phase, such as the loss. ``gc``: Python's
 garbage collection, which is taken out of the phase that it interrupts."""
 
+GROUPS: Final = {
+    "compute": ("finalise", "optimizer", "forward", "between", "backward"),
+    "data_wait": ("data_wait",),
+    "evaluation": ("evaluation",),
+    "gc": ("gc",),
+    "carried_over": ("carried_over",),
+}
+"""What a rank can be blamed for, and the causes that are looked at together for it: a slow processor shows in all
+phases that compute, and none of them alone is as sure a sign."""
+
 _OF_STEP_BEFORE: Final = ("finalise", "optimizer")
 """Phases that are recorded under the step before."""
 
@@ -136,6 +146,22 @@ def cycles_of(trace: Trace, first_step: int = 0) -> Cycles | None:
         broadcast_ns=broadcast_ns,
         clock_error_ns=matched.clock_error_ns,
     )
+
+
+def causes_of(group: str) -> list[int]:
+    """Positions in ``CAUSES`` of the causes of a group."""
+    return [CAUSES.index(name) for name in GROUPS[group]]
+
+
+def middle_ranks(own_ns: Int64Array, group: str) -> Int64Array:
+    """(S,) places of the ranks that are in the middle of what all ranks (C, S, R) take for a group, cycle by cycle.
+
+    Of an even number of ranks it is the lower of the two, of two ranks the faster one: what one of them really did. It
+    is one rank for all causes of the group; the middle of each cause on its own would be quicker than any rank.
+    """
+    total_ns = own_ns[causes_of(group)].sum(axis=0)
+    middle = (total_ns.shape[1] - 1) // 2
+    return np.argpartition(total_ns, middle, axis=1)[:, middle]
 
 
 def lower_median(values: Int64Array, axis: int) -> Int64Array:

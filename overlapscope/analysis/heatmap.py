@@ -13,9 +13,8 @@ from typing import Final, Literal
 import numpy as np
 
 from overlapscope.analysis.critical_path import critical_paths
-from overlapscope.analysis.cycles import CAUSES, Cycles, lower_median
+from overlapscope.analysis.cycles import CAUSES, GROUPS, Cycles, causes_of, lower_median, middle_ranks
 from overlapscope.analysis.intervals import Int64Array
-from overlapscope.analysis.stragglers import GROUPS
 
 Figure = Literal["compute", "lateness", "wait"]
 Grouping = Literal["ranks", "hosts"]
@@ -84,7 +83,7 @@ class Heatmap:
         self.ranks, self.steps = cycles.ranks, cycles.steps
         self.hosts = tuple(hosts.get(rank, "unknown") for rank in cycles.ranks.tolist())
         last_ns = cycles.arrival_ns[:, :, -1]
-        compute_ns = cycles.own_ns[[CAUSES.index(cause) for cause in GROUPS["compute"]]].sum(axis=0)
+        compute_ns = cycles.own_ns[causes_of("compute")].sum(axis=0)
         lateness_ns = last_ns - lower_median(last_ns, axis=1)[:, None]
         wait_ns = last_ns.max(axis=1, keepdims=True) - last_ns
         self.figures_ns: dict[Figure, Int64Array] = {
@@ -102,8 +101,11 @@ class Heatmap:
 
     def excess_ns(self, rank: int, step: int) -> dict[str, int]:
         """By cause, what a rank takes longer than the middle one in a step, both by place; the longest first."""
-        own_ns = self._own_ns[:, step]
-        excess_ns = own_ns[:, rank] - lower_median(own_ns, axis=1)
+        own_ns = self._own_ns[:, [step]]
+        excess_ns = own_ns[:, 0, rank].copy()
+        for group in GROUPS:
+            causes = causes_of(group)
+            excess_ns[causes] -= own_ns[causes, 0, middle_ranks(own_ns, group)[0]]
         return {CAUSES[cause]: int(excess_ns[cause]) for cause in np.argsort(-excess_ns, kind="stable")}
 
     def grid(self, grouping: Grouping, max_columns: int = MAX_COLUMNS) -> Grid:

@@ -23,6 +23,8 @@ _LEAST_BUSY_NS: Final = 100_000_000
 """Ten ticks of the kernel at most: who had less to send is no bottleneck."""
 _LEAST_SHARE_OF_BUSIEST: Final = 0.1
 _SLOW: Final = 0.5
+_RATE_QUANTILE: Final = 0.75
+"""A machine that stalls makes a quick link seem slow for a while; hardly anything makes a slow one seem quick."""
 
 
 def link_rates(trace: Trace) -> pd.DataFrame:
@@ -30,7 +32,7 @@ def link_rates(trace: Trace) -> pd.DataFrame:
 
     Returns:
         A row per link over which ranks have sent: rank, peer_rank, within_host (its two ends have one address),
-        bytes (acknowledged by the peer), rate_bytes_per_s (median of the delivery rates sampled), busy_ns (something
+        bytes (acknowledged by the peer), rate_bytes_per_s (upper quartile of the rates sampled), busy_ns (something
         was sent and not acknowledged yet), busy_share (of the time between the samples), min_rtt_us, retransmits.
         Several connections of a link are added up.
     """
@@ -41,7 +43,7 @@ def link_rates(trace: Trace) -> pd.DataFrame:
     of_connection = samples.groupby(_CONNECTION)
     grown = of_connection[_COUNTERS].last() - of_connection[_COUNTERS].first()
     grown["min_rtt_us"] = of_connection["min_rtt_us"].last()
-    grown["rate_bytes_per_s"] = of_connection["delivery_bytes_per_s"].median()
+    grown["rate_bytes_per_s"] = of_connection["delivery_bytes_per_s"].quantile(_RATE_QUANTILE)
     grown = grown[grown["bytes_acked"] > 0].reset_index()
     grown["within_host"] = _address(grown["local"]) == _address(grown["peer"])
     links = grown.groupby(_LINK, as_index=False).agg(
@@ -62,7 +64,8 @@ def slow_links(rates: pd.DataFrame) -> pd.DataFrame:
     """The links that deliver less than half as fast as the others usually do, slowest first.
 
     Compared are links that carried at least a tenth as much as the busiest one, those that leave a host and those
-    that don't each among themselves. Of two links, as between two ranks, the slower one is named.
+    that don't each among themselves. A link is not named if the rank that it leads to has an even slower one: what
+    that rank acknowledges queues behind what it sends. Of two links, as between two ranks, the slower one is named.
 
     Args:
         rates: from ``link_rates``.
@@ -76,6 +79,8 @@ def slow_links(rates: pd.DataFrame) -> pd.DataFrame:
         compared.loc[alike.index, "usual_bytes_per_s"] = _median_of_others(alike["rate_bytes_per_s"].to_numpy())
     is_slow = compared["rate_bytes_per_s"] < _SLOW * compared["usual_bytes_per_s"]
     slow = compared[is_slow & (compared["busy_ns"] >= _LEAST_BUSY_NS)]
+    slowest_of_peer = slow["peer_rank"].map(slow.groupby("rank")["rate_bytes_per_s"].min())
+    slow = slow[~(slowest_of_peer < slow["rate_bytes_per_s"])]
     return slow.sort_values("rate_bytes_per_s", ignore_index=True)
 
 

@@ -5,7 +5,7 @@ all-reduce begins when the last rank has arrived and the one before it is over; 
 a cycle's length follows from own times and transfers by one maximum and one sum for each all-reduce. With nothing
 replaced the replay gives the recorded cycle to the nanosecond.
 
-To ask what a rank costs, times are replaced by those of the middle rank (the lower median) in the same cycle, as in
+To ask what a rank costs, times are replaced by those of the middle rank in the same cycle, as in
 "Understanding Stragglers in Large Model Training Using What-if Analysis" (Lin et al., OSDI 2025): with all ranks like
 that the cycle is *ideal*; what it becomes when one of them stays as it was recorded is that one's *cost*, and what
 would be gained by mending that one alone is its *saving*. Of two ranks that are equally late both have the same cost
@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.analysis.cycles import CAUSES, Cycles, lower_median
+from overlapscope.analysis.cycles import CAUSES, GROUPS, Cycles, causes_of, lower_median, middle_ranks
 from overlapscope.analysis.intervals import Int64Array
 
 BEST_TRANSFER_QUANTILE: Final = 0.05
@@ -61,10 +61,17 @@ class Times:
         return total_ns
 
     def middle(self) -> Times:
-        """One rank for all: the middle one, for each cause, lead and broadcast on its own."""
+        """One rank for all: the middle one, for each group of causes and each cycle; see ``cycles.middle_ranks``."""
+        every = np.arange(self.own_ns.shape[1])
+        own_ns = np.zeros_like(self.own_ns[:, :, 0])
+        for group in GROUPS:
+            middle = middle_ranks(self.own_ns, group)
+            for cause in causes_of(group):
+                own_ns[cause] = self.own_ns[cause, every, middle]
+        lead_ns = self.lead_ns[every, middle_ranks(self.own_ns, "compute")]
         return Times(
-            own_ns=lower_median(self.own_ns, axis=2)[:, :, None],
-            lead_ns=-lower_median(-self.lead_ns, axis=1)[:, None, :],  # the longer lead is the earlier arrival
+            own_ns=own_ns[:, :, None],
+            lead_ns=lead_ns[:, None, :],
             broadcast_ns=lower_median(self.broadcast_ns, axis=1)[:, None],
         )
 

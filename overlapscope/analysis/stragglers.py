@@ -17,23 +17,13 @@ import numpy.typing as npt
 import pandas as pd
 
 from overlapscope.analysis.critical_path import critical_paths
-from overlapscope.analysis.cycles import CAUSES, Cycles, cycles_of, lower_median
+from overlapscope.analysis.cycles import CAUSES, GROUPS, Cycles, causes_of, cycles_of, lower_median
 from overlapscope.analysis.intervals import Int64Array
 from overlapscope.analysis.links import link_rates, slow_links
 from overlapscope.analysis.patterns import Pattern, find_patterns
 from overlapscope.analysis.replay import Replay, Times
 from overlapscope.analysis.verdict import first_step_after_warm_up
 from overlapscope.trace.reader import Trace
-
-GROUPS: Final = {
-    "compute": ("finalise", "optimizer", "forward", "between", "backward"),
-    "data_wait": ("data_wait",),
-    "evaluation": ("evaluation",),
-    "gc": ("gc",),
-    "carried_over": ("carried_over",),
-}
-"""What a finding blames, and the causes of ``cycles.CAUSES`` that are looked at together: a slow processor shows in
-all phases that compute."""
 
 LEAST_COST_SHARE: Final = 0.01
 """What costs less than this share of the step time is not worth a finding."""
@@ -52,8 +42,9 @@ LONG_PAUSE_STEPS: Final = 5.0
 
 _SEVERAL: Final = 2
 """More delays than this without a pattern are worth naming together, even if each is short."""
-_LIMITING: Final = 0.8
-"""An all-reduce that takes less than this share of what a link needs for it is not limited by that link."""
+_LIMITING: Final = 0.75
+"""All-reduces are limited by a link if the time they take and the time it needs for them differ by no more than this
+factor."""
 _BATCHES: Final = 16
 _95_PERCENT: Final = 1.96
 
@@ -83,7 +74,7 @@ class Finding:
     link: SlowLink | None
     """The link, if it is one."""
     cause: str
-    """A key of ``GROUPS``; ``link``; or ``transfer``: all have arrived, and all-reduces take long, who knows why."""
+    """A key of ``cycles.GROUPS``; ``link``; or ``transfer``: all have arrived, and all-reduces take long."""
     parts_ns: dict[str, float]
     """By cause of ``cycles.CAUSES``: the mean delay in the delayed steps."""
     pattern: Pattern
@@ -200,7 +191,7 @@ class _Delay:
 
     def excess(self, replay: Replay) -> Times:
         """The delay alone: the excess in the delayed cycles, over what is usual for these ranks otherwise."""
-        causes = [CAUSES.index(name) for name in GROUPS[self.group]]
+        causes = causes_of(self.group)
         excess = replay.excess.of_ranks(self.places).restricted(causes)
         if self.pattern.kind == "persistent":
             return excess
@@ -223,8 +214,7 @@ def _places_worth_a_look(replay: Replay, group: str, step_time_ns: float) -> Int
 
 def _series(replay: Replay, group: str) -> Int64Array:
     """(S, R) excess of each rank over the middle one."""
-    causes = [CAUSES.index(name) for name in GROUPS[group]]
-    total_ns: Int64Array = replay.excess.own_ns[causes].sum(axis=0)
+    total_ns: Int64Array = replay.excess.own_ns[causes_of(group)].sum(axis=0)
     return total_ns
 
 
@@ -331,18 +321,17 @@ def _bytes_over_each_link(cycles: Cycles) -> npt.NDArray[np.float64]:
 def _limits(replay: Replay, link: SlowLink) -> bool:
     """Whether all-reduces take as long as the link needs for them.
 
-    If they are over sooner, the link was not busy sending: the kernel counts the wait for late acknowledgements too.
+    If they are over sooner, the link is quicker than it seems, and if they take longer, something else limits them.
     """
     needed_ns = _bytes_over_each_link(replay.cycles).sum() / link.bytes_per_s * 1e9
-    return bool(np.median(replay.transfer_ns.sum(axis=1)) >= _LIMITING * needed_ns)
+    taken_ns = float(np.median(replay.transfer_ns.sum(axis=1)))
+    return needed_ns * _LIMITING <= taken_ns <= needed_ns / _LIMITING
 
 
 def _judge_link(replay: Replay, link: SlowLink, step_time_ns: float) -> Finding:
-    """What the link costs: by how much less all-reduces would take were it like the others."""
+    """What the link costs: as it limits all-reduces, were it like the others they would take that much less."""
     cycles = replay.cycles
-    slower_ns_per_byte = 1e9 / link.bytes_per_s - 1e9 / link.usual_bytes_per_s
-    longer_ns = (_bytes_over_each_link(cycles) * slower_ns_per_byte).astype(np.int64)
-    mended_ns = np.maximum(replay.transfer_ns - longer_ns, 0)
+    mended_ns = (replay.transfer_ns * (link.bytes_per_s / link.usual_bytes_per_s)).astype(np.int64)
     everywhere = np.ones(len(cycles.steps), dtype=bool)
     total_ns = replay.transfer_ns.sum(axis=1)
     times = link.usual_bytes_per_s / link.bytes_per_s

@@ -29,7 +29,7 @@ def rates_of(folder: Path, *samples: tuple[int, dict[str, int]]) -> pd.DataFrame
     return link_rates(read_trace(folder))
 
 
-def test_the_rate_of_a_link_is_the_median_of_what_the_kernel_measured(tmp_path: Path) -> None:
+def test_the_rate_of_a_link_is_the_upper_quartile_of_what_the_kernel_measured(tmp_path: Path) -> None:
     rates = rates_of(
         tmp_path,
         (0, {"delivery_bytes_per_s": 70, "bytes_acked": 1_000, "busy_us": 50, "retransmits": 3, "min_rtt_us": 9}),
@@ -52,7 +52,7 @@ def test_the_rate_of_a_link_is_the_median_of_what_the_kernel_measured(tmp_path: 
         "within_host": False,
         "bytes": 100_000,
         "busy_ns": SECOND_NS,
-        "rate_bytes_per_s": 70,
+        "rate_bytes_per_s": 80,
         "busy_share": pytest.approx(0.25),
         "min_rtt_us": 7,
         "retransmits": 2,
@@ -114,6 +114,10 @@ def test_a_link_with_less_than_half_the_usual_rate_is_named() -> None:
 
 def test_the_slowest_link_is_named_first() -> None:
     assert named(links((0, 1, 100), (1, 0, 100), (2, 3, 30), (4, 5, 20), (6, 7, 100))) == [[4, 5, 100], [2, 3, 100]]
+
+
+def test_a_link_to_a_rank_that_can_hardly_send_is_not_named() -> None:
+    assert named(links((0, 1, 41), (1, 2, 24), (2, 3, 800), (3, 0, 600), (4, 5, 700))) == [[1, 2, 650]]
 
 
 def test_between_two_ranks_the_other_direction_is_the_only_measure() -> None:
