@@ -199,7 +199,9 @@ class Job:
             collectives=collectives,
             incidents=_empty("rank", "step", "incident", "time_ns"),
             pauses=self._pauses(phases),
-            links=pd.DataFrame(self.links, columns=LINK_COLUMNS),
+            links=pd.DataFrame(self.links, columns=LINK_COLUMNS).astype(
+                {name: "str" if name in ("local", "peer") else "int64" for name in LINK_COLUMNS}
+            ),
             plans=_empty("model", "plan_epoch", "plan_hash", "bucket", "position", "parameter", "name", "bytes"),
             call_sites=_empty("rank", "call_site", "file", "line", "function"),
             problems=(),
