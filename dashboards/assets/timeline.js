@@ -134,7 +134,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   }
 
   // --- pointing at spans ----------------------------------------------------------------------------------------
-  const tip = element("tip")
+  const tip = window.overlapscope.tip(area)
   let under = null
   let pointings = 0
   let isDragging = false
@@ -158,7 +158,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
 
   function hideTip() {
     under = null
-    tip.hidden = true
+    tip.hide()
   }
 
   function point(event) {
@@ -166,33 +166,16 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     if (isDragging) return
     const span = spanAt(event.x, event.y)
     if (!span) return hideTip()
-    placeTip(event)
+    tip.place(event)
     if (under && span.lane === under.lane && span.row === under.row) return
     under = span
     pointings += 1
     plot.pointed.data = {id: [pointings], lane: [span.lane], row: [span.row]}
   }
 
-  function placeTip(event) {
-    const box = area.getBoundingClientRect()
-    const left = box.left + event.sx + 14
-    const top = box.top + event.sy + 14
-    const flipX = left + tip.offsetWidth > window.innerWidth - 8
-    const flipY = top + tip.offsetHeight > window.innerHeight - 8
-    tip.style.left = `${Math.max(4, flipX ? left - tip.offsetWidth - 28 : left)}px`
-    tip.style.top = `${Math.max(4, flipY ? top - tip.offsetHeight - 28 : top)}px`
-  }
-
   function fillTip() {
     const {id, title, label, value} = plot.tooltip.data
-    if (!under || id[0] !== pointings) return
-    const heading = Object.assign(document.createElement("strong"), {textContent: title[0]})
-    const lines = Array.from(label).flatMap((text, i) => [
-      Object.assign(document.createElement("span"), {textContent: text, className: "label"}),
-      Object.assign(document.createElement("span"), {textContent: value[i]}),
-    ])
-    tip.replaceChildren(heading, ...lines)
-    tip.hidden = false
+    if (under && id[0] === pointings) tip.fill(title[0], label, value)
   }
 
   // --- wiring ---------------------------------------------------------------------------------------------------
