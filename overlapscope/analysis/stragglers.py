@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from overlapscope.analysis.critical_path import critical_paths
-from overlapscope.analysis.cycles import CAUSES, GROUPS, Cycles, causes_of, cycles_of, lower_median
+from overlapscope.analysis import slowdowns
+from overlapscope.analysis.cycles import CAUSES, GROUPS, Cycles, causes_of, cycles_of
 from overlapscope.analysis.intervals import Int64Array
 from overlapscope.analysis.links import link_rates, slow_links
 from overlapscope.analysis.patterns import Pattern, find_patterns
@@ -108,17 +108,11 @@ class Stragglers:
     best_links_ns: float
     """Had every all-reduce the best transfer that was observed for its bucket."""
     by_step: pd.DataFrame
-    """step, cycle_time_ns, ideal_ns; of the critical path: rank, bucket, rank_before_forward, own_ns, transfer_ns; and
-    of its rank excess_<cause>_ns, over the middle rank"""
     by_rank: pd.DataFrame
-    """rank, host, cost_ns, saving_ns, slowdown (cost over ideal), lateness_ns (median, of the last arrival, to the
-    middle one), critical_share (of the steps whose critical path goes through it)"""
     by_host: pd.DataFrame
-    """host, ranks, cost_ns, slowdown"""
     by_cause: pd.DataFrame
-    """cause, cost_ns, slowdown: that of all ranks together"""
     by_bucket: pd.DataFrame
-    """bucket, bytes, transfer_ns (median), best_ns, cost_ns, slowdown, busbw_bytes_per_s"""
+    """These five as in ``slowdowns``."""
 
 
 def stragglers_of(trace: Trace) -> Stragglers | None:
@@ -166,7 +160,7 @@ def find_stragglers(cycles: Cycles, hosts: dict[int, str], links: Sequence[SlowL
     if any(finding.link for finding in worth_it):
         # A ring ends rank by rank behind its slow link: that is the same finding once more.
         worth_it = [finding for finding in worth_it if finding.cause != "carried_over"]
-    by_step = _by_step(replay)
+    by_step = slowdowns.by_step(replay)
     return Stragglers(
         cycles=cycles,
         findings=tuple(sorted(worth_it, key=lambda finding: -finding.cost_ns)),
@@ -174,10 +168,10 @@ def find_stragglers(cycles: Cycles, hosts: dict[int, str], links: Sequence[SlowL
         ideal_ns=ideal_ns,
         best_links_ns=float(replay.with_transfers_ns(replay.best_transfer_ns).mean()),
         by_step=by_step,
-        by_rank=_by_rank(replay, hosts, by_step),
-        by_host=_by_host(replay, hosts),
-        by_cause=_by_cause(replay),
-        by_bucket=_by_bucket(replay),
+        by_rank=slowdowns.by_rank(replay, hosts, by_step),
+        by_host=slowdowns.by_host(replay, hosts),
+        by_cause=slowdowns.by_cause(replay),
+        by_bucket=slowdowns.by_bucket(replay),
     )
 
 
@@ -250,8 +244,9 @@ def _merge_by_host(cycles: Cycles, delays: list[_Delay], hosts: dict[int, str]) 
         alike.setdefault((host, delay.group, delay.pattern.kind, delay.pattern.period), []).append(delay)
     merged: list[_Delay] = []
     for (host, *_), parts in alike.items():
-        if 1 < len(parts) == len(places_of_host[host]) < len(cycles.ranks):
-            where = np.mean([part.pattern.where for part in parts], axis=0) >= 0.5
+        where = np.mean([part.pattern.where for part in parts], axis=0) > 0.5
+        in_the_same_steps = all((where & part.pattern.where).sum() * 2 > part.pattern.where.sum() for part in parts)
+        if in_the_same_steps and 1 < len(parts) == len(places_of_host[host]) < len(cycles.ranks):
             middle = sorted(parts, key=lambda part: part.pattern.p_value)[len(parts) // 2]
             places = tuple(place for part in parts for place in part.places)
             merged.append(_Delay(places=places, group=parts[0].group, pattern=replace(middle.pattern, where=where)))
@@ -372,79 +367,6 @@ def _is_worth_naming(finding: Finding, step_time_ns: float) -> bool:
     if finding.delay_ns >= LEAST_PAUSE_STEPS * step_time_ns:
         return is_costly or finding.delay_ns >= LONG_PAUSE_STEPS * step_time_ns
     return is_costly and bool(finding.ranks) and len(finding.steps) > _SEVERAL
-
-
-def _by_step(replay: Replay) -> pd.DataFrame:
-    cycles = replay.cycles
-    paths = critical_paths(cycles)
-    place = np.searchsorted(cycles.ranks, paths["rank"].to_numpy())
-    excess_ns = replay.excess.own_ns[:, np.arange(len(place)), place]
-    return paths.assign(
-        cycle_time_ns=replay.recorded_ns,
-        ideal_ns=replay.ideal_ns,
-        **{f"excess_{cause}_ns": excess_ns[number] for number, cause in enumerate(CAUSES)},
-    )
-
-
-def _by_rank(replay: Replay, hosts: dict[int, str], by_step: pd.DataFrame) -> pd.DataFrame:
-    cycles = replay.cycles
-    last_ns = cycles.arrival_ns[:, :, -1]
-    lateness_ns = last_ns - lower_median(last_ns, axis=1)[:, None]
-    critical = [by_step["rank"].eq(rank) | by_step["rank_before_forward"].eq(rank) for rank in cycles.ranks]
-    cost_ns = replay.costs_by_rank_ns().mean(axis=0)
-    return pd.DataFrame(
-        {
-            "rank": cycles.ranks,
-            "host": [hosts.get(rank, "unknown") for rank in cycles.ranks.tolist()],
-            "cost_ns": cost_ns,
-            "saving_ns": replay.savings_by_rank_ns().mean(axis=0),
-            "slowdown": cost_ns / replay.ideal_ns.mean(),
-            "lateness_ns": np.median(lateness_ns, axis=0),
-            "critical_share": [float(steps.mean()) for steps in critical],
-        }
-    )
-
-
-def _by_host(replay: Replay, hosts: dict[int, str]) -> pd.DataFrame:
-    ranks = replay.cycles.ranks
-    names = np.array([hosts.get(rank, "unknown") for rank in ranks.tolist()])
-    rows = []
-    for name in pd.unique(names):
-        places = np.flatnonzero(names == name)
-        cost_ns = float((replay.ideal_but_ns(places, replay.excess.of_ranks(places)) - replay.ideal_ns).mean())
-        rows.append((str(name), len(places), cost_ns, cost_ns / float(replay.ideal_ns.mean())))
-    return pd.DataFrame(rows, columns=["host", "ranks", "cost_ns", "slowdown"])
-
-
-def _by_cause(replay: Replay) -> pd.DataFrame:
-    cost_ns = np.array([replay.cost_of_cause_ns(cause).mean() for cause in range(len(CAUSES))])
-    return pd.DataFrame({"cause": CAUSES, "cost_ns": cost_ns, "slowdown": cost_ns / replay.ideal_ns.mean()})
-
-
-def _by_bucket(replay: Replay) -> pd.DataFrame:
-    cycles, best_ns = replay.cycles, replay.best_transfer_ns
-    ideal_ns = replay.ideal_with_transfers_ns(best_ns)
-    cost_ns = np.zeros(len(cycles.buckets))
-    for number in range(len(cycles.buckets)):
-        transfer_ns = best_ns.copy()
-        transfer_ns[:, number] = replay.transfer_ns[:, number]
-        cost_ns[number] = (replay.ideal_with_transfers_ns(transfer_ns) - ideal_ns).mean()
-    usual_ns = np.median(replay.transfer_ns, axis=0)
-    ranks = len(cycles.ranks)
-    busbw = np.divide(
-        cycles.bytes * 2e9 * (ranks - 1) / ranks, usual_ns, out=np.full(len(usual_ns), np.nan), where=usual_ns > 0
-    )
-    return pd.DataFrame(
-        {
-            "bucket": cycles.buckets,
-            "bytes": cycles.bytes,
-            "transfer_ns": usual_ns,
-            "best_ns": best_ns.min(axis=0),
-            "cost_ns": cost_ns,
-            "slowdown": cost_ns / ideal_ns.mean(),
-            "busbw_bytes_per_s": busbw,
-        }
-    )
 
 
 def _median(values: Int64Array, axis: int) -> Int64Array:

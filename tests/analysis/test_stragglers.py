@@ -176,6 +176,13 @@ def test_ranks_of_one_host_that_are_late_alike_are_named_as_the_host() -> None:
     assert judged(job).by_host.set_index("host")["cost_ns"].idxmax() == "node2"
 
 
+def test_pauses_of_one_host_in_different_steps_are_not_the_hosts() -> None:
+    job = noisy_job(ranks=8, ranks_per_host=2)
+    for rank, step in ((2, 30), (3, 90)):
+        job.own_ns["forward"][step, rank] += 900 * MS
+    assert [(finding.ranks, finding.steps.tolist()) for finding in judged(job).findings] == [((2,), [30]), ((3,), [90])]
+
+
 def test_lateness_that_communication_hides_is_not_named() -> None:
     """It is there in every step and costs nothing, as the links are what the step waits for."""
     job = noisy_job()

@@ -1,0 +1,108 @@
+"""What each step, rank, host, phase and bucket costs, from a replay: slowdowns, whether or not they are worth naming.
+
+A cost is what something adds to the ideal step time with everything else ideal; a slowdown is that over the ideal.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from overlapscope.analysis.critical_path import critical_paths
+from overlapscope.analysis.cycles import CAUSES, lower_median
+from overlapscope.analysis.replay import Replay
+
+
+def by_step(replay: Replay) -> pd.DataFrame:
+    """One row per cycle.
+
+    Returns:
+        step; of its critical path: rank, bucket, rank_before_forward, own_ns, transfer_ns; cycle_time_ns; ideal_ns; and
+        excess_<cause>_ns, what the rank of the critical path takes longer than the middle one.
+    """
+    cycles = replay.cycles
+    paths = critical_paths(cycles)
+    place = np.searchsorted(cycles.ranks, paths["rank"].to_numpy())
+    excess_ns = replay.excess.own_ns[:, np.arange(len(place)), place]
+    return paths.assign(
+        cycle_time_ns=replay.recorded_ns,
+        ideal_ns=replay.ideal_ns,
+        **{f"excess_{cause}_ns": excess_ns[number] for number, cause in enumerate(CAUSES)},
+    )
+
+
+def by_rank(replay: Replay, hosts: dict[int, str], by_step: pd.DataFrame) -> pd.DataFrame:
+    """One row per rank.
+
+    Args:
+        hosts: by rank.
+        by_step: from the function of that name.
+
+    Returns:
+        rank, host, cost_ns, saving_ns (if it alone were like the middle one), slowdown, lateness_ns (median, of its
+        last arrival, to the middle one), critical_share (of the steps whose critical path goes through it).
+    """
+    cycles = replay.cycles
+    last_ns = cycles.arrival_ns[:, :, -1]
+    lateness_ns = last_ns - lower_median(last_ns, axis=1)[:, None]
+    critical = [by_step["rank"].eq(rank) | by_step["rank_before_forward"].eq(rank) for rank in cycles.ranks]
+    cost_ns = replay.costs_by_rank_ns().mean(axis=0)
+    return pd.DataFrame(
+        {
+            "rank": cycles.ranks,
+            "host": [hosts.get(rank, "unknown") for rank in cycles.ranks.tolist()],
+            "cost_ns": cost_ns,
+            "saving_ns": replay.savings_by_rank_ns().mean(axis=0),
+            "slowdown": cost_ns / replay.ideal_ns.mean(),
+            "lateness_ns": np.median(lateness_ns, axis=0),
+            "critical_share": [float(steps.mean()) for steps in critical],
+        }
+    )
+
+
+def by_host(replay: Replay, hosts: dict[int, str]) -> pd.DataFrame:
+    """One row per host: host, ranks (how many), cost_ns and slowdown of all of them together."""
+    ranks = replay.cycles.ranks
+    names = np.array([hosts.get(rank, "unknown") for rank in ranks.tolist()])
+    rows = []
+    for name in pd.unique(names):
+        places = np.flatnonzero(names == name)
+        cost_ns = float((replay.ideal_but_ns(places, replay.excess.of_ranks(places)) - replay.ideal_ns).mean())
+        rows.append((str(name), len(places), cost_ns, cost_ns / float(replay.ideal_ns.mean())))
+    return pd.DataFrame(rows, columns=["host", "ranks", "cost_ns", "slowdown"])
+
+
+def by_cause(replay: Replay) -> pd.DataFrame:
+    """One row per cause: cause, cost_ns and slowdown, on all ranks together."""
+    cost_ns = np.array([replay.cost_of_cause_ns(cause).mean() for cause in range(len(CAUSES))])
+    return pd.DataFrame({"cause": CAUSES, "cost_ns": cost_ns, "slowdown": cost_ns / replay.ideal_ns.mean()})
+
+
+def by_bucket(replay: Replay) -> pd.DataFrame:
+    """One row per all-reduce: bucket, bytes, transfer_ns (median), best_ns, cost_ns, slowdown, busbw_bytes_per_s.
+
+    Here the ideal also has the best observed transfers.
+    """
+    cycles, best_ns = replay.cycles, replay.best_transfer_ns
+    ideal_ns = replay.ideal_with_transfers_ns(best_ns)
+    cost_ns = np.zeros(len(cycles.buckets))
+    for number in range(len(cycles.buckets)):
+        transfer_ns = best_ns.copy()
+        transfer_ns[:, number] = replay.transfer_ns[:, number]
+        cost_ns[number] = (replay.ideal_with_transfers_ns(transfer_ns) - ideal_ns).mean()
+    usual_ns = np.median(replay.transfer_ns, axis=0)
+    ranks = len(cycles.ranks)
+    busbw = np.divide(
+        cycles.bytes * 2e9 * (ranks - 1) / ranks, usual_ns, out=np.full(len(usual_ns), np.nan), where=usual_ns > 0
+    )
+    return pd.DataFrame(
+        {
+            "bucket": cycles.buckets,
+            "bytes": cycles.bytes,
+            "transfer_ns": usual_ns,
+            "best_ns": best_ns.min(axis=0),
+            "cost_ns": cost_ns,
+            "slowdown": cost_ns / ideal_ns.mean(),
+            "busbw_bytes_per_s": busbw,
+        }
+    )
