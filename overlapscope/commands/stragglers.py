@@ -23,9 +23,9 @@ Times are nanoseconds, named *_ns.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
+from overlapscope.commands.pipe import until_the_reader_leaves
 from overlapscope.commands.reading import read_with_progress, report_problems
 
 
@@ -42,13 +42,9 @@ def run(args: argparse.Namespace) -> int:
 
     trace = read_with_progress(args.traces)
     stragglers = stragglers_of(trace)
-    try:
+    with until_the_reader_leaves():
         if args.json:
             print(stragglers_report.as_json(trace, stragglers))
         else:
             stragglers_report.print_text(trace, stragglers)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever read this has seen enough, as in `overlapscope stragglers traces/ | head`.
-        sys.stdout = None
     return report_problems(trace)

@@ -16,9 +16,9 @@ Times are whole nanoseconds, named *_ns; a ratio or share that has nothing to di
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
+from overlapscope.commands.pipe import until_the_reader_leaves
 from overlapscope.commands.reading import read_with_progress, report_problems
 
 
@@ -35,13 +35,9 @@ def run(args: argparse.Namespace) -> int:
 
     trace = read_with_progress(args.traces)
     per_step = overlap_by_step(trace)
-    try:
+    with until_the_reader_leaves():
         if args.json:
             print(summary_report.as_json(trace, per_step))
         else:
             summary_report.print_text(trace, per_step)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever read this has seen enough, as in `overlapscope summary traces/ | head`.
-        sys.stdout = None
     return report_problems(trace)
