@@ -61,10 +61,11 @@ class Matched:
 def match_collectives(trace: Trace) -> Matched:
     """Bring the collectives of all ranks together: those of one model, step, bucket and operation, turn by turn.
 
-    Left out are ranks whose clock could not be aligned, and collectives that a rank did not launch or was never seen
-    to complete.
+    Left out are ranks whose clock could not be aligned, those that train in another process group than the lowest
+    rank, and collectives that a rank did not launch or was never seen to complete.
     """
-    ranks = np.array(trace.aligned_ranks, dtype=np.int64)
+    together = trace.expected_ranks or trace.aligned_ranks
+    ranks = np.array(sorted(set(trace.aligned_ranks) & set(together)), dtype=np.int64)
     table = trace.collectives
     wanted = table["rank"].isin(ranks) & table["end_ns"].notna()
     if not wanted.all():

@@ -86,3 +86,17 @@ def test_a_recording_without_communication_has_no_arrivals() -> None:
     trace = Job(steps=2).run()
     matched = match_collectives(with_collectives(trace, trace.collectives.iloc[:0]))
     assert len(arrivals_by_collective(matched)) == 0
+
+
+def test_ranks_that_train_in_another_group_are_not_compared() -> None:
+    """Their all-reduces have the same names and are others."""
+    trace = Job(ranks=4, steps=3).run()
+    apart = replace(trace, run=trace.run | {"ranks": [0, 1]})
+    assert match_collectives(apart).ranks.tolist() == [0, 1]
+    assert len(match_collectives(apart).step) == len(match_collectives(trace).step)
+
+
+def test_a_rank_without_a_common_clock_is_left_out() -> None:
+    trace = Job(ranks=4, steps=3).run()
+    trace.ranks.loc[3, "clock"] = "none"
+    assert match_collectives(trace).ranks.tolist() == [0, 1, 2]
