@@ -16,6 +16,7 @@ import pandas as pd
 from overlapscope.analysis.intervals import Int64Array
 from overlapscope.trace.format import OPS
 from overlapscope.trace.reader import Trace
+from overlapscope.trace.turns import places_in_runs
 
 _ALL_REDUCE = OPS.index("all_reduce")
 
@@ -167,21 +168,12 @@ def _rows_of_complete(table: pd.DataFrame, ranks: Int64Array) -> Int64Array:
     bucket, model = table["bucket"].to_numpy(dtype=np.int64) + 1, table["model"].to_numpy(dtype=np.int64)
     what = (model << 36) | (bucket << 3) | table["op"].cat.codes.to_numpy()
     order = np.lexsort((rank, what, step))
-    turn = np.zeros(len(order), dtype=np.int64)
-    turn[order] = _places_in_runs(step[order], what[order], rank[order])
+    turn = np.empty(len(order), dtype=np.int64)
+    turn[order] = places_in_runs(step[order], what[order], rank[order])
     if turn.any():
         order = np.lexsort((rank, turn, what, step))
-    place = _places_in_runs(step[order], what[order], turn[order])
+    place = places_in_runs(step[order], what[order], turn[order])
     # A run of R rows that begins a collective holds every rank once, as ranks differ within it.
     first = np.flatnonzero(place == 0)
     lengths = np.diff(np.append(first, len(order)))
     return order[first[lengths == len(ranks)][:, None] + np.arange(len(ranks))]
-
-
-def _places_in_runs(*columns: Int64Array) -> Int64Array:
-    """Each row's place, from 0, in its run of rows that are equal in all columns."""
-    begins = np.ones(len(columns[0]), dtype=bool)
-    begins[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
-    first = np.flatnonzero(begins)
-    lengths = np.diff(np.append(first, len(begins)))
-    return np.arange(len(begins)) - np.repeat(first, lengths)

@@ -27,6 +27,7 @@ import pandas as pd
 from overlapscope.trace.clock import ClockMap
 from overlapscope.trace.format import DTYPE_BYTES, DTYPES, NO_BUCKET, OPS, Flag, Kind, Phase
 from overlapscope.trace.log import Records
+from overlapscope.trace.turns import turns
 
 TABLES: Final = ("steps", "phases", "gradients", "copies", "collectives", "incidents", "pauses")
 """Names of the tables that ``rank_tables`` makes."""
@@ -188,18 +189,16 @@ def _collectives(launches: Records, completions: Records, readies: Records, rank
 
 def _of_same_turn(launches: Records, others: Records, *, match_op: bool) -> npt.NDArray[Any]:
     """For each launch the position of its counterpart in ``others``, or -1."""
-
-    def keys(records: Records) -> pd.DataFrame:
-        names = ["model", "step", "index"] + (["op"] if match_op else [])
-        frame = pd.DataFrame({name: records[name] for name in names})
-        frame["turn"] = frame.groupby(names, sort=False).cumcount()
-        return frame
-
-    if not len(others):
-        return np.full(len(launches), -1)
-    left, right = keys(launches), keys(others)
-    right["position"] = np.arange(len(others))
-    return left.merge(right, how="left")["position"].fillna(-1).to_numpy(dtype=np.int64)
+    fields = ["model", "step", "index"] + (["op"] if match_op else [])
+    sides = [[records[field] for field in fields] for records in (launches, others)]
+    keys = [np.concatenate(pair) for pair in zip(*([*side, turns(*side)] for side in sides), strict=True)]
+    is_other = np.arange(len(keys[0])) >= len(launches)
+    order = np.lexsort((is_other, *keys))
+    # Keys are told apart by their turn, so equal neighbours are a launch and its counterpart.
+    is_pair = np.logical_and.reduce([key[order][1:] == key[order][:-1] for key in keys])
+    position = np.full(len(launches), -1)
+    position[order[:-1][is_pair]] = order[1:][is_pair] - len(launches)
+    return position
 
 
 def _taken(values: npt.NDArray[Any], positions: npt.NDArray[Any]) -> pd.Series[int]:
