@@ -210,7 +210,8 @@ def rows_of(case: str, faults: Sequence[Fault], folder: Path) -> Iterator[tuple[
         said, cost, error = "NOT FOUND", "", ""
         if finding is not None:
             said = f"{who(finding)}: {finding.cause}, {finding.pattern.kind}"
-            cost = f"{finding.cost_ns / 1e6:.2f} ± {finding.cost_error_ns / 1e6:.2f}"
+            cost = f"{finding.cost_ns / 1e6:.2f}"
+            cost += f" ± {finding.cost_error_ns / 1e6:.2f}" if math.isfinite(finding.cost_error_ns) else ""
             error = f"{100 * judgement.error:+.1f} %" if judgement.truth_ns else "not injected"
         yield case, judgement.fault, f"{judgement.truth_ns / 1e6:.2f}", said, cost, error
 

@@ -20,7 +20,7 @@ from overlapscope.analysis import slowdowns
 from overlapscope.analysis.cycles import CAUSES, GROUPS, Cycles, causes_of, cycles_of
 from overlapscope.analysis.intervals import Int64Array
 from overlapscope.analysis.links import link_rates, slow_links
-from overlapscope.analysis.patterns import Pattern, find_patterns
+from overlapscope.analysis.patterns import Mask, Pattern, find_patterns
 from overlapscope.analysis.replay import Replay, Times
 from overlapscope.analysis.verdict import first_step_after_warm_up
 from overlapscope.trace.reader import Trace
@@ -87,7 +87,7 @@ class Finding:
     cost_ns: float
     """What it adds to the step time on average over all steps, if nothing else is wrong."""
     cost_error_ns: float
-    """Half the width of the 95 % interval of ``cost_ns``."""
+    """Half the width of the 95 % interval of ``cost_ns``; infinite if only one step is delayed."""
     saving_ns: float
     """What mending this alone would take off the recorded step time; less than the cost if another one is as late."""
     cost_share: float
@@ -274,7 +274,7 @@ def _judge(replay: Replay, delay: _Delay, hosts: dict[int, str], step_time_ns: f
         worst_step=int(replay.cycles.steps[np.where(where, late_ns, -np.inf).argmax()]),
         delay_ns=float(late_ns[where].mean()),
         saving_ns=saving_ns,
-        **_costs(costs_ns, step_time_ns),
+        **_costs(costs_ns, where, step_time_ns),
     )
 
 
@@ -301,7 +301,7 @@ def _transfer_findings(replay: Replay, step_time_ns: float) -> list[Finding]:
                 worst_step=int(cycles.steps[longer_ns.argmax()]),
                 delay_ns=float(longer_ns[where].mean()),
                 saving_ns=float((replay.recorded_ns - replay.with_transfers_ns(mended_ns)).mean()),
-                **_costs(replay.ideal_ns - replay.ideal_with_transfers_ns(mended_ns), step_time_ns),
+                **_costs(replay.ideal_ns - replay.ideal_with_transfers_ns(mended_ns), where, step_time_ns),
             )
         )
     return findings
@@ -347,17 +347,26 @@ def _judge_link(replay: Replay, link: SlowLink, step_time_ns: float) -> Finding:
         worst_step=int(cycles.steps[total_ns.argmax()]),
         delay_ns=float((replay.transfer_ns - mended_ns).sum(axis=1).mean()),
         saving_ns=float((replay.recorded_ns - replay.with_transfers_ns(mended_ns)).mean()),
-        **_costs(replay.ideal_ns - replay.ideal_with_transfers_ns(mended_ns), step_time_ns),
+        **_costs(replay.ideal_ns - replay.ideal_with_transfers_ns(mended_ns), everywhere, step_time_ns),
     )
 
 
-def _costs(costs_ns: Int64Array, step_time_ns: float) -> dict[str, float]:
-    """Mean and interval of a cost by cycle (S,). Means of batches are independent also where neighbours are not."""
-    batches = np.array_split(costs_ns, min(_BATCHES, len(costs_ns)))
+def _costs(costs_ns: Int64Array, delayed: Mask, step_time_ns: float) -> dict[str, float]:
+    """Mean and interval of a cost by cycle (S,).
+
+    How much a delayed cycle costs varies, and the interval says how sure its mean is; which ones are delayed is known.
+    Means of batches are independent also where neighbours are not.
+    """
+    of_delayed_ns = costs_ns[delayed]
+    batches = np.array_split(of_delayed_ns, min(_BATCHES, len(of_delayed_ns)))
     means = np.array([batch.mean() for batch in batches])
     error_ns = _95_PERCENT * float(means.std(ddof=1)) / math.sqrt(len(means)) if len(means) > 1 else math.inf
     cost_ns = float(costs_ns.mean())
-    return {"cost_ns": cost_ns, "cost_error_ns": error_ns, "cost_share": cost_ns / step_time_ns}
+    return {
+        "cost_ns": cost_ns,
+        "cost_error_ns": error_ns * float(delayed.mean()),
+        "cost_share": cost_ns / step_time_ns,
+    }
 
 
 def _is_worth_naming(finding: Finding, step_time_ns: float) -> bool:
