@@ -324,9 +324,13 @@ def _limits(replay: Replay, link: SlowLink) -> bool:
 
 
 def _judge_link(replay: Replay, link: SlowLink, step_time_ns: float) -> Finding:
-    """What the link costs: as it limits all-reduces, were it like the others they would take that much less."""
+    """What the link costs: as it limits all-reduces, were it like the others they would take that much less.
+
+    What they take longer than usual in some steps is not the link's doing, and a finding of its own.
+    """
     cycles = replay.cycles
-    mended_ns = (replay.transfer_ns * (link.bytes_per_s / link.usual_bytes_per_s)).astype(np.int64)
+    usual_ns = np.minimum(replay.transfer_ns, _median(replay.transfer_ns, axis=0))
+    mended_ns = replay.transfer_ns - (usual_ns * (1 - link.bytes_per_s / link.usual_bytes_per_s)).astype(np.int64)
     everywhere = np.ones(len(cycles.steps), dtype=bool)
     total_ns = replay.transfer_ns.sum(axis=1)
     times = link.usual_bytes_per_s / link.bytes_per_s
