@@ -114,9 +114,13 @@ def headlines(found: Stragglers) -> list[Headline]:
         return Headline(label=label, value=format_ns(time_ns), note=note, colour=colour)
 
     best = found.by_rank.iloc[int(found.by_rank["saving_ns"].to_numpy().argmax())]
+    mended = what_if(f"Rank {best['rank']} like the middle one", step_ns - best["saving_ns"], "exposed")
+    if found.findings and found.findings[0].link:
+        worst = found.findings[0]
+        mended = what_if(f"{_name(worst)} like the others", step_ns - worst.saving_ns, "exposed")
     return [
         Headline(label="Step time", value=format_ns(step_ns), note="as recorded", colour="accent"),
-        what_if(f"Rank {best['rank']} like the middle one", step_ns - best["saving_ns"], "exposed"),
+        mended,
         what_if("All ranks like the middle one", found.ideal_ns, "hidden"),
         what_if("Links at their best", found.best_links_ns, "span-bucket-0"),
     ]
@@ -124,10 +128,9 @@ def headlines(found: Stragglers) -> list[Headline]:
 
 def blame_row(finding: Finding) -> BlameRow:
     """A finding, for the table."""
-    who = sentences.who(finding)
     of_rank = f"&rank={finding.ranks[0]}" if finding.ranks else ""
     return BlameRow(
-        who=f"{who[:1].upper()}{who[1:]}",
+        who=_name(finding),
         blame=f"{sentences.CAUSE_LABELS[finding.cause]} {sentences.when(finding)}",
         evidence=finding.pattern.statistic,
         delay=format_ns(finding.delay_ns),
@@ -137,6 +140,14 @@ def blame_row(finding: Finding) -> BlameRow:
         step=finding.worst_step,
         link=f"timeline?step={finding.worst_step}{of_rank}",
     )
+
+
+def _name(finding: Finding) -> str:
+    """Who, in as few words as a table has room for."""
+    if finding.link is not None:
+        return f"Link {finding.link.rank} → {finding.link.peer_rank}"
+    who = sentences.who(finding)
+    return f"{who[:1].upper()}{who[1:]}"
 
 
 def _build_reason(document: Document, trace: Trace) -> None:
