@@ -17,6 +17,7 @@ from dashboards.theme import LATE_SHADES
 from overlapscope.analysis.stragglers import Stragglers
 from overlapscope.trace.reader import Trace
 from tests.dashboards.test_pages import words
+from tests.simulated_job import BUCKET_BYTES, Job
 from tests.synthetic import make_rank, write_recording, write_straggling_recording
 
 
@@ -256,3 +257,12 @@ def test_a_recording_that_has_just_begun_says_so(tmp_path):
     for rank in range(2):
         make_rank(folder, rank, world_size=2).close()
     assert "has 0 finished steps" in build_all(Recording(folder).newest())
+
+
+def test_a_slow_link_is_named_by_its_ends_and_mending_it_is_among_the_big_numbers():
+    job = Job(steps=40)
+    job.transfer_ns[:] = [round(1.5 * size / 0.1) for size in BUCKET_BYTES]  # at 0.1 GB/s
+    job.measure_links({0: 4e9, 1: 4e9, 2: 0.1e9, 3: 4e9})
+    page = page_of(Snapshot(job.run()))
+    assert "Link 2 → 3" in page
+    assert "Link 2 → 3 like the others" in page
