@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from overlapscope.trace.clock import LEAST_WANDER, ClockMap, Fix, OffsetBounds, fix
+from overlapscope.trace.turns import turns
 
 _MATCH: Final = ["peers", "model", "step", "bucket", "turn"]
 _COLUMNS: Final = ["model", "group", "step", "bucket", "op", "ready_ns", "launch_ns", "end_ns"]
@@ -55,7 +56,7 @@ def all_reduces_by_clock(
     rows = rows.assign(rank=rank, clock=clock, peers=peer_numbers)
     # Of a rank's other process groups it is not known who takes part.
     rows = rows[(rows["op"] == "all_reduce") & (rows["group"] == 0)]
-    rows = rows.assign(turn=rows.groupby(["rank", "model", "step", "bucket"], sort=False).cumcount())
+    rows = rows.assign(turn=turns(*(rows[name].to_numpy() for name in ("rank", "model", "step", "bucket"))))
     rows = rows[rows["end_ns"].notna()]
     launch_ns, ready_ns = rows["launch_ns"].to_numpy(), rows["ready_ns"].fillna(0).to_numpy(dtype=np.int64)
     rows = rows.assign(arrival_ns=np.maximum(launch_ns, ready_ns), end_ns=rows["end_ns"].to_numpy(dtype=np.int64))
