@@ -34,6 +34,14 @@ def format_bytes(size_bytes: float | None) -> str:
     return f"{size_bytes:.0f} B"
 
 
+def format_count(count: int) -> str:
+    """How many, with three significant digits from ten thousand on: ``9,408``, ``25.6 k``, ``4.19 M``."""
+    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if count >= max(size, 10_000):
+            return f"{_significant(count / size).removesuffix('.00').removesuffix('.0')} {unit}"
+    return f"{count:,}"
+
+
 def format_share(share: float) -> str:
     """A ratio as a percentage; a dash where there is nothing to divide by."""
     return "–" if math.isnan(share) else f"{100 * share:.1f} %" if share < 0.9995 else "100 %"

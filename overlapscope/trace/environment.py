@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -19,6 +21,14 @@ DETAIL_VARIABLE: Final = "OVERLAPSCOPE_DETAIL"
 LIMIT_VARIABLE: Final = "OVERLAPSCOPE_LIMIT_MB"
 """Disk space of one rank's log, a whole number of MB (1024² bytes). Not set: ``writer.DEFAULT_LIMIT_BYTES``."""
 
+ON_INCIDENT_VARIABLE: Final = "OVERLAPSCOPE_ON_INCIDENT"
+"""One of ``ON_INCIDENT``."""
+
+OnIncident = Literal["report", "raise", "off"]
+
+ON_INCIDENT: Final[tuple[OnIncident, ...]] = ("report", "raise", "off")
+"""What the watchdogs do when they find something: say so; also stop the job; nothing, because there are none."""
+
 Detail = Literal["buckets", "parameters"]
 
 DETAILS: Final[tuple[Detail, ...]] = ("buckets", "parameters")
@@ -32,6 +42,7 @@ class Recording:
     folder: Path
     detail: Detail
     limit_bytes: int
+    on_incident: OnIncident
 
 
 def recording_from_environment(trace: str | Path | None) -> Recording | None:
@@ -52,8 +63,23 @@ def recording_from_environment(trace: str | Path | None) -> Recording | None:
     limit_mb = os.environ.get(LIMIT_VARIABLE)
     if limit_mb is not None and not limit_mb.isdecimal():
         raise OverlapScopeError(f"{LIMIT_VARIABLE}={limit_mb}: not a size; give a whole number of MB")
+    on_incident = os.environ.get(ON_INCIDENT_VARIABLE, ON_INCIDENT[0])
+    if on_incident not in ON_INCIDENT:
+        raise OverlapScopeError(f"{ON_INCIDENT_VARIABLE}={on_incident}: unknown; give one of {', '.join(ON_INCIDENT)}")
     return Recording(
         folder=Path(folder).absolute(),
         detail="parameters" if detail == "parameters" else "buckets",
         limit_bytes=DEFAULT_LIMIT_BYTES if limit_mb is None else int(limit_mb) * 1024**2,
+        on_incident=next(known for known in ON_INCIDENT if known == on_incident),
     )
+
+
+def with_startup(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment, and what has every Python started in it record itself if it becomes a rank, whatever it runs."""
+    package = importlib.util.find_spec("instrumented_ddp")  # which is not imported: it needs torch
+    folders = package.submodule_search_locations if package is not None else None
+    if not folders:
+        return dict(environment)
+    before = environment.get("PYTHONPATH")
+    startup = str(Path(folders[0]) / "startup")
+    return {**environment, "PYTHONPATH": f"{startup}{os.pathsep}{before}" if before else startup}

@@ -12,8 +12,18 @@ A recording is a folder per run holding a folder per rank; nothing is shared bet
         call_sites.jsonl   one line per call site: number, file, line, function
         links.jsonl        one line per sample of what the kernel counts on TCP connections
         gradients_0.board  when each gradient of model 0 was last ready: an i64 a parameter
-      incident_1.log     the newest records at the time of an incident, kept when the log wraps
+        incident_1.log     the newest records at the time of an incident, kept when the log wraps
+        group_0.log        the collective log of a process group (``group_log.py``); p2p_0.log: its sends and receives
+        signatures.jsonl   one line per kind of collective: what the numbers in collective logs stand for
+        parameters.jsonl   one line per model: its parameters, written before ranks compare them
+        ready_0.board      which gradients of model 0 have come in the newest backward: a byte a parameter
+        joining.json       what the process was told before it waited for the others in init_process_group
+        unreduced.json     the first update with gradients that were never reduced, if there was one
+        alive.board        when the watchdog was last awake, and the memory then: three i64
+        reports.jsonl      one line per report of the watchdog; stacks_1.txt: what Python was doing then
+        ended.json         how the process came to its end; missing if it was killed
       rank_1/ ...
+      watchdog/            what ranks tell each other while the job's store is out of reach
       tables/              Parquet tables, made from the above on first read
 
 A record is ``RECORD_BYTES`` long. It starts with the low half of its sequence number and ends with the whole
@@ -50,9 +60,21 @@ PLANS_FILE: Final = "plans.jsonl"
 CALL_SITES_FILE: Final = "call_sites.jsonl"
 CLOCK_FILE: Final = "clock.jsonl"
 LINKS_FILE: Final = "links.jsonl"
+SIGNATURES_FILE: Final = "signatures.jsonl"
+GROUP_PATTERN: Final = "group_*.log"
+POINT_TO_POINT_PATTERN: Final = "p2p_*.log"
+PARAMETERS_FILE: Final = "parameters.jsonl"
+READY_PATTERN: Final = "ready_*.board"
+JOINING_FILE: Final = "joining.json"
+UNREDUCED_FILE: Final = "unreduced.json"
+ENDED_FILE: Final = "ended.json"
+ALIVE_FILE: Final = "alive.board"
+REPORTS_FILE: Final = "reports.jsonl"
+STACKS_PATTERN: Final = "stacks_*.txt"
 INCIDENT_PATTERN: Final = "incident_*.log"
 BOARD_PATTERN: Final = "gradients_*.board"
 TABLES_FOLDER: Final = "tables"
+WATCHDOG_FOLDER: Final = "watchdog"
 
 NO_BUCKET: Final = 0xFFFFFFFF
 """``index`` of a collective that belongs to no bucket, such as a broadcast of buffers."""
@@ -279,6 +301,11 @@ class LogHeader:
 def board_file(model: int) -> str:
     """Name of the readiness board of one model."""
     return f"gradients_{model}.board"
+
+
+def ready_file(model: int) -> str:
+    """Name of the file that says which gradients of one model have come."""
+    return f"ready_{model}.board"
 
 
 def rank_folder(trace_folder: Path, rank: int) -> Path:

@@ -96,6 +96,15 @@ def newest_step(path: Path) -> int | None:
     return int(newest["step"][0]) if len(newest) else None
 
 
+def is_closed(path: Path) -> bool:
+    """Whether a log was closed, as at the end of its process."""
+    try:
+        with path.open("rb") as file:
+            return LogHeader.unpack(file.read(HEADER_BYTES), path).closed
+    except (OSError, OverlapScopeError):
+        return False
+
+
 def log_position(path: Path) -> tuple[int, int]:
     """Size in bytes and newest sequence number of a log: changes whenever a record is added. (0, 0) if unreadable."""
     try:
@@ -105,6 +114,38 @@ def log_position(path: Path) -> tuple[int, int]:
     except OSError:
         return 0, 0
     return size, int(newest["sequence"][0]) if len(newest) else 0
+
+
+def newest_records(path: Path, count: int) -> Records:
+    """The newest whole records of a log, in order, without reading the others; none if it can't be read."""
+    try:
+        with path.open("rb") as file:
+            fd = file.fileno()
+            header = LogHeader.unpack(file.read(HEADER_BYTES), path)
+            used = _used_slots(fd, os.fstat(fd).st_size)
+            begin = header.pinned_records
+            first = _sequence_in(fd, begin)
+            if used <= begin or first == begin + 1:
+                slots = _read_slots(fd, max(0, used - count), used)
+            else:
+                # In a ring that has come round, numbers go up by one from slot to slot as far as the newest.
+                low, high = begin, used
+                while high - low > 1:
+                    middle = (low + high) // 2
+                    if _sequence_in(fd, middle) == first + middle - begin:
+                        low = middle
+                    else:
+                        high = middle
+                before = _read_slots(fd, max(begin, low + 1 - count), low + 1)
+                slots = np.concatenate([_read_slots(fd, max(low + 1, used - count + len(before)), used), before])
+    except (OSError, OverlapScopeError):
+        return np.empty(0, dtype=RECORD_DTYPE)
+    records = slots[_is_whole(slots) & _is_known(slots)]
+    return records[np.argsort(records["sequence"], kind="stable")]
+
+
+def _sequence_in(fd: int, slot: int) -> int:
+    return int.from_bytes(os.pread(fd, 8, HEADER_BYTES + (slot + 1) * RECORD_BYTES - 8), "little")
 
 
 def _newest_record(fd: int, size: int) -> Records:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from overlapscope.trace import cache
 from overlapscope.trace.alignment import Alignment, RankClock, align
 from overlapscope.trace.board import read_board
 from overlapscope.trace.clock import bounds_of_pings
+from overlapscope.trace.folders import expected_ranks_of, find_rank_folders, has_group_logs, read_json, read_lines
 from overlapscope.trace.format import (
     CALL_SITES_FILE,
     CLOCK_FILE,
@@ -28,7 +30,7 @@ from overlapscope.trace.format import (
     Kind,
 )
 from overlapscope.trace.links import link_samples, sample_rows, with_peer_ranks
-from overlapscope.trace.log import Problem, Records, read_log
+from overlapscope.trace.log import RECORD_DTYPE, Problem, Records, read_log
 from overlapscope.trace.tables import on_clock, rank_tables
 
 Progress = Callable[[int, int], None]
@@ -70,7 +72,7 @@ class Trace:
     @property
     def expected_ranks(self) -> tuple[int, ...]:
         """The ranks that trained together, whether or not they left a log."""
-        return _expected_ranks(self.run)
+        return expected_ranks_of(self.run)
 
     @property
     def aligned_ranks(self) -> tuple[int, ...]:
@@ -82,41 +84,6 @@ class Trace:
         """How far the times of two aligned ranks may be off against each other; 0 on one clock."""
         by_clock = self.ranks.groupby("boot", dropna=False)["error_ns"].max().nlargest(2)
         return float(by_clock.sum())
-
-
-def find_rank_folders(path: Path) -> dict[int, Path]:
-    """The rank folders of a recording, by rank.
-
-    Raises:
-        OverlapScopeError: no such folder, or no recording in it.
-    """
-    try:
-        return _rank_folders_in(path)
-    except OSError as error:
-        raise OverlapScopeError(f"{path}: can't be read ({error.strerror})") from None
-
-
-def _rank_folders_in(path: Path) -> dict[int, Path]:
-    if not path.exists():
-        raise OverlapScopeError(
-            f"{path}: no such folder; record one with 'overlapscope record -o {path} -- torchrun ...'"
-        )
-    if not path.is_dir():
-        raise OverlapScopeError(f"{path}: is a file; give the folder that 'overlapscope record -o' wrote")
-    found = {}
-    for folder in path.glob("rank_*"):
-        number = folder.name.removeprefix("rank_")
-        if number.isdecimal() and folder.is_dir():
-            found[int(number)] = folder
-    if found:
-        return dict(sorted(found.items()))
-    runs = sorted({folder.parent.name for folder in path.glob("*/rank_*") if folder.is_dir()})
-    if runs:
-        raise OverlapScopeError(f"{path}: holds {len(runs)} recordings, give one of them: {', '.join(runs[:5])}")
-    if (path / EVENTS_FILE).exists():
-        raise OverlapScopeError(f"{path}: is the folder of one rank; give the folder above it, {path.resolve().parent}")
-    what = "not a recording (no rank_0, rank_1 ... in it)" if any(path.iterdir()) else "empty"
-    raise OverlapScopeError(f"{path}: {what}; record a run with 'overlapscope record -o FOLDER -- torchrun ...'")
 
 
 def read_trace(path: Path | str, progress: Progress | None = None) -> Trace:
@@ -140,6 +107,20 @@ def read_trace(path: Path | str, progress: Progress | None = None) -> Trace:
     return Trace(path=path, run=run, problems=tuple(problems), **tables)
 
 
+def empty_trace(path: Path, ranks: Iterable[int]) -> Trace:
+    """A recording of nothing, for a folder that holds something else of these ranks, such as dumps of another tool."""
+    unknown = {"host": "unknown", "pid": -1, "device": "unknown", "boot": None, "clock": "none"}
+    unknown |= {"offset_ns": 0, "drift_ppm": 0.0, "error_ns": float("nan"), "closed": False}
+    problems: list[Problem] = []
+    tables = _empty_tables() | {
+        "links": with_peer_ranks(link_samples([], 0)),
+        "ranks": pd.DataFrame([{"rank": rank, **unknown} for rank in ranks]),
+        "plans": _read_plans(path / PLANS_FILE, problems),
+        "call_sites": _read_call_sites(path / CALL_SITES_FILE, 0, problems),
+    }
+    return Trace(path=path, run={}, problems=(), **tables)
+
+
 def _read_logs(
     folders: dict[int, Path], progress: Progress | None
 ) -> tuple[dict[str, pd.DataFrame], dict[str, Any], list[Problem]]:
@@ -154,17 +135,18 @@ def _read_logs(
         if progress:
             progress(done, len(folders))
         try:
-            header, records, found = read_log(folder / EVENTS_FILE)
+            is_closed, records, found = _read_events(folder)
         except OverlapScopeError as error:
             problems.append(Problem("error", str(error)))
             continue
         problems += found
-        where = _read_json(folder / RANK_FILE, problems)
-        its_run = _read_json(folder / RUN_FILE, problems)
+        where = read_json(folder / RANK_FILE, problems)
+        its_run = read_json(folder / RUN_FILE, problems)
         run = run or its_run
         records = _with_boards(_with_incidents(records, folder, problems), folder)
-        samples = _read_lines(folder / LINKS_FILE, problems, sample_rows)
-        parts.append(rank_tables(records, rank) | {"links": link_samples(samples, rank)})
+        samples = read_lines(folder / LINKS_FILE, problems, sample_rows)
+        tables_of_rank = rank_tables(records, rank) if len(records) else _empty_tables()
+        parts.append(tables_of_rank | {"links": link_samples(samples, rank)})
         clocks.append(_rank_clock(rank, folder, where, its_run, records, parts[-1]["collectives"], problems))
         rank_rows.append(
             {
@@ -172,7 +154,7 @@ def _read_logs(
                 "host": where.get("host", "unknown"),
                 "pid": where.get("pid", -1),
                 "device": where.get("device", "unknown"),
-                "closed": header.closed,
+                "closed": is_closed,
             }
         )
         plans.append(_read_plans(folder / PLANS_FILE, problems))
@@ -181,7 +163,8 @@ def _read_logs(
         progress(len(folders), len(folders))
     if not parts:
         raise OverlapScopeError(problems[0].message)
-    expected = _expected_ranks(run)
+    problems += _note_without_events(folders)
+    expected = expected_ranks_of(run)
     missing = sorted(set(expected) - folders.keys())
     if missing:
         names = ", ".join(map(str, missing[:8])) + (" ..." if len(missing) > 8 else "")
@@ -203,8 +186,35 @@ def _read_logs(
     return tables, run, problems
 
 
-def _expected_ranks(run: dict[str, Any]) -> tuple[int, ...]:
-    return tuple(run.get("ranks", range(int(run.get("world_size", 0)))))
+def _read_events(folder: Path) -> tuple[bool, Records, list[Problem]]:
+    """Whether a rank's event log is closed, its records, and what is wrong with it.
+
+    Plain torch.distributed leaves collective logs and no event log: that counts as an empty one.
+    """
+    if _has_only_group_logs(folder):
+        return False, np.empty(0, dtype=RECORD_DTYPE), []
+    header, records, problems = read_log(folder / EVENTS_FILE)
+    return header.closed, records, problems
+
+
+@lru_cache(maxsize=1)
+def _empty_tables() -> dict[str, pd.DataFrame]:
+    """The same for every rank, and of a thousand ranks slow to make."""
+    return rank_tables(np.empty(0, dtype=RECORD_DTYPE), 0)
+
+
+def _has_only_group_logs(folder: Path) -> bool:
+    return has_group_logs(folder) and not (folder / EVENTS_FILE).exists()
+
+
+def _note_without_events(folders: dict[int, Path]) -> list[Problem]:
+    without = [rank for rank, folder in folders.items() if _has_only_group_logs(folder)]
+    if not without:
+        return []
+    who = "no rank has" if len(without) == len(folders) else f"{len(without)} of {len(folders)} ranks don't have"
+    path = next(iter(folders.values())).parent
+    what = "the order of collectives is all there is to see of them"
+    return [Problem("note", f"{path}: {who} an event log, which DistributedDataParallel writes; {what}")]
 
 
 def _with_incidents(records: Records, folder: Path, problems: list[Problem]) -> Records:
@@ -272,7 +282,7 @@ def _rank_clock(
         rank=rank,
         boot=boot and str(boot),
         unix_offset_ns=unix_offset_ns,
-        bursts=[(reference, pings) for reference, pings in _read_lines(folder / CLOCK_FILE, problems, burst)],
+        bursts=[(reference, pings) for reference, pings in read_lines(folder / CLOCK_FILE, problems, burst)],
         peers=json.dumps(run.get("ranks")),
         begin_ns=int(records["start_ns"].min()) if len(records) else 0,
         end_ns=int(records["end_ns"].max()) if len(records) else 0,
@@ -290,46 +300,6 @@ def _clock_columns(rank: RankClock, alignment: Alignment) -> dict[str, Any]:
         "drift_ppm": 1e6 * (last_offset_ns - offset_ns) / max(1, rank.end_ns - rank.begin_ns),
         "error_ns": alignment.map.error_over(rank.begin_ns, rank.end_ns),
     }
-
-
-def _read_json(path: Path, problems: list[Problem]) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        problems.append(_unreadable(path, error))
-        return {}
-    if not isinstance(content, dict):
-        problems.append(Problem("error", f"{path}: damaged; it does not hold a JSON object"))
-        return {}
-    return content
-
-
-def _unreadable(path: Path, error: OSError | ValueError) -> Problem:
-    reason = error.strerror if isinstance(error, OSError) else error
-    return Problem("error", f"{path}: can't be read ({reason})")
-
-
-def _read_lines(path: Path, problems: list[Problem], rows_of: Callable[[Any], Iterable[_Row]]) -> list[_Row]:
-    """The rows of a file of one JSON object a line; a last line that was cut short is left out.
-
-    Args:
-        rows_of: makes rows of one line's content.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError) as error:
-        problems.append(_unreadable(path, error))
-        return []
-    rows: list[_Row] = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            rows += rows_of(json.loads(line))
-        except (ValueError, KeyError, TypeError):
-            if number < len(lines):
-                problems.append(Problem("error", f"{path}: line {number} is damaged; it is left out"))
-    return rows
 
 
 def _read_plans(path: Path, problems: list[Problem]) -> pd.DataFrame:
@@ -355,7 +325,7 @@ def _read_plans(path: Path, problems: list[Problem]) -> pd.DataFrame:
             for position, parameter in enumerate(bucket["parameters"])
         ]
 
-    return pd.DataFrame(_read_lines(path, problems, rows_of), columns=columns)
+    return pd.DataFrame(read_lines(path, problems, rows_of), columns=columns)
 
 
 def _read_call_sites(path: Path, rank: int, problems: list[Problem]) -> pd.DataFrame:
@@ -363,4 +333,4 @@ def _read_call_sites(path: Path, rank: int, problems: list[Problem]) -> pd.DataF
         return [(rank, site["call_site"], site["file"], site["line"], site["function"])]
 
     columns = ["rank", "call_site", "file", "line", "function"]
-    return pd.DataFrame(_read_lines(path, problems, rows_of), columns=columns)
+    return pd.DataFrame(read_lines(path, problems, rows_of), columns=columns)

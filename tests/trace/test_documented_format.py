@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 from dataclasses import fields
@@ -11,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from overlapscope.trace.format import HEADER_BYTES, OPS, RECORD_BYTES, Kind, LogHeader, Phase
+from overlapscope.trace.group_log import ENTRY_DTYPE, GroupHeader
 from overlapscope.trace.log import RECORD_DTYPE
 from overlapscope.trace.reader import Trace, read_trace
 from tests.synthetic import write_recording
@@ -45,6 +47,24 @@ def test_the_header_is_laid_out_as_documented() -> None:
     (length,) = struct.unpack_from("<I", page, 48)
     assert page[52:53] == b"{"
     assert page[52 + length - 1 : 52 + length + 1] == b"}\0"
+
+
+def test_the_entry_of_a_collective_log_is_laid_out_as_documented() -> None:
+    documented = {
+        name.strip("`"): (np.dtype(TYPES[kind]), int(offset))
+        for offset, kind, name, _ in rows("offset", "type", "entry field", "meaning")
+    }
+    assert documented == dict(ENTRY_DTYPE.fields)
+
+
+def test_the_header_of_a_collective_log_is_laid_out_as_documented() -> None:
+    offsets = [int(row[0]) for row in rows("offset", "type", "group header field")]
+    page = GroupHeader(name="0", ranks=(0, 3), rank=3, capacity=9, closed=True).pack()
+    assert page[: offsets[1]] == b"OVLGROUP"
+    assert [struct.unpack_from("<I", page, at)[0] for at in offsets[1:5]] == [1, 4096, ENTRY_DTYPE.itemsize, 1]
+    assert struct.unpack_from("<Q", page, offsets[5]) == (9,)
+    (length,) = struct.unpack_from("<I", page, offsets[6])
+    assert json.loads(page[offsets[7] : offsets[7] + length])["ranks"] == [0, 3]
 
 
 def test_every_number_has_its_documented_meaning() -> None:

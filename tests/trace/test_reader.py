@@ -27,6 +27,7 @@ from overlapscope.trace.format import (
     rank_folder,
 )
 from overlapscope.trace.reader import read_trace
+from tests.ordered import make_folder, steps, write_order
 from tests.synthetic import PARAMETERS, US, make_rank, write_recording, write_step
 
 
@@ -348,3 +349,22 @@ def test_no_table_of_a_recording_without_events_lacks_its_columns(tmp_path: Path
         table = getattr(bare, name)
         assert isinstance(table, pd.DataFrame)
         assert list(table.columns) == list(getattr(full, name).columns), name
+
+
+def test_ranks_that_left_only_collective_logs_have_empty_tables_and_a_note(tmp_path):
+    write_order(tmp_path / "traces", dict.fromkeys(range(2), steps(3)))
+    for _ in ("from the logs", "from the tables"):
+        trace = read_trace(tmp_path / "traces")
+        assert trace.ranks["rank"].tolist() == [0, 1]
+        assert trace.aligned_ranks == (0, 1)
+        assert not len(trace.steps)
+        assert [problem.severity for problem in trace.problems] == ["note"]
+        assert "no rank has an event log" in trace.problems[0].message
+
+
+def test_a_rank_without_any_log_is_an_error_still(tmp_path):
+    write_order(tmp_path / "traces", {0: steps(3)})
+    make_folder(tmp_path / "traces", 1, world_size=2)
+    trace = read_trace(tmp_path / "traces")
+    assert trace.ranks["rank"].tolist() == [0]
+    assert "rank_1/events.log" in trace.errors[0].message

@@ -1,0 +1,106 @@
+"""Which folders a recording consists of, and the small files in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.format import EVENTS_FILE, GROUP_PATTERN
+from overlapscope.trace.log import Problem
+
+Row = TypeVar("Row")
+
+_MOST_RANKS: Final = 1_000_000
+"""More than that is damage."""
+
+
+def find_rank_folders(path: Path) -> dict[int, Path]:
+    """The rank folders of a recording, by rank.
+
+    Raises:
+        OverlapScopeError: no such folder, or no recording in it.
+    """
+    try:
+        return _rank_folders_in(path)
+    except OSError as error:
+        raise OverlapScopeError(f"{path}: can't be read ({error.strerror})") from None
+
+
+def _rank_folders_in(path: Path) -> dict[int, Path]:
+    if not path.exists():
+        raise OverlapScopeError(
+            f"{path}: no such folder; record one with 'overlapscope record -o {path} -- torchrun ...'"
+        )
+    if not path.is_dir():
+        raise OverlapScopeError(f"{path}: is a file; give the folder that 'overlapscope record -o' wrote")
+    found = {}
+    for folder in path.glob("rank_*"):
+        number = folder.name.removeprefix("rank_")
+        if number.isdecimal() and folder.is_dir():
+            found[int(number)] = folder
+    if found:
+        return dict(sorted(found.items()))
+    runs = sorted({folder.parent.name for folder in path.glob("*/rank_*") if folder.is_dir()})
+    if runs:
+        raise OverlapScopeError(f"{path}: holds {len(runs)} recordings, give one of them: {', '.join(runs[:5])}")
+    if (path / EVENTS_FILE).exists() or any(path.glob(GROUP_PATTERN)):
+        raise OverlapScopeError(f"{path}: is the folder of one rank; give the folder above it, {path.resolve().parent}")
+    what = "not a recording (no rank_0, rank_1 ... in it)" if any(path.iterdir()) else "empty"
+    raise OverlapScopeError(f"{path}: {what}; record a run with 'overlapscope record -o FOLDER -- torchrun ...'")
+
+
+def has_group_logs(folder: Path) -> bool:
+    """Whether a rank has left a collective log."""
+    return any(folder.glob(GROUP_PATTERN))
+
+
+def expected_ranks_of(run: dict[str, Any]) -> tuple[int, ...]:
+    """The ranks that train together, by one rank's ``run.json``."""
+    ranks, world_size = run.get("ranks"), run.get("world_size", 0)
+    if isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks):
+        return tuple(ranks)
+    return tuple(range(world_size)) if isinstance(world_size, int) and world_size <= _MOST_RANKS else ()
+
+
+def read_json(path: Path, problems: list[Problem]) -> dict[str, Any]:
+    """The object in a small file; an empty one, and a problem, if it can't be read."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        problems.append(_unreadable(path, error))
+        return {}
+    if not isinstance(content, dict):
+        problems.append(Problem("error", f"{path}: damaged; it does not hold a JSON object"))
+        return {}
+    return content
+
+
+def _unreadable(path: Path, error: OSError | ValueError) -> Problem:
+    reason = error.strerror if isinstance(error, OSError) else error
+    return Problem("error", f"{path}: can't be read ({reason})")
+
+
+def read_lines(path: Path, problems: list[Problem], rows_of: Callable[[Any], Iterable[Row]]) -> list[Row]:
+    """The rows of a file of one JSON object a line; a last line that was cut short is left out.
+
+    Args:
+        rows_of: makes rows of one line's content.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        problems.append(_unreadable(path, error))
+        return []
+    rows: list[Row] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows += rows_of(json.loads(line))
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            if number < len(lines):
+                problems.append(Problem("error", f"{path}: line {number} is damaged; it is left out"))
+    return rows

@@ -1,0 +1,131 @@
+"""One collective log, read back: any entries of it, without reading the others.
+
+Which entry is the newest is found by bisection, because entry numbers go up by one from slot to slot, except where the
+ring comes round. Only a log in which that does not hold, because a part of it is lost, is read as a whole.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.group_log import ENTRY_BYTES, ENTRY_DTYPE, HEADER_BYTES, Entries, GroupHeader
+from overlapscope.trace.log import Problem
+
+_PROBED_ENTRIES: Final = 1024
+"""So many slots behind the newest entry are looked at: entries in there mean that some before them are lost."""
+
+
+class GroupFile:
+    """The log of one group on one rank.
+
+    Args:
+        path: the file; it may be written meanwhile.
+
+    Raises:
+        OverlapScopeError: nothing of it can be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.problems: list[Problem] = []
+        try:
+            with self._opened() as fd:
+                self.header = GroupHeader.unpack(os.pread(fd, HEADER_BYTES, 0), path)
+                size = os.fstat(fd).st_size
+                self._capacity = self.header.capacity
+                self._slots = min(max(0, size - HEADER_BYTES) // ENTRY_BYTES, self._capacity)
+                self.oldest, self.newest = self._range(fd)
+        except OSError as error:
+            raise OverlapScopeError(f"{path}: can't be read ({error.strerror})") from None
+        if not self.header.closed:
+            self.problems.append(Problem("note", f"{path}: not closed, so its process was killed or still runs"))
+            if self._slots < self._capacity:
+                self.problems.append(Problem("error", f"{path}: cut short at offset {size}; what is left is used"))
+
+    def read(self, first: int, last: int) -> Entries:
+        """The whole entries with the numbers ``first`` to ``last``, as far as they are left, in order."""
+        first, last = max(first, self.oldest), min(last, self.newest)
+        if first > last:
+            return np.empty(0, dtype=ENTRY_DTYPE)
+        begin = (first - 1) % self._capacity
+        of_ring = min(last - first + 1, self._capacity - begin)
+        try:
+            with self._opened() as fd:
+                parts = [self._read_in_place(fd, begin, first, of_ring)]
+                if first + of_ring <= last:
+                    parts.append(self._read_in_place(fd, 0, first + of_ring, last - first + 1 - of_ring))
+        except OSError:
+            return np.empty(0, dtype=ENTRY_DTYPE)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        fd = os.open(self.path, os.O_RDONLY)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _read_in_place(self, fd: int, slot: int, first: int, count: int) -> Entries:
+        """So many entries from a slot on, without those that are not what belongs there."""
+        entries = self._read_slots(fd, slot, slot + count)
+        is_in_place = entries["number"] == np.arange(first, first + len(entries))
+        return entries if is_in_place.all() else entries[is_in_place]
+
+    def _read_slots(self, fd: int, begin: int, end: int) -> Entries:
+        data = os.pread(fd, max(0, end - begin) * ENTRY_BYTES, HEADER_BYTES + begin * ENTRY_BYTES)
+        return np.frombuffer(data[: len(data) // ENTRY_BYTES * ENTRY_BYTES], dtype=ENTRY_DTYPE)
+
+    def _range(self, fd: int) -> tuple[int, int]:
+        """Numbers of the oldest and the newest entry; 1 and 0 of an empty log."""
+        first = self._number_in(fd, 0)
+        if (first - 1) % max(1, self._capacity):
+            return self._range_of_damaged(fd)
+        low, high = 0, self._slots
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._number_in(fd, middle) == first + middle:
+                low = middle
+            else:
+                high = middle
+        newest = first + low
+        ahead = self._read_slots(fd, low + 1, min(low + 1 + _PROBED_ENTRIES, self._slots))["number"]
+        is_first_round = first == 1
+        if is_first_round:
+            return self._range_of_damaged(fd) if ahead.any() else (1, newest)
+        # Behind the newest are the oldest of the ring, of which one may be about to be overwritten.
+        oldest = newest - self._capacity + 1
+        if len(ahead) and ahead[0] == 0:
+            oldest += 1
+            ahead = ahead[1:]
+        expected = oldest + np.arange(len(ahead))
+        return (oldest, newest) if (ahead == expected).all() else self._range_of_damaged(fd)
+
+    def _number_in(self, fd: int, slot: int) -> int:
+        return int.from_bytes(os.pread(fd, 4, HEADER_BYTES + slot * ENTRY_BYTES), "little")
+
+    def _range_of_damaged(self, fd: int) -> tuple[int, int]:
+        """The same from all entries that are where they belong."""
+        number = self._read_slots(fd, 0, self._slots)["number"].astype(np.int64)
+        slots = np.arange(len(number))
+        used = number != 0
+        whole = used & ((number - 1) % max(1, self._capacity) == slots)
+        if not whole.any():
+            if used.any():
+                self.problems.append(Problem("error", f"{self.path}: none of its entries is where it belongs"))
+            return 1, 0
+        newest = int(number[whole].max())
+        oldest = max(1, newest - self._capacity + 1)
+        kept = number[whole & (number >= oldest)]
+        lost = newest - oldest + 1 - len(kept)
+        if lost > 1:
+            text = f"{self.path}: {lost} of the entries {oldest} to {newest} are lost; the others are used"
+            self.problems.append(Problem("error", text))
+        return int(kept.min()), newest

@@ -1,0 +1,150 @@
+"""The collective logs of all ranks of a recording: which groups there are, and any entries of them.
+
+Groups of different ranks are the same if their names and members are, whatever the numbers of their files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.folders import read_lines
+from overlapscope.trace.format import (
+    CALL_SITES_FILE,
+    GROUP_PATTERN,
+    PLANS_FILE,
+    POINT_TO_POINT_PATTERN,
+    SIGNATURES_FILE,
+)
+from overlapscope.trace.group_file import GroupFile
+from overlapscope.trace.log import Problem
+from overlapscope.trace.signature import NO_BUCKET, Signature
+
+GroupKey = tuple[str, tuple[int, ...], bool]
+"""Name, members, and whether it is the log of sends and receives."""
+
+
+@dataclass(frozen=True)
+class GroupFiles:
+    """The logs of one group."""
+
+    name: str
+    ranks: tuple[int, ...]
+    """Its members, whether or not they have left a log."""
+    is_point_to_point: bool
+    backend: str
+    description: str
+    files: dict[int, GroupFile] = field(default_factory=dict)
+    """By rank."""
+
+
+@dataclass
+class CollectiveLogs:
+    """All that the ranks' collective logs hold, and the lines that their numbers refer to."""
+
+    folders: dict[int, Path]
+    groups: dict[GroupKey, GroupFiles] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    _signatures: dict[int, dict[int, Signature]] = field(default_factory=dict)
+    _call_sites: dict[int, dict[int, tuple[str, int, str]]] = field(default_factory=dict)
+    _names: dict[tuple[str, int], tuple[str, ...]] = field(default_factory=dict)
+    """Of the parameters of a bucket, by the hash of its plan."""
+    _plans_read: set[int] = field(default_factory=set)
+    _same: dict[Any, Any] = field(default_factory=dict)
+    """Ranks have most of their lines in common: each is kept once."""
+
+    def signatures(self, rank: int) -> dict[int, Signature]:
+        """A rank's signatures by number."""
+        if rank not in self._signatures:
+
+            def row(line: Any) -> list[tuple[int, Signature]]:
+                number, signature = Signature.from_json(line)
+                numbers = (signature.elements, signature.bytes, signature.bucket, signature.model, signature.plan_epoch)
+                texts = (signature.op, signature.reduce_op, signature.dtype, signature.role, signature.plan_hash)
+                if not all(isinstance(one, int) for one in (*numbers, signature.peer or 0)):
+                    raise TypeError("a number is none")
+                if not all(isinstance(text, str) for text in texts):
+                    raise TypeError("a text is none")
+                return [(number, self._same.setdefault(signature, signature))]
+
+            path = self.folders[rank] / SIGNATURES_FILE
+            self._signatures[rank] = dict(read_lines(path, self.problems, row))
+        return self._signatures[rank]
+
+    def named(self, rank: int, signature: Signature) -> Signature:
+        """A bucket's signature with the names of its parameters, if the rank has written down its plan."""
+        if signature.bucket == NO_BUCKET or signature.names:
+            return signature
+        key = signature.plan_hash, signature.bucket
+        if key not in self._names and rank not in self._plans_read:
+            self._plans_read.add(rank)
+            read_lines(self.folders[rank] / PLANS_FILE, self.problems, self._note_plan)
+        names = self._names.get(key)
+        return signature if names is None else replace(signature, names=names)
+
+    def _note_plan(self, plan: Any) -> list[None]:
+        for number, bucket in enumerate(plan["buckets"]):
+            names = tuple(str(parameter["name"]) for parameter in bucket["parameters"])
+            self._names[str(plan["hash"]), number] = names
+        return []
+
+    def call_sites(self, rank: int) -> dict[int, tuple[str, int, str]]:
+        """A rank's call sites by number: file, line, function."""
+        if rank not in self._call_sites:
+
+            def row(line: Any) -> list[tuple[int, tuple[str, int, str]]]:
+                site = str(line["file"]), int(line["line"]), str(line["function"])
+                return [(int(line["call_site"]), self._same.setdefault(site, site))]
+
+            path = self.folders[rank] / CALL_SITES_FILE
+            self._call_sites[rank] = dict(read_lines(path, self.problems, row))
+        return self._call_sites[rank]
+
+
+def read_collective_logs(
+    folders: dict[int, Path], progress: Callable[[int, int], None] | None = None
+) -> CollectiveLogs:
+    """Look which logs there are, and how far they go.
+
+    Args:
+        folders: of the ranks.
+        progress: told of ranks looked at, and of ranks in all.
+    """
+    logs = CollectiveLogs(folders)
+    for done, (rank, folder) in enumerate(folders.items()):
+        if progress:
+            progress(done, len(folders))
+        paths = [*folder.glob(GROUP_PATTERN), *folder.glob(POINT_TO_POINT_PATTERN)]
+        for path in sorted(paths, key=lambda path: (len(path.name), path.name)):
+            _add(logs, rank, path)
+    if progress:
+        progress(len(folders), len(folders))
+    return logs
+
+
+def _add(logs: CollectiveLogs, rank: int, path: Path) -> None:
+    try:
+        file = GroupFile(path)
+    except OverlapScopeError as error:
+        logs.problems.append(Problem("error", str(error)))
+        return
+    header = file.header
+    logs.problems += file.problems
+    if header.rank != rank:
+        text = f"{path}: is the log of rank {header.rank}, in the folder of rank {rank}; it is left out"
+        logs.problems.append(Problem("error", text))
+        return
+    key = (header.name, header.ranks, header.point_to_point)
+    group = logs.groups.get(key)
+    if group is None:
+        group = GroupFiles(header.name, header.ranks, header.point_to_point, header.backend, header.description)
+        logs.groups[key] = group
+    if rank in group.files:
+        text = f"{path}: a second log of group {header.name}, after {group.files[rank].path.name}; it is left out"
+        logs.problems.append(Problem("error", text))
+        return
+    file.header = replace(header, ranks=group.ranks)  # a thousand ranks need not hold a thousand lists of them
+    group.files[rank] = file

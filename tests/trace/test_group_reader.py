@@ -1,0 +1,170 @@
+"""Collective logs read back: whole ones, and those of processes and disks that came to a bad end."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.folders import find_rank_folders
+from overlapscope.trace.format import PLANS_FILE, SIGNATURES_FILE, rank_folder
+from overlapscope.trace.group_file import GroupFile
+from overlapscope.trace.group_log import ENTRY_BYTES, HEADER_BYTES, GroupHeader, GroupLog, group_file
+from overlapscope.trace.group_reader import read_collective_logs
+from tests.ordered import all_reduce, bucket, steps, write_order
+
+
+def write_log(folder: Path, entries: int, capacity: int = 16, *, close: bool = False) -> Path:
+    path = folder / group_file(0)
+    header = GroupHeader(name="default", ranks=(0, 1), rank=0)
+    log = GroupLog(path=path, header=header, limit_bytes=HEADER_BYTES + capacity * ENTRY_BYTES)
+    for number in range(1, entries + 1):
+        log.announce(1, all_reduce(), now_ns=number, step=number)
+    if close:
+        log.close()
+    return path
+
+
+def tear(path: Path, slot: int, content: bytes = bytes(4)) -> None:
+    """As an entry that was being written when its process died: the number is missing."""
+    with path.open("r+b") as file:
+        file.seek(HEADER_BYTES + slot * ENTRY_BYTES)
+        file.write(content)
+
+
+def numbers(file: GroupFile) -> list[int]:
+    return [int(number) for number in file.read(0, 10**6)["number"]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(entries=st.integers(0, 70), capacity=st.integers(16, 24), close=st.booleans())
+def test_the_newest_entries_are_there_however_often_the_ring_came_round(
+    tmp_path_factory: pytest.TempPathFactory, entries: int, capacity: int, close: bool
+) -> None:
+    file = GroupFile(write_log(tmp_path_factory.mktemp("log"), entries, capacity, close=close))
+    assert numbers(file) == list(range(max(1, entries - capacity + 1), entries + 1))
+    assert file.newest == entries
+    assert [int(number) for number in file.read(entries - 2, entries - 1)["number"]] == [
+        number for number in (entries - 2, entries - 1) if number >= 1
+    ]
+
+
+@pytest.mark.parametrize("entries", [1, 5, 16, 17, 20, 32, 33, 40])
+def test_an_entry_that_was_being_written_is_left_out_silently(tmp_path: Path, entries: int) -> None:
+    path = write_log(tmp_path, entries)
+    tear(path, entries % 16)  # the one after the newest
+    file = GroupFile(path)
+    kept = list(range(max(1, entries - 16 + 1), entries + 1))
+    assert numbers(file) == (kept[1:] if entries >= 16 else kept)
+    assert [problem for problem in file.problems if problem.severity == "error"] == []
+
+
+def test_lost_entries_are_counted_and_the_others_used(tmp_path: Path) -> None:
+    path = write_log(tmp_path, 12)
+    for slot in (0, 1, 2, 7):
+        tear(path, slot)
+    file = GroupFile(path)
+    assert numbers(file) == [4, 5, 6, 7, 9, 10, 11, 12]
+    assert f"{path}: 4 of the entries 1 to 12 are lost; the others are used" in map(str, file.problems)
+
+
+def test_a_log_that_was_cut_short_gives_what_is_left_of_it(tmp_path: Path) -> None:
+    path = write_log(tmp_path, 12)
+    os.truncate(path, HEADER_BYTES + 5 * ENTRY_BYTES + 30)
+    file = GroupFile(path)
+    assert numbers(file) == [1, 2, 3, 4, 5]
+    assert any("cut short at offset" in str(problem) for problem in file.problems)
+
+
+def test_an_open_log_is_worth_a_note(tmp_path: Path) -> None:
+    (problem,) = GroupFile(write_log(tmp_path, 3)).problems
+    assert (problem.severity, "not closed" in problem.message) == ("note", True)
+
+
+@pytest.mark.parametrize(
+    ("place", "content", "message"),
+    [
+        (0, b"NOTALOG!", "not a collective log"),
+        (8, b"\xff\x00\x00\x00", "version 255, this overlapscope reads up to"),
+        (12, b"\x01\x00\x00\x00", "corrupt header"),
+        (40, b"{{{{", "corrupt header"),
+    ],
+)
+def test_a_header_that_makes_no_sense_is_refused_in_one_line(
+    tmp_path: Path, place: int, content: bytes, message: str
+) -> None:
+    path = write_log(tmp_path, 3)
+    with path.open("r+b") as file:
+        file.seek(place)
+        file.write(content)
+    with pytest.raises(OverlapScopeError, match=message) as error:
+        GroupFile(path)
+    assert "\n" not in str(error.value)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_damage_anywhere_never_raises_and_never_invents_entries(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    path = write_log(tmp_path_factory.mktemp("log"), data.draw(st.integers(0, 40)))
+    size = path.stat().st_size
+    for _ in range(data.draw(st.integers(1, 4))):
+        with path.open("r+b") as file:
+            file.seek(data.draw(st.integers(HEADER_BYTES, size - 1)))
+            file.write(data.draw(st.binary(min_size=1, max_size=80)))
+    found = numbers(GroupFile(path))
+    assert found == sorted(set(found))
+
+
+def test_one_bad_log_is_named_and_the_others_are_read(tmp_path: Path) -> None:
+    write_order(tmp_path, {0: steps(2), 1: steps(2), 2: steps(2)})
+    (rank_folder(tmp_path, 1) / group_file(0)).write_bytes(b"nonsense")
+    logs = read_collective_logs(find_rank_folders(tmp_path))
+    ((files),) = logs.groups.values()
+    assert sorted(files.files) == [0, 2]
+    assert [str(problem) for problem in logs.problems] == [
+        f"{rank_folder(tmp_path, 1) / group_file(0)}: not a collective log (offset 0: no OVLGROUP mark)"
+    ]
+
+
+def test_the_log_of_another_rank_is_left_out(tmp_path: Path) -> None:
+    write_order(tmp_path, {0: steps(1), 1: steps(1)})
+    stray = rank_folder(tmp_path, 1) / group_file(3)
+    stray.write_bytes((rank_folder(tmp_path, 0) / group_file(0)).read_bytes())
+    logs = read_collective_logs(find_rank_folders(tmp_path))
+    assert [str(problem) for problem in logs.problems] == [
+        f"{stray}: is the log of rank 0, in the folder of rank 1; it is left out"
+    ]
+
+
+def test_equal_signatures_of_many_ranks_are_kept_once(tmp_path: Path) -> None:
+    write_order(tmp_path, {0: steps(1), 1: steps(1)})
+    logs = read_collective_logs(find_rank_folders(tmp_path))
+    assert logs.signatures(0)[1] is logs.signatures(1)[1]
+    assert logs.signatures(0)[3] == bucket(2)
+
+
+def test_a_line_of_signatures_that_was_cut_short_is_left_out(tmp_path: Path) -> None:
+    write_order(tmp_path, {0: steps(1)})
+    path = rank_folder(tmp_path, 0) / SIGNATURES_FILE
+    path.write_text(path.read_text()[:-20])
+    logs = read_collective_logs(find_rank_folders(tmp_path))
+    assert sorted(logs.signatures(0)) == [1, 2]
+
+
+def test_a_bucket_is_named_by_the_plan_of_any_rank(tmp_path: Path) -> None:
+    unnamed = replace(bucket(1), names=())
+    write_order(tmp_path, {0: [unnamed], 1: [unnamed]})
+    buckets = [{"parameters": [{"name": "a"}]}, {"parameters": [{"name": "b"}, {"name": "c"}]}]
+    (rank_folder(tmp_path, 0) / PLANS_FILE).write_text(json.dumps({"hash": "plan", "buckets": buckets}) + "\n")
+    logs = read_collective_logs(find_rank_folders(tmp_path))
+    assert logs.named(0, unnamed).names == ("b", "c")
+    assert logs.named(1, unnamed).names == ("b", "c")
+    assert logs.named(1, replace(unnamed, plan_hash="another")).names == ()
