@@ -1,0 +1,246 @@
+"""Reads one dump of PyTorch's Flight Recorder: what one rank launched, and how far it came.
+
+The layout is that of ``torch/csrc/distributed/c10d/FlightRecorder*.hpp``, versions 2.x. Backends fill it differently:
+gloo leaves ``state`` at ``scheduled`` and says only in ``retired`` that it no longer waits, NCCL knows of start and
+end. gloo's ``pg_config`` has one unnamed group, the newest that was made, whatever the names in the entries are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.restricted_json import load_json
+from overlapscope.trace.restricted_pickle import load_pickle
+from overlapscope.trace.untrusted_file import read_bytes
+
+_MAJOR_VERSION: Final = "2"
+_LONGEST_TEXT: Final = 1000
+_LARGEST: Final = 2**63
+_MOST_DIMENSIONS: Final = 64
+_MOST_RANKS: Final = 65_536
+_NOT_THE_USERS: Final = re.compile(
+    r"/(site|dist)-packages/"
+    r"(torch|functorch|instrumented_ddp|accelerate|lightning|lightning_fabric|pytorch_lightning|transformers)/"
+    r"|/torch/(_\w+(/|\.py)|(autograd|cuda|distributed|fx|multiprocessing|nn|optim|utils)/)"
+    r"|/site-packages/typing_extensions\.py$"
+    r"|/lib/python3\.\d+/(?!(site|dist)-packages/)"
+    r"|\.(c|cc|cpp|cu|h|hpp|so|\d+)$"
+    r"|^(<(?!ipython)|\?\?)"
+)
+"""Files of frames that are passed over: torch, its frameworks, Python's own library, C++."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """A line of code."""
+
+    file: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DumpEntry:
+    """One operation, as one rank launched it."""
+
+    record: int
+    """Among all of its rank's, from 0; the recorder keeps only the newest."""
+    group: str
+    description: str
+    number: int
+    """In its group. Parts of one coalesced launch share it. Sends and receives have numbers of their own."""
+    is_point_to_point: bool
+    name: str
+    """As the backend calls it: ``nccl:all_reduce``, ``gloo:broadcast``, ``nccl:send 0->1``."""
+    input_shapes: tuple[tuple[int, ...], ...] = ()
+    output_shapes: tuple[tuple[int, ...], ...] = ()
+    input_dtypes: tuple[str, ...] = ()
+    output_dtypes: tuple[str, ...] = ()
+    state: str = "scheduled"
+    """scheduled, started or completed; always scheduled on gloo."""
+    is_retired: bool = False
+    """Nobody waits for it any more: it is over, or has failed or timed out."""
+    created_ns: int = 0
+    """Wall clock."""
+    started_ns: int | None = None
+    completed_ns: int | None = None
+    call_site: Frame | None = None
+    """The innermost line of the user's. JSON has none, nor has what autograd launches on a thread of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dump:
+    """What the Flight Recorder of one rank held."""
+
+    path: Path
+    written_ns: int
+    """When the file was last changed, by the wall clock. A copy may have lost that."""
+    version: str
+    rank: int | None
+    """If the file says so; torch's own don't."""
+    members: dict[str, tuple[int, ...]]
+    """Ranks of the groups that the file lists, by name."""
+    entries: tuple[DumpEntry, ...]
+    """In the order in which they were launched."""
+
+
+def read_dump(path: Path) -> Dump:
+    """Read the dump of one rank, pickle or JSON.
+
+    Raises:
+        OverlapScopeError: the file can't be read, is none, is damaged, or of a version that this code doesn't know.
+    """
+    data = read_bytes(path)
+    content = load_json(data, path) if data.lstrip()[:1] == b"{" else load_pickle(data, path)
+    if not isinstance(content, dict) or "version" not in content:
+        raise OverlapScopeError(f"{path}: not a Flight Recorder dump; it holds no dictionary with a version")
+    reader = _Reader(path)
+    version = reader.text(content["version"], "version")
+    if version.partition(".")[0] != _MAJOR_VERSION:
+        raise OverlapScopeError(
+            f"{path}: written in Flight Recorder format {version}, this overlapscope reads {_MAJOR_VERSION}.x"
+        )
+    rank = content.get("rank")
+    return Dump(
+        path=path,
+        written_ns=_written_ns(path),
+        version=version,
+        rank=None if rank is None else reader.integer(rank, "rank"),
+        members=reader.members(content.get("pg_config", {})),
+        entries=reader.entries(content.get("entries", [])),
+    )
+
+
+def _written_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:  # gone since it was read
+        return 0
+
+
+class _Reader:
+    """Checks the types of everything on the way from plain values to dataclasses."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._texts: dict[str, str] = {}
+        self._frames: dict[int, Frame | None] = {}  # by id: the stacks of a dump share most of their frames
+
+    def members(self, config: Any) -> dict[str, tuple[int, ...]]:
+        if not isinstance(config, dict):
+            raise self._damaged("pg_config is no dictionary")
+        return {
+            self.text(str(name), "pg_config"): self._ranks(group.get("ranks", ()) if isinstance(group, dict) else group)
+            for name, group in config.items()
+        }
+
+    def entries(self, listed: Any) -> tuple[DumpEntry, ...]:
+        if not isinstance(listed, list):
+            raise self._damaged("entries is no list")
+        return tuple(self._entry(entry, place) for place, entry in enumerate(listed))
+
+    def text(self, value: Any, name: str) -> str:
+        """A text that is fit to be printed: no control characters, no line ends, not endless."""
+        if not isinstance(value, str):
+            raise self._damaged(f"{name} is no string")
+        if value not in self._texts:
+            self._texts[value] = "".join(
+                c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in value[:_LONGEST_TEXT]
+            )
+        return self._texts[value]
+
+    def integer(self, value: Any, name: str) -> int:
+        if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,19}", value):
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool) or not -_LARGEST <= value < _LARGEST:
+            raise self._damaged(f"{name} is no integer")
+        return value
+
+    def _entry(self, entry: Any, place: int) -> DumpEntry:
+        where = f"entry {place}"
+        if not isinstance(entry, dict):
+            raise self._damaged(f"{where} is no dictionary")
+        is_point_to_point = entry.get("is_p2p", False)
+        number = "p2p_seq_id" if is_point_to_point is True else "collective_seq_id"
+        group, description = self._group(entry, where)
+        return DumpEntry(
+            record=self.integer(entry.get("record_id"), f"record_id of {where}"),
+            group=group,
+            description=description,
+            number=self.integer(entry.get(number), f"{number} of {where}"),
+            is_point_to_point=is_point_to_point is True,
+            name=self.text(entry.get("profiling_name"), f"profiling_name of {where}"),
+            input_shapes=self._shapes(entry, "input_sizes", where),
+            output_shapes=self._shapes(entry, "output_sizes", where),
+            input_dtypes=self._texts_of(entry, "input_dtypes", where),
+            output_dtypes=self._texts_of(entry, "output_dtypes", where),
+            state=self.text(entry.get("state"), f"state of {where}"),
+            is_retired=entry.get("retired") is True,
+            created_ns=self._time(entry, "time_created_ns", where) or 0,
+            started_ns=self._time(entry, "time_discovered_started_ns", where),
+            completed_ns=self._time(entry, "time_discovered_completed_ns", where),
+            call_site=self._call_site(self._list(entry, "frames", where), where),
+        )
+
+    def _group(self, entry: Mapping[Any, Any], where: str) -> tuple[str, str]:
+        name = f"process_group of {where}"
+        group = entry.get("process_group")
+        if group is None:
+            return str(self.integer(entry.get("pg_id"), f"pg_id of {where}")), ""
+        if isinstance(group, str):
+            return self.text(group, name), ""
+        if not isinstance(group, tuple | list) or len(group) != 2:
+            raise self._damaged(f"{name} is no pair")
+        return self.text(group[0], name), self.text(group[1], name)
+
+    def _ranks(self, ranks: Any) -> tuple[int, ...]:
+        if isinstance(ranks, str) and len(ranks) < 8 * _MOST_RANKS:  # "[0, 1]"
+            ranks = re.findall(r"[0-9]+", ranks)
+        if not isinstance(ranks, list | tuple) or len(ranks) > _MOST_RANKS:
+            raise self._damaged("ranks in pg_config are no list")
+        return tuple(sorted({self.integer(rank, "a rank in pg_config") for rank in ranks}))
+
+    def _shapes(self, entry: Mapping[Any, Any], name: str, where: str) -> tuple[tuple[int, ...], ...]:
+        shapes = self._list(entry, name, where)
+        if not all(isinstance(shape, list | tuple) and len(shape) <= _MOST_DIMENSIONS for shape in shapes):
+            raise self._damaged(f"{name} of {where} is no list of shapes")
+        return tuple(tuple(self.integer(size, f"a size in {name} of {where}") for size in shape) for shape in shapes)
+
+    def _call_site(self, frames: list[Any], where: str) -> Frame | None:
+        for frame in frames:  # innermost first
+            if id(frame) not in self._frames:
+                self._frames[id(frame)] = self._frame(frame, where)
+            if found := self._frames[id(frame)]:
+                return found
+        return None
+
+    def _frame(self, frame: Any, where: str) -> Frame | None:
+        if not isinstance(frame, dict):
+            raise self._damaged(f"a frame of {where} is no dictionary")
+        file = self.text(frame.get("filename", ""), f"filename of a frame of {where}")
+        if not file or _NOT_THE_USERS.search(file):
+            return None
+        line = self.integer(frame.get("line", 0), f"line of a frame of {where}")
+        return Frame(file=file, line=line, function=self.text(frame.get("name", ""), f"name of a frame of {where}"))
+
+    def _texts_of(self, entry: Mapping[Any, Any], name: str, where: str) -> tuple[str, ...]:
+        return tuple(self.text(value, f"one of {name} of {where}") for value in self._list(entry, name, where))
+
+    def _time(self, entry: Mapping[Any, Any], name: str, where: str) -> int | None:
+        """None or 0: it has not happened."""
+        value = entry.get(name)
+        return None if value is None else self.integer(value, f"{name} of {where}") or None
+
+    def _list(self, entry: Mapping[Any, Any], name: str, where: str) -> list[Any]:
+        value = entry.get(name, [])
+        if not isinstance(value, list | tuple):
+            raise self._damaged(f"{name} of {where} is no list")
+        return list(value)
+
+    def _damaged(self, what: str) -> OverlapScopeError:
+        return OverlapScopeError(f"{self._path}: not a Flight Recorder dump, or damaged: {what}")

@@ -1,0 +1,102 @@
+"""Which files are Flight Recorder dumps, and of which ranks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.flight_recorder import Dump, read_dump
+from overlapscope.trace.log import Problem
+
+_NAME: Final = re.compile(r"(?P<prefix>|.*?[^0-9])(?P<rank>[0-9]{1,9})(\.(json|pickle|pkl))?")
+"""``trace_0``, ``nccl_trace_rank_12``, ``trace_0.json``."""
+_SNIFFED_BYTES: Final = 65536
+
+
+def holds_dumps(path: Path) -> bool:
+    """Whether a file is, or a folder holds, what looks like dumps of the Flight Recorder."""
+    if path.is_file():
+        return _looks_like_a_dump(path)
+    return any(map(_looks_like_a_dump, _numbered_files(path)))
+
+
+def read_all(path: Path) -> tuple[dict[int, Dump], list[Problem]]:
+    """Read the dump of each rank.
+
+    Of a rank that has several, a pickle is taken rather than JSON, which holds no lines of code.
+
+    Args:
+        path: one dump, or a folder that holds some.
+
+    Returns:
+        The dumps by rank, and what is wrong with the others.
+
+    Raises:
+        OverlapScopeError: there is none that can be read.
+    """
+    files = [path] if path.is_file() else _dump_files(path)
+    if not files:
+        raise OverlapScopeError(f"{path}: no Flight Recorder dump in it (such as trace_0, or trace_0.json)")
+    dumps: dict[int, Dump] = {}
+    problems: list[Problem] = []
+    for file in sorted(files, key=lambda file: (file.suffix == ".json", file.name)):
+        try:
+            dump = read_dump(file)
+            rank = _rank_of(dump)
+        except OverlapScopeError as error:
+            if len(files) == 1:
+                raise
+            problems.append(Problem("error", str(error)))
+            continue
+        if rank not in dumps:
+            dumps[rank] = dump
+        elif file.suffix != ".json" or dumps[rank].path.suffix == ".json":
+            problems.append(Problem("note", f"{file}: a second dump of rank {rank}; {dumps[rank].path.name} is used"))
+    if not dumps:
+        raise OverlapScopeError(f"{path}: no dump in it can be read; the first: {problems[0]}")
+    return dumps, problems
+
+
+def _numbered_files(folder: Path) -> list[Path]:
+    try:
+        return sorted(file for file in folder.iterdir() if _NAME.fullmatch(file.name) and file.is_file())
+    except OSError:
+        return []
+
+
+def _dump_files(folder: Path) -> list[Path]:
+    """The dumps of a folder, and files that are called like them: one may be empty, or nothing but damage."""
+    numbered = _numbered_files(folder)
+    prefixes = {_prefix(file) for file in numbered if _looks_like_a_dump(file)}
+    return [file for file in numbered if _prefix(file) in prefixes]
+
+
+def _prefix(file: Path) -> str:
+    match = _NAME.fullmatch(file.name)
+    return match["prefix"] if match else ""
+
+
+def _looks_like_a_dump(file: Path) -> bool:
+    try:
+        with file.open("rb") as opened:
+            head = opened.read(_SNIFFED_BYTES)
+    except OSError:
+        return False
+    # Any pickle counts: one that isn't a dump must be refused by name, not overlooked.
+    return head[:1] == b"\x80" or (
+        head.lstrip()[:1] == b"{" and re.search(rb'"(pg_config|record_id)"', head) is not None
+    )
+
+
+def _rank_of(dump: Dump) -> int:
+    match = _NAME.fullmatch(dump.path.name)
+    if match:
+        return int(match["rank"])
+    if dump.rank is not None:
+        return dump.rank
+    common = set.intersection(*map(set, dump.members.values())) if dump.members else set()
+    if len(common) == 1:
+        return common.pop()
+    raise OverlapScopeError(f"{dump.path}: it doesn't say which rank it is of; call it trace_0, trace_1 ...")

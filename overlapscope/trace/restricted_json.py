@@ -1,0 +1,54 @@
+"""Reads JSON that others have written: whatever the text is, the answer is a dictionary or one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NoReturn
+
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.untrusted_file import DEEPEST, MOST_VALUES, check_extent
+
+_TELL = "copy or dump it again"
+
+
+def load_json(text: bytes, path: Path) -> dict[str, Any]:
+    """The object that ``text`` holds.
+
+    Args:
+        text: the content of the file.
+        path: what messages call it.
+
+    Raises:
+        OverlapScopeError: it is not one JSON object, cut short, too large, nested too deeply, has a key twice, or a
+            number that JSON doesn't know.
+    """
+    # Each of these may become an object of 60 bytes or more.
+    if sum(text.count(mark) for mark in b",[{") > MOST_VALUES:
+        raise OverlapScopeError(f"{path}: refused; it holds more than {MOST_VALUES:,} values")
+
+    def refuse_number(number: str) -> NoReturn:
+        raise OverlapScopeError(f"{path}: damaged; {number} is not JSON; {_TELL}")
+
+    def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        content = dict(pairs)
+        if len(content) < len(pairs):
+            raise OverlapScopeError(f"{path}: damaged; an object has a key twice; {_TELL}")
+        return content
+
+    try:
+        content = json.loads(text.decode("utf-8"), object_pairs_hook=without_duplicates, parse_constant=refuse_number)
+    except RecursionError:
+        raise OverlapScopeError(
+            f"{path}: refused; nested more than {DEEPEST} deep, no Flight Recorder dump is"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise OverlapScopeError(f"{path}: not JSON (offset {error.start}: no UTF-8); {_TELL}") from None
+    except json.JSONDecodeError as error:
+        raise OverlapScopeError(f"{path}: damaged or cut short at offset {error.pos} ({error.msg}); {_TELL}") from None
+    except ValueError:  # Python reads no number of more than 4,300 digits
+        raise OverlapScopeError(f"{path}: refused; a number has thousands of digits; {_TELL}") from None
+    if not isinstance(content, dict):
+        raise OverlapScopeError(f"{path}: not a Flight Recorder dump; it holds no JSON object")
+    check_extent(content, path)
+    return content

@@ -1,0 +1,243 @@
+"""Reads pickles that hold nothing but dictionaries, lists, tuples, strings, bytes, numbers, booleans and None.
+
+A pickle is a program, and Python's own unpickler runs it: it calls what the file names, and allocates what the file
+says it needs. This one knows the instructions that build plain values, and no others, so there is nothing to call.
+Lengths are compared with what is left of the file before anything is allocated. PyTorch's writer
+(``torch/csrc/jit/serialization/pickler.cpp``) uses a part of these instructions; the others are what Python's own
+``pickle.dump`` writes for such values, of protocol 2 and newer.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.untrusted_file import MOST_VALUES, check_extent
+
+_PROTOCOLS: Final = range(2, 6)
+_LARGEST_INTEGER_BYTES: Final = 8
+_STOP: Final = ord(".")
+
+
+class _Refused(Exception):  # noqa: N818, never seen outside
+    """What is wrong; where it is, and in which file, is added by ``load_pickle``."""
+
+
+class _Mark:
+    """Where a list, tuple or dictionary begins on the stack."""
+
+
+_MARK: Final = _Mark()
+
+
+def load_pickle(data: bytes, path: Path) -> Any:
+    """The value that ``data`` holds. Nothing is executed.
+
+    Args:
+        data: the content of the file.
+        path: what messages call it.
+
+    Raises:
+        OverlapScopeError: it is no pickle, holds anything but plain values, is cut short or damaged, goes on after
+            its end, or needs more room than a file of its length may.
+    """
+    machine = _Machine(data)
+    try:
+        value = machine.run()
+    except _Refused as refusal:
+        raise OverlapScopeError(f"{path}: refused at offset {machine.last}: {refusal}") from None
+    check_extent(value, path)
+    return value
+
+
+class _Machine:
+    """The stack machine that a pickle is a program for, with the instructions that build plain values."""
+
+    def __init__(self, data: bytes) -> None:
+        self.last = 0
+        """Offset of the instruction that is at work."""
+        self._data = data
+        self._at = 0
+        self._stack: list[Any] = []
+        self._memo: dict[int, Any] = {}  # a dictionary, because an index may be anything
+
+    def run(self) -> Any:
+        data = self._data
+        if data[:1] != b"\x80":
+            raise _Refused("not a pickle of protocol 2 or newer; a Flight Recorder dump is one, or JSON")
+        if len(data) > 1 and data[1] not in _PROTOCOLS:
+            raise _Refused(f"pickle protocol {data[1]}; known are {_PROTOCOLS[0]} to {_PROTOCOLS[-1]}")
+        instructions = _INSTRUCTIONS
+        for _ in range(MOST_VALUES):
+            self.last = self._at
+            if self.last >= len(data):
+                raise _Refused("cut short; copy or dump it again")
+            code = data[self.last]
+            self._at += 1
+            if code == _STOP:
+                return self._end()
+            instruction = instructions.get(code)
+            if instruction is None:
+                raise _Refused(_forbidden(code))
+            instruction(self)
+        raise _Refused(f"more than {MOST_VALUES:,} instructions")
+
+    def _end(self) -> Any:
+        if self._at != len(self._data):
+            raise _Refused(f"{len(self._data) - self._at} bytes follow the end of the pickle; copy or dump it again")
+        if len(self._stack) != 1 or self._stack[0] is _MARK:
+            raise _Refused("damaged: it does not end with one value; copy or dump it again")
+        return self._stack[0]
+
+    # What instructions read from the file.
+
+    def _take(self, length: int) -> bytes:
+        begin, end = self._at, self._at + length
+        if end > len(self._data):
+            left = len(self._data) - begin
+            raise _Refused(f"{length:,} bytes should follow, {left:,} do; copy or dump it again")
+        self._at = end
+        return self._data[begin:end]
+
+    def _byte(self) -> int:
+        begin = self._at
+        if begin >= len(self._data):
+            raise _Refused("cut short; copy or dump it again")
+        self._at = begin + 1
+        return self._data[begin]
+
+    def _number(self, length: int) -> int:
+        return int.from_bytes(self._take(length), "little")
+
+    def _text(self, length: int) -> str:
+        return self._take(length).decode("utf-8", errors="replace")
+
+    # What instructions do with the stack.
+
+    def _pop(self) -> Any:
+        if not self._stack or self._stack[-1] is _MARK:
+            raise _Refused("damaged: a value is missing; copy or dump it again")
+        return self._stack.pop()
+
+    def _pop_to_mark(self) -> list[Any]:
+        stack = self._stack
+        for place in range(len(stack) - 1, -1, -1):
+            if stack[place] is _MARK:
+                values = stack[place + 1 :]
+                del stack[place:]
+                return values
+        raise _Refused("damaged: a container has no beginning; copy or dump it again")
+
+    def _tuple(self, length: int) -> None:
+        values = [self._pop() for _ in range(length)]
+        self._stack.append(tuple(reversed(values)))
+
+    def _append(self, values: list[Any]) -> None:
+        if not self._stack or type(self._stack[-1]) is not list:
+            raise _Refused("damaged: values without a list; copy or dump it again")
+        self._stack[-1].extend(values)
+
+    def _set(self, values: list[Any]) -> None:
+        if not self._stack or type(self._stack[-1]) is not dict or len(values) % 2:
+            raise _Refused("damaged: values without a dictionary; copy or dump it again")
+        for key in values[::2]:
+            # Hashing a tuple of tuples can take forever, a dictionary can't be hashed at all.
+            if type(key) is not str and type(key) is not int:
+                raise _Refused(f"a {type(key).__name__} as the key of a dictionary; keys are strings and integers")
+        self._stack[-1].update(zip(values[::2], values[1::2], strict=True))
+
+    def _put(self, index: int) -> None:
+        if not self._stack or self._stack[-1] is _MARK:
+            raise _Refused("damaged: nothing to remember; copy or dump it again")
+        self._memo[index] = self._stack[-1]
+
+    def _get(self, index: int) -> None:
+        if index not in self._memo:
+            raise _Refused(f"damaged: value {index} was never stored; copy or dump it again")
+        self._stack.append(self._memo[index])
+
+    # Instructions that are more than one of these.
+
+    def _protocol(self) -> None:
+        if self.last != 0:
+            raise _Refused("damaged: a second beginning; copy or dump it again")
+        self._take(1)
+
+    def _frame(self) -> None:
+        length = self._number(8)
+        if length > len(self._data) - self._at:
+            raise _Refused(f"{length:,} bytes should follow, {len(self._data) - self._at:,} do; copy or dump it again")
+
+    def _long(self) -> None:
+        length = self._byte()
+        if length > _LARGEST_INTEGER_BYTES:
+            raise _Refused(f"an integer of {length} bytes; a Flight Recorder writes at most {_LARGEST_INTEGER_BYTES}")
+        self._stack.append(int.from_bytes(self._take(length), "little", signed=True))
+
+
+def _forbidden(code: int) -> str:
+    # Slow to import, and needed only here.
+    from pickletools import opcodes
+
+    name = next((known.name for known in opcodes if known.code == chr(code)), None)
+    if name is None:
+        return f"not a pickle (byte 0x{code:02x}); copy or dump it again"
+    return f"{name} is not of plain values, and may run code; don't load this file with pickle.load either"
+
+
+def _new(make: Callable[[], Any]) -> Callable[[_Machine], None]:
+    def instruction(machine: _Machine) -> None:
+        machine._stack.append(make())
+
+    return instruction
+
+
+def _read(value_of: Callable[[_Machine], Any]) -> Callable[[_Machine], None]:
+    def instruction(machine: _Machine) -> None:
+        machine._stack.append(value_of(machine))
+
+    return instruction
+
+
+_INSTRUCTIONS: Final[dict[int, Callable[[_Machine], None]]] = {
+    ord(code): instruction
+    for code, instruction in {
+        "\x80": _Machine._protocol,
+        "\x95": _Machine._frame,
+        "(": _new(lambda: _MARK),
+        "N": _new(lambda: None),
+        "\x88": _new(lambda: True),
+        "\x89": _new(lambda: False),
+        "K": _read(lambda m: m._byte()),
+        "M": _read(lambda m: m._number(2)),
+        "J": _read(lambda m: struct.unpack("<i", m._take(4))[0]),
+        "\x8a": _Machine._long,
+        "G": _read(lambda m: struct.unpack(">d", m._take(8))[0]),
+        "X": _read(lambda m: m._text(m._number(4))),
+        "\x8c": _read(lambda m: m._text(m._byte())),
+        "\x8d": _read(lambda m: m._text(m._number(8))),
+        "C": _read(lambda m: m._take(m._byte())),
+        "B": _read(lambda m: m._take(m._number(4))),
+        "\x8e": _read(lambda m: m._take(m._number(8))),
+        "]": _new(list),
+        "}": _new(dict),
+        ")": _new(tuple),
+        "\x85": lambda m: m._tuple(1),
+        "\x86": lambda m: m._tuple(2),
+        "\x87": lambda m: m._tuple(3),
+        "t": lambda m: m._stack.append(tuple(m._pop_to_mark())),
+        "a": lambda m: m._append([m._pop()]),
+        "e": lambda m: m._append(m._pop_to_mark()),
+        "s": lambda m: m._set([m._pop(), m._pop()][::-1]),
+        "u": lambda m: m._set(m._pop_to_mark()),
+        "q": lambda m: m._put(m._byte()),
+        "r": lambda m: m._put(m._number(4)),
+        "\x94": lambda m: m._put(len(m._memo)),
+        "h": lambda m: m._get(m._byte()),
+        "j": lambda m: m._get(m._number(4)),
+    }.items()
+}
+"""What each byte of a pickle does, of those that are allowed."""

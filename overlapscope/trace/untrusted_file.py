@@ -1,0 +1,72 @@
+"""Limits on files that others have written, so that a hostile one costs neither memory nor time.
+
+The limits are far above what a Flight Recorder writes: 2,000 entries by default, at most a few megabytes a rank.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from overlapscope.errors import OverlapScopeError
+
+MOST_BYTES: Final = 64 * 1024**2
+"""A larger file is refused: it could hold 60 times the entries that a Flight Recorder keeps by default."""
+MOST_VALUES: Final = 10_000_000
+"""A file that holds, or stands for, more values is refused."""
+DEEPEST: Final = 32
+"""Containers in containers; a dump has five."""
+_CONTAINERS: Final = (dict, list, tuple)
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file.
+
+    Raises:
+        OverlapScopeError: it is no regular file, empty, too large, or can't be read.
+    """
+    try:
+        if not path.is_file():  # a pipe would be waited for
+            raise OverlapScopeError(f"{path}: not a file")
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise OverlapScopeError(f"{path}: can't be read ({error.strerror})") from None
+    if len(content) > MOST_BYTES:
+        raise OverlapScopeError(
+            f"{path}: larger than {MOST_BYTES // 1024**2} MB, no Flight Recorder dump is; "
+            "dump again with a smaller TORCH_FR_BUFFER_SIZE"
+        )
+    if not content:
+        raise OverlapScopeError(f"{path}: empty; its process was probably killed before it could write the dump")
+    return content
+
+
+def check_extent(value: Any, path: Path) -> None:
+    """Refuse what is nested too deeply, holds itself, or is small only because its parts are shared.
+
+    Twenty lists of ten references each, one in the other, take no room and 10^20 steps to walk through.
+
+    Raises:
+        OverlapScopeError: it is one of these.
+    """
+    extents: dict[int, tuple[int, int]] = {}  # by id: values within, and how deep they go
+
+    def extent(container: Any, depth: int) -> tuple[int, int]:
+        if depth > DEEPEST:
+            raise OverlapScopeError(f"{path}: refused; nested more than {DEEPEST} deep, no Flight Recorder dump is")
+        known = extents.get(id(container))
+        if known is None:
+            values, height = len(container), 1
+            for part in container.values() if isinstance(container, dict) else container:
+                if isinstance(part, _CONTAINERS):
+                    inner_values, inner_height = extent(part, depth + 1)
+                    values += inner_values
+                    height = max(height, inner_height + 1)
+            known = extents[id(container)] = values, height
+        elif depth + known[1] - 1 > DEEPEST:
+            raise OverlapScopeError(f"{path}: refused; nested more than {DEEPEST} deep, no Flight Recorder dump is")
+        return known
+
+    if isinstance(value, _CONTAINERS) and extent(value, 1)[0] > MOST_VALUES:
+        raise OverlapScopeError(f"{path}: refused; it stands for more than {MOST_VALUES:,} values")
