@@ -1,0 +1,55 @@
+"""What ``overlapscope diagnose`` prints for programs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from overlapscope.commands.json_text import json_text
+from overlapscope.diagnosis.evidence import Evidence, RankEvidence
+from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.diagnosis.wording import known
+from overlapscope.trace.log import Problem
+
+
+def as_json(path: Path, verdict: Verdict, evidence: Evidence, problems: list[Problem]) -> str:
+    """One JSON object; see the command's help."""
+    content = {
+        "path": str(path),
+        "verdict": verdict.as_dict(),
+        "expected_ranks": evidence.expected_ranks,
+        "ranks": [_rank(one) for _, one in sorted(evidence.ranks.items())],
+        "groups": [
+            {
+                "name": group.name,
+                "description": group.description,
+                "ranks": group.ranks,
+                "newest": group.newest,
+                "first_divergence": group.first_divergence,
+                "divergence": group.divergence,
+            }
+            for group in evidence.groups
+        ],
+        "problems": [{"severity": problem.severity, "message": problem.message} for problem in problems],
+    }
+    return json_text(content)
+
+
+def _rank(one: RankEvidence) -> dict[str, Any]:
+    standing, failure = one.standing, one.failure
+    return {
+        "rank": one.rank,
+        "host": one.host,
+        "pid": one.pid,
+        "liveness": one.liveness,
+        "step": known(standing.step) if standing else None,
+        "phase": standing.phase if standing else None,
+        "bucket": standing.bucket if standing else None,
+        "call_site": asdict(standing.call_site) if standing and standing.call_site else None,
+        "failure": asdict(failure) if failure else None,
+        "unready": [asdict(parameter) for parameter in one.unready],
+        "memory_bytes": one.rss_bytes,
+        "memory_limit_bytes": one.memory_limit_bytes,
+        "idle_ns": one.idle_ns,
+    }

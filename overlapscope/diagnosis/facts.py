@@ -1,0 +1,225 @@
+"""What follows from the evidence at once, and the rules ask for again and again: who waits for whom."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from overlapscope.diagnosis.evidence import Entry, Evidence, Failure, GroupOrder, RankEvidence
+from overlapscope.trace.group_log import FAILED
+from overlapscope.trace.signature import POINT_TO_POINT
+
+STUCK_AFTER_NS: Final = 3_000_000_000
+"""Nothing that takes less is called stuck while the job runs ..."""
+STUCK_AFTER_STEPS: Final = 4
+"""... nor what takes less than so many of the usual steps."""
+
+BUSY_CPU_SHARE: Final = 0.3
+"""Who waits uses next to nothing; who computes gets at least so much of a core, also on a crowded host."""
+
+_OF_ENDS: Final = ("killed", "failed", "out of memory", "slow", "healthy", "cannot tell")
+"""Reports of these kinds don't say that a job hung."""
+_BACKEND_ERRORS: Final = ("RuntimeError", "ConnectionError", "TimeoutError")
+_OF_OTHERS: Final = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|socket (closed|timeout)|remote (process|peer)"
+    r"|by peer|time[d]? ?out|ncclRemoteError|ncclSystemError|recvBytes|sendBytes|watchdog|abort|process group.*shut",
+    re.IGNORECASE,
+)
+_TIMEOUT: Final = re.compile(r"time[d]? ?out", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A rank that can't go on before others enter a collective."""
+
+    rank: int
+    group: GroupOrder
+    entry: Entry
+    """What it waits in."""
+    late: tuple[int, ...]
+    """Members of the group that have not come to this entry; of a send or a recv, the other side."""
+    is_point_to_point: bool = False
+
+    def missed_by(self, ranks: Iterable[int]) -> Entry:
+        """The first collective that those of these ranks never entered that are waited for."""
+        if self.is_point_to_point:
+            return self.entry
+        late = set(ranks) & set(self.late)
+        number = min((self.group.newest.get(rank, 0) + 1 for rank in late), default=self.entry.number)
+        return next((e for e in self.group.windows[self.rank] if e.number == number), self.entry)
+
+
+class Facts:
+    """The evidence, and what it says of who waits for whom."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self.evidence = evidence
+        self.ranks = evidence.ranks
+
+    @cached_property
+    def world(self) -> tuple[int, ...]:
+        """All ranks that there should be, or are."""
+        return tuple(sorted({*self.evidence.expected_ranks, *self.ranks}))
+
+    @cached_property
+    def missing(self) -> tuple[int, ...]:
+        """Expected ranks that have left nothing."""
+        return tuple(rank for rank in self.world if rank not in self.ranks)
+
+    def with_liveness(self, *liveness: str) -> tuple[int, ...]:
+        """The ranks that are in such a state."""
+        return tuple(rank for rank, one in sorted(self.ranks.items()) if one.liveness in liveness)
+
+    @cached_property
+    def is_from_dumps(self) -> bool:
+        """Nothing is known but what ranks launched."""
+        return bool(self.ranks) and len(self.with_liveness("dumped")) == len(self.ranks)
+
+    @cached_property
+    def waits(self) -> tuple[Wait, ...]:
+        """Who waits for whom, if anybody does."""
+        return tuple(wait for rank in sorted(self.ranks) if (wait := self._wait_of(rank)) is not None)
+
+    @cached_property
+    def blocked(self) -> dict[int, tuple[GroupOrder, Entry]]:
+        """By rank: the collective that it stands in, whether or not it waits for somebody."""
+        return {rank: found for rank in self.ranks if (found := self._blocked_in(rank)) is not None}
+
+    @cached_property
+    def waiting(self) -> tuple[int, ...]:
+        """Ranks that wait for another."""
+        return tuple(wait.rank for wait in self.waits)
+
+    @cached_property
+    def awaited(self) -> tuple[int, ...]:
+        """Ranks that others wait for and that wait for nobody: what holds the job up is there."""
+        late = {rank for wait in self.waits for rank in wait.late}
+        return tuple(sorted(late - set(self.waiting)))
+
+    def wait_for(self, ranks: Iterable[int]) -> Wait | None:
+        """The first collective in which somebody waits for one of these ranks."""
+        wanted = set(ranks)
+        waits = [wait for wait in self.waits if wanted & set(wait.late)]
+        return min(waits, key=lambda wait: (wait.entry.number, wait.rank), default=None)
+
+    def newest(self, group: GroupOrder, rank: int) -> Entry | None:
+        """The newest entry of a rank, if it is at hand."""
+        window = group.windows.get(rank, ())
+        return window[-1] if window and window[-1].number == group.newest.get(rank) else None
+
+    def is_stuck(self, rank: int) -> bool:
+        """It has stood still for longer than a slow step explains; always true of a job that is over."""
+        one = self.ranks.get(rank)
+        if one is not None and one.liveness == "gone":
+            return True
+        if one is None or one.idle_ns is None:
+            is_over = one is not None and one.liveness in ("gone", "failed", "ended", "stopped")
+            return is_over or not self.evidence.is_live
+        return one.idle_ns >= self._patience_ns(one)
+
+    @staticmethod
+    def _patience_ns(one: RankEvidence) -> int:
+        return max(STUCK_AFTER_NS, STUCK_AFTER_STEPS * (one.step_time_ns or 0))
+
+    def hung_before(self, rank: int) -> bool:
+        """It had stood still for long when it was last heard of, and others with it: its end came later."""
+        one = self.ranks[rank]
+        if rank not in self.waiting and rank not in self.awaited:
+            return False
+        if one.idle_ns is not None and one.idle_ns >= self._patience_ns(one):
+            return True
+        failures_ns = [other.failure.time_ns for other in self.ranks.values() if other.failure]
+        reports_ns = [report.time_ns for report in self.evidence.reports if report.kind not in _OF_ENDS]
+        return bool(reports_ns) and min(reports_ns) < min(failures_ns, default=max(reports_ns) + 1)
+
+    def is_busy(self, rank: int) -> bool:
+        """It computes, reads or writes while the job runs: whatever it does, it is not stuck."""
+        one = self.ranks.get(rank)
+        if one is None or not self.evidence.is_live or one.holds_gil:
+            return False
+        return bool(one.is_working) or (one.cpu_share or 0.0) >= BUSY_CPU_SHARE
+
+    def _wait_of(self, rank: int) -> Wait | None:
+        if rank not in self.blocked:
+            return None
+        group, entry = self.blocked[rank]
+        if entry.signature.op in POINT_TO_POINT:
+            return self._wait_for_peer(rank, group, entry)
+        late = [other for other in group.ranks if other != rank and group.newest.get(other, 0) < entry.number]
+        # A rank whose log is lost has entered what others have come out of.
+        done = self._newest_done(group)
+        late = [other for other in late if other in group.newest or entry.number > done]
+        return Wait(rank, group, entry, tuple(late)) if late else None
+
+    def _wait_for_peer(self, rank: int, group: GroupOrder, entry: Entry) -> Wait | None:
+        """The other side of a send or a recv, unless that is in one with this rank as well."""
+        peer = entry.signature.peer
+        if peer is None or peer == rank:
+            return None
+        _, other = self.blocked.get(peer, (group, None))
+        if other is not None and other.signature.op in POINT_TO_POINT and other.signature.peer in (rank, None):
+            return None
+        return Wait(rank, group, entry, (peer,), is_point_to_point=True)
+
+    def _newest_done(self, group: GroupOrder) -> int:
+        return max((e.number for window in group.windows.values() for e in window if e.state == "completed"), default=0)
+
+    def _blocked_in(self, rank: int) -> tuple[GroupOrder, Entry] | None:
+        """The newest of its collectives, if that has not completed and the rank has not gone on to something else."""
+        one = self.ranks[rank]
+        if one.liveness == "ended":
+            return None
+        groups = (*self.evidence.groups, *self.evidence.conversations)
+        newest = [(group, entry) for group in groups if (entry := self.newest(group, rank)) is not None]
+        if not newest:
+            return None
+        group, entry = max(newest, key=lambda pair: pair[1].announced_ns)
+        if entry.state == "completed" and not entry.flags & FAILED:
+            return None
+        standing = one.standing
+        has_gone_on = (
+            standing is not None
+            and standing.since_ns > entry.announced_ns
+            and standing.phase != "finalise"
+            and not is_consequence(one.failure)
+        )
+        return None if has_gone_on else (group, entry)
+
+
+def is_different(group: GroupOrder) -> bool:
+    """Its ranks have launched different things, and not just more or fewer so far."""
+    return group.first_divergence is not None and group.divergence != "length"
+
+
+def is_consequence(failure: Failure | None) -> bool:
+    """It says that another rank is gone, or was waited for too long; or somebody has interrupted it."""
+    if failure is None:
+        return False
+    return is_interrupted(failure) or (_is_of_the_backend(failure) and _OF_OTHERS.search(failure.message) is not None)
+
+
+def is_interrupted(failure: Failure | None) -> bool:
+    """Somebody has ended it, or its watchdog has."""
+    return failure is not None and failure.type.rpartition(".")[2] in ("KeyboardInterrupt", "IncidentError")
+
+
+def is_timeout(failure: Failure | None) -> bool:
+    """It has waited too long for somebody who was there: a rank that dies closes its connections."""
+    return failure is not None and _is_of_the_backend(failure) and _TIMEOUT.search(failure.message) is not None
+
+
+def _is_of_the_backend(failure: Failure) -> bool:
+    name = failure.type.rpartition(".")[2]
+    return name in _BACKEND_ERRORS or name.startswith("Dist")
+
+
+def minority(sides: Iterable[Iterable[int]], members: int) -> tuple[int, ...]:
+    """The ranks outside the side that more than half of all members are on; of two ranks nobody."""
+    parts = [set(ranks) for ranks in sides]
+    largest = max(parts, key=len, default=set())
+    if members < 3 or 2 * len(largest) <= members:
+        return ()
+    return tuple(sorted(set().union(*parts) - largest))

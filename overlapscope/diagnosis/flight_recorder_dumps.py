@@ -1,0 +1,170 @@
+"""The order of collectives in dumps of PyTorch's Flight Recorder.
+
+What a dump of gloo says of completion is that nobody waits any more, which is also so after a timeout; so there a
+collective counts as completed only if all ranks of its group have launched the same.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+
+from overlapscope.diagnosis.evidence import UNKNOWN_STEP, CallSite, Entry
+from overlapscope.diagnosis.flight_recorder_signatures import backend_of, is_end_of_coalesced, signature_of
+from overlapscope.diagnosis.order_source import ProcessGroup
+from overlapscope.diagnosis.wording import ranks_text, verb
+from overlapscope.trace.flight_recorder import Dump, DumpEntry
+from overlapscope.trace.flight_recorder_files import read_all
+from overlapscope.trace.group_log import FAILED
+from overlapscope.trace.log import Problem
+
+_DEFAULT_GROUP = "default_pg"
+
+
+class FlightRecorderDumps:
+    """The collectives of the ranks that left dumps: an ``OrderSource``.
+
+    Args:
+        dumps: by rank.
+    """
+
+    def __init__(self, dumps: dict[int, Dump]) -> None:
+        self.dumps = dumps
+        """By rank."""
+        spoken_of = {rank for dump in dumps.values() for members in dump.members.values() for rank in members}
+        self.expected_ranks = tuple(sorted({*dumps, *spoken_of}))
+        """All ranks that left a dump or that a dump speaks of."""
+        self._users: dict[str, set[int]] = {}
+        for rank, dump in dumps.items():
+            for entry in dump.entries:
+                self._users.setdefault(entry.group, set()).add(rank)
+        self._entries: dict[ProcessGroup, dict[int, tuple[Entry, ...]]] = {}
+        for rank, dump in sorted(dumps.items()):
+            for group, parts in self._parts_by_group(dump).items():
+                entries = _point_to_point if group.is_point_to_point else _collectives
+                self._entries.setdefault(group, {})[rank] = entries(parts, group.ranks)
+        for group, by_rank in self._entries.items():
+            if group.backend == "gloo":
+                self._entries[group] = _with_completions_of_gloo(by_rank)
+
+    @classmethod
+    def read(cls, path: Path) -> tuple[FlightRecorderDumps, list[Problem]]:
+        """Read one dump, or a folder of them.
+
+        Returns:
+            The collectives, and what is wrong with files that were left out.
+
+        Raises:
+            OverlapScopeError: no dump can be read.
+        """
+        dumps, problems = read_all(path)
+        source = cls(dumps)
+        missing = [rank for rank in source.expected_ranks if rank not in dumps]
+        if missing:
+            did = f"what {verb(missing, 'it', 'they')} did is not known"
+            problems.append(Problem("note", f"{path}: no dump of {ranks_text(missing)}; {did}"))
+        return source, problems
+
+    def groups(self) -> tuple[ProcessGroup, ...]:
+        """All groups in which anything was launched: collectives first, each in the order of their names."""
+        return tuple(sorted(self._entries, key=lambda group: (group.is_point_to_point, group.name, group.ranks)))
+
+    def recorded(self, group: ProcessGroup) -> tuple[int, ...]:
+        """The members of a group that have left entries, in order."""
+        return tuple(sorted(self._entries.get(group, {})))
+
+    def oldest(self, group: ProcessGroup, rank: int) -> int:
+        """Number of the oldest entry that is left; 1 if none is."""
+        entries = self._of(group, rank)
+        return entries[0].number if entries else 1
+
+    def newest(self, group: ProcessGroup, rank: int) -> int:
+        """Number of the newest entry; 0 if there is none."""
+        entries = self._of(group, rank)
+        return entries[-1].number if entries else 0
+
+    def entries(self, group: ProcessGroup, rank: int, first: int, last: int) -> tuple[Entry, ...]:
+        """The entries with the numbers ``first`` to ``last``, as far as they are left, in order."""
+        entries = self._of(group, rank)
+        begin = bisect_left(entries, first, key=lambda entry: entry.number)
+        return entries[begin : bisect_right(entries, last, key=lambda entry: entry.number)]
+
+    def _of(self, group: ProcessGroup, rank: int) -> tuple[Entry, ...]:
+        return self._entries.get(group, {}).get(rank, ())
+
+    def _parts_by_group(self, dump: Dump) -> dict[ProcessGroup, list[DumpEntry]]:
+        groups: dict[tuple[str, bool], ProcessGroup] = {}
+        found: dict[ProcessGroup, list[DumpEntry]] = {}
+        for entry in dump.entries:
+            group = groups.get((entry.group, entry.is_point_to_point))
+            if group is None:
+                group = groups[entry.group, entry.is_point_to_point] = ProcessGroup(
+                    name=entry.group,
+                    ranks=self._members(dump, entry),
+                    is_point_to_point=entry.is_point_to_point,
+                    backend=backend_of(entry),
+                    description="" if entry.description == "undefined" else entry.description,
+                )
+            found.setdefault(group, []).append(entry)
+        return found
+
+    def _members(self, dump: Dump, entry: DumpEntry) -> tuple[int, ...]:
+        """The ranks of a group. gloo doesn't tell, so there it is those that use it, and of the default group all."""
+        if dump.members.get(entry.group):
+            return dump.members[entry.group]
+        return self.expected_ranks if entry.description == _DEFAULT_GROUP else tuple(sorted(self._users[entry.group]))
+
+
+def _collectives(parts: list[DumpEntry], members: tuple[int, ...]) -> tuple[Entry, ...]:
+    """Collectives by their number. Those that share one were launched as one."""
+    in_order = sorted(parts, key=lambda part: (part.number, part.record))
+    return tuple(
+        _entry(list(same), number, members) for number, same in groupby(in_order, key=lambda part: part.number)
+    )
+
+
+def _point_to_point(parts: list[DumpEntry], members: tuple[int, ...]) -> tuple[Entry, ...]:
+    """Sends and receives, counted: those of one batch share a number, so theirs will not do."""
+    single = [part for part in sorted(parts, key=lambda part: part.record) if not is_end_of_coalesced(part)]
+    return tuple(_entry([part], place, members) for place, part in enumerate(single, start=1))
+
+
+def _entry(parts: list[DumpEntry], number: int, members: tuple[int, ...]) -> Entry:
+    # Of several that were launched as one, the backend says of the last how far all have come.
+    first, last = parts[0], parts[-1]
+    is_completed = last.state == "completed"
+    site = next((part.call_site for part in parts if part.call_site), None)
+    return Entry(
+        number=number,
+        signature=signature_of(parts, members),
+        step=UNKNOWN_STEP,
+        call_site=CallSite(file=site.file, line=site.line, function=site.function) if site else None,
+        flags=FAILED if last.is_retired and not is_completed else 0,
+        announced_ns=first.created_ns,
+        launched_ns=first.created_ns,
+        completed_ns=(last.completed_ns or last.created_ns) if is_completed else None,
+    )
+
+
+def _with_completions_of_gloo(by_rank: dict[int, tuple[Entry, ...]]) -> dict[int, tuple[Entry, ...]]:
+    """All that gloo says is that nobody waits any more, which is also so after a timeout and after an error.
+
+    A collective is taken for completed if nobody waits for it and all ranks that left a dump have launched the same.
+    """
+    signatures = {rank: {entry.number: entry.signature.hash for entry in entries} for rank, entries in by_rank.items()}
+    oldest = {rank: entries[0].number for rank, entries in by_rank.items()}
+
+    def is_over(entry: Entry) -> bool:
+        return bool(entry.flags & FAILED) and all(
+            entry.number < oldest[other] or signatures[other].get(entry.number) == entry.signature.hash
+            for other in by_rank
+        )
+
+    return {
+        rank: tuple(
+            replace(entry, flags=0, completed_ns=entry.announced_ns) if is_over(entry) else entry for entry in entries
+        )
+        for rank, entries in by_rank.items()
+    }

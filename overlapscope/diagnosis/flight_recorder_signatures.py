@@ -1,0 +1,122 @@
+"""What the Flight Recorder tells of an operation, in the terms of our own collective logs."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final
+
+from overlapscope.trace.flight_recorder import DumpEntry
+from overlapscope.trace.format import DTYPE_BYTES
+from overlapscope.trace.signature import Signature
+
+_OPS: Final = {
+    "_all_gather_base": "all_gather",
+    "all_gather_into_tensor_coalesced": "all_gather",
+    "all_gather_single": "all_gather",
+    "all_gather_v": "all_gather",
+    "ALLGATHER_coalesced": "all_gather",
+    "_reduce_scatter_base": "reduce_scatter",
+    "reduce_scatter_single": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "reduce_scatter_v": "reduce_scatter",
+    "REDUCE_SCATTER_coalesced": "reduce_scatter",
+    "_broadcast_oop": "broadcast",
+    "_reduce_oop": "reduce",
+    "allreduce_coalesced": "all_reduce",
+    "sparse_all_reduce": "all_reduce",
+    "all_reduce_barrier": "barrier",
+    "all_to_all_single": "all_to_all",
+    "all_to_all_v_single": "all_to_all",
+    "recvAnySource": "recv",
+}
+"""Names that backends give to the same operation, depending on how the tensors are handed over."""
+
+_DTYPES: Final = {
+    "Float": "float32",
+    "Double": "float64",
+    "Half": "float16",
+    "Long": "int64",
+    "Int": "int32",
+    "Short": "int16",
+    "Char": "int8",
+    "Byte": "uint8",
+    "ComplexFloat": "complex64",
+    "ComplexDouble": "complex128",
+}
+_UNEVEN: Final = ("all_gather_v", "reduce_scatter_v")
+"""Operations to which each rank may bring a different number of elements."""
+_COALESCED: Final = "coalesced"
+_MOST_NAMES: Final = 3
+_TAKES: Final = ("scatter", "recv")
+"""Operations of which a rank's own part is what it takes."""
+
+
+def is_end_of_coalesced(entry: DumpEntry) -> bool:
+    """It is not an operation, but says that those with its number were launched as one."""
+    return entry.name.endswith(_COALESCED) and not any(entry.input_shapes)
+
+
+def backend_of(entry: DumpEntry) -> str:
+    """nccl, gloo ..."""
+    return entry.name.partition(":")[0] if ":" in entry.name else ""
+
+
+def signature_of(parts: Sequence[DumpEntry], members: tuple[int, ...]) -> Signature:
+    """What was launched, once or as several parts with one number.
+
+    Names, buckets, the root and the kind of reduction are not in a dump.
+
+    Args:
+        parts: the entries with that number, in order.
+        members: the ranks of the group, in order: a send tells its peer by the place in it.
+    """
+    end = next((part for part in parts if is_end_of_coalesced(part)), None)
+    inner = [part for part in parts if part is not end] or list(parts)
+    whole = _op(end.name) if end is not None and _op(end.name) != _COALESCED else ""
+    return _signature(
+        whole or _joined({_op(part.name) for part in inner}, _COALESCED),
+        tuple(shape for part in inner for shape in (part.output_shapes if _takes(part) else part.input_shapes)),
+        tuple(dtype for part in inner for dtype in (part.output_dtypes if _takes(part) else part.input_dtypes)),
+        _peer(inner[0].name, members) if len(inner) == 1 else None,
+        any(part.name.endswith(_UNEVEN) for part in inner),
+    )
+
+
+@lru_cache(maxsize=65536)  # ranks launch the same few thousand things again and again
+def _signature(
+    op: str, shapes: tuple[tuple[int, ...], ...], dtype_names: tuple[str, ...], peer: int | None, is_uneven: bool
+) -> Signature:
+    dtypes = [_DTYPES.get(name, name.lower()) for name in dtype_names]
+    return Signature(
+        op=op,
+        dtype=_joined(set(dtypes), "of several types"),
+        shapes=shapes,
+        elements=0 if is_uneven else sum(map(math.prod, shapes)),
+        bytes=sum(math.prod(shape) * DTYPE_BYTES.get(dtype, 0) for shape, dtype in zip(shapes, dtypes, strict=False)),
+        peer=peer,
+    )
+
+
+def _joined(names: set[str], several: str) -> str:
+    return " and ".join(sorted(names)) if len(names) <= _MOST_NAMES else several
+
+
+def _op(name: str) -> str:
+    plain = name.rpartition(":")[2].partition(" ")[0]
+    return _OPS.get(plain, plain)
+
+
+def _takes(entry: DumpEntry) -> bool:
+    return _op(entry.name) in _TAKES
+
+
+def _peer(name: str, members: Sequence[int]) -> int | None:
+    """The other side of ``nccl:send 0->1`` and ``nccl:recv 1<-0``, as a rank of the job."""
+    match = re.search(r"^(?:.*:)?(?:send|recv) (\d{1,9})(?:->|<-)(\d{1,9})$", name)
+    if match is None:
+        return None
+    place = int(match[2])
+    return members[place] if place < len(members) else None

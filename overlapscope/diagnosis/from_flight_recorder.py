@@ -1,0 +1,133 @@
+"""What dumps of PyTorch's Flight Recorder say of a job, in the terms in which our own recordings are judged.
+
+A dump has no step, bucket, parameter, phase or process state, and doesn't say when it was made: those of one job are
+taken to be of one moment. Its process was there then, because it has written the dump itself.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from overlapscope.diagnosis.evidence import UNKNOWN_STEP, Entry, Evidence, GroupOrder, RankEvidence, Standing
+from overlapscope.diagnosis.facts import STUCK_AFTER_NS
+from overlapscope.diagnosis.flight_recorder_dumps import FlightRecorderDumps
+from overlapscope.diagnosis.order_source import OrderSource, ProcessGroup
+from overlapscope.trace.flight_recorder import Dump
+from overlapscope.trace.log import Problem
+
+_AROUND: Final = 6
+"""Entries of a window before and after the first difference."""
+_LONGEST_WINDOW: Final = 64
+_LIMITS: Final = (
+    "Flight Recorder dumps: no step, bucket or parameter is in them, and not when they were made; "
+    "they are taken to be of one moment"
+)
+
+
+def read_dumps(path: Path) -> tuple[Evidence, list[Problem]]:
+    """Read one dump, or a folder of them, for ``judge``.
+
+    Returns:
+        What is known of each rank and group, and what is wrong with the files or can't be known from them.
+
+    Raises:
+        OverlapScopeError: no dump can be read.
+    """
+    source, problems = FlightRecorderDumps.read(path)
+    return evidence_of(source), [Problem("note", f"{path}: {_LIMITS}"), *_forgotten(path, source), *problems]
+
+
+def evidence_of(source: FlightRecorderDumps) -> Evidence:
+    """What dumps say of each rank and each group."""
+    groups = [group for group in source.groups() if not group.is_point_to_point]
+    talks = [group for group in source.groups() if group.is_point_to_point]
+    newest = {rank: _newest_entry(source, rank) for rank in source.dumps}
+    return Evidence(
+        expected_ranks=source.expected_ranks,
+        ranks={
+            rank: RankEvidence(
+                rank=rank,
+                liveness="dumped",
+                standing=_standing(newest[rank]),
+                idle_ns=_idle_ns(dump, newest[rank]),
+            )
+            for rank, dump in sorted(source.dumps.items())
+        },
+        groups=tuple(_order(source, group, first_difference(source, group)) for group in groups),
+        conversations=tuple(_order(source, group, None) for group in talks),
+    )
+
+
+def first_difference(source: OrderSource, group: ProcessGroup) -> int | None:
+    """The first number at which ranks have launched different collectives, as far as several have kept theirs."""
+    signatures: dict[int, int] = {}
+    differs: set[int] = set()
+    for rank in source.recorded(group):
+        for entry in source.entries(group, rank, source.oldest(group, rank), source.newest(group, rank)):
+            if signatures.setdefault(entry.number, entry.signature.hash) != entry.signature.hash:
+                differs.add(entry.number)
+    return min(differs, default=None)
+
+
+def _forgotten(path: Path, source: FlightRecorderDumps) -> list[Problem]:
+    oldest = {
+        group: max(source.oldest(group, rank) for rank in source.recorded(group))
+        for group in source.groups()
+        if not group.is_point_to_point
+    }
+    return [
+        Problem("note", f"{path}: of {group.title}, all ranks that left a dump have only collectives from {number} on")
+        for group, number in oldest.items()
+        if number > 1
+    ]
+
+
+def _order(source: OrderSource, group: ProcessGroup, difference: int | None) -> GroupOrder:
+    newest = {rank: source.newest(group, rank) for rank in source.recorded(group)}
+    windows = {}
+    for rank, its_newest in newest.items():
+        # Without a difference: from before the first entry that some rank has not come to.
+        first, last = max(min(newest.values()) - _AROUND, its_newest - _LONGEST_WINDOW), its_newest
+        if difference is not None:
+            first, last = difference - _AROUND, difference + _AROUND
+        windows[rank] = source.entries(group, rank, first, last)
+    # A difference in the oldest entries that can be compared has probably begun before them.
+    oldest = sorted(source.oldest(group, rank) for rank in newest)
+    return GroupOrder(
+        name=group.name,
+        ranks=group.ranks,
+        description=group.description,
+        backend=group.backend,
+        newest=newest,
+        first_divergence=difference,
+        divergence=None if difference is None else "signature",
+        is_since_before=difference is not None and difference > 1 and difference <= oldest[1],
+        windows=windows,
+    )
+
+
+def _newest_entry(source: FlightRecorderDumps, rank: int) -> Entry | None:
+    newest = [
+        entry
+        for group in source.groups()
+        for entry in source.entries(group, rank, source.newest(group, rank), source.newest(group, rank))
+    ]
+    return max(newest, key=lambda entry: entry.announced_ns, default=None)
+
+
+def _standing(newest: Entry | None) -> Standing:
+    if newest is None:
+        return Standing(step=UNKNOWN_STEP)
+    return Standing(step=UNKNOWN_STEP, call_site=newest.call_site, since_ns=newest.announced_ns)
+
+
+def _idle_ns(dump: Dump, newest: Entry | None) -> int | None:
+    """How long the newest collective was under way, if the dump was written so soon that this means nothing is wrong.
+
+    A file that was copied may be of any later time, so that is no sign of a stall.
+    """
+    if newest is None:
+        return None
+    idle_ns = dump.written_ns - newest.announced_ns
+    return idle_ns if 0 <= idle_ns < STUCK_AFTER_NS else None

@@ -1,0 +1,114 @@
+"""A recording -> what is known of its job: of ranks that have ended, been killed, or still run."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from overlapscope.diagnosis.evidence import Entry, Evidence, RankEvidence, Report
+from overlapscope.diagnosis.order import conversations_of, orders_of
+from overlapscope.diagnosis.process import boot_identity
+from overlapscope.diagnosis.rank_files import RankFiles, read_rank
+from overlapscope.diagnosis.recorded_order import RecordedOrder
+from overlapscope.trace.folders import expected_ranks_of, find_rank_folders
+from overlapscope.trace.format import EVENTS_FILE
+from overlapscope.trace.group_reader import CollectiveLogs, read_collective_logs
+from overlapscope.trace.log import Problem, is_closed
+
+Progress = Callable[[int, int], None]
+"""Called with (ranks read so far, ranks in all)."""
+
+_SEEN_STANDING: Final = ("stuck", "waits for data", "stopped", "holds the GIL", "killed")
+"""Reports of these kinds tell the line at which a rank stands."""
+
+
+def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidence, list[Problem]]:
+    """Read what the ranks of a recording have left.
+
+    Raises:
+        OverlapScopeError: there is no recording.
+    """
+    folders = find_rank_folders(path)
+    logs = read_collective_logs(folders)
+    source = RecordedOrder(logs)
+    files: dict[int, RankFiles] = {}
+    closed = _closed_logs(logs)
+    for done, (rank, folder) in enumerate(folders.items()):
+        if progress:
+            progress(done, len(folders))
+        files[rank] = read_rank(rank, folder, _newest(source, rank), is_closed=closed[rank])
+    if progress:
+        progress(len(folders), len(folders))
+    reports = tuple(report for one in files.values() for report in one.reports)
+    evidence = Evidence(
+        expected_ranks=_expected_ranks(files),
+        ranks=_with_reported_lines(_with_silence(files), reports),
+        groups=orders_of(source),
+        conversations=conversations_of(source),
+        is_live=any(one.evidence.liveness in ("running", "sleeping", "stopped") for one in files.values()),
+        reports=reports,
+    )
+    problems = [*logs.problems, *(problem for one in files.values() for problem in one.problems)]
+    # That a log is open, because its process was killed or runs, is for the verdict to say.
+    return evidence, list(dict.fromkeys(problem for problem in problems if problem.severity == "error"))
+
+
+def _newest(source: RecordedOrder, rank: int) -> Entry | None:
+    """What a rank launched last."""
+    newest: list[Entry] = []
+    for group in source.groups_of(rank):
+        number = source.newest(group, rank)
+        newest += source.entries(group, rank, number, number)
+    return max(newest, key=lambda entry: entry.announced_ns, default=None)
+
+
+def _closed_logs(logs: CollectiveLogs) -> dict[int, bool]:
+    """By rank: it has logs, and all of them were closed, as at the end of a process."""
+    states: dict[int, list[bool]] = {rank: [] for rank in logs.folders}
+    for group in logs.groups.values():
+        for rank, file in group.files.items():
+            states[rank].append(file.header.closed)
+    for rank, folder in logs.folders.items():
+        if (folder / EVENTS_FILE).exists():
+            states[rank].append(is_closed(folder / EVENTS_FILE))
+    return {rank: bool(closed) and all(closed) for rank, closed in states.items()}
+
+
+def _expected_ranks(files: dict[int, RankFiles]) -> tuple[int, ...]:
+    """What most ranks believe."""
+    beliefs = Counter(ranks for one in files.values() if (ranks := expected_ranks_of(one.run)))
+    return beliefs.most_common(1)[0][0] if beliefs else tuple(files)
+
+
+def _with_silence(files: dict[int, RankFiles]) -> dict[int, RankEvidence]:
+    """For how long each watchdog has been silent: until now, or until the last one of that host was heard."""
+    here, now_ns = boot_identity(), time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    last_ns: dict[str | None, int] = {}
+    for one in files.values():
+        heard_ns = one.alive_ns or 0
+        if one.boot is not None and one.boot == here and one.evidence.liveness in ("running", "sleeping", "stopped"):
+            heard_ns = now_ns
+        last_ns[one.boot] = max(last_ns.get(one.boot, 0), heard_ns)
+    return {
+        rank: one.evidence
+        if one.alive_ns is None or one.boot is None
+        else replace(one.evidence, heard_ns_ago=max(0, last_ns[one.boot] - one.alive_ns))
+        for rank, one in files.items()
+    }
+
+
+def _with_reported_lines(ranks: dict[int, RankEvidence], reports: tuple[Report, ...]) -> dict[int, RankEvidence]:
+    """Where a rank stood, with the line that a watchdog has seen there: the files of a rank don't say."""
+    found = dict(ranks)
+    for report in sorted(reports, key=lambda report: report.time_ns):
+        for rank in report.blamed:
+            one, site = found.get(rank), report.call_sites.get(rank)
+            if one is None or site is None or report.kind not in _SEEN_STANDING or one.standing is None:
+                continue
+            if one.standing.call_site is None and one.standing.since_ns <= report.time_ns:
+                found[rank] = replace(one, standing=replace(one.standing, call_site=site))
+    return found

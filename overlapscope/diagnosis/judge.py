@@ -1,0 +1,77 @@
+"""From evidence to a verdict: which of the things that are wrong is the cause.
+
+The rules are asked in an order, and the first that has an answer is believed:
+
+1. What is wrong before the first step: the ranks don't agree on how many they are, one never started, their models
+   differ. Whatever comes later, follows from it, exceptions of DDP's own included.
+2. Gradients that never came. The rank may have gone on to other collectives, so this is asked before those are
+   compared; it is only believed where others have launched the bucket, or DDP itself has complained.
+3. The order of collectives. Entries are written before the launch and compared by hash, so a difference is a fact. It
+   is older than any hang, abort or exception that it leads to.
+4. Processes. An exception counts unless it is of the kind that another rank's end causes; a stopped process, one that
+   holds the GIL; one that is gone, unless the others have waited for it until they gave up: then it was still there.
+5. Who waits for whom: a cycle is groups that are interleaved; else the rank that waits for nobody is at the end of its
+   data, in its data loader, or wherever it stands.
+6. What harms without stopping anything, and what watchdogs have said while the job ran.
+7. Nothing of that: healthy, slow, or it can't be told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from overlapscope.diagnosis.evidence import Evidence
+from overlapscope.diagnosis.facts import Facts
+from overlapscope.diagnosis.rules import dumped, models, order, otherwise, processes, silent, start, waiting
+from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.diagnosis.wording import capitalised, ranks_text, verb
+
+Rule = Callable[[Facts], Verdict | None]
+
+_RULES: Final[tuple[Rule, ...]] = (
+    start.wrong_world_size,
+    start.never_started,
+    models.models_differ,
+    waiting.never_ready,
+    order.diverged,
+    order.left_out,
+    processes.failed,
+    processes.stopped,
+    processes.holds_the_gil,
+    processes.killed,
+    order.interleaved,
+    waiting.uneven_inputs,
+    silent.not_reduced,
+    otherwise.reported,
+    waiting.waits_for_data,
+    dumped.not_launched,
+    dumped.without_dump,
+    waiting.stuck,
+    otherwise.slow,
+    dumped.incomplete,
+    otherwise.healthy,
+)
+_CONSEQUENCES: Final[tuple[Rule, ...]] = (processes.failed, processes.stopped, processes.killed, silent.not_reduced)
+"""Asked as well once the cause is known."""
+
+
+def judge(evidence: Evidence) -> Verdict:
+    """What is wrong with a job, if anything is."""
+    facts = Facts(evidence)
+    verdict = next((found for rule in _RULES if (found := rule(facts)) is not None), None)
+    if verdict is None:
+        verdict = otherwise.cannot_tell(facts)
+    also = [
+        found.sentence
+        for rule in _CONSEQUENCES
+        if verdict.is_fault and (found := rule(facts)) is not None and found.kind != verdict.kind
+    ]
+    unknown = []
+    if facts.missing and verdict.kind != "never started":
+        missing = facts.missing
+        unknown.append(
+            f"{capitalised(ranks_text(missing))} left no log: what {verb(missing, 'it', 'they')} did is not known."
+        )
+    return replace(verdict, also=(*verdict.also, *also), evidence=(*verdict.evidence, *unknown))

@@ -1,0 +1,273 @@
+"""The order of collectives as lanes: a row a rank, a column a number, and which cells are not like the others.
+
+Ranks match collectives by their number alone, so lanes are aligned by it: what stands in one column is what ranks
+reduced into each other. Ranks that have done exactly the same share a lane if there are many. Only the window that is
+looked at is ever read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Final, Literal, Protocol, get_args, runtime_checkable
+
+from overlapscope.diagnosis.evidence import UNKNOWN_STEP, Divergence, Entry
+from overlapscope.diagnosis.order_source import OrderSource, ProcessGroup
+from overlapscope.trace.group_log import Entries, step_that_must_agree
+
+_Traits = tuple[Hashable, ...]
+"""What is compared of an entry, in the order of ``Difference``."""
+
+_COMPARED_FOLDS: Final = 64
+"""What most ranks have is told from no more different histories than these, those of most ranks."""
+
+_MOST_FOLDS: Final = 16
+"""With more, ranks share a lane although their newest collectives have not come equally far."""
+
+_SEARCHED_AT_ONCE: Final = 512
+_NEWEST_LOOKED_AT: Final = 16
+_LOOKED_BACK: Final = 64
+
+Difference = Literal["signature", "step", "batch", "names"]
+"""What of an entry is not as on the other ranks, the first of these."""
+DIFFERENCES: Final[tuple[Difference, ...]] = get_args(Difference)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lane:
+    """One row: a rank, or ranks that have done exactly the same."""
+
+    ranks: tuple[int, ...]
+    """The first of them is the one that is read."""
+    newest: int = 0
+    """Number of the newest entry; 0 if the ranks have left none."""
+    is_blamed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """What a lane has at a number."""
+
+    lane: int
+    number: int
+    entry: Entry | None
+    """None: its ranks never got there, while others did."""
+    difference: Difference | None = None
+    """From what most ranks have there; if no side is larger, all of them differ."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """The cells of some numbers."""
+
+    first: int
+    last: int
+    cells: tuple[Cell, ...]
+    steps: tuple[tuple[int, int], ...]
+    """(number, step) where a step begins, on most ranks."""
+
+
+@runtime_checkable
+class RunningHashes(Protocol):
+    """A source whose entries hold running hashes, so that one of them tells whether all before it are the same."""
+
+    def columns(self, group: ProcessGroup, rank: int, first: int, last: int) -> Entries:
+        """Entries as an array of ``overlapscope.trace.group_log.ENTRY_DTYPE``."""
+        ...
+
+
+class OrderLanes:
+    """The lanes of one process group.
+
+    Args:
+        first_divergence: number of the first entry that is not the same on all ranks, if there is one.
+        divergence: how they differ there. Other names, or other batches of data, are no fault on their own, so cells
+            differ by them only if that is what was found.
+        blamed: ranks that the verdict names; they are always shown, and never share a lane.
+    """
+
+    def __init__(
+        self,
+        source: OrderSource,
+        group: ProcessGroup,
+        *,
+        first_divergence: int | None = None,
+        divergence: Divergence | None = None,
+        blamed: Iterable[int] = (),
+    ) -> None:
+        self._source = source
+        self.group = group
+        self._first_divergence = first_divergence
+        self._divergence = divergence
+        self.blamed = frozenset(blamed)
+        self._newest = {rank: source.newest(group, rank) for rank in source.recorded(group)}
+        self._oldest = {rank: source.oldest(group, rank) for rank in self._newest}
+        self.newest = max(self._newest.values(), default=0)
+        """The highest number that any rank has."""
+        self.oldest = min(self._oldest.values(), default=1)
+        """The lowest number that any rank still has."""
+        shortest = min(self._newest.values(), default=0)
+        candidates = [first_divergence, shortest + 1 if shortest < self.newest else None]
+        self.first_difference = min((number for number in candidates if number is not None), default=None)
+        """The first number at which ranks differ, or some have nothing while others have."""
+
+    @cached_property
+    def folds(self) -> tuple[Lane, ...]:
+        """Ranks that have done exactly the same together, by their first rank; each that is blamed on its own."""
+        histories = {rank: self._history(rank) for rank in self.group.ranks}
+        folds = self._fold(histories)
+        if len(folds) > _MOST_FOLDS:
+            # In a run that was ended from outside, every rank was somewhere else in its newest few collectives.
+            folds = self._fold({rank: history[:-1] for rank, history in histories.items()})
+        return folds
+
+    def lanes_of(self, ranks: Iterable[int]) -> tuple[Lane, ...]:
+        """A lane for each of these ranks, and for those blamed."""
+        return tuple(self._lane(rank) for rank in dict.fromkeys([*ranks, *sorted(self.blamed & {*self.group.ranks})]))
+
+    def window(self, lanes: Sequence[Lane], first: int, last: int) -> Window:
+        """The cells of the numbers ``first`` to ``last``.
+
+        What most ranks have at a number is told from all ranks, whether or not they are shown.
+        """
+        first, last = max(first, self.oldest), min(last, self.newest)
+        columns = self._columns(first, last)
+        cells = []
+        for place, lane in enumerate(lanes):
+            rank = lane.ranks[0]
+            entries = {entry.number: entry for entry in self._entries(rank, first, last)}
+            for number in range(first, last + 1):
+                entry = entries.get(number)
+                if entry is not None:
+                    difference = _difference(self._traits(rank, entry), columns[number])
+                    cells.append(Cell(lane=place, number=number, entry=entry, difference=difference))
+                elif number > lane.newest:
+                    cells.append(Cell(lane=place, number=number, entry=None))
+        return Window(first=first, last=last, cells=tuple(cells), steps=self._steps(first, last))
+
+    def entries_at(self, number: int) -> dict[int, Entry | None]:
+        """What each rank that has left a log has at a number; None: it never got there, or that is overwritten."""
+        return {rank: next(iter(self._entries(rank, number, number)), None) for rank in self._newest}
+
+    def start_of_step(self, step: int) -> int:
+        """Number of the first entry of a step or of a later one, on the rank that has got furthest; else its last."""
+        rank = self._furthest
+        if rank is None:
+            return 1
+        low, high = self._oldest[rank], self._newest[rank]
+        # Steps only ever grow, so a few reads are enough.
+        while low < high:
+            middle = (low + high) // 2
+            found = self._entries(rank, middle, middle)
+            low, high = (low, middle) if found and found[0].step >= step else (middle + 1, high)
+        return low
+
+    def next_difference(self, number: int, direction: Literal[1, -1]) -> int | None:
+        """The next number, or the one before, at which ranks differ or some have nothing; None if there is none."""
+        lowest = self.first_difference
+        if lowest is None:
+            return None
+        at = max(number + 1, lowest) if direction == 1 else min(number - 1, self.newest)
+        while lowest <= at <= self.newest:
+            first, last = sorted((at, at + direction * (_SEARCHED_AT_ONCE - 1)))
+            found = self._differing(max(first, lowest), min(last, self.newest))
+            if found:
+                return found[0] if direction == 1 else found[-1]
+            at += direction * _SEARCHED_AT_ONCE
+        return None
+
+    def _differing(self, first: int, last: int) -> list[int]:
+        shortest = min(self._newest.values())
+        columns = self._columns(first, last)
+        return [number for number, traits in columns.items() if number > shortest or len(traits) > 1]
+
+    def _columns(self, first: int, last: int) -> dict[int, Counter[_Traits]]:
+        """How many ranks have what at each number."""
+        columns: dict[int, Counter[_Traits]] = {number: Counter() for number in range(first, last + 1)}
+        for fold in sorted(self.folds, key=lambda fold: -len(fold.ranks))[:_COMPARED_FOLDS]:
+            for entry in self._entries(fold.ranks[0], first, last):
+                columns[entry.number][self._traits(fold.ranks[0], entry)] += len(fold.ranks)
+        return columns
+
+    def _steps(self, first: int, last: int) -> tuple[tuple[int, int], ...]:
+        """Where steps begin on the rank that has got furthest."""
+        if self._furthest is None:
+            return ()
+        entries = self._entries(self._furthest, first - 1, last)
+        begins = [entry for before, entry in pairwise(entries) if before.step != entry.step]
+        if entries and entries[0].number == self._oldest[self._furthest]:
+            begins.insert(0, entries[0])
+        return tuple((entry.number, entry.step) for entry in begins if entry.step != UNKNOWN_STEP)
+
+    def _traits(self, rank: int, entry: Entry) -> _Traits:
+        signature = entry.signature
+        return (
+            signature.hash,
+            step_that_must_agree(signature, entry.step, entry.flags),
+            self._batches_since(rank, entry) if self._divergence == "batch" else None,
+            signature.names if self._divergence == "names" else None,
+        )
+
+    def _batches_since(self, rank: int, entry: Entry) -> int | None:
+        """How many batches after the last one before the divergence: ranks may count them from anywhere."""
+        before = self._batch_before.get(rank)
+        is_bucket = entry.signature.role == "bucket" and entry.number >= (self._first_divergence or 1)
+        return entry.batch - before if is_bucket and before is not None and entry.batch is not None else None
+
+    @cached_property
+    def _batch_before(self) -> dict[int, int]:
+        last = (self._first_divergence or 1) - 1
+        batches = {}
+        for rank in self._newest:
+            for entry in self._entries(rank, last - _LOOKED_BACK + 1, last):
+                if entry.signature.role == "bucket" and entry.batch is not None:
+                    batches[rank] = entry.batch
+        return batches
+
+    def _fold(self, histories: dict[int, tuple[Hashable, ...]]) -> tuple[Lane, ...]:
+        same: dict[Hashable, list[int]] = {}
+        for rank, history in histories.items():
+            same.setdefault((rank in self.blamed and rank, history), []).append(rank)
+        return tuple(self._lane(*ranks) for ranks in same.values())
+
+    def _history(self, rank: int) -> tuple[Hashable, ...]:
+        """The same for two ranks if all they have done is the same, and their newest collectives have come as far."""
+        newest = self._newest.get(rank, 0)
+        if not newest:
+            return ()
+        if isinstance(self._source, RunningHashes):
+            # Entries would cost the signatures of all ranks, which are thousands of lines in as many files.
+            rows = self._source.columns(self.group, rank, newest - _NEWEST_LOOKED_AT + 1, newest)
+            if not len(rows):
+                return (newest,)
+            progress = (rows["launched_ns"] > 0).astype(int) + (rows["completed_ns"] > 0)
+            batches = int(rows["batch"][-1]) - self._batch_before.get(rank, 0) if self._divergence == "batch" else 0
+            return newest, int(rows["hash"][-1]), int(rows["names_hash"][-1]), batches, tuple(progress.tolist())
+        entries = self._entries(rank, self._oldest[rank], newest)
+        states = tuple(entry.state for entry in entries[-_NEWEST_LOOKED_AT:])
+        return newest, tuple(self._traits(rank, entry) for entry in entries), states
+
+    def _lane(self, *ranks: int) -> Lane:
+        newest = self._newest.get(ranks[0], 0)
+        return Lane(ranks=ranks, newest=newest, is_blamed=not self.blamed.isdisjoint(ranks))
+
+    @cached_property
+    def _furthest(self) -> int | None:
+        return max(self._newest, key=lambda rank: self._newest[rank], default=None)
+
+    def _entries(self, rank: int, first: int, last: int) -> tuple[Entry, ...]:
+        if rank not in self._newest or last < first:
+            return ()
+        return self._source.entries(self.group, rank, max(1, first), last)
+
+
+def _difference(traits: _Traits, column: Counter[_Traits]) -> Difference | None:
+    """From what most ranks have, or from what any other has if there are no most."""
+    ranked = column.most_common(2)
+    if len(ranked) < 2 or (ranked[0][1] > ranked[1][1] and traits == ranked[0][0]):
+        return None
+    other = ranked[0][0] if traits != ranked[0][0] else ranked[1][0]
+    return next((what for what, one, two in zip(DIFFERENCES, traits, other, strict=True) if one != two), None)

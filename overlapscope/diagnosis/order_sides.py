@@ -1,0 +1,156 @@
+"""What the ranks of a group have at one number, side by side: who has the same, and in what the others differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from overlapscope.diagnosis.evidence import UNKNOWN_STEP, Entry
+from overlapscope.trace.group_log import FAILED, SHADOW, UNEVEN_INPUTS
+from overlapscope.trace.signature import Signature
+from overlapscope.units import format_bytes, format_ns
+
+_FLAG_TEXTS: Final = {
+    UNEVEN_INPUTS: "inside join()",
+    SHADOW: "by a rank that has joined, in the place of another's",
+    FAILED: "ended with an error",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """Ranks that have the same collective at a number, launched in the same line."""
+
+    ranks: tuple[int, ...]
+    entries: tuple[Entry, ...]
+    """One of each of them; none if they never got there."""
+
+    @property
+    def entry(self) -> Entry | None:
+        """What stands for all of them."""
+        return self.entries[0] if self.entries else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trait:
+    """A line of the comparison: what it is called, and its value on each side."""
+
+    label: str
+    values: tuple[str, ...]
+    differs: bool
+
+
+def sides_of(entries: Mapping[int, Entry | None]) -> tuple[Side, ...]:
+    """The sides, that of most ranks first, and last the ranks that have nothing there.
+
+    Args:
+        entries: by rank.
+    """
+    same: dict[Hashable, list[int]] = {}
+    for rank, entry in sorted(entries.items()):
+        what = entry and (entry.signature.hash, entry.signature.names, entry.step, entry.call_site)
+        same.setdefault(what, []).append(rank)
+    largest_first = sorted(same.items(), key=lambda item: (item[0] is None, -len(item[1])))
+    return tuple(
+        Side(ranks=tuple(ranks), entries=tuple(entry for rank in ranks if (entry := entries[rank]) is not None))
+        for _, ranks in largest_first
+    )
+
+
+_TRAITS: Final[tuple[tuple[str, Callable[[Entry], str]], ...]] = (
+    ("call site", lambda entry: str(entry.call_site or "not known")),
+    ("operation", lambda entry: _operation(entry.signature)),
+    ("elements", lambda entry: f"{entry.signature.elements:,}" if entry.signature.elements else ""),
+    ("type", lambda entry: entry.signature.dtype),
+    ("shapes", lambda entry: _shapes(entry.signature.shapes)),
+    ("size", lambda entry: format_bytes(entry.signature.bytes) if entry.signature.bytes else ""),
+    ("root or peer", lambda entry: "" if entry.signature.peer is None else f"rank {entry.signature.peer}"),
+    ("tensors", lambda entry: _listed(entry.signature.names)),
+    ("launched by", lambda entry: _launcher(entry)),
+    ("step", lambda entry: "" if entry.step == UNKNOWN_STEP else str(entry.step)),
+    ("batch", lambda entry: "" if entry.batch is None else str(entry.batch)),
+    ("phase", lambda entry: (entry.phase or "").replace("_", " ")),
+    ("note", lambda entry: ", ".join(text for flag, text in _FLAG_TEXTS.items() if entry.flags & flag)),
+)
+
+
+def compare(sides: Sequence[Side], offsets_ns: Mapping[int, float]) -> tuple[Trait, ...]:
+    """The lines of the comparison: the call site, what differs, what does not; none in which no side has anything.
+
+    Args:
+        offsets_ns: what to add to the times of each rank to compare them; of ranks without one they are left out.
+    """
+    traits = []
+    for label, text in _TRAITS:
+        values = tuple("" if side.entry is None else text(side.entry) for side in sides)
+        of_entries = {value for value, side in zip(values, sides, strict=True) if side.entry is not None}
+        traits.append(Trait(label=label, values=values, differs=len(of_entries) > 1))
+    given = [trait for trait in traits if any(trait.values)]
+    by_interest = sorted(given, key=lambda trait: (trait.label != "call site", not trait.differs))
+    return (*by_interest, *_times(sides, offsets_ns))
+
+
+def _times(sides: Sequence[Side], offsets_ns: Mapping[int, float]) -> list[Trait]:
+    """When each side announced, launched and completed it, counted from the first announcement."""
+
+    def moments(side: Side, state: str) -> list[float | None]:
+        pairs = [(offsets_ns.get(rank), entry) for rank, entry in zip(side.ranks, side.entries, strict=False)]
+        times_ns = [(offset_ns, getattr(entry, f"{state}_ns")) for offset_ns, entry in pairs if offset_ns is not None]
+        return [None if time_ns is None else time_ns + offset_ns for offset_ns, time_ns in times_ns]
+
+    announced = [time_ns for side in sides for time_ns in moments(side, "announced") if time_ns]
+    if not announced:
+        return []
+    begin_ns = min(announced)
+    return [
+        Trait(
+            label=state,
+            values=tuple(_span(moments(side, state), begin_ns) if side.entries else "" for side in sides),
+            differs=False,
+        )
+        for state in ("announced", "launched", "completed")
+    ]
+
+
+def _span(times_ns: Sequence[float | None], begin_ns: float) -> str:
+    known = sorted(time_ns - begin_ns for time_ns in times_ns if time_ns is not None)
+    if not times_ns:
+        return "clock not known"
+    if not known:
+        return "never"
+    never = f", {len(times_ns) - len(known)} never" if len(known) < len(times_ns) else ""
+    first, last = (f"+{format_ns(time_ns)}" if time_ns else "+0" for time_ns in (known[0], known[-1]))
+    return (first if first == last else f"{first} to {last}") + never
+
+
+def _operation(signature: Signature) -> str:
+    return f"{signature.op} ({signature.reduce_op})" if signature.reduce_op else signature.op
+
+
+def _shapes(shapes: Sequence[Sequence[int]]) -> str:
+    return _listed(["×".join(map(str, shape)) or "scalar" for shape in shapes])
+
+
+def _listed(texts: Sequence[str], most: int = 6) -> str:
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more
+
+
+_LAUNCHERS: Final = {
+    "bucket": "DDP, gradients",
+    "buffers": "DDP, buffers",
+    "bitmap": "DDP, which parameters were used",
+    "construction": "DDP, when it was made",
+    "join": "join()",
+    "hook": "a communication hook",
+    "user": "your code",
+}
+
+
+def _launcher(entry: Entry) -> str:
+    signature = entry.signature
+    if signature.role == "user" and entry.step == UNKNOWN_STEP:
+        return ""  # dumps of another tool don't say who it was
+    who = _LAUNCHERS.get(signature.role, signature.role)
+    return f"{who}: bucket {signature.bucket}" if signature.role == "bucket" else who

@@ -1,0 +1,264 @@
+"""What one rank has left besides its collective logs: where it stood, and what became of it."""
+
+from __future__ import annotations
+
+import struct
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from overlapscope.diagnosis.evidence import (
+    JOINING,
+    CallSite,
+    Entry,
+    Failure,
+    Liveness,
+    RankEvidence,
+    Report,
+    Standing,
+    Unreduced,
+)
+from overlapscope.diagnosis.process import is_here, liveness_of
+from overlapscope.diagnosis.rank_models import models_of, unready_parameters
+from overlapscope.diagnosis.stacks import user_line
+from overlapscope.trace.folders import read_json, read_lines
+from overlapscope.trace.format import (
+    ALIVE_FILE,
+    ENDED_FILE,
+    EVENTS_FILE,
+    JOINING_FILE,
+    NO_BUCKET,
+    RANK_FILE,
+    REPORTS_FILE,
+    RUN_FILE,
+    STACKS_PATTERN,
+    UNREDUCED_FILE,
+    Kind,
+    Phase,
+)
+from overlapscope.trace.log import Problem, Records, newest_records
+
+_NEWEST_RECORDS: Final = 2048
+"""Of the event log: some steps, even with a record for each gradient."""
+_ALIVE: Final = struct.Struct("<qqq")
+_FATAL: Final = "Fatal Python error"
+"""In the stacks of a process that aborts."""
+_LONGEST_STACKS_BYTES: Final = 64 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFiles:
+    """One rank's files, read."""
+
+    evidence: RankEvidence
+    run: dict[str, Any]
+    reports: tuple[Report, ...] = ()
+    boot: str | None = None
+    """Ranks with the same one share a clock."""
+    alive_ns: int | None = None
+    """When its watchdog was last awake."""
+    problems: list[Problem] = field(default_factory=list)
+
+
+def read_rank(rank: int, folder: Path, newest: Entry | None, *, is_closed: bool) -> RankFiles:
+    """Read what one rank has left.
+
+    Args:
+        newest: its newest collective.
+        is_closed: its collective logs are complete, if there are any.
+    """
+    problems: list[Problem] = []
+    joining = read_json(folder / JOINING_FILE, problems) if (folder / JOINING_FILE).exists() else {}
+    has_joined = not joining or (folder / RANK_FILE).exists()
+    run, where = (
+        (read_json(folder / RUN_FILE, problems), read_json(folder / RANK_FILE, problems))
+        if has_joined
+        else ({"world_size": joining.get("world_size")}, joining)
+    )
+    ended = read_json(folder / ENDED_FILE, problems) if (folder / ENDED_FILE).exists() else {}
+    unready = unready_parameters(folder, problems)  # before the phase is read: it may go on meanwhile
+    records = newest_records(folder / EVENTS_FILE, _NEWEST_RECORDS)
+    reports = _reports(folder / REPORTS_FILE, rank, problems)
+    stacks = _stacks(folder)
+    standing = _with_line(_standing(records, newest), stacks, reports)
+    if not has_joined:
+        standing = Standing(
+            step=0, phase=JOINING, call_site=_call_site(joining), since_ns=_int(joining.get("time_ns"), 0)
+        )
+    steps = records[records["kind"] == Kind.STEP]
+    alive_ns, rss_bytes, limit_bytes = _alive(folder / ALIVE_FILE)
+    if alive_ns is not None:
+        alive_ns = max([alive_ns, *(report.time_ns for report in reports)])
+    liveness = _liveness(ended, where, is_closed=is_closed)
+    world_size = run.get("world_size")
+    evidence = RankEvidence(
+        rank=rank,
+        host=str(where.get("host", "")),
+        pid=_int(where.get("pid"), -1),
+        liveness=liveness,
+        failure=_failure(ended),
+        standing=standing,
+        steps_done=int(steps["step"][-1]) + 1 if len(steps) else standing.step if standing else 0,
+        step_time_ns=int(np.median(steps["end_ns"] - steps["start_ns"])) if len(steps) else None,
+        rss_bytes=rss_bytes,
+        memory_limit_bytes=limit_bytes,
+        unready=unready,
+        models=models_of(folder, problems),
+        unreduced=_unreduced(folder / UNREDUCED_FILE, problems),
+        world_size=world_size if isinstance(world_size, int) else None,
+        stacks=stacks,
+    )
+    boot = where.get("boot_id")
+    if liveness in ("running", "sleeping", "stopped"):
+        evidence = replace(evidence, idle_ns=_idle_ns(records, newest, time.clock_gettime_ns(time.CLOCK_MONOTONIC)))
+    elif liveness in ("gone", "unknown") and alive_ns is not None:
+        evidence = replace(evidence, idle_ns=_idle_ns(records, newest, alive_ns))
+    return RankFiles(
+        evidence=evidence,
+        run=run,
+        reports=reports,
+        boot=str(boot) if boot else None,
+        alive_ns=alive_ns,
+        problems=problems,
+    )
+
+
+def _liveness(ended: dict[str, Any], where: dict[str, Any], *, is_closed: bool) -> Liveness:
+    if ended:
+        return "failed" if ended.get("how") == "exception" else "ended"
+    if is_closed:
+        return "ended"
+    return liveness_of(where) if is_here(where) else "unknown"
+
+
+def _standing(records: Records, newest: Entry | None) -> Standing | None:
+    """The newest phase that was entered; without an event log, what the newest collective says."""
+    entered = records[records["kind"] == Kind.ENTER]
+    if not len(entered):
+        if newest is None:
+            return None
+        return Standing(step=newest.step, phase=newest.phase, call_site=newest.call_site, since_ns=newest.announced_ns)
+    enter = entered[-1]
+    phase = Phase(int(enter["index"]))
+    site = newest.call_site if newest and newest.announced_ns >= int(enter["start_ns"]) else None
+    step = int(enter["step"])
+    if phase is Phase.DATA_WAIT:
+        step += 1  # entered when the optimizer is done, with the number of its step, and belongs to the next one
+    return Standing(
+        step=step,
+        phase=phase.name.lower(),
+        bucket=_next_bucket(records, enter) if phase is Phase.BACKWARD else None,
+        call_site=site,
+        since_ns=int(enter["start_ns"]),
+    )
+
+
+def _with_line(standing: Standing | None, stacks: str, reports: tuple[Report, ...]) -> Standing | None:
+    """With the line that the stacks show, if they were written since."""
+    if standing is None or standing.call_site is not None:
+        return standing
+    is_since = bool(reports) and reports[-1].time_ns >= standing.since_ns
+    site = user_line(stacks) if is_since or _FATAL in stacks or not reports else None
+    return standing if site is None else replace(standing, call_site=site)
+
+
+def _next_bucket(records: Records, backward: Any) -> int:
+    is_launch = (records["kind"] == Kind.LAUNCH) & (records["sequence"] > backward["sequence"])
+    launched = records["index"][is_launch & (records["index"] != NO_BUCKET)]
+    return int(launched.max()) + 1 if len(launched) else 0
+
+
+def _idle_ns(records: Records, newest: Entry | None, now_ns: int) -> int:
+    """How long nothing has happened, or had happened when it was last heard of."""
+    times = [int(records["end_ns"].max())] if len(records) else []
+    if newest is not None:
+        times += [newest.announced_ns, newest.completed_ns or 0]
+    return max(0, now_ns - max(times)) if times else 0
+
+
+def _failure(ended: dict[str, Any]) -> Failure | None:
+    if ended.get("how") != "exception":
+        return None
+    return Failure(
+        type=str(ended.get("type", "an exception")),
+        message=str(ended.get("message", "")),
+        call_site=_call_site(ended),
+        traceback=str(ended.get("traceback", "")),
+        time_ns=_int(ended.get("time_ns"), 0),
+    )
+
+
+def _unreduced(path: Path, problems: list[Problem]) -> Unreduced | None:
+    content = read_json(path, problems) if path.exists() else {}
+    if not content:
+        return None
+    return Unreduced(
+        model=_int(content.get("model"), 0), step=_int(content.get("step"), 0), call_site=_call_site(content)
+    )
+
+
+def _reports(path: Path, rank: int, problems: list[Problem]) -> tuple[Report, ...]:
+    """Those that were not taken back."""
+
+    def row(line: Any) -> list[Report]:
+        if line.get("retracted_ns") is not None:
+            return []
+        verdict = line["verdict"]
+        return [
+            Report(
+                rank=rank,
+                time_ns=int(line["time_ns"]),
+                kind=str(verdict["kind"]),
+                sentence=str(verdict["sentence"]),
+                blamed=tuple(map(int, verdict["blamed"])),
+                step=verdict.get("step"),
+                bucket=verdict.get("bucket"),
+                call_sites={
+                    int(number): site
+                    for number, content in (verdict.get("call_sites") or {}).items()
+                    if (site := _call_site(content)) is not None
+                },
+            )
+        ]
+
+    return tuple(read_lines(path, problems, row))
+
+
+def _alive(path: Path) -> tuple[int | None, int | None, int | None]:
+    try:
+        alive_ns, rss_bytes, limit_bytes = _ALIVE.unpack(path.read_bytes()[: _ALIVE.size])
+    except (OSError, struct.error):
+        return None, None, None
+    return alive_ns or None, rss_bytes or None, limit_bytes or None
+
+
+def _stacks(folder: Path) -> str:
+    """The newest that the watchdog has written, and what faulthandler wrote at an abort."""
+    found = {
+        int(number): path
+        for path in folder.glob(STACKS_PATTERN)
+        if (number := path.stem.removeprefix("stacks_")).isdecimal()
+    }
+    wanted = {path for number, path in found.items() if number in (0, max(found))}
+    texts = []
+    for path in sorted(wanted):
+        try:
+            with path.open(encoding="utf-8", errors="replace") as file:
+                texts.append(file.read(_LONGEST_STACKS_BYTES))
+        except OSError:
+            continue
+    return "\n".join(text for text in texts if text.strip())
+
+
+def _call_site(content: dict[str, Any]) -> CallSite | None:
+    file, line = content.get("file"), content.get("line")
+    if not isinstance(file, str) or not isinstance(line, int):
+        return None
+    return CallSite(file=file, line=line, function=str(content.get("function") or ""))
+
+
+def _int(value: Any, otherwise: int) -> int:
+    return value if isinstance(value, int) else otherwise

@@ -1,0 +1,157 @@
+"""A verdict with all that it rests on, as text: for the stderr of a training and for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from overlapscope.diagnosis.evidence import UNKNOWN_STEP, CallSite, Entry, Evidence, GroupOrder, RankEvidence
+from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.diagnosis.wording import at, collective_text, group_text, ranges, standing_text
+from overlapscope.trace.signature import NO_BUCKET
+
+_MOST_SINGLE_RANKS: Final = 8
+_MOST_LINES: Final = 24
+_MOST_PARAMETERS: Final = 12
+_MOST_SIDES: Final = 4
+_WIDEST: Final = 62
+_NOTHING: Final = "-"
+_PATH_PARTS: Final = 2
+_MARKS: Final = {"announced": "not launched", "launched": "not completed", "completed": ""}
+
+
+def report_text(verdict: Verdict, evidence: Evidence) -> str:
+    """The message: what has happened, then where each rank stands, what differs, and what to try.
+
+    A healthy job gets one line.
+    """
+    if verdict.kind == "healthy":
+        return "\n".join([verdict.sentence, *verdict.evidence])
+    parts = [[verdict.sentence]]
+    if evidence.ranks:
+        parts.append(["Where the ranks stand:", *_standings(evidence)])
+    if verdict.windows:
+        parts.append(_sequences(verdict, evidence))
+    if unready := _unready(verdict, evidence):
+        parts.append(unready)
+    for title, sentences in (
+        ("Evidence:", verdict.evidence),
+        ("Also found, and probably a consequence:", verdict.also),
+        ("What to try:", verdict.advice),
+    ):
+        if sentences:
+            parts.append([title, *(f"  - {sentence}" for sentence in sentences)])
+    return "\n\n".join("\n".join(part) for part in parts)
+
+
+def _standings(evidence: Evidence) -> list[str]:
+    """A line a rank; of many ranks, a line for all that stand at the same place."""
+    rows: dict[tuple[str, ...], list[int]] = {}
+    for rank, one in sorted(evidence.ranks.items()):
+        row = (one.liveness, _where(one), _newest(evidence, rank))
+        key = row if len(evidence.ranks) > _MOST_SINGLE_RANKS else (*row, str(rank))
+        rows.setdefault(key, []).append(rank)
+    missing = [rank for rank in evidence.expected_ranks if rank not in evidence.ranks]
+    if missing:
+        rows[("no log", "", "")] = missing
+    table: list[tuple[str, ...]] = [("rank", "process", "where", "newest collective")]
+    table += [(", ".join(ranges(ranks)), *key[:3]) for key, ranks in rows.items()]
+    lines = _table(table)
+    if len(lines) > _MOST_LINES:
+        lines = [*lines[:_MOST_LINES], f"  ... and {len(lines) - _MOST_LINES} more groups of ranks"]
+    return lines
+
+
+def _where(one: RankEvidence) -> str:
+    if one.liveness == "ended":
+        return f"{one.steps_done} steps done" if one.steps_done else ""
+    if one.failure:
+        return f"{one.failure.type}{at(_shortened(one.failure.call_site))}"
+    standing = one.standing
+    return standing_text(replace(standing, call_site=_shortened(standing.call_site))) if standing else ""
+
+
+def _shortened(site: CallSite | None) -> CallSite | None:
+    """With the end of its path only, for a table."""
+    if site is None:
+        return None
+    parts = site.file.split("/")
+    return site if len(parts) <= _PATH_PARTS else replace(site, file="/".join(["...", *parts[-_PATH_PARTS:]]))
+
+
+def _newest(evidence: Evidence, rank: int) -> str:
+    newest = [
+        (window[-1].announced_ns, group, window[-1])
+        for group in evidence.groups
+        if (window := group.windows.get(rank)) and window[-1].number == group.newest.get(rank)
+    ]
+    if not newest:
+        numbers = [f"{group.newest[rank]} of {group_text(group)}" for group in evidence.groups if rank in group.newest]
+        return ", ".join(numbers[:2])
+    _, group, entry = max(newest, key=lambda one: one[0])
+    return f"{entry.number} of {group_text(group)}: {_short(entry)}"
+
+
+def _sequences(verdict: Verdict, evidence: Evidence) -> list[str]:
+    """What the ranks did around the first difference, beside each other; ranks that did the same in one column."""
+    assert verdict.windows is not None
+    group = next((one for one in evidence.groups if one.name == verdict.group), None) or GroupOrder(
+        name=verdict.group or "", ranks=()
+    )
+    columns: dict[tuple[object, ...], list[int]] = {}
+    for rank, window in sorted(verdict.windows.items()):
+        key = tuple((e.number, e.signature.hash, e.signature.names, e.step, e.batch, e.call_site) for e in window)
+        columns.setdefault(key, []).append(rank)
+    sides = list(columns.values())[:_MOST_SIDES]
+    entries = [{entry.number: entry for entry in verdict.windows[ranks[0]]} for ranks in sides]
+    numbers = sorted({number for side in entries for number in side})
+    show_batch = verdict.kind == "batch skipped"
+    table: list[tuple[str, ...]] = [("", "#", *(f"rank {', '.join(ranges(ranks))}" for ranks in sides))]
+    for number in numbers:
+        mark = ">" if number == verdict.number else ""
+        cells = [_cell(side.get(number), show_batch) for side in entries]
+        cells[1:] = ["=" if cell == cells[0] != _NOTHING else cell for cell in cells[1:]]
+        table.append((mark, str(number), *cells))
+        if number == verdict.number:
+            sites = [at(_shortened(e.call_site)) if (e := side.get(number)) else "" for side in entries]
+            if any(sites):
+                table.append(("", "", *(f" {site}" for site in sites)))
+    return [f"Collectives of {group_text(group)}:", *_table(table)]
+
+
+def _cell(entry: Entry | None, show_batch: bool) -> str:
+    if entry is None:
+        return _NOTHING
+    batch = f", batch {entry.batch}" if show_batch and entry.batch is not None else ""
+    state = f", {_MARKS[entry.state]}" if _MARKS[entry.state] else ""
+    step = "" if entry.step == UNKNOWN_STEP else f"step {entry.step}{batch}: "
+    return f"{step}{_short(entry)}{state}"
+
+
+def _short(entry: Entry) -> str:
+    text = collective_text(entry, with_names=entry.signature.bucket == NO_BUCKET)
+    return text if len(text) <= _WIDEST else text[: _WIDEST - 3] + "..."
+
+
+def _unready(verdict: Verdict, evidence: Evidence) -> list[str]:
+    if verdict.kind != "gradients never ready":
+        return []
+    lines = [
+        f"  rank {rank}: {parameter.name}, bucket {parameter.bucket}, in {parameter.module}"
+        for rank in verdict.blamed or verdict.concerned
+        for parameter in (evidence.ranks[rank].unready if rank in evidence.ranks else ())
+    ]
+    if not lines:
+        return []
+    if len(lines) > _MOST_PARAMETERS:
+        lines = [*lines[:_MOST_PARAMETERS], f"  ... and {len(lines) - _MOST_PARAMETERS} more"]
+    return ["Parameters whose gradients did not come:", *lines]
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns as wide as what they hold."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        ("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip() for row in rows
+    ]

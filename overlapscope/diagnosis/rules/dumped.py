@@ -1,0 +1,101 @@
+"""What can be said of ranks of which nothing is known but what they launched, as in dumps of a Flight Recorder."""
+
+from __future__ import annotations
+
+from overlapscope.diagnosis.evidence import GroupOrder
+from overlapscope.diagnosis.facts import Facts
+from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.diagnosis.wording import at, capitalised, collective_text, group_text, joined, ranks_text, verb
+
+_MOST_SHOWN = 4
+
+
+def not_launched(facts: Facts) -> Verdict | None:
+    """Some ranks wait in a collective that others have not launched."""
+    if not facts.is_from_dumps:
+        return None
+    ranks = tuple(rank for rank in facts.awaited if rank in facts.ranks and facts.is_stuck(rank))
+    wait = facts.wait_for(ranks)
+    if wait is None:
+        return None
+    missed, waiting = wait.missed_by(ranks), facts.waiting
+    is_minority = not wait.is_point_to_point and len(wait.group.ranks) > 2 and 2 * len(ranks) < len(wait.group.ranks)
+    what = f"collective {missed.number} of {group_text(wait.group)}, in which"
+    newest = [f"The newest that {joined([_newest(facts, wait.group, rank) for rank in ranks[:_MOST_SHOWN]])}."]
+    if wait.is_point_to_point:
+        what, newest = "the other side of what", []
+    shown = sorted({*ranks[:_MOST_SHOWN], *waiting[:_MOST_SHOWN]} & set(wait.group.windows))
+    sites = {one.rank: one.entry.call_site for one in facts.waits[:_MOST_SHOWN]}
+    sites |= {rank: standing.call_site for rank in ranks if (standing := facts.ranks[rank].standing)}
+    return Verdict(
+        kind="stuck",
+        sentence=f"{capitalised(ranks_text(ranks))} {verb(ranks, 'has', 'have')} not launched {what} "
+        f"{ranks_text(waiting)} {verb(waiting, 'waits', 'wait')}"
+        f"{' in' if wait.is_point_to_point else ''}: {collective_text(missed)}{at(missed.call_site)}.",
+        blamed=ranks if is_minority else (),
+        concerned=tuple(sorted({*ranks, *waiting})),
+        group=wait.group.name,
+        number=missed.number,
+        call_sites={rank: site for rank, site in sorted(sites.items()) if site} or None,
+        windows={rank: wait.group.windows[rank] for rank in shown},
+        evidence=(
+            *newest,
+            f"Whether {ranks_text(ranks)} left it out, {verb(ranks, 'is', 'are')} late, or came to an end, or others "
+            "have launched one too many, is not in a dump.",
+        ),
+        advice=(
+            "Look for a collective, or a part of the model, inside an `if` that depends on the rank or on the data.",
+            f"Look at what {ranks_text(ranks)} {verb(ranks, 'does', 'do')}: py-spy dump, its log, its data loader.",
+        ),
+    )
+
+
+def without_dump(facts: Facts) -> Verdict | None:
+    """Ranks wait in a collective in which ranks take part that left no dump."""
+    wait = facts.wait_for(set(facts.awaited) & set(facts.missing))
+    if wait is None or not facts.is_from_dumps or not facts.is_stuck(wait.rank):
+        return None
+    absent = sorted(set(wait.late) & set(facts.missing))
+    entry, waiting = wait.entry, facts.waiting
+    return Verdict(
+        kind="stuck",
+        sentence=f"{capitalised(ranks_text(waiting))} {verb(waiting, 'waits', 'wait')} in collective {entry.number} of "
+        f"{group_text(wait.group)} ({collective_text(entry)}{at(entry.call_site)}), in which {ranks_text(absent)} "
+        f"{verb(absent, 'takes', 'take')} part, of which there is no dump.",
+        concerned=tuple(sorted({*waiting, *absent})),
+        group=wait.group.name,
+        number=entry.number,
+        call_sites={one.rank: s for one in facts.waits[:_MOST_SHOWN] if (s := one.entry.call_site)} or None,
+        windows={rank: wait.group.windows[rank] for rank in waiting[:_MOST_SHOWN] if rank in wait.group.windows},
+        evidence=("The dumps that there are agree with each other as far as they go.",),
+        advice=(
+            f"Look at {ranks_text(absent)} first: a rank that is dead or hangs in native code can't dump.",
+            "Look at the network between the hosts, and at the backend's own log (NCCL_DEBUG=INFO).",
+        ),
+    )
+
+
+def incomplete(facts: Facts) -> Verdict | None:
+    """Nothing is wrong with what the dumps hold, but some are missing."""
+    if not facts.missing or not facts.is_from_dumps:
+        return None
+    return Verdict(
+        kind="cannot tell",
+        sentence=f"The dumps of {ranks_text(facts.ranks)} agree with each other, and nobody waits in them; "
+        f"of {ranks_text(facts.missing)} there is none.",
+        concerned=tuple(sorted(facts.ranks)),
+        evidence=("gloo says of a collective that has timed out the same as of one that has completed.",)
+        if any(group.backend == "gloo" for group in facts.evidence.groups)
+        else (),
+        advice=(f"Dump on {ranks_text(facts.missing)} as well, or copy all dumps into one folder.",),
+    )
+
+
+def _newest(facts: Facts, group: GroupOrder, rank: int) -> str:
+    entry = facts.newest(group, rank)
+    if entry is None:
+        number = group.newest.get(rank)
+        return (
+            f"rank {rank} launched there is number {number}" if number else f"rank {rank} launched there is not known"
+        )
+    return f"rank {rank} launched there is number {entry.number}, {collective_text(entry)}{at(entry.call_site)}"

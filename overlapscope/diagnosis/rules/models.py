@@ -1,0 +1,115 @@
+"""Ranks that gave different models to DistributedDataParallel."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from overlapscope.diagnosis.evidence import CallSite, ModelParameters
+from overlapscope.diagnosis.facts import Facts, minority
+from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.diagnosis.wording import capitalised, joined, ranks_text
+
+_NOTHING: Final = "no parameter"
+_MOST_LINES: Final = 16
+
+
+def models_differ(facts: Facts) -> Verdict | None:
+    """The parameters of a model are not the same, in the same order, on all ranks."""
+    numbers = sorted({model.model for one in facts.ranks.values() for model in one.models})
+    for number in numbers:
+        sides: dict[ModelParameters, list[int]] = {}
+        for rank, one in sorted(facts.ranks.items()):
+            for model in one.models:
+                if model.model == number:
+                    sides.setdefault(model, []).append(rank)
+        if len({(side.parameters, side.frozen) for side in sides}) > 1:
+            return _verdict(facts, number, sides)
+    return None
+
+
+def _verdict(facts: Facts, number: int, sides: dict[ModelParameters, list[int]]) -> Verdict:
+    by_parameters: dict[tuple[object, ...], list[int]] = {}
+    for side, ranks in sides.items():
+        by_parameters.setdefault((side.parameters, side.frozen), []).extend(ranks)
+    blamed = minority(by_parameters.values(), len(facts.world))
+    reference, other = _two_sides(sides, blamed)
+    ranks, others = sides[reference], sides[other]
+    place, (what, what_of_other), name = _first_difference(reference, other)
+    where = f"parameter {place}" if place is not None else "the set of trained parameters"
+    sentence = (
+        f"The ranks gave different models to DistributedDataParallel (model {number}): {where} is "
+        f"{what} on {ranks_text(ranks)} and {what_of_other} on {ranks_text(others)}."
+    )
+    same_shapes = place is not None and sorted(reference.parameters) == sorted(other.parameters)
+    evidence = [
+        f"{capitalised(ranks_text(side_ranks))}: {side.class_name}, {len(side.parameters)} parameters"
+        + (f", {len(side.frozen)} frozen" if side.frozen else "")
+        for side, side_ranks in sides.items()
+    ]
+    if same_shapes:
+        evidence.append("They hold the same parameters in another order.")
+    advice = ["Register parameters and modules in an order that does not depend on the process: no set(), no hash()."]
+    if not same_shapes:
+        advice = ["Build the model from the same configuration on all ranks, and freeze the same parameters on all."]
+    return Verdict(
+        kind="models differ",
+        sentence=sentence,
+        blamed=blamed,
+        concerned=tuple(sorted({*ranks, *others})),
+        parameters=(name,) if name else (),
+        call_sites=_lines(facts, (*ranks, *others)) or None,
+        evidence=tuple(evidence),
+        advice=tuple(advice),
+    )
+
+
+def _lines(facts: Facts, ranks: tuple[int, ...]) -> dict[int, CallSite]:
+    """Where each rank was when it made the model: DDP's first collectives know it, or the exception that followed."""
+    sites = {}
+    for rank in ranks[:_MOST_LINES]:
+        windows = [group.windows.get(rank, ()) for group in facts.evidence.groups]
+        found = [
+            e.call_site for window in windows for e in window if e.signature.role == "construction" and e.call_site
+        ]
+        failure = facts.ranks[rank].failure
+        if site := found[-1] if found else failure.call_site if failure else None:
+            sites[rank] = site
+    return sites
+
+
+def _two_sides(
+    sides: dict[ModelParameters, list[int]], blamed: tuple[int, ...]
+) -> tuple[ModelParameters, ModelParameters]:
+    """One that nobody is blamed for, and the first that differs from it."""
+    ordered = sorted(sides, key=lambda side: (bool(set(sides[side]) & set(blamed)), min(sides[side])))
+    reference = ordered[0]
+    other = next(s for s in ordered if (s.parameters, s.frozen) != (reference.parameters, reference.frozen))
+    return reference, other
+
+
+def _first_difference(a: ModelParameters, b: ModelParameters) -> tuple[int | None, tuple[str, str], str]:
+    """Place, what is there on each side, and its name."""
+    if (frozen := sorted({*a.frozen} ^ {*b.frozen})) and sorted([*_trained(a), *a.frozen]) == sorted(
+        [*_trained(b), *b.frozen]
+    ):
+        order = [name for name in (*_trained(a), *_trained(b)) if name in frozen]
+        name = (order or frozen)[0]
+        state = ("frozen", "trained") if name in a.frozen else ("trained", "frozen")
+        texts = (f"'{name}' {state[0]}", f"'{name}' {state[1]}")
+        return None, (texts[0], texts[1]), name
+    for place in range(max(len(a.parameters), len(b.parameters))):
+        one, other = (side.parameters[place] if place < len(side.parameters) else None for side in (a, b))
+        if one != other:
+            return place, (_parameter_text(one), _parameter_text(other)), (one or other or ("",))[0]
+    return None, ("frozen: " + joined(a.frozen or ("nothing",)), "frozen: " + joined(b.frozen or ("nothing",))), ""
+
+
+def _trained(model: ModelParameters) -> list[str]:
+    return [name for name, _, _ in model.parameters if name not in model.frozen]
+
+
+def _parameter_text(parameter: tuple[str, tuple[int, ...], str] | None) -> str:
+    if parameter is None:
+        return _NOTHING
+    name, shape, dtype = parameter
+    return f"'{name}' ({'×'.join(map(str, shape)) or 'scalar'} {dtype})"

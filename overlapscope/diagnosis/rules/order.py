@@ -1,0 +1,262 @@
+"""Ranks whose collectives are not the same, in the same order."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from overlapscope.diagnosis.evidence import Entry, GroupOrder
+from overlapscope.diagnosis.facts import Facts, Wait, is_different, minority
+from overlapscope.diagnosis.rules.pattern import Pattern, pattern_of
+from overlapscope.diagnosis.verdict import FaultKind, Verdict
+from overlapscope.diagnosis.wording import (
+    at,
+    capitalised,
+    collective_text,
+    group_text,
+    in_step,
+    joined,
+    known,
+    ranks_text,
+    verb,
+)
+from overlapscope.trace.group_log import FAILED
+from overlapscope.trace.signature import NO_BUCKET
+
+_SEVERITY: Final = ("signature", "step", "batch", "names")
+_MOST_SHOWN: Final = 8
+_STEPS_LEFT_BEHIND: Final = 2
+"""A collective of the step before may still be on its way to be launched, by another thread for instance."""
+_ADVICE: Final[dict[str, str]] = {
+    "different collectives": "Make all ranks take the same branch, with tensors of the same size and dtype.",
+    "missing collective": "Look for a collective inside an `if` that depends on the rank or on the data.",
+    "swapped collectives": "Launch collectives in one order on all ranks: not that of a set or of completion.",
+    "step behind": "Enter no_sync() and skip steps (NaN checks) on all ranks or on none; agree on it first.",
+    "batch skipped": "Skip a batch on all ranks or on none; DistributedSampler and join() keep ranks together.",
+}
+
+
+def diverged(facts: Facts) -> Verdict | None:
+    """The first entry of any group that is not the same on all ranks."""
+    found = [group for group in facts.evidence.groups if is_different(group)]
+    if not found:
+        return None
+    group = min(found, key=_when)
+    number = group.first_divergence
+    assert number is not None
+    at_number = {rank: entry for rank, window in group.windows.items() for entry in window if entry.number == number}
+    sides = _sides(group, at_number)
+    if len(sides) < 2:
+        return None
+    blamed = minority(sides, len(group.ranks))
+    side, other = _two_sides(sides, blamed)
+    a, b = at_number[side[0]], at_number[other[0]]
+    following = [[entry for entry in group.windows[ranks[0]] if entry.number >= number] for ranks in (side, other)]
+    kind, sentence = _say(group, number, side, other, a, b, pattern_of(*following))
+    sites = {rank: entry.call_site for rank, entry in sorted(at_number.items()) if entry.call_site}
+    concerned = tuple(sorted(rank for ranks in sides for rank in ranks))
+    shown = {*blamed[:_MOST_SHOWN], *side[:1], *other[:1]} | (
+        set(concerned) if len(concerned) <= _MOST_SHOWN else set()
+    )
+    bucket = next((entry.signature.bucket for entry in (a, b) if entry.signature.bucket != NO_BUCKET), None)
+    names = next((e.signature.names for e in (a, b) if e.signature.bucket != NO_BUCKET), a.signature.names)
+    evidence = []
+    if group.is_since_before:
+        evidence.append("The first difference is older than what is left of the logs; this is the oldest that is left.")
+    if absent := [rank for rank in group.ranks if rank not in at_number]:
+        evidence.append(f"Of {ranks_text(absent)} there is no collective {number} to compare with.")
+    if not blamed:
+        evidence.append("No side has a majority, so nobody is blamed.")
+    return Verdict(
+        kind=kind,
+        sentence=sentence,
+        blamed=blamed,
+        concerned=concerned,
+        step=known(min(a.step, b.step)),
+        group=group.name,
+        number=number,
+        bucket=bucket,
+        parameters=names,
+        call_sites={rank: sites[rank] for rank in sorted(shown) if rank in sites} or None,
+        windows={rank: group.windows[rank] for rank in sorted(shown)},
+        evidence=tuple(evidence),
+        advice=(_ADVICE[kind],),
+    )
+
+
+def interleaved(facts: Facts) -> Verdict | None:
+    """Ranks wait for each other, each in a group whose next collective another of them has not come to."""
+    waits = _cycle(facts)
+    if len({(wait.group.name, wait.is_point_to_point) for wait in waits}) < 2:
+        return None
+    first = min(waits, key=lambda wait: wait.entry.step)
+    gone_on = tuple(wait.rank for wait in waits if wait.rank in first.late and wait.entry.step > first.entry.step)
+    if gone_on:
+        return _left_out(facts, first, gone_on)
+    sides: dict[str, list[int]] = {}
+    for wait in facts.waits:
+        sides.setdefault(wait.group.name, []).append(wait.rank)
+    said = [
+        f"rank {wait.rank} waits in {group_text(wait.group)} ({collective_text(wait.entry)}{at(wait.entry.call_site)}) "
+        f"for {ranks_text(wait.late)}"
+        for wait in waits
+    ]
+    return Verdict(
+        kind="groups interleaved",
+        sentence=f"Ranks have entered process groups in different orders and wait for each other: {joined(said)}.",
+        blamed=minority(sides.values(), len(facts.world)),
+        concerned=tuple(sorted(wait.rank for wait in waits)),
+        step=known(first.entry.step),
+        group=first.group.name,
+        number=first.entry.number,
+        call_sites={wait.rank: wait.entry.call_site for wait in waits if wait.entry.call_site} or None,
+        windows={wait.rank: wait.group.windows[wait.rank] for wait in waits},
+        evidence=("Within each group the order is the same on all ranks, as far as they have come.",),
+        advice=("Launch the collectives of different groups in the same order on all ranks.",),
+    )
+
+
+def left_out(facts: Facts) -> Verdict | None:
+    """A collective has failed, or does not end, that a rank of its group has never entered and has left behind."""
+    if facts.is_from_dumps:
+        return None
+    for group in facts.evidence.groups:
+        newest = {rank: group.newest.get(rank, 0) for rank in group.ranks if rank in facts.ranks}
+        number = min(newest.values(), default=0) + 1
+        entries = [(rank, e) for rank, window in group.windows.items() for e in window if e.number == number]
+        if not entries or any(e.completed_ns is not None and not e.flags & FAILED for _, e in entries):
+            continue
+        rank, entry = min(entries, key=lambda pair: pair[1].announced_ns)
+        late = tuple(other for other, reached in newest.items() if reached < number)
+        has_failed = any(e.flags & FAILED for _, e in entries)
+        steps = 1 if has_failed else _STEPS_LEFT_BEHIND
+        gone_on = tuple(other for other in late if _newest_step(facts, other) >= entry.step + steps)
+        if gone_on:
+            return _left_out(facts, Wait(rank, group, entry, late), gone_on)
+    return None
+
+
+def _newest_step(facts: Facts, rank: int) -> int:
+    entries = [entry for group in facts.evidence.groups if (entry := facts.newest(group, rank)) is not None]
+    return max((entry.step for entry in entries), default=0)
+
+
+def _cycle(facts: Facts) -> list[Wait]:
+    """Ranks of which each waits for the next one, and the last for the first."""
+    if facts.awaited or not any(facts.is_stuck(rank) for rank in facts.waiting):
+        return []
+    by_rank = {wait.rank: wait for wait in facts.waits}
+    path: list[int] = []
+    rank = min(by_rank, default=None)
+    while rank is not None and rank not in path:
+        path.append(rank)
+        rank = next((late for late in by_rank[rank].late if late in by_rank), None)
+    return [] if rank is None else [by_rank[one] for one in path[path.index(rank) :]]
+
+
+def _left_out(facts: Facts, wait: Wait, ranks: tuple[int, ...]) -> Verdict:
+    """Ranks are in a later step already, although others still wait for them in an earlier one."""
+    missed = wait.missed_by(ranks)
+    whom = f"{ranks_text(ranks)}, which {verb(ranks, 'has', 'have')} gone on to the next step without it"
+    fate = f"which failed for want of {whom}" if missed.flags & FAILED else f"and waits there for {whom}"
+    return Verdict(
+        kind="missing collective",
+        sentence=f"In step {missed.step} rank {wait.rank} launched {collective_text(missed)}{at(missed.call_site)} in "
+        f"{group_text(wait.group)}{',' if missed.flags & FAILED else ''} {fate}.",
+        blamed=ranks if len(facts.world) > 2 else (),
+        concerned=tuple(sorted({wait.rank, *ranks})),
+        step=missed.step,
+        group=wait.group.name,
+        number=missed.number,
+        parameters=missed.signature.names,
+        call_sites={wait.rank: missed.call_site} if missed.call_site else None,
+        windows={rank: wait.group.windows[rank] for rank in sorted({wait.rank, *ranks}) if rank in wait.group.windows},
+        advice=(_ADVICE["missing collective"],),
+    )
+
+
+def _when(group: GroupOrder) -> tuple[int, int, int]:
+    number = group.first_divergence or 0
+    entries = [entry for window in group.windows.values() for entry in window if entry.number == number]
+    step = min((entry.step for entry in entries), default=0)
+    severity = _SEVERITY.index(group.divergence) if group.divergence in _SEVERITY else len(_SEVERITY)
+    return step, min((entry.announced_ns for entry in entries), default=0), severity
+
+
+def _sides(group: GroupOrder, at_number: dict[int, Entry]) -> list[list[int]]:
+    """Ranks by what they have there, the largest side first."""
+    batches = _batch_offsets(group) if group.divergence == "batch" else {}
+    sides: dict[object, list[int]] = {}
+    for rank, entry in sorted(at_number.items()):
+        key: object = entry.signature.hash
+        if group.divergence == "step":
+            key = entry.step
+        elif group.divergence == "batch":
+            key = batches.get(rank)
+        elif group.divergence == "names":
+            key = entry.signature.names
+        sides.setdefault(key, []).append(rank)
+    if group.divergence == "batch":
+        sides.pop(None, None)
+    return sorted(sides.values(), key=lambda ranks: (-len(ranks), ranks))
+
+
+def _batch_offsets(group: GroupOrder) -> dict[int, int]:
+    """By rank: by how much its batch has gone on at the first difference."""
+    number = group.first_divergence or 0
+    offsets = {}
+    for rank, window in group.windows.items():
+        known = [entry for entry in window if entry.batch is not None and entry.number <= number]
+        if len(known) > 1 and known[-1].number == number:
+            before = [entry for entry in known[:-1] if entry.step < known[-1].step] or known[:-1]
+            offsets[rank] = (known[-1].batch or 0) - (before[-1].batch or 0)
+    return offsets
+
+
+def _two_sides(sides: list[list[int]], blamed: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """One that nobody is blamed for, and the first of the others."""
+    ordered = sorted(sides, key=lambda ranks: (bool(set(ranks) & set(blamed)), ranks))
+    return ordered[0], ordered[1]
+
+
+def _say(
+    group: GroupOrder, number: int, side: list[int], other: list[int], a: Entry, b: Entry, pattern: Pattern
+) -> tuple[FaultKind, str]:
+    these, those = ranks_text(side), ranks_text(other)
+    where = f"as collective {number} of {group_text(group)}"
+    if group.divergence == "step" and a.signature.bucket == NO_BUCKET:
+        ahead, behind = (other, side) if b.step > a.step else (side, other)
+        return "missing collective", (
+            f"In step {min(a.step, b.step)} {ranks_text(ahead)} left out {collective_text(a)}{at(b.call_site)}: "
+            f"{where} {verb(ahead, 'its', 'their')} one of step {max(a.step, b.step)} meets that of step "
+            f"{min(a.step, b.step)} of {ranks_text(behind)}, and so on."
+        )
+    if group.divergence == "step":
+        ahead, behind = (other, side) if b.step > a.step else (side, other)
+        later, earlier = max(a.step, b.step), min(a.step, b.step)
+        return "step behind", (
+            f"From step {earlier} on, gradients of different steps are averaged: {ranks_text(ahead)} launched no "
+            f"bucket in step {earlier}, so {verb(ahead, 'its', 'their')} step {later} meets step {earlier} of "
+            f"{ranks_text(behind)} ({where}, {collective_text(a)})."
+        )
+    if group.divergence == "batch":
+        return "batch skipped", (
+            f"From step {min(a.step, b.step)} on, gradients of batches are averaged that do not belong together: "
+            f"{those} {verb(other, 'is', 'are')} at batch {b.batch} where {these} {verb(side, 'is', 'are')} at batch "
+            f"{a.batch}, and until then they went on together ({where}, {collective_text(a)})."
+        )
+    differ = (
+        f"{in_step(min(a.step, b.step))} {those} launched {collective_text(b)}{at(b.call_site)} {where}, where {these} "
+        f"launched {collective_text(a)}{at(a.call_site)}"
+    ).lstrip()
+    if group.divergence == "names" or pattern.kind == "swapped":
+        return "swapped collectives", capitalised(
+            differ
+        ) + ", and the other way round near by: the results are mixed up."
+    if pattern.kind == "missing":
+        extra, lacks = (side, other) if pattern.missing_on == "second" else (other, side)
+        count = "one collective" if pattern.count == 1 else f"{pattern.count} collectives"
+        return "missing collective", (
+            f"{capitalised(differ)}: from there on {ranks_text(lacks)} {verb(lacks, 'is', 'are')} {count} short, or "
+            f"{ranks_text(extra)} {verb(extra, 'has', 'have')} {count} too many."
+        )
+    return "different collectives", capitalised(differ) + "."

@@ -1,0 +1,133 @@
+"""What is left when no rule of a fault has an answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from overlapscope.diagnosis.facts import Facts
+from overlapscope.diagnosis.rules import processes
+from overlapscope.diagnosis.verdict import FaultKind, Verdict
+from overlapscope.diagnosis.wording import capitalised, group_text, ranks_text, seconds_text, standing_text, verb
+
+_SLOW_AFTER_NS: Final = 1_000_000_000
+_SLOW_AFTER_STEPS: Final = 3
+_OBSERVED: Final[dict[str, FaultKind]] = {
+    "stopped": "stopped",
+    "holds the GIL": "holds the GIL",
+    "waits for data": "waits for data",
+    "gradients never ready": "gradients never ready",
+    "stuck": "stuck",
+    "killed": "killed",
+    "out of memory": "out of memory",
+    "uneven inputs": "uneven inputs",
+    "batch skipped": "batch skipped",
+    "step behind": "step behind",
+    "not reduced": "not reduced",
+    "swapped collectives": "swapped collectives",
+    "missing collective": "missing collective",
+    "different collectives": "different collectives",
+}
+
+
+def reported(facts: Facts) -> Verdict | None:
+    """What a watchdog saw while the job ran, if the job did not end well: some of it leaves no trace."""
+    if len(facts.with_liveness("ended")) == len(facts.world):
+        return None
+    reports = [report for report in facts.evidence.reports if report.kind in _OBSERVED]
+    if not reports:
+        return None
+    first = min(reports, key=lambda report: report.time_ns)
+    who = f"The watchdog of rank {first.rank} said so while the job ran."
+    rule = {"stopped": processes.stopped, "holds the GIL": processes.holds_the_gil}.get(first.kind)
+    known = tuple(rank for rank in first.blamed if rank in facts.ranks and facts.ranks[rank].standing)
+    if rule is not None and known and (found := rule(facts, known)) is not None:
+        # Where the rank stood, its own log says better than what others had last heard of it.
+        return replace(found, evidence=(*found.evidence, who))
+    return Verdict(
+        kind=_OBSERVED[first.kind],
+        sentence=first.sentence,
+        blamed=first.blamed,
+        concerned=tuple(sorted({*first.blamed, *(report.rank for report in reports)})),
+        step=first.step,
+        bucket=first.bucket,
+        call_sites=first.call_sites or None,
+        evidence=(who,),
+    )
+
+
+def slow(facts: Facts) -> Verdict | None:
+    """The others wait for a rank, but not for so long that it is stuck."""
+    if not facts.evidence.is_live:
+        return None
+    for rank in facts.awaited:
+        one = facts.ranks.get(rank)
+        if one is None or one.idle_ns is None:
+            continue
+        if one.idle_ns >= max(_SLOW_AFTER_NS, _SLOW_AFTER_STEPS * (one.step_time_ns or 0)):
+            where = f" ({standing_text(one.standing)})" if one.standing else ""
+            return Verdict(
+                kind="slow",
+                sentence=f"Rank {rank} is slow, not stuck: nothing for {seconds_text(one.idle_ns)}{where}.",
+                concerned=(rank,),
+                step=one.standing.step if one.standing else None,
+            )
+    return None
+
+
+def healthy(facts: Facts) -> Verdict | None:
+    """All ranks that left something have come to their end, or go on."""
+    if not facts.ranks:
+        return None
+    going = facts.with_liveness("running", "sleeping", "dumped", "ended")
+    if len(going) < len(facts.ranks):
+        return None
+    if any(facts.is_stuck(rank) and not facts.is_busy(rank) for rank in facts.waiting):
+        return None
+    compared = sum(max(group.newest.values(), default=0) for group in facts.evidence.groups)
+    count = len(facts.evidence.groups)
+    groups = f"{count} group" if count == 1 else f"{count} groups"
+    is_over = len(facts.with_liveness("ended")) == len(facts.ranks)
+    what = "All ranks came to their end" if is_over else "Healthy so far"
+    return Verdict(
+        kind="healthy",
+        sentence=f"{what}: {compared:,} collectives in {groups} are the same on all ranks.",
+        concerned=going,
+    )
+
+
+def cannot_tell(facts: Facts) -> Verdict:
+    """The processes have not come to their end, and nothing that they left says why."""
+    if not facts.ranks:
+        return Verdict(kind="cannot tell", sentence="No rank has left anything to judge by.")
+    gone, failed = facts.with_liveness("gone"), facts.with_liveness("failed")
+    unknown = facts.with_liveness("unknown", "silent")
+    if gone and len(gone) == len(facts.ranks):
+        return Verdict(
+            kind="killed",
+            sentence="All ranks were killed without a farewell; which of them first, or why, is not in what they left."
+            if len(gone) > 1
+            else f"Rank {gone[0]} was killed without a farewell.",
+            concerned=gone,
+            step=max((one.standing.step for one in facts.ranks.values() if one.standing), default=None),
+            evidence=("The order of their collectives is the same, as far as they came.",),
+            advice=("Look at the launcher's output, and for the OOM killer in dmesg.",),
+        )
+    said = [
+        f"{ranks_text((wait.rank,))} waits for {ranks_text(wait.late)} in {group_text(wait.group)}"
+        for wait in facts.waits[:4]
+    ]
+    if failed:
+        said.append(f"{ranks_text(failed)} failed as if another rank had gone")
+    if gone:
+        said.append(f"{ranks_text(gone)} {verb(gone, 'is', 'are')} gone")
+    if unknown:
+        what = verb(unknown, "it was killed or still runs", "they were killed or still run")
+        said.append(f"{ranks_text(unknown)} left logs that were never closed, so {what} elsewhere")
+    return Verdict(
+        kind="cannot tell",
+        sentence=capitalised(
+            "; ".join([*said, ""]) + "the order of their collectives is the same as far as it is known."
+        ),
+        concerned=tuple(sorted(facts.ranks)),
+    )

@@ -1,0 +1,66 @@
+"""What is wrong before the first step: ranks that are missing, or don't agree on how many there are."""
+
+from __future__ import annotations
+
+from overlapscope.diagnosis.evidence import CallSite, RankEvidence
+from overlapscope.diagnosis.facts import Facts, minority
+from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.diagnosis.wording import capitalised, joined, ranks_text, verb
+
+
+def wrong_world_size(facts: Facts) -> Verdict | None:
+    """Ranks believe in different numbers of ranks, or there are more than the job has."""
+    beliefs: dict[int, list[int]] = {}
+    for rank, one in sorted(facts.ranks.items()):
+        if one.world_size is not None:
+            beliefs.setdefault(one.world_size, []).append(rank)
+    beyond = [rank for size, ranks in beliefs.items() for rank in ranks if rank >= size]
+    if len(beliefs) < 2 and not beyond:
+        return None
+    said = [f"{ranks_text(ranks)} {verb(ranks, 'believes', 'believe')} in {size}" for size, ranks in beliefs.items()]
+    sentence = f"The ranks don't agree on how many they are: {joined(said)}."
+    if len(beliefs) == 1:
+        sentence = f"{capitalised(ranks_text(beyond))} can't be one of {next(iter(beliefs))} ranks."
+    return Verdict(
+        kind="wrong world size",
+        sentence=sentence,
+        blamed=tuple(beyond) or minority(beliefs.values(), len(facts.ranks)),
+        concerned=tuple(sorted(facts.ranks)),
+        call_sites={rank: site for rank, one in facts.ranks.items() if (site := _line(one)) is not None} or None,
+        evidence=("World sizes as each rank was told at init_process_group (run.json, joining.json).",),
+        advice=("Start all ranks with the same WORLD_SIZE (--nnodes and --nproc-per-node of torchrun).",),
+    )
+
+
+def never_started(facts: Facts) -> Verdict | None:
+    """An expected rank has left nothing, and nobody has ever got anything done together with it."""
+    gone = tuple(rank for rank in facts.missing if not _was_there(facts, rank))
+    gone += facts.with_liveness("never started")
+    if not gone or not facts.ranks or facts.is_from_dumps:
+        return None
+    others = tuple(rank for rank in facts.world if rank not in gone)
+    is_before = all(facts.newest(group, rank) is None for group in facts.evidence.groups for rank in others)
+    return Verdict(
+        kind="never started",
+        sentence=f"{capitalised(ranks_text(gone))} of {len(facts.world)} never started: the others wait for "
+        f"{verb(gone, 'it', 'them')} in {'init_process_group' if is_before else 'their first collective'}.",
+        blamed=gone,
+        concerned=(*gone, *others),
+        call_sites={rank: site for rank in others[:1] if (site := _line(facts.ranks.get(rank))) is not None} or None,
+        evidence=(
+            f"{capitalised(ranks_text(gone))} left no folder in the recording.",
+            "No collective that needs it has completed on any other rank.",
+        ),
+        advice=("Look at the launcher's output on that host: was the process started, and did it fail on import?",),
+    )
+
+
+def _line(one: RankEvidence | None) -> CallSite | None:
+    return one.standing.call_site if one is not None and one.standing is not None else None
+
+
+def _was_there(facts: Facts, rank: int) -> bool:
+    """Its folder may have been lost: others have got something done with it, or all of them ended well."""
+    groups = [group for group in facts.evidence.groups if rank in group.ranks]
+    is_done = any(e.completed_ns is not None for g in groups for window in g.windows.values() for e in window)
+    return is_done or not facts.with_liveness("running", "sleeping", "stopped", "failed", "gone")

@@ -1,0 +1,245 @@
+"""Ranks that the others wait for: out of data, without gradients, in the data loader, or somewhere else."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from overlapscope.diagnosis.evidence import RankEvidence, UnreadyParameter
+from overlapscope.diagnosis.facts import Facts, Wait, is_different
+from overlapscope.diagnosis.verdict import FaultKind, Verdict
+from overlapscope.diagnosis.wording import (
+    at,
+    capitalised,
+    collective_text,
+    group_text,
+    in_step,
+    known,
+    ranks_text,
+    seconds_text,
+    some,
+    standing_text,
+    verb,
+)
+from overlapscope.trace.signature import NO_BUCKET
+
+_UNFINISHED_REDUCTION: Final = "Expected to have finished reduction"
+_END_OF_SCRIPT: Final = re.compile(r"in (destroy_process_group|_shutdown|barrier|_exit_function|_python_exit)\b")
+
+
+def never_ready(facts: Facts) -> Verdict | None:
+    """Some gradients of a rank's newest backward have not come, so that their bucket was never launched."""
+    for rank, one in sorted(facts.ranks.items()):
+        unready = _unready(one)
+        if not unready:
+            continue
+        message = one.failure.message if one.failure else ""
+        has_said_so = _UNFINISHED_REDUCTION in message
+        wait = facts.wait_for((rank,))
+        is_awaited = wait is not None or _others_have_the_bucket(facts, rank, unready[0])
+        is_over = one.standing is not None and one.standing.phase not in ("backward", "finalise", "forward")
+        is_there = one.liveness not in ("gone", "stopped", "failed") and facts.is_stuck(rank)
+        if has_said_so or (is_awaited and (is_over or is_there)):
+            return _never_ready(facts, rank, unready, wait)
+    return None
+
+
+def uneven_inputs(facts: Facts) -> Verdict | None:
+    """A rank has come to the end of its data, the others wait for it in a step that it never began."""
+    at_end = tuple(rank for rank in facts.awaited if _is_at_its_end(facts.ranks.get(rank)))
+    wait = facts.wait_for(at_end)
+    if wait is None:
+        return None
+    missed = wait.missed_by(at_end)
+    ended = tuple(rank for rank in at_end if facts.ranks[rank].liveness == "ended")
+    steps = {rank: one.steps_done for rank, one in facts.ranks.items()}
+    short = ", ".join(f"rank {rank} after {steps[rank]} steps" for rank in at_end[:4] if steps[rank])
+    few = 2 * len(at_end) < len(facts.world)
+    return Verdict(
+        kind="uneven inputs",
+        sentence=f"{capitalised(ranks_text(at_end))} ran out of data{f' ({short})' if short else ''}, and "
+        f"{ranks_text(facts.waiting)} {verb(facts.waiting, 'waits', 'wait')} for {verb(at_end, 'it', 'them')} in step "
+        f"{missed.step}: {collective_text(missed)}{at(missed.call_site)}.",
+        blamed=at_end if few and len(facts.world) > 2 else (),
+        concerned=tuple(sorted({*at_end, *facts.waiting})),
+        evidence=(f"{capitalised(ranks_text(ended))} came to {verb(ended, 'its', 'their')} end without an error.",)
+        if ended
+        else (f"{capitalised(ranks_text(at_end))} {verb(at_end, 'is', 'are')} past the training loop.",),
+        advice=("Give all ranks the same number of batches (drop_last, DistributedSampler), or train inside join().",),
+        **_place(facts, wait, at_end),
+    )
+
+
+def waits_for_data(facts: Facts) -> Verdict | None:
+    """A rank that the others wait for has been between two steps all the time."""
+    ranks = tuple(rank for rank in _culprits(facts) if _phase(facts, rank) == "data_wait")
+    return _held_up(
+        facts,
+        ranks,
+        "waits for data",
+        f"{verb(ranks, 'waits', 'wait')} for data",
+        "Look at the data loader of that rank: its workers, its storage, a lock; py-spy dump shows where.",
+    )
+
+
+def stuck(facts: Facts) -> Verdict | None:
+    """A rank that the others wait for stands somewhere else; or all have entered and nothing happens."""
+    ranks = _culprits(facts)
+    if ranks:
+        silent = all(facts.ranks[rank].liveness == "silent" for rank in ranks if rank in facts.ranks)
+        what = (
+            "has not been heard of: its process, its host or the network is gone"
+            if silent
+            else f"{verb(ranks, 'does', 'do')} not go on"
+        )
+        return _held_up(
+            facts, ranks, "stuck", what, "Look at the stacks of that rank, or at py-spy dump of its process."
+        )
+    return _all_inside(facts)
+
+
+def _culprits(facts: Facts) -> tuple[int, ...]:
+    return tuple(
+        rank
+        for rank in facts.awaited
+        if rank in facts.ranks
+        and facts.is_stuck(rank)
+        and not facts.is_busy(rank)
+        and facts.ranks[rank].liveness not in ("ended",)
+    )
+
+
+def _all_inside(facts: Facts) -> Verdict | None:
+    """Everybody is in the same collective and it does not end."""
+    stuck = [rank for rank in facts.blocked if facts.is_stuck(rank)]
+    if len(stuck) < len(facts.ranks) or not stuck:
+        return None
+    group, entry = facts.blocked[stuck[0]]
+    if any(other[0].name != group.name or other[1].number != entry.number for other in facts.blocked.values()):
+        return None
+    return Verdict(
+        kind="stuck",
+        sentence=f"All ranks that left a log have entered collective {entry.number} of {group_text(group)}"
+        f"{in_step(entry.step)} ({collective_text(entry)}{at(entry.call_site)}), and it never ended.",
+        concerned=tuple(stuck),
+        step=known(entry.step),
+        group=group.name,
+        number=entry.number,
+        bucket=entry.signature.bucket if entry.signature.bucket != NO_BUCKET else None,
+        parameters=entry.signature.names,
+        windows={rank: group.windows[rank] for rank in stuck[:8]},
+        evidence=("They agree on all collectives up to there, so none of them is to be blamed for its order.",),
+        advice=("Look at the network between the hosts, and at the backend's own log (NCCL_DEBUG=INFO).",),
+    )
+
+
+def _held_up(facts: Facts, ranks: tuple[int, ...], kind: FaultKind, what: str, advice: str) -> Verdict | None:
+    wait = facts.wait_for(ranks)
+    if not ranks or wait is None:
+        return None
+    one, missed = facts.ranks[ranks[0]], wait.missed_by(ranks)
+    since = f" for {seconds_text(one.idle_ns)}" if one.idle_ns else ""
+    where = f" ({standing_text(one.standing)})" if one.standing else ""
+    evidence = []
+    if one.liveness == "unknown":
+        evidence.append("Whether the processes still run can't be known from here.")
+    if one.cpu_share is not None:
+        evidence.append(f"Rank {ranks[0]} uses {100 * one.cpu_share:.0f} % of a core.")
+    return Verdict(
+        kind=kind,
+        sentence=f"{capitalised(ranks_text(ranks))} {what}{since}{where}, while {ranks_text(facts.waiting)} "
+        f"{verb(facts.waiting, 'waits', 'wait')} in collective {missed.number} of {group_text(wait.group)}: "
+        f"{collective_text(missed)}{at(missed.call_site)}.",
+        blamed=ranks,
+        concerned=tuple(sorted({*ranks, *facts.waiting})),
+        evidence=tuple(evidence),
+        advice=(advice,),
+        **_place(facts, wait, ranks),
+    )
+
+
+def _never_ready(facts: Facts, rank: int, unready: tuple[UnreadyParameter, ...], wait: Wait | None) -> Verdict:
+    one = facts.ranks[rank]
+    bucket = unready[0].bucket
+    inside = [parameter for parameter in unready if parameter.bucket == bucket]
+    names = tuple(parameter.name for parameter in unready)
+    modules = sorted({parameter.module for parameter in unready})
+    where = sorted({parameter.module for parameter in inside})
+    step = wait.missed_by((rank,)).step if wait else one.standing.step if one.standing else None
+    whom = f", so {ranks_text(facts.waiting)} {verb(facts.waiting, 'waits', 'wait')} for it" if facts.waiting else ""
+    return Verdict(
+        kind="gradients never ready",
+        sentence=f"Rank {rank} never launched bucket {bucket}{f' of step {step}' if step is not None else ''}{whom}: "
+        f"{len(inside)} of its parameters got no gradient ({some([p.name for p in inside])}; in {some(where)}).",
+        blamed=(rank,),
+        concerned=tuple(sorted({rank, *facts.waiting})),
+        evidence=(f"The backward of rank {rank} left {len(names)} parameters without a gradient: {some(names)}.",),
+        advice=(
+            "Use the same branches of the model on all ranks, or pass find_unused_parameters=True.",
+            f"Look at what forward does with {some(modules)} on rank {rank}.",
+        ),
+        **(_place(facts, wait, (rank,)) if wait else {"step": step}) | {"bucket": bucket, "parameters": names},
+    )
+
+
+def _unready(one: RankEvidence) -> tuple[UnreadyParameter, ...]:
+    """Parameters without a gradient, if others of the same model have theirs: else the backward had not begun."""
+    by_model: dict[int, list[UnreadyParameter]] = {}
+    for parameter in one.unready:
+        by_model.setdefault(parameter.model, []).append(parameter)
+    sizes = {model.model: len(model.parameters) for model in one.models}
+    for model, parameters in sorted(by_model.items()):
+        if len(parameters) < sizes.get(model, len(parameters) + 1):
+            return tuple(sorted(parameters, key=lambda parameter: parameter.bucket))
+    return ()
+
+
+def _others_have_the_bucket(facts: Facts, rank: int, unready: UnreadyParameter) -> bool:
+    """Where this rank has something else, or nothing yet, others have launched the bucket."""
+    for group in facts.evidence.groups:
+        own = group.windows.get(rank, ())
+        number = group.newest.get(rank, 0) + 1
+        if is_different(group) and group.first_divergence is not None:
+            number = group.first_divergence
+        if any(entry.number == number and entry.signature.bucket != NO_BUCKET for entry in own):
+            continue
+        for other, window in group.windows.items():
+            for entry in window:
+                signature = entry.signature
+                is_it = signature.bucket != NO_BUCKET and signature.model == unready.model
+                if other != rank and entry.number == number and is_it and signature.bucket <= unready.bucket:
+                    return True
+    return False
+
+
+def _is_at_its_end(one: RankEvidence | None) -> bool:
+    if one is None:
+        return False
+    return one.liveness == "ended" or (
+        one.standing is not None
+        and one.standing.phase in (None, "data_wait")
+        and _END_OF_SCRIPT.search(one.stacks) is not None
+    )
+
+
+def _phase(facts: Facts, rank: int) -> str | None:
+    standing = facts.ranks[rank].standing
+    return standing.phase if standing else None
+
+
+def _place(facts: Facts, wait: Wait, ranks: tuple[int, ...]) -> dict[str, Any]:
+    """Fields of a verdict: where the others wait."""
+    missed = wait.missed_by(ranks)
+    sites = {rank: s.call_site for rank in ranks if rank in facts.ranks and (s := facts.ranks[rank].standing)}
+    sites |= {one.rank: one.entry.call_site for one in facts.waits[:8]}
+    signature = missed.signature
+    shown = [rank for rank in (*ranks[:4], *facts.waiting[:4]) if rank in wait.group.windows]
+    return {
+        "step": known(missed.step),
+        "group": wait.group.name,
+        "number": missed.number,
+        "bucket": signature.bucket if signature.bucket != NO_BUCKET else None,
+        "parameters": signature.names,
+        "call_sites": {rank: site for rank, site in sorted(sites.items()) if site} or None,
+        "windows": {rank: wait.group.windows[rank] for rank in sorted(shown)},
+    }

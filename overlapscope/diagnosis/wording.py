@@ -1,0 +1,128 @@
+"""How ranks, collectives and parameters are called in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from overlapscope.diagnosis.evidence import JOINING, UNKNOWN_STEP, CallSite, Entry, GroupOrder, Standing
+from overlapscope.trace.signature import NO_BUCKET
+
+_MOST_NAMES: Final = 3
+_PHASES: Final = {
+    "data_wait": "waiting for data",
+    "forward": "in forward",
+    "backward": "in backward",
+    "finalise": "waiting for its buckets at the end of backward",
+    "optimizer": "in the optimizer",
+    "evaluation": "in evaluation",
+}
+
+_ROLES: Final = {
+    "construction": "what DDP compares at first",
+    "plan": "the bucket plan",
+    "bitmap": "the bitmap of used parameters",
+}
+
+_NO_DESCRIPTIONS: Final = ("", "undefined")
+"""What torch calls a group that nobody has described."""
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """``rank 1``, ``ranks 0-5 and 7``."""
+    numbers = sorted(set(ranks))
+    return ("rank " if len(numbers) == 1 else "ranks ") + joined(ranges(numbers))
+
+
+def ranges(numbers: Sequence[int]) -> list[str]:
+    """Sorted numbers, of which three or more in a row are a range."""
+    texts: list[str] = []
+    start = 0
+    for end in range(1, len(numbers) + 1):
+        if end < len(numbers) and numbers[end] == numbers[end - 1] + 1:
+            continue
+        run = numbers[start:end]
+        texts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else [str(number) for number in run]
+        start = end
+    return texts
+
+
+def joined(texts: Sequence[str]) -> str:
+    """``a, b and c``."""
+    return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
+
+
+def some(names: Sequence[str]) -> str:
+    """The first few of many names."""
+    shown = ", ".join(names[:_MOST_NAMES])
+    return shown if len(names) <= _MOST_NAMES else f"{shown} and {len(names) - _MOST_NAMES} more"
+
+
+def verb(ranks: Iterable[int], one: str, several: str) -> str:
+    """``has`` or ``have``."""
+    return one if len(set(ranks)) == 1 else several
+
+
+def capitalised(sentence: str) -> str:
+    """With a capital at the start, and the rest as it is."""
+    return sentence[:1].upper() + sentence[1:]
+
+
+def collective_text(entry: Entry, *, with_names: bool = True) -> str:
+    """``all_reduce(sum) of bucket 2, 1000 float32 (head.weight, head.bias)``."""
+    signature = entry.signature
+    text = signature.op + (f"({signature.reduce_op})" if signature.reduce_op else "")
+    what = []
+    if signature.bucket != NO_BUCKET:
+        what.append(f"bucket {signature.bucket}" + (f" of model {signature.model}" if signature.model else ""))
+    elif signature.role not in ("user", ""):
+        what.append(_ROLES.get(signature.role, f"DDP's {signature.role}"))
+    if signature.elements:
+        what.append(f"{signature.elements:,} {signature.dtype}".strip())
+    if what:
+        text += " of " + ", ".join(what)
+    if signature.peer is not None:
+        direction = {"send": "to", "reduce": "to", "gather": "to"}.get(signature.op, "from")
+        text += f" {direction} rank {signature.peer}"
+    return text + (f" ({some(signature.names)})" if signature.names and with_names else "")
+
+
+def at(site: CallSite | None) -> str:
+    """`` at train.py:42 (main)``, or nothing if the line is not known."""
+    return f" at {site}" if site else ""
+
+
+def group_text(group: GroupOrder) -> str:
+    """``the default group``, ``group 'pipeline'``."""
+    if group.name in ("default", "0") or group.description in ("default", "default_pg"):
+        return "the default group"
+    name = group.name if group.description in _NO_DESCRIPTIONS else group.description
+    return f"group '{name}' of {ranks_text(group.ranks)}"
+
+
+def in_step(step: int) -> str:
+    """`` in step 12``, or nothing if steps are not counted."""
+    return "" if step == UNKNOWN_STEP else f" in step {step}"
+
+
+def known(step: int) -> int | None:
+    """The step, or None if steps are not counted."""
+    return None if step == UNKNOWN_STEP else step
+
+
+def standing_text(standing: Standing) -> str:
+    """``in backward of step 12, before bucket 2, at train.py:42 (main)``."""
+    if standing.step == UNKNOWN_STEP:
+        return f"last seen{at(standing.call_site)}" if standing.call_site else ""
+    if standing.phase == JOINING:
+        return f"in init_process_group{at(standing.call_site)}"
+    text = _PHASES.get(standing.phase or "", "outside a training step")
+    text += f" {'after' if standing.phase is None else 'of'} step {standing.step}"
+    if standing.bucket is not None and standing.phase in ("backward", "finalise"):
+        text += f", before bucket {standing.bucket}"
+    return text + (f",{at(standing.call_site)}" if standing.call_site else "")
+
+
+def seconds_text(ns: int) -> str:
+    """``1.5 s``, ``12 s``."""
+    return f"{ns / 1e9:.1f} s" if ns < 10e9 else f"{ns / 1e9:.0f} s"

@@ -1,0 +1,105 @@
+"""``overlapscope diagnose``: the text for people, the JSON for programs, and the exit code for scripts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from overlapscope.cli import main
+from overlapscope.trace.format import SIGNATURES_FILE, rank_folder
+from overlapscope.trace.group_log import group_file
+from tests.commands.command_line import overlapscope
+from tests.ordered import Collective, all_reduce, end, fail, steps, write_order
+
+EXTRA = Collective(signature=all_reduce("seen"), step=3, line=88)
+
+
+def with_extra_collective(folder: Path) -> Path:
+    """Rank 1 of three has an all-reduce of its own in step 3."""
+    late = steps(5)
+    late.insert(10, EXTRA)
+    return write_order(folder, {0: steps(5), 1: late, 2: steps(5)}, close=False)
+
+
+def test_a_healthy_job_gets_one_line_and_exit_code_0(tmp_path: Path) -> None:
+    end(write_order(tmp_path, {0: steps(5), 1: steps(5)}), (0, 1))
+    ran = overlapscope("diagnose", tmp_path)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout == "All ranks came to their end: 15 collectives in 1 group are the same on all ranks.\n"
+
+
+def test_a_fault_is_told_with_both_sequences_and_exit_code_1(tmp_path: Path) -> None:
+    ran = overlapscope("diagnose", with_extra_collective(tmp_path))
+    assert (ran.returncode, ran.stderr) == (1, "")
+    sentence, *rest = ran.stdout.splitlines()
+    assert sentence.startswith("In step 3 rank 1 launched all_reduce(sum) of 1 float32 (seen) at train.py:88 (main)")
+    (row,) = [line for line in rest if line.startswith("  > ")]
+    assert row.split("step 3: ")[1:] == [
+        "all_reduce(sum) of bucket 1, 2,000 float32  ",
+        "all_reduce(sum) of 1 float32 (seen)",
+    ]
+    assert "What to try:" in rest
+
+
+def test_programs_get_the_verdict_the_ranks_and_the_groups(tmp_path: Path) -> None:
+    ran = overlapscope("diagnose", with_extra_collective(tmp_path), "--json")
+    content = json.loads(ran.stdout)
+    assert ran.returncode == 1
+    verdict = content["verdict"]
+    assert (verdict["kind"], verdict["blamed"], verdict["step"], verdict["number"]) == (
+        "missing collective",
+        [1],
+        3,
+        11,
+    )
+    assert verdict["call_sites"]["1"] == {"file": "train.py", "line": 88, "function": "main"}
+    assert [rank["rank"] for rank in content["ranks"]] == [0, 1, 2]
+    assert content["groups"][0]["newest"] == {"0": 15, "1": 16, "2": 15}
+    assert content["problems"] == []
+
+
+def test_what_could_not_be_read_goes_to_stderr_and_the_rest_is_judged(tmp_path: Path) -> None:
+    with_extra_collective(tmp_path)
+    (rank_folder(tmp_path, 2) / group_file(0)).write_bytes(b"nonsense")
+    ran = overlapscope("diagnose", tmp_path)
+    assert ran.returncode == 1
+    assert "not a collective log" in ran.stderr
+    assert len(ran.stderr.splitlines()) == 1
+    assert "Of rank 2 there is no collective 11 to compare with." in ran.stdout
+
+
+def test_signatures_that_are_lost_leave_the_hashes(tmp_path: Path) -> None:
+    with_extra_collective(tmp_path)
+    for rank in range(3):
+        (rank_folder(tmp_path, rank) / SIGNATURES_FILE).unlink()
+    assert overlapscope("diagnose", tmp_path).returncode == 1
+
+
+@pytest.mark.parametrize("content", [None, "empty", "file"])
+def test_what_is_no_recording_is_refused_with_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None
+) -> None:
+    path = tmp_path / "traces"
+    if content == "empty":
+        path.mkdir()
+    elif content == "file":
+        path.write_text("nothing")
+    assert main(["diagnose", str(path)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"overlapscope diagnose: {path}: ")
+    assert len(printed.err.splitlines()) == 1
+
+
+def test_a_job_of_many_ranks_fits_on_a_page(tmp_path: Path) -> None:
+    orders = {rank: steps(4) for rank in range(40)}
+    orders[17] = steps(3)
+    write_order(tmp_path, orders, close=False)
+    for rank in sorted({*orders} - {17}):
+        fail(tmp_path, rank, "RuntimeError", "Connection closed by peer [10.0.0.1]:9")
+    ran = overlapscope("diagnose", tmp_path)
+    assert ran.stdout.startswith("Rank 17 was killed without a farewell")
+    assert "  0-16, 18-39  failed" in ran.stdout
+    assert len(ran.stdout.splitlines()) < 40

@@ -1,0 +1,99 @@
+"""Evidence written by hand: what a few ranks are known to have done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from overlapscope.diagnosis.evidence import (
+    CallSite,
+    Entry,
+    Evidence,
+    Failure,
+    GroupOrder,
+    Liveness,
+    RankEvidence,
+    Standing,
+)
+from overlapscope.trace.signature import Signature
+from tests.ordered import bucket
+
+CLOSED = Failure(
+    type="RuntimeError", message="[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"
+)
+TIMED_OUT = Failure(
+    type="RuntimeError", message="[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1800000ms"
+)
+
+
+def site(line: int) -> CallSite:
+    return CallSite(file="train.py", line=line, function="main")
+
+
+def entry(number: int, signature: Signature, *, step: int = 0, is_done: bool = True, line: int = 42) -> Entry:
+    """Announced 100 us after the one before it."""
+    announced_ns = number * 100_000
+    return Entry(
+        number=number,
+        signature=signature,
+        step=step,
+        batch=step,
+        call_site=site(line),
+        announced_ns=announced_ns,
+        launched_ns=announced_ns + 1_000,
+        completed_ns=announced_ns + 50_000 if is_done else None,
+    )
+
+
+def trained(collectives: int, *, buckets: int = 3, is_waiting: bool = False) -> tuple[Entry, ...]:
+    """So many all-reduces of buckets; the newest has not completed if the rank waits in it."""
+    return tuple(
+        entry(
+            number,
+            bucket((number - 1) % buckets),
+            step=(number - 1) // buckets,
+            is_done=number < collectives or not is_waiting,
+        )
+        for number in range(1, collectives + 1)
+    )
+
+
+def group(
+    windows: Mapping[int, Sequence[Entry]], *, name: str = "default", ranks: Sequence[int] | None = None, **more: Any
+) -> GroupOrder:
+    """What its ranks did in a group."""
+    return GroupOrder(
+        name=name,
+        ranks=tuple(ranks if ranks is not None else sorted(windows)),
+        newest={rank: window[-1].number for rank, window in windows.items()},
+        windows={rank: tuple(window) for rank, window in windows.items()},
+        **more,
+    )
+
+
+def rank(
+    number: int,
+    liveness: Liveness = "sleeping",
+    *,
+    phase: str | None = "finalise",
+    step: int = 0,
+    since_ns: int = 0,
+    **more: Any,
+) -> RankEvidence:
+    """A rank in some phase; since before its first collective, unless said otherwise."""
+    standing = Standing(step=step, phase=phase, since_ns=since_ns)
+    return RankEvidence(rank=number, liveness=liveness, standing=standing, **more)
+
+
+def job(*ranks: RankEvidence, groups: Sequence[GroupOrder] = (), world: int | None = None, **more: Any) -> Evidence:
+    """All that is known of a job; of ``world`` ranks, by default those that are known."""
+    size = len(ranks) if world is None else world
+    return Evidence(
+        expected_ranks=tuple(range(size)), ranks={one.rank: one for one in ranks}, groups=tuple(groups), **more
+    )
+
+
+def idle(one: RankEvidence, seconds: float, step_s: float = 0.1) -> RankEvidence:
+    """It has done nothing for so long."""
+    return replace(one, idle_ns=round(seconds * 1e9), step_time_ns=round(step_s * 1e9))

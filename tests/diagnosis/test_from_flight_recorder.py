@@ -1,0 +1,237 @@
+"""Verdicts from dumps: what is wrong, who is named, and what can't be known."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overlapscope.diagnosis.from_flight_recorder import read_dumps
+from overlapscope.diagnosis.judge import judge
+from overlapscope.diagnosis.report import report_text
+from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.errors import OverlapScopeError
+from tests.nccl_dumps import START_NS, NcclRank
+
+DUMPS = Path(__file__).parent.parent / "data" / "flight_recorder"
+
+
+def verdict_of(folder: Path) -> Verdict:
+    evidence, problems = read_dumps(folder)
+    assert not [problem for problem in problems if problem.severity == "error"]
+    verdict = judge(evidence)
+    text = report_text(verdict, evidence)
+    assert "step -1" not in text
+    assert "step 0" not in text
+    assert verdict.step is None
+    assert verdict.bucket is None
+    return verdict
+
+
+def lines_of(verdict: Verdict) -> dict[int, str]:
+    return {rank: f"{Path(site.file).name}:{site.line}" for rank, site in (verdict.call_sites or {}).items()}
+
+
+class TestGloo:
+    @pytest.mark.parametrize(
+        "folder",
+        ["healthy_gloo/pickle", "healthy_gloo/json", "healthy_3", "subgroups_3", "point_to_point_3", "wrapped_2"],
+    )
+    def test_nothing_wrong(self, folder: str) -> None:
+        verdict = verdict_of(DUMPS / folder)
+        assert (verdict.kind, verdict.blamed) == ("healthy", ())
+
+    @pytest.mark.parametrize("kind", ["pickle", "json"])
+    def test_different_operations_of_two_ranks_blame_nobody(self, kind: str) -> None:
+        verdict = verdict_of(DUMPS / "op_mismatch_gloo" / kind)
+        assert (verdict.kind, verdict.blamed, verdict.concerned, verdict.number) == (
+            "different collectives",
+            (),
+            (0, 1),
+            11,
+        )
+        assert "rank 1 launched broadcast" in verdict.sentence.lower()
+        assert "rank 0 launched all_reduce" in verdict.sentence
+        assert lines_of(verdict) == ({0: "train.py:120", 1: "train.py:120"} if kind == "pickle" else {})
+        assert verdict.windows is not None
+        assert [verdict.windows[rank][-1].signature.op for rank in (0, 1)] == ["all_reduce", "broadcast"]
+
+    @pytest.mark.parametrize("kind", ["pickle", "json"])
+    def test_a_collective_that_one_of_two_never_launched(self, kind: str) -> None:
+        verdict = verdict_of(DUMPS / "missing_collective_gloo" / kind)
+        assert (verdict.kind, verdict.blamed, verdict.concerned, verdict.number) == ("stuck", (), (0, 1), 11)
+        assert verdict.sentence.startswith(
+            "Rank 1 has not launched collective 11 of the default group, in which rank 0"
+        )
+        assert "number 10, all_reduce of 131,072 float32" in verdict.evidence[0]
+        assert "not in a dump" in verdict.evidence[1]
+        assert lines_of(verdict) == ({0: "train.py:39", 1: "train.py:39"} if kind == "pickle" else {})
+
+    def test_one_of_three_that_launches_something_else_is_named(self) -> None:
+        verdict = verdict_of(DUMPS / "odd_3")
+        assert (verdict.kind, verdict.blamed, verdict.number) == ("different collectives", (1,), 4)
+
+    @pytest.mark.parametrize("folder", ["sizes_3", "dtypes_3"])
+    def test_sizes_and_types_that_gloo_does_not_notice(self, folder: str) -> None:
+        verdict = verdict_of(DUMPS / folder)
+        assert (verdict.kind, verdict.blamed, verdict.number) == ("different collectives", (2,), 4)
+
+    def test_one_of_three_that_the_others_wait_for_is_named(self) -> None:
+        verdict = verdict_of(DUMPS / "hang_3")
+        assert (verdict.kind, verdict.blamed, verdict.number) == ("stuck", (1,), 4)
+        assert "in which ranks 0 and 2 wait: all_reduce of 4 float32" in verdict.sentence
+
+    def test_a_rank_without_a_dump_is_said(self, tmp_path: Path) -> None:
+        for rank in (0, 2):
+            shutil.copy(DUMPS / "hang_3" / f"trace_{rank}", tmp_path)
+        verdict = verdict_of(tmp_path)
+        assert (verdict.kind, verdict.blamed, verdict.number) == ("stuck", (), 4)
+        assert "in which rank 1 takes part, of which there is no dump" in verdict.sentence
+
+    def test_dumps_of_some_that_show_nothing_are_not_called_healthy(self, tmp_path: Path) -> None:
+        shutil.copy(DUMPS / "healthy_3" / "trace_1", tmp_path)
+        verdict = verdict_of(tmp_path)
+        assert verdict.kind == "cannot tell"
+        assert "of ranks 0 and 2 there is none" in verdict.sentence
+
+    def test_does_not_depend_on_the_order_of_files(self, tmp_path: Path) -> None:
+        """With the ranks' files exchanged, the other one is named."""
+        for rank in range(3):
+            shutil.copy(DUMPS / "odd_3" / f"trace_{rank}", tmp_path / f"trace_{(rank + 1) % 3}")
+        assert verdict_of(tmp_path).blamed == (2,)
+
+
+class TestDamage:
+    @given(st.data())
+    @settings(max_examples=60)
+    def test_any_values_give_a_verdict_or_a_sentence(
+        self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+    ) -> None:
+        folder = tmp_path_factory.mktemp("dumps")
+        values = (
+            st.integers(-(2**63), 2**63 - 1)
+            | st.sampled_from(
+                [None, True, "", "[]", "[5, 0]", "nccl:coalesced", "gloo:send 0->9", "gloo:\x1b[2J", [], [[]]]
+            )
+            | st.lists(st.lists(st.integers(-5, 2**62), max_size=3), max_size=3)
+        )
+        for rank in range(3):
+            content = pickle.loads((DUMPS / "hang_3" / f"trace_{rank}").read_bytes())
+            places = [content, content["pg_config"][""], *content["entries"]]
+            for _ in range(data.draw(st.integers(0, 3))):
+                place = data.draw(st.sampled_from(places))
+                place[data.draw(st.sampled_from(sorted(place)))] = data.draw(values)
+            (folder / f"trace_{rank}").write_bytes(pickle.dumps(content, 2))
+        try:
+            evidence, _ = read_dumps(folder)
+        except OverlapScopeError as error:
+            assert "\n" not in str(error)  # noqa: PT017
+            return
+        text = report_text(judge(evidence), evidence)
+        assert all(line.isprintable() for line in text.split("\n"))
+
+
+class TestNccl:
+    def run(self, folder: Path, world_size: int, job: Callable[[NcclRank], None], *, keep: int = 2000) -> Verdict:
+        for number in range(world_size):
+            rank = NcclRank(number, {"0": range(world_size), "1": [0, 1], "2": [1, 2]})
+            for _ in range(10):
+                rank.launch("all_reduce", [1000], line=20)
+            job(rank)
+            rank.write(folder, keep=keep)
+        return verdict_of(folder)
+
+    def test_nothing_wrong(self, tmp_path: Path) -> None:
+        assert self.run(tmp_path, 3, lambda rank: rank.launch("barrier")).kind == "healthy"
+
+    def test_healthy_with_a_collective_under_way(self, tmp_path: Path) -> None:
+        """A dump on demand: the file is as young as the newest entry."""
+        self.run(tmp_path, 3, lambda rank: rank.launch("all_reduce", [4], state="started"))
+        written_s = START_NS / 1e9 + 10.5
+        for file in tmp_path.iterdir():
+            os.utime(file, (written_s, written_s))
+        assert verdict_of(tmp_path).kind == "healthy"
+
+    def test_all_inside_a_collective_that_never_ends(self, tmp_path: Path) -> None:
+        assert time.time() > START_NS / 1e9
+        verdict = self.run(tmp_path, 3, lambda rank: rank.launch("all_reduce", [4], state="started"))
+        assert (verdict.kind, verdict.blamed, verdict.number) == ("stuck", (), 11)
+
+    def test_one_rank_leaves_a_collective_out(self, tmp_path: Path) -> None:
+        def job(rank: NcclRank) -> None:
+            if rank.rank != 2:
+                rank.launch("all_gather", [5], state="started", line=33)
+            rank.launch("all_reduce", [1000], state="scheduled", line=34)
+            rank.launch("broadcast", [7], state="scheduled", line=35)
+
+        verdict = self.run(tmp_path, 4, job)
+        assert (verdict.kind, verdict.blamed, verdict.number) == ("missing collective", (2,), 11)
+        assert lines_of(verdict)[2] == "train.py:34"
+        assert lines_of(verdict)[0] == "train.py:33"
+
+    def test_two_against_two_blame_nobody(self, tmp_path: Path) -> None:
+        verdict = self.run(tmp_path, 4, lambda rank: rank.launch("all_reduce", [4 + rank.rank % 2], state="started"))
+        assert (verdict.kind, verdict.blamed) == ("different collectives", ())
+
+    def test_only_in_a_subgroup(self, tmp_path: Path) -> None:
+        def job(rank: NcclRank) -> None:
+            if rank.rank in (1, 2):
+                rank.launch("all_reduce", [rank.rank], group="2", state="started")
+
+        verdict = self.run(tmp_path, 3, job)
+        assert (verdict.kind, verdict.group, verdict.concerned) == ("different collectives", "2", (1, 2))
+
+    def test_groups_that_are_entered_in_different_orders(self, tmp_path: Path) -> None:
+        def job(rank: NcclRank) -> None:
+            if rank.rank == 0:
+                rank.launch("all_reduce", [3], group="1", state="started")
+            elif rank.rank == 1:
+                rank.launch("all_reduce", [4], group="2", state="started")
+            else:
+                rank.launch("all_reduce", [5], state="started")
+
+        verdict = self.run(tmp_path, 3, job)
+        assert verdict.kind == "groups interleaved"
+        assert verdict.concerned == (0, 1, 2)
+
+    def test_a_send_that_nobody_receives(self, tmp_path: Path) -> None:
+        def job(rank: NcclRank) -> None:
+            if rank.rank == 0:
+                rank.point_to_point("send", 1, [4], state="started")
+
+        verdict = self.run(tmp_path, 3, job)
+        assert (verdict.kind, verdict.blamed, verdict.concerned) == ("stuck", (), (0, 1))
+        assert verdict.sentence == (
+            "Rank 1 has not launched the other side of what rank 0 waits in: "
+            "send of 4 float32 to rank 1 at /workspace/train.py:10 (train)."
+        )
+
+    def test_sends_that_are_received(self, tmp_path: Path) -> None:
+        def job(rank: NcclRank) -> None:
+            if rank.rank < 2:
+                rank.point_to_point("send" if rank.rank == 0 else "recv", 1 - rank.rank, [4])
+            rank.launch("all_reduce", [4])
+
+        assert self.run(tmp_path, 3, job).kind == "healthy"
+
+    def test_rings_that_begin_at_different_places(self, tmp_path: Path) -> None:
+        def job(rank: NcclRank) -> None:
+            for number in range(20 + rank.rank):
+                rank.launch("all_reduce", [number + 1], state="started" if number >= 20 else "completed")
+
+        verdict = self.run(tmp_path, 3, job, keep=15)
+        assert (verdict.kind, verdict.number) == ("stuck", 31)
+
+    def test_a_difference_older_than_the_rings(self, tmp_path: Path) -> None:
+        def job(rank: NcclRank) -> None:
+            for number in range(30):
+                rank.launch("all_reduce", [number + rank.rank + 1])
+
+        assert "older than what is left" in " ".join(self.run(tmp_path, 3, job, keep=10).evidence)

@@ -1,0 +1,247 @@
+"""From what ranks have left on disk to a verdict."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from overlapscope.diagnosis.evidence import Evidence
+from overlapscope.diagnosis.from_logs import read_evidence
+from overlapscope.diagnosis.judge import judge
+from overlapscope.diagnosis.process import boot_identity
+from overlapscope.trace.format import (
+    ALIVE_FILE,
+    EVENTS_FILE,
+    PARAMETERS_FILE,
+    PLANS_FILE,
+    RANK_FILE,
+    REPORTS_FILE,
+    UNREDUCED_FILE,
+    Kind,
+    Phase,
+    pack_body,
+    rank_folder,
+    ready_file,
+    write_json,
+)
+from overlapscope.trace.writer import EventLog
+from tests.ordered import BEGIN_NS, Collective, all_reduce, end, fail, make_folder, steps, write_order
+
+
+def evidence_of(folder: Path) -> Evidence:
+    evidence, problems = read_evidence(folder)
+    assert problems == []
+    return evidence
+
+
+def stands(
+    folder: Path, rank: int, phase: Phase, step: int, *, since_ns: int = 2 * BEGIN_NS, launched: int = 0
+) -> None:
+    """Write an event log of steps of 1 ms whose newest record is that a phase begins, or a launch in it."""
+    log = EventLog(rank_folder(folder, rank) / EVENTS_FILE, 2**20)
+    for done in range(step):
+        log.append(pack_body(Kind.STEP), done, BEGIN_NS + done * 10**6, BEGIN_NS + (done + 1) * 10**6)
+    log.append(pack_body(Kind.ENTER, index=phase), step, since_ns, since_ns)
+    for bucket in range(launched):
+        log.append(pack_body(Kind.LAUNCH, index=bucket), step, since_ns + bucket, since_ns + bucket)
+
+
+def test_where_a_rank_stood_comes_from_its_newest_phase(tmp_path: Path) -> None:
+    write_order(tmp_path, {0: steps(3)}, close=False)
+    stands(tmp_path, 0, Phase.BACKWARD, 3, launched=2)
+    standing = evidence_of(tmp_path).ranks[0].standing
+    assert standing is not None
+    assert (standing.step, standing.phase, standing.bucket, standing.since_ns) == (3, "backward", 2, 2 * BEGIN_NS)
+    assert evidence_of(tmp_path).ranks[0].step_time_ns == 10**6
+    assert evidence_of(tmp_path).ranks[0].steps_done == 3
+
+
+@pytest.mark.parametrize("records", [100, 3000])
+def test_the_newest_phase_is_found_in_a_ring_that_came_round(tmp_path: Path, records: int) -> None:
+    make_folder(tmp_path, 0, 1)
+    log = EventLog(rank_folder(tmp_path, 0) / EVENTS_FILE, 4096 + 64 * 700)
+    for step in range(records):
+        log.append(pack_body(Kind.ENTER, index=Phase.FORWARD), step, step, step)
+    standing = evidence_of(tmp_path).ranks[0].standing
+    assert standing is not None
+    assert standing.step == records - 1
+
+
+def test_without_an_event_log_the_newest_collective_says_where_a_rank_stood(tmp_path: Path) -> None:
+    write_order(tmp_path, {0: [Collective(signature=all_reduce(), step=7, line=88, phase=Phase.FORWARD)]}, close=False)
+    standing = evidence_of(tmp_path).ranks[0].standing
+    assert standing is not None
+    assert (standing.step, standing.phase, str(standing.call_site)) == (7, "forward", "train.py:88 (main)")
+
+
+def test_how_a_process_ended_is_what_it_has_said(tmp_path: Path) -> None:
+    write_order(tmp_path, {0: steps(1), 1: steps(1), 2: steps(1)}, close=False)
+    end(tmp_path, [0])
+    fail(tmp_path, 1, "ValueError", "no such label", line=7)
+    ranks = evidence_of(tmp_path).ranks
+    assert [ranks[n].liveness for n in range(3)] == ["ended", "failed", "unknown"]
+    failure = ranks[1].failure
+    assert failure is not None
+    assert (failure.type, failure.message, str(failure.call_site)) == (
+        "ValueError",
+        "no such label",
+        "train.py:7 (main)",
+    )
+
+
+def test_a_process_whose_logs_are_closed_has_ended(tmp_path: Path) -> None:
+    write_order(tmp_path, {0: steps(1)}, close=True)
+    assert evidence_of(tmp_path).ranks[0].liveness == "ended"
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is there and sleeps."""
+    sleeping = subprocess.Popen([sys.executable, "-c", "import time; print(1, flush=True); time.sleep(60)"], stdout=-1)
+    assert sleeping.stdout is not None
+    sleeping.stdout.read(1)
+    yield sleeping
+    sleeping.kill()
+    sleeping.wait()
+    sleeping.stdout.close()
+
+
+def lives_here(folder: Path, rank: int, pid: int, *, written_ns: int | None = None) -> None:
+    sample = {"monotonic_ns": written_ns or time.monotonic_ns(), "unix_ns": time.time_ns()}
+    where = {
+        "rank": rank,
+        "host": socket.gethostname(),
+        "pid": pid,
+        "boot_id": boot_identity(),
+        "clock_samples": [sample],
+    }
+    write_json(rank_folder(folder, rank) / RANK_FILE, where)
+
+
+def test_of_a_process_of_this_host_the_kernel_is_asked(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+    write_order(tmp_path, {0: steps(1)}, close=False)
+    lives_here(tmp_path, 0, process.pid)
+    assert evidence_of(tmp_path).ranks[0].liveness == "sleeping"
+    process.send_signal(19)
+    until = time.monotonic() + 10
+    while evidence_of(tmp_path).ranks[0].liveness != "stopped" and time.monotonic() < until:
+        time.sleep(0.01)
+    assert evidence_of(tmp_path).ranks[0].liveness == "stopped"
+    process.kill()
+    process.wait()
+    assert evidence_of(tmp_path).ranks[0].liveness == "gone"
+
+
+def test_a_later_process_of_the_same_number_is_not_taken_for_it(
+    tmp_path: Path, process: subprocess.Popen[bytes]
+) -> None:
+    write_order(tmp_path, {0: steps(1)}, close=False)
+    lives_here(tmp_path, 0, process.pid, written_ns=1)
+    assert evidence_of(tmp_path).ranks[0].liveness == "gone"
+
+
+def test_of_a_process_elsewhere_nothing_is_known(tmp_path: Path) -> None:
+    write_order(tmp_path, {0: steps(1)}, close=False)
+    lives_here(tmp_path, 0, os.getpid())
+    path = rank_folder(tmp_path, 0) / RANK_FILE
+    write_json(path, json.loads(path.read_text()) | {"host": "another"})
+    assert evidence_of(tmp_path).ranks[0].liveness == "unknown"
+
+
+def test_memory_and_silence_come_from_the_watchdogs_board(tmp_path: Path) -> None:
+    write_order(tmp_path, {0: steps(1), 1: steps(1)}, close=False)
+    for rank, alive_ns in ((0, 9 * BEGIN_NS), (1, 6 * BEGIN_NS)):
+        (rank_folder(tmp_path, rank) / ALIVE_FILE).write_bytes(struct.pack("<qqq", alive_ns, 5, 100))
+    ranks = evidence_of(tmp_path).ranks
+    assert [(one.rss_bytes, one.memory_limit_bytes, one.heard_ns_ago) for one in ranks.values()] == [
+        (5, 100, 0),
+        (5, 100, 3 * BEGIN_NS),
+    ]
+
+
+def write_model(folder: Path, rank: int, ready: bytes) -> None:
+    rank_dir = rank_folder(folder, rank)
+    parameters = [["a.weight", [3, 4], "float32"], ["b.weight", [4], "float32"], ["b.bias", [4], "float32"]]
+    line = {"model": 0, "class": "Net", "parameters": parameters, "frozen": [], "modules": {"a": "Linear", "b": "Norm"}}
+    (rank_dir / PARAMETERS_FILE).write_text(json.dumps(line) + "\n")
+    buckets = [{"parameters": [{"name": "b.weight"}, {"name": "b.bias"}]}, {"parameters": [{"name": "a.weight"}]}]
+    (rank_dir / PLANS_FILE).write_text(json.dumps({"model": 0, "epoch": 0, "hash": "x", "buckets": buckets}) + "\n")
+    (rank_dir / ready_file(0)).write_bytes(ready)
+
+
+def test_unready_parameters_are_named_with_module_and_bucket(tmp_path: Path) -> None:
+    write_order(tmp_path, {0: steps(1)}, close=False)
+    write_model(tmp_path, 0, bytes([0, 1, 0]))
+    rank = evidence_of(tmp_path).ranks[0]
+    assert [(one.name, one.module, one.bucket) for one in rank.unready] == [
+        ("a.weight", "a (Linear)", 1),
+        ("b.bias", "b (Norm)", 0),
+    ]
+    assert rank.models[0].parameters[0] == ("a.weight", (3, 4), "float32")
+
+
+@pytest.mark.parametrize("ready", [bytes(3), bytes([1, 1, 1])])
+def test_a_backward_that_has_not_begun_or_has_ended_leaves_nothing_unready(tmp_path: Path, ready: bytes) -> None:
+    write_order(tmp_path, {0: steps(1)}, close=False)
+    write_model(tmp_path, 0, ready)
+    assert evidence_of(tmp_path).ranks[0].unready == ()
+
+
+def test_reports_that_were_taken_back_do_not_count(tmp_path: Path) -> None:
+    write_order(tmp_path, {0: steps(1)}, close=False)
+    verdict = {"kind": "stopped", "sentence": "Rank 1 is stopped.", "blamed": [1]}
+    lines = [
+        {"report": n, "time_ns": n, "step": 0, "verdict": verdict, "message": "", "retracted_ns": retracted}
+        for n, retracted in ((1, 5), (2, None))
+    ]
+    (rank_folder(tmp_path, 0) / REPORTS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [(one.time_ns, one.kind, one.blamed) for one in evidence_of(tmp_path).reports] == [(2, "stopped", (1,))]
+
+
+def test_an_update_with_gradients_of_one_rank_alone_is_read(tmp_path: Path) -> None:
+    write_order(tmp_path, {0: steps(1), 1: steps(1)})
+    write_json(
+        rank_folder(tmp_path, 0) / UNREDUCED_FILE,
+        {"model": 0, "step": 12, "call_site": 1, "file": "train.py", "line": 20, "time_ns": 1},
+    )
+    verdict = judge(evidence_of(tmp_path))
+    assert (verdict.kind, verdict.step) == ("not reduced", 12)
+
+
+def test_a_rank_without_a_folder_is_expected_all_the_same(tmp_path: Path) -> None:
+    write_order(tmp_path, {0: steps(2), 1: steps(2)}, members=(0, 1, 2))
+    evidence = evidence_of(tmp_path)
+    assert (evidence.expected_ranks, sorted(evidence.ranks)) == ((0, 1, 2), [0, 1])
+
+
+def test_a_rank_that_died_before_its_first_collective_is_there(tmp_path: Path) -> None:
+    write_order(tmp_path, {0: steps(1)[:1]}, members=(0, 1), close=False)
+    make_folder(tmp_path, 1, 2)
+    assert evidence_of(tmp_path).ranks[1].liveness == "unknown"
+
+
+def test_a_rank_between_steps_that_others_wait_for_waits_for_data(tmp_path: Path) -> None:
+    waiting = steps(2) + [Collective(signature=one.signature, step=2, state="launched") for one in steps(1)]
+    write_order(tmp_path, {0: waiting, 1: steps(2), 2: waiting}, close=False)
+    for rank in (0, 2):
+        stands(tmp_path, rank, Phase.FINALISE, 2)
+    stands(tmp_path, 1, Phase.DATA_WAIT, 2)
+    verdict = judge(evidence_of(tmp_path))
+    assert (verdict.kind, verdict.blamed, verdict.step, verdict.number) == ("waits for data", (1,), 2, 7)
+
+
+def test_nothing_of_pandas_is_needed() -> None:
+    code = (
+        "import sys, overlapscope.diagnosis.from_logs, overlapscope.diagnosis.judge, overlapscope.diagnosis.report;"
+        "assert not {'pandas', 'pyarrow', 'rich', 'torch'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

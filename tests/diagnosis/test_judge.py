@@ -1,0 +1,424 @@
+"""Which cause is named, given what is known: a job a test, three ranks unless it says otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from overlapscope.diagnosis.evidence import (
+    Evidence,
+    Failure,
+    ModelParameters,
+    RankEvidence,
+    Report,
+    UnreadyParameter,
+    Unreduced,
+)
+from overlapscope.diagnosis.judge import judge
+from overlapscope.trace.signature import Signature
+from tests.diagnosis.jobs import CLOSED, TIMED_OUT, entry, group, idle, job, rank, site, trained
+from tests.ordered import all_reduce, bucket
+
+WAITING = trained(9, is_waiting=True)
+LATE = trained(6)
+HELD_UP = group({0: WAITING, 1: LATE, 2: WAITING})
+"""Rank 1 has not begun its third step, the others wait for its buckets."""
+
+GIB = 1024**3
+
+
+def held_up(one: RankEvidence, **more: object) -> Evidence:
+    """The others wait for rank 1, of which this is known."""
+    return job(rank(0, step=2), one, rank(2, step=2), groups=[HELD_UP], **more)  # type: ignore[arg-type]
+
+
+# -- nothing is wrong
+
+
+def test_a_job_that_has_come_to_its_end_is_healthy() -> None:
+    verdict = judge(job(*(rank(n, "ended") for n in range(3)), groups=[group(dict.fromkeys(range(3), trained(9)))]))
+    assert (verdict.kind, verdict.is_fault, verdict.blamed) == ("healthy", False, ())
+
+
+def test_a_job_that_goes_on_is_healthy_although_ranks_are_not_at_the_same_collective() -> None:
+    ranks = (idle(rank(n, phase="backward", step=2), 0.01) for n in range(3))
+    assert judge(job(*ranks, groups=[HELD_UP], is_live=True)).kind == "healthy"
+
+
+def test_a_rank_that_takes_longer_once_is_slow_and_not_stuck() -> None:
+    late = idle(rank(1, phase="forward", step=2, since_ns=10**9), 2.0)
+    verdict = judge(held_up(late, is_live=True))
+    assert (verdict.kind, verdict.is_fault, verdict.blamed) == ("slow", False, ())
+    assert "Rank 1 is slow" in verdict.sentence
+
+
+def test_steps_of_a_minute_are_no_reason_to_call_a_rank_stuck_after_three() -> None:
+    late = idle(rank(1, phase="forward", step=2, since_ns=10**9), 180, step_s=60)
+    assert judge(held_up(late, is_live=True)).kind == "slow"
+
+
+# -- before the first step
+
+
+def test_a_rank_that_has_left_nothing_never_started_if_nobody_got_anything_done_with_it() -> None:
+    waiting = group({0: trained(1, is_waiting=True), 1: trained(1, is_waiting=True)}, ranks=(0, 1, 2))
+    verdict = judge(job(rank(0), rank(1), groups=[waiting], world=3))
+    assert (verdict.kind, verdict.blamed) == ("never started", (2,))
+
+
+def test_a_rank_whose_folder_is_lost_was_there() -> None:
+    logs = group({0: trained(9), 1: trained(9)}, ranks=(0, 1, 2))
+    verdict = judge(job(rank(0, "ended"), rank(1, "ended"), groups=[logs], world=3))
+    assert verdict.kind == "healthy"
+    assert "Rank 2 left no log" in verdict.evidence[-1]
+
+
+@pytest.mark.parametrize(("sizes", "blamed"), [((4, 3, 3), (0,)), ((2, 2, 2), (2,))])
+def test_ranks_that_believe_in_other_world_sizes(sizes: tuple[int, ...], blamed: tuple[int, ...]) -> None:
+    verdict = judge(job(*(rank(n, world_size=size) for n, size in enumerate(sizes))))
+    assert (verdict.kind, verdict.blamed) == ("wrong world size", blamed)
+
+
+A, B = ("left.weight", (4, 4), "float32"), ("right.weight", (4, 4), "float32")
+
+
+def model(*parameters: tuple[str, tuple[int, ...], str], frozen: tuple[str, ...] = ()) -> tuple[ModelParameters, ...]:
+    return (ModelParameters(model=0, class_name="Net", parameters=parameters, frozen=frozen),)
+
+
+def test_equal_shapes_in_another_order_are_another_model_whatever_comes_of_it() -> None:
+    closed = rank(1, "failed", models=model(B, A), failure=CLOSED)
+    verdict = judge(job(rank(0, "gone", models=model(A, B)), closed, rank(2, "failed", models=model(A, B))))
+    assert (verdict.kind, verdict.blamed, verdict.parameters) == ("models differ", (1,), ("left.weight",))
+    assert "parameter 0 is 'left.weight' (4×4 float32) on ranks 0 and 2 and 'right.weight'" in verdict.sentence
+    assert "They hold the same parameters in another order." in verdict.evidence
+
+
+def test_of_two_ranks_with_different_models_nobody_is_blamed() -> None:
+    verdict = judge(job(rank(0, models=model(A, B)), rank(1, models=model(A))))
+    assert (verdict.kind, verdict.blamed, verdict.concerned) == ("models differ", (), (0, 1))
+    assert "'right.weight' (4×4 float32) on rank 0 and no parameter on rank 1" in verdict.sentence
+
+
+def test_a_parameter_that_is_frozen_on_one_rank_is_named() -> None:
+    verdict = judge(
+        job(
+            rank(0, models=model(A, B)), rank(1, models=model(A, frozen=("right.weight",))), rank(2, models=model(A, B))
+        )
+    )
+    assert (verdict.kind, verdict.blamed, verdict.parameters) == ("models differ", (1,), ("right.weight",))
+
+
+# -- the order of collectives
+
+
+def diverged(kind: str, mine: list[Signature], theirs: list[Signature], **more: object) -> Evidence:
+    """Rank 1 has launched others than ranks 0 and 2, from the second on."""
+    same = [entry(1, bucket(0))]
+    usual = (*same, *(entry(number, one) for number, one in enumerate(theirs, start=2)))
+    other = (*same, *(entry(number, one, line=88) for number, one in enumerate(mine, start=2)))
+    order = group({0: usual, 1: other, 2: usual}, first_divergence=2, divergence=kind)
+    return job(*(rank(n, "gone") for n in range(3)), groups=[order])
+
+
+def test_an_extra_collective_is_told_by_what_follows_it() -> None:
+    verdict = judge(diverged("signature", [all_reduce(), bucket(1), bucket(2)], [bucket(1), bucket(2), bucket(0)]))
+    assert (verdict.kind, verdict.blamed, verdict.number) == ("missing collective", (1,), 2)
+    assert "rank 1 has one collective too many" in verdict.sentence
+    assert verdict.call_sites is not None
+    assert str(verdict.call_sites[1]) == "train.py:88 (main)"
+    assert set(verdict.windows or {}) == {0, 1, 2}
+
+
+def test_a_missing_collective_is_told_by_what_follows_it() -> None:
+    verdict = judge(diverged("signature", [bucket(2), bucket(0)], [all_reduce(), bucket(2), bucket(0)]))
+    assert verdict.kind == "missing collective"
+    assert "rank 1 is one collective short" in verdict.sentence
+
+
+def test_the_same_place_with_another_size_is_a_different_collective() -> None:
+    verdict = judge(diverged("signature", [all_reduce("x", 1001), bucket(2)], [all_reduce("x", 1000), bucket(2)]))
+    assert (verdict.kind, verdict.blamed) == ("different collectives", (1,))
+    assert "1,001 float32" in verdict.sentence
+
+
+def test_two_collectives_in_exchanged_places_are_swapped() -> None:
+    a, b = all_reduce("a", 5), all_reduce("b", 7)
+    assert judge(diverged("signature", [a, b, bucket(2)], [b, a, bucket(2)])).kind == "swapped collectives"
+
+
+def test_equal_shapes_under_swapped_names_are_swapped() -> None:
+    verdict = judge(diverged("names", [all_reduce("a"), all_reduce("b")], [all_reduce("b"), all_reduce("a")]))
+    assert (verdict.kind, verdict.blamed) == ("swapped collectives", (1,))
+
+
+def test_a_bucket_of_another_step_means_that_a_rank_left_one_out() -> None:
+    order = group(
+        {n: (entry(4, bucket(0), step=2 if n == 1 else 1),) for n in range(3)}, first_divergence=4, divergence="step"
+    )
+    verdict = judge(job(*(rank(n, "ended") for n in range(3)), groups=[order]))
+    assert (verdict.kind, verdict.blamed, verdict.step, verdict.bucket) == ("step behind", (1,), 1, 0)
+
+
+def test_a_rank_whose_batch_goes_on_by_two_has_skipped_one() -> None:
+    def window(*batches: int) -> list[object]:
+        return [replace(entry(n, bucket(0), step=n), batch=batch) for n, batch in enumerate(batches, start=1)]
+
+    windows = {0: window(5, 6, 7), 1: window(15, 17, 18), 2: window(5, 6, 7)}
+    order = group(windows, first_divergence=2, divergence="batch")  # type: ignore[arg-type]
+    verdict = judge(job(*(rank(n, "ended") for n in range(3)), groups=[order]))
+    assert (verdict.kind, verdict.blamed, verdict.step) == ("batch skipped", (1,), 2)
+
+
+def test_with_two_ranks_a_disagreement_is_nobodys_fault() -> None:
+    windows = {0: [entry(1, all_reduce("x", 1000))], 1: [entry(1, all_reduce("x", 1001))]}
+    order = group(windows, first_divergence=1, divergence="signature")
+    verdict = judge(job(rank(0, "gone"), rank(1, "gone"), groups=[order]))
+    assert (verdict.kind, verdict.blamed, verdict.concerned) == ("different collectives", (), (0, 1))
+
+
+def test_the_disagreement_is_the_cause_and_the_abort_its_consequence() -> None:
+    evidence = diverged("signature", [all_reduce()], [bucket(1)])
+    failed = replace(evidence.ranks[0], liveness="failed", failure=CLOSED)
+    verdict = judge(replace(evidence, ranks=evidence.ranks | {0: failed}))
+    assert verdict.kind == "different collectives"
+    assert any("without a farewell" in sentence for sentence in verdict.also)
+
+
+def test_one_rank_being_further_on_is_no_disagreement() -> None:
+    longer = replace(HELD_UP, first_divergence=7, divergence="length")
+    ranks = (idle(rank(n, phase="backward", step=2), 0.01) for n in range(3))
+    assert judge(job(*ranks, groups=[longer], is_live=True)).kind == "healthy"
+
+
+def test_groups_entered_in_different_orders_wait_for_each_other() -> None:
+    a = group({0: trained(1, is_waiting=True)}, name="a", ranks=(0, 1))
+    b = group({1: trained(1, is_waiting=True)}, name="b", ranks=(0, 1))
+    verdict = judge(job(rank(0), rank(1), groups=[a, b]))
+    assert (verdict.kind, verdict.blamed, verdict.concerned) == ("groups interleaved", (), (0, 1))
+    assert "rank 0 waits in group 'a'" in verdict.sentence
+
+
+def test_of_interleaved_groups_the_minority_is_named() -> None:
+    a = group({0: trained(1, is_waiting=True), 2: trained(1, is_waiting=True)}, name="a", ranks=(0, 1, 2))
+    b = group({1: trained(1, is_waiting=True)}, name="b", ranks=(0, 1, 2))
+    assert judge(job(rank(0), rank(1), rank(2), groups=[a, b])).blamed == (1,)
+
+
+def test_a_member_that_is_in_the_next_step_has_left_the_collective_of_its_subgroup_out() -> None:
+    waits = replace(entry(4, all_reduce("metric"), step=2, is_done=False, line=88), announced_ns=10**6)
+    pair = group({0: [waits], 1: [entry(3, all_reduce("metric"), step=1)]}, name="pair", ranks=(0, 1))
+    later = [replace(entry(9, bucket(0), step=3, is_done=False), announced_ns=10**9)]
+    everyone = group({0: trained(8), 1: later, 2: later}, ranks=(0, 1, 2))
+    late = rank(0, step=2, phase="data_wait")
+    verdict = judge(job(late, rank(1, step=3), rank(2, step=3), groups=[everyone, pair]))
+    assert (verdict.kind, verdict.blamed, verdict.step, verdict.number) == ("missing collective", (1,), 2, 4)
+    assert (verdict.call_sites or {})[0].line == 88
+
+
+def test_a_send_that_nobody_receives_is_a_missing_one() -> None:
+    sends = Signature(op="send", elements=10, dtype="float32", peer=1)
+    later = [replace(entry(9, bucket(0), step=3, is_done=False), announced_ns=10**9)]
+    everyone = group({0: trained(8), 1: later, 2: later}, ranks=(0, 1, 2))
+    sent = replace(entry(1, sends, step=2, is_done=False), announced_ns=10**6)
+    talk = group({0: [sent]}, name="default", ranks=(0, 1, 2))
+    ranks = (rank(0, step=2, phase="data_wait"), rank(1, step=3), rank(2, step=3))
+    verdict = judge(replace(job(*ranks, groups=[everyone]), conversations=(talk,)))
+    assert (verdict.kind, verdict.blamed, verdict.step) == ("missing collective", (1,), 2)
+
+
+# -- processes
+
+
+def test_a_rank_that_is_gone_was_killed_and_the_closed_connections_follow_from_that() -> None:
+    ranks = (rank(0, "failed", failure=CLOSED), rank(1, "gone", phase="backward"), rank(2, "failed", failure=CLOSED))
+    verdict = judge(job(*ranks, groups=[HELD_UP]))
+    assert (verdict.kind, verdict.blamed) == ("killed", (1,))
+    assert any("Ranks 0 and 2 failed because of that" in sentence for sentence in verdict.evidence)
+
+
+def test_with_two_ranks_the_one_that_was_killed_is_named() -> None:
+    verdict = judge(job(rank(0, "failed", failure=CLOSED), rank(1, "gone")))
+    assert (verdict.kind, verdict.blamed) == ("killed", (1,))
+
+
+def test_of_those_that_are_gone_the_first_is_the_one_that_was_waited_for() -> None:
+    ranks = (
+        rank(0, "failed", failure=CLOSED, step=2),
+        rank(1, "gone", phase="backward", step=2),
+        rank(2, "gone", step=2),
+    )
+    verdict = judge(job(*ranks, groups=[HELD_UP]))
+    assert verdict.blamed == (1,)
+    assert any("Rank 2 is gone as well" in sentence for sentence in verdict.evidence)
+
+
+def test_who_ends_a_job_that_hangs_is_not_what_it_hung_for() -> None:
+    loader = idle(rank(1, "gone", phase="data_wait", step=2, since_ns=10**9), 20)
+    ranks = (rank(0, "failed", step=2, failure=CLOSED), loader, rank(2, "failed", step=2, failure=CLOSED))
+    verdict = judge(job(*ranks, groups=[HELD_UP]))
+    assert (verdict.kind, verdict.blamed) == ("waits for data", (1,))
+
+
+def test_a_job_that_a_watchdog_saw_hang_was_killed_for_that() -> None:
+    report = Report(rank=0, time_ns=5, kind="waits for data", sentence="Rank 1 waits for data.", blamed=(1,))
+    loader = rank(1, "gone", phase="data_wait", step=2, since_ns=10**9)
+    closed = replace(CLOSED, time_ns=10)
+    ranks = (rank(0, "failed", step=2, failure=closed), loader, rank(2, "failed", step=2, failure=closed))
+    assert judge(job(*ranks, groups=[HELD_UP], reports=(report,))).kind == "waits for data"
+    sooner = replace(closed, time_ns=1)
+    ranks = (rank(0, "failed", step=2, failure=sooner), loader, rank(2, "failed", step=2, failure=sooner))
+    assert judge(job(*ranks, groups=[HELD_UP], reports=(report,))).kind == "killed"
+
+
+def test_which_of_two_died_first_is_said_not_to_be_known() -> None:
+    even = group(dict.fromkeys(range(3), trained(9)))
+    verdict = judge(job(rank(0, "failed", failure=CLOSED), rank(1, "gone"), rank(2, "gone"), groups=[even]))
+    assert (verdict.kind, verdict.blamed) == ("killed", (1, 2))
+    assert "Which of them died first can't be told from what they left." in verdict.evidence
+
+
+def test_when_all_were_killed_nobody_is_blamed() -> None:
+    verdict = judge(job(rank(0, "gone"), rank(1, "gone")))
+    assert (verdict.kind, verdict.blamed) == ("killed", ())
+
+
+def test_a_rank_that_is_gone_where_nobody_can_look_is_told_by_the_closed_connections() -> None:
+    verdict = judge(job(rank(0, "failed", failure=CLOSED), rank(1, "unknown"), groups=[]))
+    assert (verdict.kind, verdict.blamed) == ("killed", (1,))
+
+
+def test_a_rank_that_was_killed_near_its_memory_limit_points_to_the_oom_killer() -> None:
+    big = rank(1, "gone", rss_bytes=95 * GIB, memory_limit_bytes=100 * GIB)
+    assert "OOM killer is likely" in judge(job(rank(0, "failed", failure=CLOSED), big)).sentence
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "expected"),
+    [
+        ("ValueError", "no such label", "failed"),
+        ("torch.OutOfMemoryError", "CUDA out of memory.", "out of memory"),
+        ("MemoryError", "", "out of memory"),
+        ("RuntimeError", "DefaultCPUAllocator: can't allocate memory", "out of memory"),
+    ],
+)
+def test_an_exception_of_its_own_is_the_cause_of_the_others(kind: str, message: str, expected: str) -> None:
+    own = Failure(type=kind, message=message, call_site=site(7))
+    ranks = (rank(0, "failed", failure=CLOSED), rank(1, "failed", failure=own), rank(2, "failed", failure=TIMED_OUT))
+    verdict = judge(job(*ranks))
+    assert (verdict.kind, verdict.blamed) == (expected, (1,))
+    assert str((verdict.call_sites or {})[1]) == "train.py:7 (main)"
+
+
+def test_who_was_interrupted_with_ctrl_c_is_not_to_blame() -> None:
+    interrupted = Failure(type="KeyboardInterrupt", message="")
+    ranks = [rank(n, "failed", step=2, failure=interrupted) for n in range(3)]
+    ranks[1] = replace(ranks[1], standing=rank(1, phase="data_wait", since_ns=10**9).standing)
+    assert judge(job(*ranks, groups=[HELD_UP])).kind == "waits for data"
+
+
+def test_a_stopped_rank_is_named() -> None:
+    verdict = judge(held_up(rank(1, "stopped", phase="backward", step=2), is_live=True))
+    assert (verdict.kind, verdict.blamed) == ("stopped", (1,))
+
+
+def test_a_rank_that_holds_the_gil_is_named() -> None:
+    verdict = judge(held_up(rank(1, "running", phase="forward", holds_gil=True), is_live=True))
+    assert (verdict.kind, verdict.blamed) == ("holds the GIL", (1,))
+
+
+# -- who waits for whom
+
+
+def test_a_rank_between_two_steps_waits_for_data() -> None:
+    verdict = judge(held_up(idle(rank(1, phase="data_wait", step=2, since_ns=10**9), 5), is_live=True))
+    assert (verdict.kind, verdict.blamed, verdict.step, verdict.number) == ("waits for data", (1,), 2, 7)
+    assert "ranks 0 and 2 wait in collective 7" in verdict.sentence
+
+
+def test_a_rank_in_forward_is_stuck_there() -> None:
+    verdict = judge(held_up(idle(rank(1, phase="forward", step=2, since_ns=10**9), 5), is_live=True))
+    assert (verdict.kind, verdict.blamed) == ("stuck", (1,))
+
+
+def test_who_ended_while_the_others_wait_ran_out_of_data() -> None:
+    verdict = judge(held_up(rank(1, "ended", phase="data_wait", step=2, since_ns=10**9)))
+    assert (verdict.kind, verdict.blamed, verdict.step) == ("uneven inputs", (1,), 2)
+
+
+def test_peers_that_timed_out_waited_for_a_rank_that_was_still_there() -> None:
+    loader = rank(1, "gone", phase="data_wait", step=2, since_ns=10**9)
+    ranks = (rank(0, "failed", step=2, failure=TIMED_OUT), loader, rank(2, "failed", step=2, failure=TIMED_OUT))
+    verdict = judge(job(*ranks, groups=[HELD_UP]))
+    assert (verdict.kind, verdict.blamed) == ("waits for data", (1,))
+
+
+def test_a_collective_that_all_have_entered_and_that_never_ends_is_nobodys_fault() -> None:
+    inside = group(dict.fromkeys(range(3), WAITING))
+    verdict = judge(job(*(idle(rank(n, step=2), 9) for n in range(3)), groups=[inside], is_live=True))
+    assert (verdict.kind, verdict.blamed, verdict.number) == ("stuck", (), 9)
+
+
+UNREADY = (
+    UnreadyParameter(model=0, name="branch.weight", module="branch (Linear)", bucket=1),
+    UnreadyParameter(model=0, name="branch.bias", module="branch (Linear)", bucket=1),
+)
+
+
+def test_gradients_that_never_came_are_named_with_their_modules() -> None:
+    at_bucket_1 = group({0: WAITING, 1: trained(7), 2: WAITING})
+    late = rank(1, "sleeping", phase="optimizer", step=2, since_ns=10**9, unready=UNREADY)
+    verdict = judge(job(rank(0, step=2), late, rank(2, step=2), groups=[at_bucket_1]))
+    assert (verdict.kind, verdict.blamed, verdict.bucket) == ("gradients never ready", (1,), 1)
+    assert (verdict.parameters, verdict.step) == (("branch.weight", "branch.bias"), 2)
+    assert "branch (Linear)" in verdict.sentence
+
+
+def test_ddps_own_complaint_about_the_last_backward_is_a_gradient_that_never_came() -> None:
+    complaint = Failure(type="RuntimeError", message="Expected to have finished reduction in the prior iteration ...")
+    late = rank(1, "failed", phase="forward", step=3, failure=complaint, unready=UNREADY)
+    verdict = judge(job(rank(0, "failed", failure=CLOSED), late, rank(2, "failed", failure=CLOSED)))
+    assert (verdict.kind, verdict.blamed) == ("gradients never ready", (1,))
+
+
+def test_a_rank_that_was_killed_in_backward_has_unready_gradients_for_another_reason() -> None:
+    late = rank(1, "gone", phase="backward", step=2, unready=UNREADY)
+    ranks = (rank(0, "failed", step=2, failure=CLOSED), late, rank(2, "failed", step=2, failure=CLOSED))
+    assert judge(job(*ranks, groups=[HELD_UP])).kind == "killed"
+
+
+# -- what harms without stopping anything, and what was seen before
+
+
+def test_gradients_that_were_never_reduced_are_a_fault_of_a_job_that_ended_well() -> None:
+    unreduced = Unreduced(model=0, step=12, call_site=site(20))
+    verdict = judge(job(*(rank(n, "ended", unreduced=unreduced) for n in range(3))))
+    assert (verdict.kind, verdict.blamed, verdict.step, verdict.is_fault) == ("not reduced", (), 12, True)
+
+
+def test_ranks_that_were_killed_at_once_are_both_named_whoever_waited_for_whom() -> None:
+    order = group({0: trained(7, is_waiting=True), 1: trained(6), 2: trained(7, is_waiting=True)})
+    killed = [rank(n, "gone", phase="backward", step=2, heard_ns_ago=600_000_000) for n in (1, 2)]
+    verdict = judge(job(rank(0, "failed", failure=CLOSED), *killed, groups=[order]))
+    assert (verdict.kind, verdict.blamed) == ("killed", (1, 2))
+    assert "Which of them died first can't be told from what they left." in verdict.evidence
+
+
+def test_when_all_are_killed_at_once_nobody_is_blamed_and_it_is_said_that_nobody_saw_it() -> None:
+    order = group({n: trained(7) for n in range(3)})
+    verdict = judge(job(*(rank(n, "gone", heard_ns_ago=0, idle_ns=10**8) for n in range(3)), groups=[order]))
+    assert (verdict.kind, verdict.blamed, verdict.concerned) == ("killed", (), (0, 1, 2))
+    assert "No rank is left that could have seen the others' end." in verdict.evidence
+
+
+def test_what_a_watchdog_has_seen_is_believed_when_all_are_gone() -> None:
+    report = Report(rank=0, time_ns=1, kind="stopped", sentence="Rank 1 is stopped.", blamed=(1,))
+    verdict = judge(job(*(rank(n, "gone") for n in range(3)), reports=(report,)))
+    assert (verdict.kind, verdict.blamed) == ("stopped", (1,))
+    assert "The watchdog of rank 0 said so while the job ran." in verdict.evidence
+
+
+def test_nothing_at_all_is_not_healthy() -> None:
+    verdict = judge(Evidence(expected_ranks=(0, 1), ranks={}, groups=()))
+    assert (verdict.kind, verdict.is_fault) == ("cannot tell", True)
