@@ -16,6 +16,9 @@ from torch.distributed.distributed_c10d import AllgatherOptions, BroadcastOption
 from instrumented_ddp.bucket_plan import BucketPlan, ParameterSpec, fingerprint
 from instrumented_ddp.completion import NO_TIMEOUT
 
+Signature = tuple[str, tuple[int, ...], str]
+"""Name, shape and dtype of a parameter: what is compared."""
+
 
 class DisagreementError(RuntimeError):
     """Ranks were about to reduce different things into each other."""
@@ -34,12 +37,13 @@ def check_same_parameters(parameters: Sequence[ParameterSpec], group: dist.Proce
     # Every rank sees the same hashes, so all of them take the slow path together or none does.
     if all(torch.equal(other, hashes[0]) for other in hashes):
         return
-    everyones: list[list[tuple[str, tuple[int, ...], str]]] = [[] for _ in range(group.size())]
-    dist.all_gather_object(everyones, signatures, group=group)
-    raise DisagreementError(f"{_as_torch_says(everyones, group.rank())} In detail: {describe_disagreement(everyones)}")
+    everyones: list[tuple[list[Signature], list[str]]] = [([], []) for _ in range(group.size())]
+    dist.all_gather_object(everyones, (signatures, [parameter.module for parameter in parameters]), group=group)
+    lists, modules = [theirs for theirs, _ in everyones], [classes for _, classes in everyones]
+    raise DisagreementError(f"{_as_torch_says(lists, group.rank())} In detail: {describe_disagreement(lists, modules)}")
 
 
-def _as_torch_says(signatures: Sequence[Sequence[tuple[str, tuple[int, ...], str]]], rank: int) -> str:
+def _as_torch_says(signatures: Sequence[Sequence[Signature]], rank: int) -> str:
     """What one rank sees, in the words of ``verify_params_across_processes`` in torch's reducer.cpp."""
     own = signatures[rank]
     for other, theirs in enumerate(signatures):
@@ -57,13 +61,16 @@ def _as_torch_says(signatures: Sequence[Sequence[tuple[str, tuple[int, ...], str
     return "DDP expects same model across all ranks, but the parameters differ."
 
 
-def describe_disagreement(signatures: Sequence[Sequence[tuple[str, tuple[int, ...], str]]]) -> str:
+def describe_disagreement(
+    signatures: Sequence[Sequence[Signature]], modules: Sequence[Sequence[str]] | None = None
+) -> str:
     """Say which ranks differ and at which parameter first.
 
     With two ranks there is no majority, so nobody is blamed; with more, the minority is named.
 
     Args:
-        signatures: for each rank (name, shape, dtype) of its parameters in order; not all equal.
+        signatures: for each rank those of its parameters in order; not all equal.
+        modules: for each rank the class of the module that holds each parameter.
     """
     as_tuples = [tuple(signature) for signature in signatures]
     [(common, votes), *others] = Counter(as_tuples).most_common()
@@ -80,10 +87,14 @@ def describe_disagreement(signatures: Sequence[Sequence[tuple[str, tuple[int, ..
         place = min(len(ours), len(theirs))
     else:
         place = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b)
+
+    def describe(rank: int) -> str:
+        return _describe(signatures[rank], place, modules[rank] if modules else ())
+
     return (
         f"{blame} differ: rank {reference} has {len(ours)} params, rank {differing[0]} has {len(theirs)} params, and "
         f"the first difference is parameter {place}: "
-        f"{_describe(ours, place)} on rank {reference}, {_describe(theirs, place)} on rank {differing[0]}."
+        f"{describe(reference)} on rank {reference}, {describe(differing[0])} on rank {differing[0]}."
     )
 
 
@@ -101,8 +112,10 @@ def agree_on_plan(plan: BucketPlan, group: dist.ProcessGroup, device: torch.devi
     return BucketPlan(plan.parameters, tuple(map(tuple, buckets)))
 
 
-def _describe(signatures: Sequence[tuple[str, tuple[int, ...], str]], place: int) -> str:
+def _describe(signatures: Sequence[Signature], place: int, modules: Sequence[str]) -> str:
     if place >= len(signatures):
         return "none"
     name, shape, dtype = signatures[place]
-    return f"{name} {dtype}{list(shape)}"
+    module_class = modules[place] if place < len(modules) else ""
+    holder = f" ({module_class} at {name.rpartition('.')[0] or 'the top'})" if module_class else ""
+    return f"{name} {dtype}{list(shape)}{holder}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -36,6 +36,8 @@ class ParameterSpec:
     elements: int
     is_sparse: bool = False
     """Whether its gradient is sparse. Such a gradient is reduced alone."""
+    module: str = ""
+    """The class of the module that holds it, for messages."""
 
     @property
     def bytes(self) -> int:
@@ -62,9 +64,17 @@ class BucketPlan:
 
 
 def describe_parameters(
-    names: Sequence[str], parameters: Sequence[torch.nn.Parameter], is_sparse: Sequence[bool]
+    names: Sequence[str],
+    parameters: Sequence[torch.nn.Parameter],
+    is_sparse: Sequence[bool],
+    module_classes: Mapping[str, str] | None = None,
 ) -> tuple[ParameterSpec, ...]:
-    """The specs of parameters, in their order."""
+    """The specs of parameters, in their order.
+
+    Args:
+        module_classes: of the modules that hold them, by name.
+    """
+    classes = module_classes or {}
     return tuple(
         ParameterSpec(
             name=name,
@@ -73,6 +83,7 @@ def describe_parameters(
             device=parameter.device,
             elements=parameter.numel(),
             is_sparse=sparse,
+            module=classes.get(name.rpartition(".")[0], ""),
         )
         for name, parameter, sparse in zip(names, parameters, is_sparse, strict=True)
     )

@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import BuiltinCommHookType  # type: ignore[attr-defined]
 
-from instrumented_ddp.agreement import agree_on_plan
+from instrumented_ddp.agreement import agree_on_plan, check_same_parameters
 from instrumented_ddp.bucket_plan import BucketPlan, plan_buckets
+from instrumented_ddp.collectives import Purpose, launched_for
 from instrumented_ddp.comm_hooks import GradBucket, builtin_hook, python_hook
 from instrumented_ddp.completion import NO_TIMEOUT, Collective
 from instrumented_ddp.lane import Lane, lane_of
@@ -107,7 +108,12 @@ class C10dReducer(Reducer):
         self.ensure_prior_reduction_finished()
         if not self.should_rebuild_buckets or not self.observed_order:
             return False
-        self.adopt(agree_on_plan(self._plan_from_observed_order(), self._group, self._parameters[0].device), "rebuild")
+        with launched_for(Purpose(role="plan", model=self._model_number)):
+            device = self._parameters[0].device
+            # Construction may have left it out (init_sync=False), and a plan is rank 0's numbers of parameters.
+            check_same_parameters(self.plan.parameters, self._group, device)
+            plan = agree_on_plan(self._plan_from_observed_order(), self._group, device)
+        self.adopt(plan, "rebuild")
         self.has_rebuilt_buckets = True
         return True
 

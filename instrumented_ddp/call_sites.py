@@ -16,6 +16,7 @@ _NOT_THE_USERS: Final = {
     "instrumented_ddp",
     "contextlib",
     "functools",
+    "sitecustomize",
     "accelerate",
     "lightning",
     "lightning_fabric",
@@ -26,12 +27,18 @@ _NOT_THE_USERS: Final = {
 _MOST_CALL_SITES: Final = 0xFFFF
 
 
+def is_users_code(frame: FrameType) -> bool:
+    """Whether a frame runs code that is neither torch's, nor a training framework's, nor ours."""
+    return frame.f_globals.get("__name__", "").partition(".")[0] not in _NOT_THE_USERS
+
+
 class CallSites:
     """Numbers for call sites, each written to ``call_sites.jsonl`` when it is first seen."""
 
     def __init__(self, folder: Path) -> None:
         self._file = (folder / CALL_SITES_FILE).open("a", encoding="utf-8")
         self._numbers: dict[tuple[str, int], int] = {}  # by file and line: hashing a code object takes microseconds
+        self._places: list[tuple[str, int, str]] = []  # by number - 1
         self._is_users_file: dict[str, bool] = {}
 
     def number_of_caller(self) -> int:
@@ -39,24 +46,36 @@ class CallSites:
 
         On CUDA, autograd's hooks run on a thread of their own, where no frame of the user is to be seen.
         """
+        return self.number_of(self.frame_of_caller())
+
+    def frame_of_caller(self) -> FrameType | None:
+        """The nearest frame of the user's; None on a thread that runs none."""
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None and not self._is_the_users(frame):
+        while frame is not None and not self.is_the_users(frame):
             frame = frame.f_back
+        return frame
+
+    def number_of(self, frame: FrameType | None) -> int:
+        """The number of the line that a frame is at, ``NO_CALL_SITE`` if there is none."""
         if frame is None:
             return NO_CALL_SITE
         number = self._numbers.get((frame.f_code.co_filename, frame.f_lineno))
         return self._add(frame) if number is None else number
 
+    def place(self, number: int) -> tuple[str, int, str] | None:
+        """File, line and function of a number; None if it means nothing."""
+        return self._places[number - 1] if 0 < number <= len(self._places) else None
+
     def close(self) -> None:
         """Close the file; numbers stay known."""
         self._file.close()
 
-    def _is_the_users(self, frame: FrameType) -> bool:
+    def is_the_users(self, frame: FrameType) -> bool:
+        """As ``is_users_code``, remembered by file."""
         file = frame.f_code.co_filename
         known = self._is_users_file.get(file)
         if known is None:
-            known = frame.f_globals.get("__name__", "").partition(".")[0] not in _NOT_THE_USERS
-            self._is_users_file[file] = known
+            known = self._is_users_file[file] = is_users_code(frame)
         return known
 
     def _add(self, frame: FrameType) -> int:
@@ -64,6 +83,7 @@ class CallSites:
         if number > _MOST_CALL_SITES or self._file.closed:
             return NO_CALL_SITE
         self._numbers[frame.f_code.co_filename, frame.f_lineno] = number
+        self._places.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname))
         site = {
             "call_site": number,
             "file": frame.f_code.co_filename,

@@ -19,18 +19,27 @@ import torch
 import torch.distributed as dist
 from torch import _disable_dynamo, nn  # type: ignore[attr-defined]
 from torch.distributed import BuiltinCommHookType  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import _get_default_group
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils._pytree import tree_leaves
 
 from instrumented_ddp.agreement import agree_on_plan, check_same_parameters
 from instrumented_ddp.bucket_plan import NO_LIMIT, BucketPlan, describe_parameters, dtype_name, plan_in_module_order
+from instrumented_ddp.bypass import Bypass
 from instrumented_ddp.c10d_reducer import C10dReducer
+from instrumented_ddp.collectives import (
+    Collectives,
+    Purpose,
+    collectives_of_this_process,
+    launched_for,
+    start_collective_log,
+)
 from instrumented_ddp.logging_data import Logger
-from instrumented_ddp.metadata import rank_of_this_process
-from instrumented_ddp.recorder import Recorder, recorder_of_this_process
+from instrumented_ddp.metadata import is_plain, rank_of_this_process
+from instrumented_ddp.recorder import Recorder, make_recorder
 from instrumented_ddp.records import BucketRecords, buffer_records
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.environment import recording_from_environment
+from overlapscope.trace.environment import OnIncident, recording_from_environment
 from overlapscope.trace.format import Phase
 
 _TORCH_SIGNATURE: Final = inspect.signature(TorchDDP.__init__)
@@ -42,6 +51,9 @@ class DistributedDataParallel(TorchDDP):
     Args:
         args: those of ``torch.nn.parallel.DistributedDataParallel``, in its order.
         trace: record into this folder. None records if the process was started by ``overlapscope record``.
+        on_incident: what the watchdog of a process that records does when the job hangs or its ranks disagree:
+            ``report`` it, ``raise`` an ``IncidentError`` on all ranks as well, or ``off``, there is none. None leaves
+            it to ``overlapscope record``. What the first instance of a process says holds for all of them.
         kwargs: those of ``torch.nn.parallel.DistributedDataParallel``, under its names.
 
     Raises:
@@ -56,8 +68,15 @@ class DistributedDataParallel(TorchDDP):
     logger: Logger
     recorder: Recorder | None = None
     """Writes the trace of this process, if there is one."""
+    _bypass: Bypass | None = None
 
-    def __init__(self, *args: Any, trace: str | Path | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        trace: str | Path | None = None,
+        on_incident: OnIncident | None = None,
+        **kwargs: Any,
+    ) -> None:
         try:
             arguments = _TORCH_SIGNATURE.bind(self, *args, **kwargs)
         except TypeError:
@@ -65,10 +84,11 @@ class DistributedDataParallel(TorchDDP):
             raise
         arguments.apply_defaults()
         # Torch's constructor calls back, to build the reducer, before it returns.
-        self._trace = None if trace is None else str(trace)
-        self._arguments = {name: value for name, value in arguments.arguments.items() if _is_plain(value)}
+        self._arguments = {name: value for name, value in arguments.arguments.items() if is_plain(value)}
         self._has_to_agree = bool(arguments.arguments["init_sync"])
-        with _warnings_about_the_caller():
+        self._collectives = _start_recording(trace, on_incident, arguments.arguments["process_group"])
+        self._model_number = 0
+        with _warnings_about_the_caller(), launched_for(Purpose(role="construction")):
             super().__init__(*args, **kwargs)
         self._has_to_agree = False  # unpickling builds a reducer anew, when nobody is there to agree
 
@@ -82,7 +102,15 @@ class DistributedDataParallel(TorchDDP):
     def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
         parameters, is_sparse = super()._build_params_for_reducer()
         names = {parameter: name for name, parameter in self.module.named_parameters()}
-        self._specs = describe_parameters([names[parameter] for parameter in parameters], parameters, is_sparse)
+        self._specs = describe_parameters(
+            [names[parameter] for parameter in parameters],
+            parameters,
+            is_sparse,
+            {name: type(module).__name__ for name, module in self.module.named_modules()},
+        )
+        if self._collectives is not None:
+            frozen = [name for name, parameter in self.module.named_parameters() if not parameter.requires_grad]
+            self._model_number = self._collectives.add_model(self.module, self._specs, frozen)
         if self._has_to_agree:
             check_same_parameters(self._specs, self.process_group, self.device)
         return parameters, is_sparse
@@ -94,11 +122,10 @@ class DistributedDataParallel(TorchDDP):
         param_to_name_mapping: dict[int, str],  # noqa: ARG002 - the specs know
         static_graph: bool,
     ) -> None:
-        self.recorder = _make_recorder(self._trace, self.process_group, self.device)
+        self.recorder = make_recorder(self._collectives, self.process_group, self.device)
         self._buffer_records: BucketRecords | None = None
-        self._model_number = 0
         if self.recorder is not None:
-            self._model_number = self.recorder.add_model(self.module, parameters, self._arguments)
+            self._bypass = self.recorder.add_model(self._model_number, self.module, parameters, self._arguments)
         plan = plan_in_module_order(self._specs, self._first_limits_bytes(static_graph))
         if self._has_to_agree:
             plan = agree_on_plan(plan, self.process_group, self.device)
@@ -159,7 +186,14 @@ class DistributedDataParallel(TorchDDP):
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
         state.pop("recorder", None)  # another process has its own
+        state.pop("_bypass", None)
+        state["_collectives"] = None
         return state
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "module" and (bypass := self.__dict__.get("_bypass")) is not None:
+            bypass.module_is_taken(sys._getframe(1))
+        return super().__getattr__(name)
 
     # -- forward -------------------------------------------------------------------------------------------------
 
@@ -170,6 +204,8 @@ class DistributedDataParallel(TorchDDP):
             return super()._pre_forward(*inputs, **kwargs)
         recorder.forward_is_called()
         recorder.note_caller()
+        if torch.is_grad_enabled():
+            recorder.collectives.training_forward(has_uneven_inputs=self._join_config.enable)
         moved = super()._pre_forward(*inputs, **kwargs)
         phase = Phase.FORWARD if torch.is_grad_enabled() else Phase.EVALUATION
         recorder.enter(phase, no_sync=not self.require_backward_grad_sync)
@@ -186,6 +222,21 @@ class DistributedDataParallel(TorchDDP):
         if is_training and not getattr(self, "_use_python_reducer", False):  # compiled, the hook can't be called
             _tell_of_backward(recorder, output, no_sync=not self.require_backward_grad_sync)
         return output
+
+    def _match_all_reduce_for_bwd_pass(self) -> None:
+        if self.recorder is None:
+            super()._match_all_reduce_for_bwd_pass()
+            return
+        with self.recorder.collectives.has_joined():
+            super()._match_all_reduce_for_bwd_pass()
+
+    def _match_unused_params_allreduce(self) -> None:
+        if self.recorder is None:
+            super()._match_unused_params_allreduce()
+            return
+        purpose = Purpose(role="bitmap", model=self._model_number)
+        with self.recorder.collectives.has_joined(), launched_for(purpose):
+            super()._match_unused_params_allreduce()
 
     # -- communication that is not a bucket's --------------------------------------------------------------------
 
@@ -225,16 +276,15 @@ class DistributedDataParallel(TorchDDP):
             self._buffer_records = buffer_records(
                 recorder.timeline.flags, self._model_number, elements, dtype_name(buffers[0].dtype)
             )
-        recorder.launches(self._buffer_records)
-        start = recorder.timeline.mark()
-        super()._default_broadcast_coalesced(bufs, bucket_size, authoritative_rank)
-        recorder.timeline.write(self._buffer_records.collective, recorder.step, start, recorder.timeline.mark())
+        with recorder.broadcasts(self._buffer_records):
+            super()._default_broadcast_coalesced(bufs, bucket_size, authoritative_rank)
 
 
 DistributedDataParallel.__init__.__signature__ = _TORCH_SIGNATURE.replace(  # type: ignore[attr-defined]
     parameters=[
         *_TORCH_SIGNATURE.parameters.values(),
         inspect.Parameter("trace", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="str | Path | None"),
+        inspect.Parameter("on_incident", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="OnIncident | None"),
     ]
 )
 
@@ -249,28 +299,22 @@ def _warnings_about_the_caller() -> Iterator[None]:
         warnings.warn(warning.message, warning.category, stacklevel=4)
 
 
-def _is_plain(value: object) -> bool:
-    """Whether it can be shown in a recording as it is."""
-    if isinstance(value, list | tuple):
-        return all(_is_plain(item) for item in value)
-    return value is None or isinstance(value, bool | int | float | str)
-
-
-def _make_recorder(trace: str | None, group: dist.ProcessGroup, device: torch.device) -> Recorder | None:
-    """The recorder that is asked for, if it can be had. A recording that fails never stops a training run."""
+def _start_recording(
+    trace: str | Path | None, on_incident: OnIncident | None, group: dist.ProcessGroup | None
+) -> Collectives | None:
+    """The collective log of this process, if a recording is asked for and can be had."""
+    existing = collectives_of_this_process()
+    if trace is None and existing is not None:  # by attach(), or by a model before
+        return existing
     try:
         recording = recording_from_environment(trace)
-        if recording is None:
+        if recording is None or (group is None and not dist.is_initialized()):  # torch says so in its own words
             return None
-        return recorder_of_this_process(
-            recording.folder,
-            group=group,
-            device=device,
-            detail=recording.detail,
-            limit_bytes=recording.limit_bytes,
-        )
+        rank = rank_of_this_process(group or _get_default_group())
+        return start_collective_log(recording.folder, rank, on_incident or recording.on_incident)
     except OverlapScopeError as error:
-        print(f"overlapscope: rank {rank_of_this_process(group)} trains on, unrecorded: {error}", file=sys.stderr)
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        print(f"overlapscope: rank {rank} trains on, unrecorded: {error}", file=sys.stderr)
         return None
 
 

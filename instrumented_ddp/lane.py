@@ -10,11 +10,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
+from instrumented_ddp.collectives import Purpose, launched_for
 from instrumented_ddp.completion import Collective
 from instrumented_ddp.recorder import Recorder
 from instrumented_ddp.records import BucketRecords
@@ -29,6 +31,12 @@ class Lane(Protocol):
 
     def run_hook(self, hook: Callable[[], torch._C.Future[Any]], records: BucketRecords | None) -> Collective:
         """Call a communication hook, which launches what it likes and returns a future."""
+
+    def announce(self, records: BucketRecords | None) -> Collective:
+        """Somebody else is about to launch: the launch record is on disk when this returns."""
+
+    def launched(self, collective: Collective, work: dist.Work) -> None:
+        """Somebody else has launched, and waits for it himself: see it end."""
 
     def wait(self, collective: Collective) -> None:
         """Make the current stream (on CPU, the host) wait for a collective.
@@ -49,16 +57,18 @@ class HostLane:
 
     def all_reduce(self, buffer: torch.Tensor, records: BucketRecords | None) -> Collective:
         """Launch on gloo's threads."""
-        collective = self._announce(records)
+        collective = self.announce(records)
         # The future and not the work, as in torch: a process group written in Python may have its own idea of an end.
-        collective.work = self._group.allreduce([buffer], self._sum).get_future()
+        with launched_for(records.purpose if records is not None else None):
+            collective.work = self._group.allreduce([buffer], self._sum).get_future()
         self._watch(collective)
         return collective
 
     def run_hook(self, hook: Callable[[], torch._C.Future[Any]], records: BucketRecords | None) -> Collective:
         """Call the hook on this thread."""
-        collective = self._announce(records)
-        collective.work = hook()
+        collective = self.announce(records)
+        with launched_for(_of_hook(records)):
+            collective.work = hook()
         self._watch(collective)
         return collective
 
@@ -71,7 +81,8 @@ class HostLane:
         collective.wait()
         collective.over_ns = host_now_ns()
 
-    def _announce(self, records: BucketRecords | None) -> Collective:
+    def announce(self, records: BucketRecords | None) -> Collective:
+        """Write the launch record."""
         recorder = self._recorder
         if recorder is None:
             return Collective(records, step=0)
@@ -81,6 +92,11 @@ class HostLane:
         if records is not None:
             collective.launch_ns = collective.running_ns = recorder.launches(records)
         return collective
+
+    def launched(self, collective: Collective, work: dist.Work) -> None:
+        """Have its end noticed."""
+        collective.work = work.get_future()
+        self._watch(collective)
 
     def _watch(self, collective: Collective) -> None:
         if self._recorder is not None:
@@ -110,8 +126,9 @@ class StreamLane:
         """Launch behind our stream, which has waited for what the current stream was given so far."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            collective = self._announce(records)
-            work = collective.work = self._group.allreduce([buffer], self._sum)
+            collective = self.announce(records)
+            with launched_for(records.purpose if records is not None else None):
+                work = collective.work = self._group.allreduce([buffer], self._sum)
             if self._timeline is not None and records is not None and self._work_can_block_a_stream:
                 work.block_current_stream()
                 collective.end = self._timeline.mark()
@@ -119,8 +136,9 @@ class StreamLane:
 
     def run_hook(self, hook: Callable[[], torch._C.Future[Any]], records: BucketRecords | None) -> Collective:
         """Call the hook on the current stream, which is where its own kernels belong. Its end is seen by ``wait``."""
-        collective = self._announce(records)
-        collective.work = hook()
+        collective = self.announce(records)
+        with launched_for(_of_hook(records)):
+            collective.work = hook()
         return collective
 
     def wait(self, collective: Collective) -> None:
@@ -134,7 +152,17 @@ class StreamLane:
         else:
             timeline.write(records.collective, collective.step, collective.start, collective.end)
 
-    def _announce(self, records: BucketRecords | None) -> Collective:
+    def launched(self, collective: Collective, work: dist.Work) -> None:
+        """Mark its end behind our stream. With torch 2.7 that would make the host wait, so the end stays unknown."""
+        timeline, records = self._timeline, collective.records
+        if timeline is None or records is None or not self._work_can_block_a_stream:
+            return
+        with torch.cuda.stream(self._stream):
+            work.block_current_stream()
+            timeline.write(records.collective, collective.step, collective.start, timeline.mark())
+
+    def announce(self, records: BucketRecords | None) -> Collective:
+        """Write the launch record, and mark the current stream."""
         recorder, timeline = self._recorder, self._timeline
         if recorder is None or timeline is None or records is None:
             return Collective(records, step=0)
@@ -142,6 +170,11 @@ class StreamLane:
         recorder.launches(records)
         collective.start = timeline.mark()
         return collective
+
+
+def _of_hook(records: BucketRecords | None) -> Purpose | None:
+    """What a communication hook launches while it is called, which is most often one all-reduce of the bucket."""
+    return None if records is None else replace(records.purpose, role="hook")
 
 
 def lane_of(device: torch.device, group: dist.ProcessGroup, recorder: Recorder | None) -> Lane:

@@ -31,7 +31,7 @@ _OPEN_FILES: Final = "/proc/self/fd"
 _LEAST_BYTES: Final = 64 * 1024
 """A connection that has carried less, both ways together, is a store's or a rendezvous', or not yet of interest."""
 
-_SHORTEST_DISTANCE_S: Final = 1.0
+_SHORTEST_DISTANCE_S: Final = 0.125
 _LONGEST_DISTANCE_S: Final = 60.0
 _CLOSE_TIMEOUT_S: Final = 2.0
 
@@ -40,7 +40,8 @@ class LinkSampler:
     """Writes a line to ``links.jsonl`` from time to time, on a thread of its own.
 
     A connection costs about 15 us to look at (``benchmarks/links.py``), and a rank may have a thousand. The distance
-    between samples doubles from 1 to 60 s, so that the newest one covers at least half of a run however it ends.
+    between samples doubles from 1/8 to 60 s, so that the newest one covers at least half of a run however it ends, and
+    a short run has enough of them for one that meets a burst, after a pause, not to count.
 
     Args:
         folder: of the rank.

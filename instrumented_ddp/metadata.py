@@ -57,6 +57,13 @@ def describe_rank(rank: int, device: torch.device) -> dict[str, Any]:
     }
 
 
+def is_plain(value: object) -> bool:
+    """Whether it can be shown in a recording as it is."""
+    if isinstance(value, list | tuple):
+        return all(is_plain(item) for item in value)
+    return value is None or isinstance(value, bool | int | float | str)
+
+
 def append_plan(folder: Path, *, model: int, epoch: int, plan: BucketPlan, reason: str) -> None:
     """Add a line to ``plans.jsonl``.
 

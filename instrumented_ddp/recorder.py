@@ -9,11 +9,13 @@ begins. Loops in which that is not so (two optimizers that alternate, as in a GA
 from __future__ import annotations
 
 import atexit
+import gc
+import mmap
+import os
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -22,9 +24,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.weak import WeakIdKeyDictionary
 
 from instrumented_ddp.bucket_plan import BucketPlan
-from instrumented_ddp.call_sites import CallSites
+from instrumented_ddp.bypass import Bypass
 from instrumented_ddp.clock import ClockSampling
+from instrumented_ddp.collectives import Collectives, launched_for
 from instrumented_ddp.completion import CompletionWatch
+from instrumented_ddp.farewell import call_at_exit
 from instrumented_ddp.gc_pauses import GcPauses
 from instrumented_ddp.links import LinkSampler
 from instrumented_ddp.metadata import append_plan, describe_rank, describe_run, rank_of_this_process
@@ -32,7 +36,7 @@ from instrumented_ddp.records import ENTER_RECORDS, BucketRecords, PlanRecords, 
 from instrumented_ddp.timing import HostTimeline, Mark, Timeline, host_now_ns, timeline_of
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.board import ReadinessBoard
-from overlapscope.trace.environment import Detail
+from overlapscope.trace.environment import Detail, recording_from_environment
 from overlapscope.trace.format import (
     EVENTS_FILE,
     NO_CALL_SITE,
@@ -41,9 +45,10 @@ from overlapscope.trace.format import (
     Kind,
     Phase,
     pack_body,
-    rank_folder,
+    ready_file,
     write_json,
 )
+from overlapscope.trace.group_log import UNKNOWN_PHASE
 from overlapscope.trace.writer import DEFAULT_LIMIT_BYTES, EventLog
 
 _DATA_WAIT_FOLLOWS: Final = (Phase.BACKWARD, Phase.FINALISE, Phase.OPTIMIZER, Phase.EVALUATION)
@@ -54,8 +59,7 @@ class Recorder:
     """Writes the trace of this process.
 
     Args:
-        trace_folder: the run's folder, the same for all ranks of a host.
-        rank: of this process in the whole job.
+        collectives: the collective log of this process, in whose folder the recording is made.
         group: the ranks that train together.
         device: where the module computes; its time line is the trace's.
         detail: ``parameters`` to record the readiness of every gradient as well.
@@ -67,27 +71,23 @@ class Recorder:
 
     def __init__(
         self,
-        trace_folder: Path,
+        collectives: Collectives,
         *,
-        rank: int,
         group: dist.ProcessGroup,
         device: torch.device,
         detail: Detail = "buckets",
         limit_bytes: int = DEFAULT_LIMIT_BYTES,
     ) -> None:
-        self.folder = rank_folder(trace_folder, rank)
+        self.collectives = collectives
+        self.folder = collectives.folder
         self.detail = detail
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OverlapScopeError(f"{self.folder}: can't be made ({error.strerror})") from None
         self.log = EventLog(self.folder / EVENTS_FILE, limit_bytes)
         self.timeline = timeline_of(device, self.log)
         self._timelines = {device: self.timeline}
         self.completions = CompletionWatch(self.log)
-        self._call_sites = CallSites(self.folder)
         self._call_site = NO_CALL_SITE
         self._run = describe_run(group, detail)
+        self._bypasses: dict[int, Bypass] = {}
         self._model_of_parameter = WeakIdKeyDictionary()
         self._is_ours: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool] = weakref.WeakKeyDictionary()
         self._reduced_phases = phase_records(self.timeline.flags, no_sync=False)
@@ -96,6 +96,8 @@ class Recorder:
 
         self.step = 0
         self._step_start: Mark | None = None
+        self.phase_since_ns = 0
+        """When the newest phase began that was announced; a wait for data is announced with the end of the update."""
         self._last_phase: Phase | None = None
         self._last_phase_end: Mark | None = None
         self._open_phase: Phase | None = None
@@ -105,20 +107,23 @@ class Recorder:
         self._optimizer_is_stepping = False
         self._closure_has_run = False
         self._optimizer_has_stepped = False
+        self._optimizer_is_known: bool | None = None
         self._gradients_are_reduced = False
         self._has_complained = False
         self._gc_pauses = GcPauses(self.log, self._step_of_host)
         self._links = LinkSampler(self.folder)
 
         with self._training_goes_on():
-            write_json(self.folder / RANK_FILE, describe_rank(rank, device))
+            write_json(self.folder / RANK_FILE, describe_rank(collectives.rank, device))
             write_json(self.folder / RUN_FILE, self._run)
-        self._clock = ClockSampling(self.folder, rank)
+        self._clock = ClockSampling(self.folder, collectives.rank)
         self._optimizer_hooks = [
             register_optimizer_step_pre_hook(self._optimizer_begins),
             register_optimizer_step_post_hook(self._optimizer_ends),
         ]
-        atexit.register(self.close)
+        collectives.recorder = self
+        collectives.where = self._where
+        call_at_exit(self.close)
 
     def timeline_on(self, device: torch.device) -> Timeline:
         """The time line of one of the devices that a module spans. Phases and steps are timed on the first one's."""
@@ -130,24 +135,30 @@ class Recorder:
     # -- models and plans ----------------------------------------------------------------------------------------
 
     def add_model(
-        self, module: torch.nn.Module, parameters: Sequence[torch.nn.Parameter], arguments: dict[str, Any]
-    ) -> int:
-        """Make a DDP instance known.
+        self,
+        number: int,
+        module: torch.nn.Module,
+        parameters: Sequence[torch.nn.Parameter],
+        arguments: dict[str, Any],
+    ) -> Bypass:
+        """Make a DDP instance known, by its number within the process.
 
         Returns:
-            Its number within the process.
+            Who is to be told when the user reaches behind the wrapper.
         """
-        number = len(self._run["models"])
         self._run["models"].append({"model": number, "class": type(module).__name__, "ddp_arguments": arguments})
+        self._bypasses[number] = Bypass(parameters, self.collectives)
         self._model_of_parameter.update(dict.fromkeys(parameters, number))
         self._is_ours.clear()
         with self._training_goes_on():
             write_json(self.folder / RUN_FILE, self._run)
-        return number
+        return self._bypasses[number]
 
     def comm_hook_reduces(self, model: int, name: str) -> None:
         """A hook reduces a model's buckets from now on. It need not wait for all ranks."""
-        self._run["models"][model]["comm_hook"] = name
+        for described in self._run["models"]:
+            if described["model"] == model:
+                described["comm_hook"] = name
         with self._training_goes_on():
             write_json(self.folder / RUN_FILE, self._run)
 
@@ -166,6 +177,16 @@ class Recorder:
         self.log.append(records.plan, self.step, now_ns, now_ns)
         self._links.sample_soon()
         return records
+
+    def ready_board(self, model: int, parameters: int) -> memoryview[int]:
+        """A byte a parameter, for the reducer to say which gradients have come; it outlives the process."""
+        try:
+            with (self.folder / ready_file(model)).open("x+b") as file:
+                os.posix_fallocate(file.fileno(), 0, parameters)
+                return memoryview(mmap.mmap(file.fileno(), parameters))
+        except (OSError, ValueError) as error:
+            self._complain_once(f"{ready_file(model)} can't be made ({error})")
+            return memoryview(bytearray(parameters))
 
     def readiness_board(self, model: int, parameters: int) -> memoryview[int] | None:
         """Where gradient hooks store the time, until their bucket is ready and the records are written.
@@ -213,7 +234,10 @@ class Recorder:
             self._step_begins()
             return
         # An optimizer may call its closure again and again, as LBFGS does: all that is one step.
-        step_is_over = self._optimizer_has_stepped or (self._gradients_are_reduced and not self._optimizer_is_stepping)
+        step_is_over = self._optimizer_has_stepped or (
+            # With an optimizer of torch this is an accumulation, or an update that was left out.
+            self._gradients_are_reduced and not self._optimizer_is_stepping and not self._has_optimizer()
+        )
         if step_is_over and not self._step_is_marked_by_user:
             # Without an optimizer of torch nobody knows where the update ended and the data loader began.
             self._end_step(self._last_phase_end if self._optimizer_has_stepped else now)
@@ -242,8 +266,14 @@ class Recorder:
         """The phase that is open."""
         return self._open_phase
 
-    def gradients_are_reduced(self) -> None:
+    def gradient_is_not_reduced(self, model: int) -> None:
+        """A gradient has come that no reduction waits for, as under ``no_sync()``."""
+        if self._open_phase is not Phase.BACKWARD:  # the output of the wrapper has no part in it
+            self._bypasses[model].gradient_comes()
+
+    def gradients_are_reduced(self, model: int) -> None:
         """The gradients of a pass are final: the step may end, also if no optimizer of torch is ever seen."""
+        self._bypasses[model].gradients_are_reduced()
         self._gradients_are_reduced = True
         self._resume_optimizer()
 
@@ -266,7 +296,8 @@ class Recorder:
 
         Where no line of the user's is to be seen, as on autograd's own thread on CUDA, the one before stays.
         """
-        self._call_site = self._call_sites.number_of_caller() or self._call_site
+        call_site = self.collectives.call_sites.number_of_caller() or self._call_site
+        self._call_site = self.collectives.line_of_backward = call_site
 
     def launches(self, records: BucketRecords) -> int:
         """A collective is about to be enqueued. Its announcement is on disk when this returns.
@@ -277,6 +308,15 @@ class Recorder:
         now_ns = host_now_ns()
         self.log.append(records.launch(self._call_site), self.step, now_ns, now_ns)
         return now_ns
+
+    @contextmanager
+    def broadcasts(self, records: BucketRecords) -> Iterator[None]:
+        """Buffers are broadcast inside, by code that waits for it."""
+        self.launches(records)
+        start = self.timeline.mark()
+        with launched_for(records.purpose):
+            yield
+        self.timeline.write(records.collective, self.step, start, self.timeline.mark())
 
     def close(self) -> None:
         """Write what is still pending and close the log. Called at exit; may be called before, and twice."""
@@ -295,12 +335,20 @@ class Recorder:
         for timeline in self._timelines.values():
             timeline.close()
         self.log.close()
-        self._call_sites.close()
+        self.collectives.close()
         self._clock.close()
 
     def _step_of_host(self) -> int:
         """The step that the host is in: after the last optimizer that is the next one, which no forward has begun."""
         return self.step + (self._optimizer_has_stepped and not self._step_is_marked_by_user)
+
+    def _where(self) -> tuple[int, int]:
+        """Step and phase of the host, for the collective log."""
+        phase = self._open_phase
+        if phase is None:
+            is_data_wait = self._last_phase in _DATA_WAIT_FOLLOWS
+            return self._step_of_host(), Phase.DATA_WAIT if is_data_wait else UNKNOWN_PHASE
+        return self._step_of_host(), phase
 
     def _end_step(self, end: Mark) -> None:
         if self._step_start is None:
@@ -329,7 +377,7 @@ class Recorder:
             self._announce(Phase.DATA_WAIT)
 
     def _announce(self, phase: Phase) -> None:
-        now_ns = host_now_ns()
+        now_ns = self.phase_since_ns = host_now_ns()
         self.log.append(ENTER_RECORDS[phase], self.step, now_ns, now_ns)
 
     @contextmanager
@@ -346,6 +394,7 @@ class Recorder:
 
     def _optimizer_begins(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if self._updates_our_parameters(optimizer):
+            self._look_for_unreduced()
             self._optimizer_is_stepping = True
             self._closure_has_run = False
             self.enter(Phase.OPTIMIZER)
@@ -354,7 +403,23 @@ class Recorder:
         if self._updates_our_parameters(optimizer):
             self.leave(Phase.OPTIMIZER)
             self._optimizer_is_stepping = False
-            self._optimizer_has_stepped = True
+            self._optimizer_has_stepped = self._optimizer_is_known = True
+
+    def _look_for_unreduced(self) -> None:
+        for model, bypass in self._bypasses.items():
+            call_site = bypass.line_of_unreduced()
+            if call_site != NO_CALL_SITE:
+                self.collectives.gradients_were_not_reduced(model, call_site)
+
+    def _has_optimizer(self) -> bool:
+        """Whether an optimizer of torch updates our parameters, also one that has not stepped yet.
+
+        Looked for among all objects, which takes a moment, once: after the first reduction without an update.
+        """
+        if self._optimizer_is_known is None:
+            optimizers = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.optim.Optimizer)]
+            self._optimizer_is_known = any(self._updates_our_parameters(optimizer) for optimizer in optimizers)
+        return self._optimizer_is_known
 
     def _resume_optimizer(self) -> None:
         """A backward is over; if a closure has run it, the optimizer goes on with the update."""
@@ -373,24 +438,40 @@ _of_this_process: Recorder | None = None
 
 
 def recorder_of_this_process(
-    trace_folder: Path, *, group: dist.ProcessGroup, device: torch.device, detail: Detail, limit_bytes: int
+    collectives: Collectives, *, group: dist.ProcessGroup, device: torch.device, detail: Detail, limit_bytes: int
 ) -> Recorder:
     """The recorder that all DDP instances of a process share; made on first use.
 
     Raises:
-        OverlapScopeError: it can't be made, or the process already records into another folder.
+        OverlapScopeError: it can't be made.
     """
     global _of_this_process
     existing = _of_this_process
-    rank = rank_of_this_process(group)
     if existing is None or existing.log.closed:
-        _of_this_process = Recorder(
-            trace_folder, rank=rank, group=group, device=device, detail=detail, limit_bytes=limit_bytes
+        existing = _of_this_process = Recorder(
+            collectives, group=group, device=device, detail=detail, limit_bytes=limit_bytes
         )
-        return _of_this_process
-    if existing.folder != rank_folder(trace_folder, rank):
-        raise OverlapScopeError(f"{trace_folder}: this process already records into {existing.folder.parent}")
     return existing
+
+
+def make_recorder(collectives: Collectives | None, group: dist.ProcessGroup, device: torch.device) -> Recorder | None:
+    """The recorder that belongs to a collective log. A recording that fails never stops a training run."""
+    if collectives is None:
+        return None
+    try:
+        recording = recording_from_environment(collectives.folder.parent)
+        assert recording is not None
+        return recorder_of_this_process(
+            collectives,
+            group=group,
+            device=device,
+            detail=recording.detail,
+            limit_bytes=recording.limit_bytes,
+        )
+    except OverlapScopeError as error:
+        collectives.close()
+        print(f"overlapscope: rank {rank_of_this_process(group)} trains on, unrecorded: {error}", file=sys.stderr)
+        return None
 
 
 def step() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from instrumented_ddp.bucket_plan import BucketPlan, dtype_name
+from instrumented_ddp.collectives import Purpose
 from overlapscope.trace.format import NO_BUCKET, NO_CALL_SITE, Flag, Kind, Phase, pack_body
 
 
@@ -18,6 +19,7 @@ class PlanRecords:
         self.buckets = [
             BucketRecords(
                 timeline_flags,
+                Purpose(role="bucket", model=model, plan_epoch=epoch, plan_hash=plan.hash, bucket=number),
                 index=number,
                 dtype=dtype_name(plan.parameters[bucket[0]].dtype),
                 elements=sum(plan.parameters[index].elements for index in bucket),
@@ -41,7 +43,8 @@ class PlanRecords:
 class BucketRecords:
     """The records of one bucket, or of the buffers, which are broadcast like one."""
 
-    def __init__(self, timeline_flags: Flag, op: str = "all_reduce", **what: Any) -> None:
+    def __init__(self, timeline_flags: Flag, purpose: Purpose, op: str = "all_reduce", **what: Any) -> None:
+        self.purpose = purpose
         self.ready = pack_body(Kind.BUCKET_READY, flags=timeline_flags, **what)
         self.copy_in = pack_body(Kind.COPY_IN, flags=timeline_flags, **what)
         self.copy_out = pack_body(Kind.COPY_OUT, flags=timeline_flags, **what)
@@ -61,12 +64,16 @@ class BucketRecords:
 
 def buffer_records(timeline_flags: Flag, model: int, elements: int, dtype: str) -> BucketRecords:
     """The records of a broadcast of buffers."""
-    return BucketRecords(timeline_flags, op="broadcast", index=NO_BUCKET, model=model, elements=elements, dtype=dtype)
+    purpose = Purpose(role="buffers", model=model)
+    return BucketRecords(
+        timeline_flags, purpose, op="broadcast", index=NO_BUCKET, model=model, elements=elements, dtype=dtype
+    )
 
 
 def all_reduce_records(timeline_flags: Flag, model: int, elements: int, dtype: str) -> BucketRecords:
     """The records of an all-reduce that is no bucket's: that of the bitmap of used parameters."""
-    return BucketRecords(timeline_flags, index=NO_BUCKET, model=model, elements=elements, dtype=dtype)
+    purpose = Purpose(role="bitmap", model=model)
+    return BucketRecords(timeline_flags, purpose, index=NO_BUCKET, model=model, elements=elements, dtype=dtype)
 
 
 ENTER_RECORDS: Final = tuple(pack_body(Kind.ENTER, index=phase) for phase in Phase)

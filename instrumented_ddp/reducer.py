@@ -80,6 +80,12 @@ class Reducer:
         self._recorder = recorder
         self._model_number = model_number
         self._board = recorder.readiness_board(model_number, len(parameters)) if recorder is not None else None
+        self._none_is_ready = bytes(len(parameters))
+        self._is_ready = (  # where others can look for what is missing when this process hangs or is dead
+            recorder.ready_board(model_number, len(parameters))
+            if recorder is not None
+            else memoryview(bytearray(len(parameters)))
+        )
         self._lanes = {device: lane_of(device, group, recorder) for device in {p.device for p in parameters}}
         self._static_graph: StaticGraph | None = None
         self._usage = self._make_usage_map() if find_unused_parameters else None
@@ -143,7 +149,7 @@ class Reducer:
                 )
             )
         self._bucket_of = {index: bucket for bucket in self.buckets for index in bucket.indices}
-        self._is_ready = bytearray(len(self._parameters))
+        self._is_ready[:] = self._none_is_ready
         self._next_bucket = 0
 
     @property
@@ -162,7 +168,7 @@ class Reducer:
         self.stats.mark("backward_compute_start")
         for bucket in self.buckets:
             bucket.reset()
-        self._is_ready = bytearray(len(self._parameters))
+        self._is_ready[:] = self._none_is_ready
         self._next_bucket = self.buckets_reduced = 0
         self._expects_gradients = True
         self._unused_are_marked = False
@@ -219,6 +225,8 @@ class Reducer:
 
     def on_gradient(self, index: int) -> None:
         """A gradient has been accumulated."""
+        if not self._expects_gradients and self._recorder is not None:
+            self._recorder.gradient_is_not_reduced(self._model_number)
         if self._usage is not None and not self._is_complete(index, self._usage):
             return
         if self._expects_gradients:
@@ -344,7 +352,7 @@ class Reducer:
         self.stats.mark("backward_comm_end")
         if recorder is not None:
             recorder.leave(Phase.FINALISE)
-            recorder.gradients_are_reduced()
+            recorder.gradients_are_reduced(self._model_number)
 
     def _finalise_bucket(self, bucket: Bucket) -> None:
         recorder, collective, timeline = self._recorder, bucket.collective, bucket.timeline

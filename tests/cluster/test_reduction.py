@@ -65,17 +65,33 @@ def test_a_cap_that_differs_between_ranks_is_harmless():
     assert len(plan_0) > 1
 
 
-def build_with_parameters_in_another_order() -> None:
+class TwoLayers(nn.Module):
+    def __init__(self, names: list[str]) -> None:
+        super().__init__()
+        for name in names:
+            self.add_module(name, nn.Linear(4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.get_submodule("first")(x) + self.get_submodule("second")(x)
+
+
+def train_with_parameters_in_another_order(init_sync: bool) -> None:
     names = ["first", "second"] if dist.get_rank() != 1 else ["second", "first"]
-    DistributedDataParallel(nn.ModuleDict({name: nn.Linear(4, 4) for name in names}))
+    model = DistributedDataParallel(TwoLayers(names), init_sync=init_sync)
+    for _ in range(2):
+        model(torch.ones(1, 4)).sum().backward()
 
 
+@pytest.mark.parametrize("init_sync", [True, False])
 @pytest.mark.parametrize(("world_size", "blame"), [(2, "rank 0 against rank 1"), (3, "rank 1 against all others")])
-def test_equal_shapes_in_another_order_are_refused_on_every_rank(world_size, blame):
-    errors = run_ranks(build_with_parameters_in_another_order, world_size)
+def test_equal_shapes_in_another_order_are_refused_on_every_rank(world_size, blame, init_sync):
+    """At construction; if the user skips that comparison, at the rebuild."""
+    errors = run_ranks(train_with_parameters_in_another_order, world_size, init_sync)
     assert all(isinstance(error, DisagreementError) for error in errors)
     assert all(blame in str(error) for error in errors)
-    assert all("first.weight float32[4, 4] on rank 0, second.weight float32[4, 4] on rank 1" in str(e) for e in errors)
+    here = "first.weight float32[4, 4] (Linear at first) on rank 0"
+    there = "second.weight float32[4, 4] (Linear at second) on rank 1"
+    assert all(f"{here}, {there}" in str(error) for error in errors)
 
 
 def skip_a_branch(trace: str) -> None:

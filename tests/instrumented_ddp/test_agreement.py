@@ -32,3 +32,10 @@ def test_a_missing_parameter_is_named_with_both_counts():
 def test_the_same_name_with_another_dtype_differs():
     half = ("a.weight", (2, 3), "float16")
     assert "a.weight float32[2, 3] on rank 0, a.weight float16[2, 3] on rank 1" in describe_disagreement([[A], [half]])
+
+
+def test_it_is_said_where_in_the_module_tree_the_parameter_is():
+    deep = ("layers.0.weight", (2, 3), "float32")
+    message = describe_disagreement([[deep, A], [A, deep]], [["Linear", "Conv1d"], ["Conv1d", "Linear"]])
+    assert "layers.0.weight float32[2, 3] (Linear at layers.0) on rank 0" in message
+    assert "a.weight float32[2, 3] (Conv1d at a) on rank 1" in message

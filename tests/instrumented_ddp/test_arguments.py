@@ -15,10 +15,10 @@ from instrumented_ddp import DistributedDataParallel
 pytestmark = pytest.mark.usefixtures("lone_rank")
 
 
-def test_the_signature_is_torchs_and_trace():
-    *ours, trace = inspect.signature(DistributedDataParallel).parameters.values()
+def test_the_signature_is_torchs_trace_and_on_incident():
+    *ours, trace, on_incident = inspect.signature(DistributedDataParallel).parameters.values()
     assert ours == list(inspect.signature(nn.parallel.DistributedDataParallel).parameters.values())
-    assert trace.name == "trace"
+    assert (trace.name, on_incident.name) == ("trace", "on_incident")
 
 
 def test_it_is_torchs_class_to_whoever_asks():

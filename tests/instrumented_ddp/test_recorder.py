@@ -164,6 +164,20 @@ def test_without_an_optimizer_of_torch_a_step_ends_where_the_next_forward_begins
     assert list(trace.steps["step"]) == [0, 1], "the last step has no end that anybody saw"
 
 
+def test_an_update_that_is_left_out_ends_no_step(traces):
+    """As for gradients that are not finite, or by an accumulation without no_sync()."""
+    model = make_model(traces)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for is_finite in (False, True, False, True):
+        backward(model)
+        if is_finite:
+            optimizer.step()
+    trace = recorded(model, traces)
+    assert list(trace.steps["step"]) == [0, 1]
+    once = ["data_wait", "forward", "backward", "finalise"]
+    assert phases_by_step(trace) == {0: [*once[1:], *once, "optimizer"], 1: [*once, *once, "optimizer"]}
+
+
 def test_the_users_step_marker_overrules_the_hooks(traces):
     model = make_model(traces)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

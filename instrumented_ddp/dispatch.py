@@ -1,0 +1,130 @@
+"""Sees every collective of the process, whoever launches it: on torch's dispatcher.
+
+Python functions of ``torch.distributed``, methods of a process group, the C++ reducer of stock DDP and compiled code
+all end in operators of the library ``c10d``. A kernel for the key ``BackendSelect``, which is part of every call,
+is called before that of the device; it hands on to that one with the keys below its own.
+(torch/csrc/distributed/c10d/Ops.cpp has the operators, their schemas and what calls them.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import torch
+import torch.distributed as dist
+from torch._C import DispatchKey
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operator:
+    """What is to be known of one operator of ``c10d``."""
+
+    name: str
+    """The operation, as in ``torch.distributed``."""
+    tensors: str | None
+    """The argument with what this rank gives; of a scatter and of receiving, with what it takes."""
+    peer: str | None = None
+    """The argument with the other side's or the root's rank in the group."""
+
+
+_OPERATORS: Final = {
+    "allreduce_": Operator(name="all_reduce", tensors="tensors"),
+    "allreduce_coalesced_": Operator(name="all_reduce", tensors="tensors"),
+    "broadcast_": Operator(name="broadcast", tensors="tensors", peer="root_rank"),
+    "reduce_": Operator(name="reduce", tensors="tensors", peer="root_rank"),
+    "allgather_": Operator(name="all_gather", tensors="input_tensors"),
+    "_allgather_base_": Operator(name="all_gather", tensors="input_tensor"),
+    "allgather_coalesced_": Operator(name="all_gather", tensors="input_list"),
+    "allgather_into_tensor_coalesced_": Operator(name="all_gather", tensors="inputs"),
+    "reduce_scatter_": Operator(name="reduce_scatter", tensors="output_tensors"),
+    "_reduce_scatter_base_": Operator(name="reduce_scatter", tensors="output_tensor"),
+    "reduce_scatter_tensor_coalesced_": Operator(name="reduce_scatter", tensors="outputs"),
+    "gather_": Operator(name="gather", tensors="input_tensors", peer="root_rank"),
+    "scatter_": Operator(name="scatter", tensors="output_tensors", peer="root_rank"),
+    "alltoall_": Operator(name="all_to_all", tensors="input_tensors"),
+    "alltoall_base_": Operator(name="all_to_all", tensors="input"),
+    "barrier": Operator(name="barrier", tensors=None),
+    "monitored_barrier_": Operator(name="monitored_barrier", tensors=None),
+    "send": Operator(name="send", tensors="tensors", peer="dst"),
+    "recv_": Operator(name="recv", tensors="tensors", peer="src"),
+    "recv_any_source_": Operator(name="recv", tensors="tensors"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One call of an operator."""
+
+    op: str
+    group: dist.ProcessGroup
+    tensors: Sequence[torch.Tensor]
+    peer: int | None
+    """In the group; None without one, and for a receive from anybody."""
+    tag: int
+
+
+class Observer(Protocol):
+    """Is told of every collective."""
+
+    def announce(self, call: Call) -> Any:
+        """A collective is about to be launched. What is returned comes back with its fate."""
+
+    def launched(self, announced: Any, work: dist.Work | None) -> None:
+        """The backend has taken it; without a work it is already over."""
+
+    def failed(self, announced: Any) -> None:
+        """The backend has refused it."""
+
+
+class Interception:
+    """The kernels, for as long as they are wanted.
+
+    Args:
+        observer: told of every collective of the process from now on.
+    """
+
+    def __init__(self, observer: Observer) -> None:
+        self._library = torch.library.Library("c10d", "IMPL")
+        for name, operator in _OPERATORS.items():
+            if hasattr(torch.ops.c10d, name):
+                kernel = _kernel(getattr(torch.ops.c10d, name).default, operator, observer)
+                self._library.impl(name, kernel, "BackendSelect", with_keyset=True)
+
+    def close(self) -> None:
+        """Take the kernels out. May be called twice."""
+        self._library._destroy()
+
+
+def _kernel(overload: Any, operator: Operator, observer: Observer) -> Callable[..., Any]:
+    place = {argument.name: number for number, argument in enumerate(overload._schema.arguments)}
+    group_at, tag_at = place["process_group"], place.get("tag")
+    tensors_at = None if operator.tensors is None else place[operator.tensors]
+    peer_at = None if operator.peer is None else place[operator.peer]
+    work_at = next((at for at, value in enumerate(overload._schema.returns) if "Work" in str(value.type)), None)
+    is_tuple = len(overload._schema.returns) > 1
+    redispatch = overload.redispatch
+    keys_below = torch._C._dispatch_keyset_full_after(DispatchKey.BackendSelect)
+
+    def kernel(keys: Any, *args: Any) -> Any:
+        tensors = () if tensors_at is None else args[tensors_at]
+        announced = observer.announce(
+            Call(
+                op=operator.name,
+                group=dist.ProcessGroup.unbox(args[group_at]),
+                tensors=(tensors,) if isinstance(tensors, torch.Tensor) else tensors,
+                peer=None if peer_at is None else args[peer_at],
+                tag=0 if tag_at is None else args[tag_at],
+            )
+        )
+        try:
+            result = redispatch(keys & keys_below, *args)
+        except BaseException:
+            observer.failed(announced)
+            raise
+        boxed = None if work_at is None else result[work_at] if is_tuple else result
+        observer.launched(announced, None if boxed is None else dist.Work.unbox(boxed))
+        return result
+
+    return kernel

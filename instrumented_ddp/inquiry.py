@@ -1,0 +1,176 @@
+"""An inquiry: something is amiss, all ranks say what they know, one of them judges and tells the others.
+
+An alarm is numbered, and the first rank that raises number N is the one who did. All others look for N + 1 whenever
+they wake. Each rank then puts down a card with all that it knows of itself. The lowest rank that is able to, and not
+the one that raised it, because many do at the same time, collects the cards, adds what can be known of ranks that
+have not answered, and judges.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from instrumented_ddp.left_behind import card_of, last_awake_ns
+from instrumented_ddp.live_evidence import SILENT_AFTER_NS, Known, Pointer, liveness_of, make_evidence
+from instrumented_ddp.process_state import GONE, STOPPED, ProcessState, can_be_signalled, look_at
+from instrumented_ddp.timing import host_now_ns
+from overlapscope.diagnosis.evidence import Evidence
+
+STACKS_SIGNAL: Final = signal.SIGRTMAX - 3
+"""Has faulthandler write the stacks of a process whose Python does not run."""
+
+_COLLECTS_FOR_S: Final = 1.2
+"""Every rank that wakes has answered by then."""
+_LOOKS_FOR_NS: Final = 400_000_000
+"""At the process of a rank whose watchdog does not wake."""
+_NEXT_RANK_AFTER_S: Final = 0.7
+_MOST_TURNS: Final = 3
+GIVES_UP_AFTER_S: Final = 6.0
+
+
+@dataclass
+class Inquiry:
+    """One inquiry, on one rank.
+
+    Args:
+        number: of the alarm.
+        alarm: who has raised it, and why.
+        rank: this one.
+        world_size: how many there are.
+        run_folder: where ranks that don't answer may have left something.
+    """
+
+    number: int
+    alarm: Mapping[str, Any]
+    rank: int
+    world_size: int
+    run_folder: Path
+    began_s: float = field(default_factory=time.monotonic)
+    began_ns: int = field(default_factory=host_now_ns)
+    cards: dict[int, dict[str, Any]] = field(default_factory=dict)
+    beats: dict[int, dict[str, Any]] = field(default_factory=dict)
+    is_judge: bool = False
+    outcome: dict[str, Any] | None = None
+    """What the judge has told."""
+    _cards_before: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Of the inquiry before: what ranks have said that are gone now."""
+    _first_looks: dict[int, tuple[int, ProcessState]] = field(default_factory=dict)
+
+    @property
+    def claims(self) -> dict[str, str]:
+        """Ranks try to become the judge one after another, so that it is the lowest that can."""
+        turn_s = _NEXT_RANK_AFTER_S * min(self.rank, _MOST_TURNS)
+        if self.is_judge or time.monotonic() - self.began_s < turn_s:
+            return {}
+        return {f"judge.{self.number}": str(self.rank)}
+
+    @property
+    def asks(self) -> list[str]:
+        """What to look for on the board."""
+        if not self.is_judge:
+            return [f"verdict.{self.number}"]
+        missing = [rank for rank in range(self.world_size) if rank not in self.cards]
+        return [
+            key
+            for rank in missing
+            for key in (f"card.{self.number}.{rank}", f"card.{self.number - 1}.{rank}", f"beat.{rank}")
+        ]
+
+    def hear(self, answers: Mapping[str, bytes]) -> None:
+        """Take what was on the board."""
+        if answers.get(f"judge.{self.number}") == str(self.rank).encode():
+            self.is_judge = True
+        told = answers.get(f"verdict.{self.number}")
+        if told is not None:
+            self.outcome = json.loads(told)
+        for rank in range(self.world_size) if self.is_judge else ():
+            if (card := answers.get(f"card.{self.number}.{rank}")) is not None:
+                self.cards[rank] = json.loads(card)
+            elif (card := answers.get(f"card.{self.number - 1}.{rank}")) is not None:
+                self._cards_before[rank] = json.loads(card)
+            if (beat := answers.get(f"beat.{rank}")) is not None:
+                self.beats[rank] = json.loads(beat)
+
+    def can_judge(self, host: str) -> bool:
+        """Everybody has answered who will."""
+        if not self.is_judge:
+            return False
+        missing = [rank for rank in range(self.world_size) if rank not in self.cards]
+        for rank in missing:
+            self._look_at(rank, host)
+        if all(self._will_not_answer(rank, host) for rank in missing):
+            return True
+        return time.monotonic() - self.began_s >= _COLLECTS_FOR_S
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Nobody judges."""
+        return time.monotonic() - self.began_s >= GIVES_UP_AFTER_S
+
+    def evidence(self, host: str, pointers: Sequence[Pointer]) -> Evidence:
+        """All that is known by now.
+
+        Args:
+            host: what tells which processes this one can look at.
+            pointers: differences that are known.
+        """
+        differences = {pointer.group: pointer.number for pointer in pointers}
+        known = {rank: self._known(rank, host, differences) for rank in range(self.world_size)}
+        return make_evidence(self.world_size, known, pointers)
+
+    def _known(self, rank: int, host: str, differences: Mapping[str, int]) -> Known:
+        card, beat = self.cards.get(rank), self.beats.get(rank)
+        if card is not None:
+            return Known(card=card, beat=beat)
+        card = card_of(self.run_folder, rank, differences) or self._cards_before.get(rank)
+        if beat is None:
+            return Known(card=card)
+        now_ns = host_now_ns()
+        if beat["host_id"] != host:
+            waited_ns = now_ns - self.began_ns
+            return Known(card=card, has_answered=False, beat=beat, silent_ns=waited_ns + SILENT_AFTER_NS)
+        process = look_at(int(beat["pid"]), int(beat["started"]))
+        before = self._first_looks.get(rank)
+        share = None
+        if before is not None and now_ns - before[0] > SILENT_AFTER_NS // 10:
+            share = (process.cpu_ns - before[1].cpu_ns) / (now_ns - before[0])
+        return Known(
+            card=card,
+            has_answered=False,
+            beat=beat,
+            silent_ns=now_ns - max(int(beat["time_ns"]), last_awake_ns(self.run_folder, rank)),
+            process=process,
+            cpu_share=share,
+        )
+
+    def _look_at(self, rank: int, host: str) -> None:
+        beat = self.beats.get(rank)
+        if beat is None or beat["host_id"] != host or rank in self._first_looks:
+            return
+        process = look_at(int(beat["pid"]), int(beat["started"]))
+        self._first_looks[rank] = host_now_ns(), process
+        silent_ns = host_now_ns() - max(int(beat["time_ns"]), last_awake_ns(self.run_folder, rank))
+        if silent_ns >= SILENT_AFTER_NS and liveness_of(beat, process, None) in ("running", "sleeping"):
+            with suppress(OSError):
+                if beat["writes_stacks"] and can_be_signalled(int(beat["pid"]), process):
+                    os.kill(int(beat["pid"]), STACKS_SIGNAL)
+
+    def _will_not_answer(self, rank: int, host: str) -> bool:
+        beat = self.beats.get(rank)
+        if beat is None or beat["host_id"] != host:
+            return False
+        process = look_at(int(beat["pid"]), int(beat["started"]))
+        if process.state == GONE or process.state in STOPPED or beat["how"] == "ended":
+            return True
+        now_ns = host_now_ns()
+        seen_ns = self._first_looks[rank][0] if rank in self._first_looks else now_ns
+        silent_ns = now_ns - max(int(beat["time_ns"]), last_awake_ns(self.run_folder, rank))
+        return silent_ns >= SILENT_AFTER_NS and now_ns - seen_ns >= _LOOKS_FOR_NS

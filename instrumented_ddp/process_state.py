@@ -1,0 +1,118 @@
+"""What the kernel says of a process of this host: is it there, does it run, what has it used, how much may it use."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+GONE: Final = "gone"
+STOPPED: Final = ("T", "t")
+"""By a signal, by a debugger."""
+
+_TICK_NS: Final = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_NO_LIMIT_BYTES: Final = 2**60
+_STATE, _USER_TICKS, _SYSTEM_TICKS, _START_TICKS, _RESIDENT_PAGES = 0, 11, 12, 19, 21
+"""Places in ``/proc/PID/stat``, counted from the state (man 5 proc)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessState:
+    """One look at a process."""
+
+    state: str
+    """R, S, D, T, t as in ps; ``gone`` if there is none, or only its exit code (Z)."""
+    start_ticks: int = 0
+    """When it was started: what tells it from a later process of the same number."""
+    cpu_ns: int = 0
+    resident_bytes: int = 0
+
+
+def look_at(pid: int, start_ticks: int | None = None) -> ProcessState:
+    """The state of a process.
+
+    Args:
+        start_ticks: of the process that is meant; another one of its number means that it is gone.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ProcessState(state=GONE)
+    fields = text.rpartition(")")[2].split()  # the name of the program may hold anything
+    started = int(fields[_START_TICKS])
+    if fields[_STATE] in ("Z", "X", "x") or (start_ticks is not None and started != start_ticks):
+        return ProcessState(state=GONE)
+    return ProcessState(
+        state=fields[_STATE],
+        start_ticks=started,
+        cpu_ns=(int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS])) * _TICK_NS,
+        resident_bytes=int(fields[_RESIDENT_PAGES]) * _PAGE_BYTES,
+    )
+
+
+def cpu_ns_of_children(pid: int) -> int:
+    """What the processes have used that this one has started, and those that these have: data loader workers."""
+    total_ns = 0
+    with suppress(OSError):  # gone, or a kernel that does not list children
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            for child in Path(f"/proc/{pid}/task/{thread}/children").read_text().split():
+                total_ns += look_at(int(child)).cpu_ns + cpu_ns_of_children(int(child))
+    return total_ns
+
+
+def bytes_read_and_written(pid: int) -> int:
+    """What it has handed to, and got from, the kernel: files, pipes and sockets; 0 if that can't be known."""
+    with suppress(OSError, ValueError):
+        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith(("rchar", "wchar")))
+    return 0
+
+
+def can_be_signalled(pid: int, process: ProcessState) -> bool:
+    """Whether a signal with a handler would go unnoticed: a sleep, or a wait for a file, may end early by it."""
+    if process.state == "R":
+        return True
+    with suppress(OSError):
+        return "futex" in Path(f"/proc/{pid}/wchan").read_text()
+    return False
+
+
+def memory_limit_bytes() -> int:
+    """How much memory this process's control group may use, else how much the machine has; 0: nobody knows."""
+    limits = [*_limits_of_control_group(), _memory_of_machine()]
+    return min((limit for limit in limits if 0 < limit < _NO_LIMIT_BYTES), default=0)
+
+
+def _limits_of_control_group() -> list[int]:
+    limits = []
+    with suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:  # version 2
+                limits += _limits_above(Path("/sys/fs/cgroup"), path, "memory.max")
+            elif "memory" in controllers.split(","):
+                limits += _limits_above(Path("/sys/fs/cgroup/memory"), path, "memory.limit_in_bytes")
+    return limits
+
+
+def _limits_above(root: Path, path: str, name: str) -> list[int]:
+    """Of a group and all that it is part of; in a container only the root may be there to be seen."""
+    limits = []
+    group = root / path.lstrip("/")
+    for folder in (group, *group.parents):
+        with suppress(OSError, ValueError):
+            limits.append(int((folder / name).read_text()))
+        if folder == root:
+            break
+    return limits
+
+
+def _memory_of_machine() -> int:
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemTotal:"):
+                return int(line.split()[1]) * 1024
+    return 0

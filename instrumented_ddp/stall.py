@@ -1,0 +1,85 @@
+"""What is normal for a job, and when standing still is not. Pure: times come in, judgements go out."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Final
+
+PATIENCE_S: Final = 3.0
+"""However short the steps are: garbage collections, page faults and other people's jobs hold ranks up for a while."""
+PATIENCE_AT_START_S: Final = 20.0
+"""Before it is known how long a step takes: compilation, autotuning and data loaders that start take their time."""
+PATIENCE_WITH_THE_DEAD_S: Final = 1.0
+"""For a rank that will not come any more."""
+
+_STEPS: Final = 4
+_ENOUGH_STEPS: Final = 4
+_ENOUGH_ADVANCES: Final = 8
+_KEPT: Final = 64
+_USUAL: Final = 0.9
+"""The share of pauses that is usual."""
+
+
+@dataclass
+class Rhythm:
+    """Learns how long a step takes, and without steps how long things stand still between two advances."""
+
+    _steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    _steps_seen: int = 0
+    _pauses_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    _step: int | None = None
+    _step_since_s: float = 0.0
+    _mark: Hashable = None
+    advanced_at_s: float | None = None
+    """When something was last seen to have happened."""
+
+    def observe(self, now_s: float, step: int | None, mark: Hashable) -> bool:
+        """Take a look.
+
+        Args:
+            step: that the process is in; None if nobody counts them.
+            mark: changes whenever anything happens on this rank: a phase, a collective, a step.
+
+        Returns:
+            Whether something has happened since the last look.
+        """
+        if step is not None:
+            self._observe_step(now_s, step)
+        if self.advanced_at_s is None:
+            self._mark, self.advanced_at_s = mark, now_s
+            return True
+        if mark == self._mark:
+            return False
+        self._pauses_s.append(now_s - self.advanced_at_s)
+        self._mark, self.advanced_at_s = mark, now_s
+        return True
+
+    def _observe_step(self, now_s: float, step: int) -> None:
+        if self._step is None or step < self._step:
+            self._step, self._step_since_s = step, now_s
+        elif step > self._step:
+            self._steps_s.append((now_s - self._step_since_s) / (step - self._step))
+            self._steps_seen += step - self._step
+            self._step, self._step_since_s = step, now_s
+
+    @property
+    def step_s(self) -> float | None:
+        """How long a step takes, in the middle; None while too few were seen."""
+        return median(self._steps_s) if self._steps_seen >= _ENOUGH_STEPS else None
+
+    def idle_s(self, now_s: float) -> float:
+        """How long nothing has happened."""
+        return 0.0 if self.advanced_at_s is None else now_s - self.advanced_at_s
+
+    @property
+    def limit_s(self) -> float:
+        """How long it is normal that nothing happens."""
+        if self.step_s is not None:
+            return max(PATIENCE_S, _STEPS * self.step_s)
+        pauses_s = sorted(self._pauses_s)
+        if self._step is None and len(pauses_s) >= _ENOUGH_ADVANCES:
+            return max(PATIENCE_S, _STEPS * pauses_s[int(_USUAL * (len(pauses_s) - 1))])
+        return max(PATIENCE_AT_START_S, _STEPS * max(pauses_s, default=0.0))

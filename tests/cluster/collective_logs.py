@@ -1,0 +1,26 @@
+"""What the collective log of a rank says, as tests compare it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from overlapscope.trace.folders import find_rank_folders
+from overlapscope.trace.group_log import Entries
+from overlapscope.trace.group_reader import read_collective_logs
+from overlapscope.trace.signature import Signature
+
+Logged = list[tuple[Signature, Any]]
+"""Of each entry, in order: what it is, and its fields in the log."""
+
+
+def logged(folder: Path, rank: int = 0) -> Logged:
+    """All collectives of a rank, group by group in the order of their first use."""
+    logs = read_collective_logs(find_rank_folders(folder))
+    assert not [problem for problem in logs.problems if problem.severity == "error"]
+    signatures = logs.signatures(rank)
+    found: Logged = []
+    for group in logs.groups.values():
+        entries: Entries = group.files[rank].read(1, group.files[rank].newest)
+        found += [(signatures[int(entry["signature"])], entry) for entry in entries]
+    return found

@@ -1,0 +1,166 @@
+"""What two neighbours find out by comparing a few numbers now and then, against what really differs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+
+from instrumented_ddp.comparison import Comparison, Head, Item, head_of, items_of
+from overlapscope.trace.group_log import UNEVEN_INPUTS, GroupHeader, GroupLog
+from overlapscope.trace.signature import Signature
+
+
+class Rank:
+    """One rank's log, and what it has launched."""
+
+    def __init__(self, path, rank):
+        self.log = GroupLog(path / f"{rank}.log", GroupHeader(name="0", ranks=(0, 1), rank=rank))
+        self.signatures = []
+
+    def launch(self, signature, **where):
+        if signature not in self.signatures:
+            self.signatures.append(signature)
+        number = self.signatures.index(signature) + 1
+        self.log.announce(number, signature, now_ns=1, **({"step": 0} | where))
+
+    def bucket(self, step, batch, flags=0):
+        signature = Signature(op="all_reduce", elements=100, dtype="float32", role="bucket", bucket=0, plan_hash="p")
+        self.launch(signature, step=step, batch=batch, flags=flags)
+
+    def reduce(self, name, elements=3):
+        self.launch(Signature(op="all_reduce", elements=elements, dtype="float32", names=(name,)))
+
+
+class Pair:
+    """Two ranks; the second is compared with by the first, as over a store."""
+
+    def __init__(self, path):
+        self.ours, self.theirs = Rank(path, 0), Rank(path, 1)
+        self.comparison = Comparison(self.ours.log, self.ours.signatures)
+        self.questions = 0
+
+    def compare(self):
+        head = head_of(self.theirs.log, self.theirs.signatures)
+        suspicion = self.comparison.look(Head.from_plain(head.to_plain()))
+        if suspicion is None:
+            return None
+        self.questions += 1
+        items = items_of(self.theirs.log, self.theirs.signatures, suspicion.first, suspicion.last)
+        told = [Item(**asdict(item)) for item in items]
+        return self.comparison.resolve(suspicion.first, told, head)
+
+
+@pytest.fixture
+def pair(tmp_path):
+    return Pair(tmp_path)
+
+
+def test_equal_logs_agree_and_nothing_is_asked(pair):
+    for step in range(50):
+        for rank in (pair.ours, pair.theirs):
+            rank.bucket(step, step + (5 if rank is pair.ours else 0))
+        assert pair.compare() is None
+    assert pair.questions == 0
+    assert pair.comparison.agreed == 50
+
+
+def test_the_rank_that_is_behind_leaves_it_to_the_other(pair):
+    pair.theirs.reduce("loss")
+    assert pair.compare() is None
+    assert pair.comparison.agreed == 0
+
+
+@pytest.mark.parametrize("look_every", [1, 3, 17])
+def test_the_first_collective_of_another_size_is_found(pair, look_every):
+    found = []
+    for number in range(1, 101):
+        pair.ours.reduce("loss", 3)
+        pair.theirs.reduce("loss", 4 if number == 42 else 3)
+        if number % look_every == 0:
+            found.append(pair.compare())
+    differences = [difference for difference in found if difference]
+    assert [(one.number, one.divergence) for one in differences] == [(42, "signature")], "once, and not again"
+
+
+def test_a_bucket_of_another_step_is_found(pair):
+    for step in range(10):
+        pair.ours.bucket(step, step)
+        pair.theirs.bucket(step - (step >= 7), step)
+        found = pair.compare()
+        assert (found is not None) == (step >= 7)
+        if found:
+            assert (found.number, found.divergence) == (8, "step")
+            break
+
+
+def test_a_skipped_batch_is_found_although_all_shapes_are_equal(pair):
+    for step in range(10):
+        pair.ours.bucket(step, step)
+        pair.theirs.bucket(step, step + 3 + (step >= 6))
+        found = pair.compare()
+        if found:
+            assert (found.number, found.divergence) == (7, "batch")
+            break
+    else:
+        pytest.fail("not found")
+
+
+def test_a_new_epoch_is_no_skipped_batch(pair):
+    for step in range(40):
+        pair.ours.bucket(step, step % 8)
+        pair.theirs.bucket(step, step % 8)
+        assert pair.compare() is None
+
+
+def test_ranks_with_uneven_inputs_may_be_anywhere_in_their_data(pair):
+    for step in range(40):
+        pair.ours.bucket(step, step, UNEVEN_INPUTS)
+        pair.theirs.bucket(step // 2, step // 3, UNEVEN_INPUTS)
+        assert pair.compare() is None
+    assert pair.questions == 0
+
+
+@pytest.mark.parametrize("look_every", [1, 2, 7])
+def test_swapped_names_are_found(pair, look_every):
+    found = []
+    for step in range(20):
+        names = ("norm", "loss")
+        for name in names:
+            pair.ours.reduce(name)
+        for name in reversed(names) if step == 11 else names:
+            pair.theirs.reduce(name)
+        if step % look_every == 0:
+            found.append(pair.compare())
+    assert [(one.number, one.divergence) for one in found if one] == [(23, "names")]
+
+
+def test_other_names_are_no_fault_and_asked_about_once(pair):
+    for _ in range(100):
+        pair.ours.reduce("weights")
+        pair.theirs.reduce("received")
+        pair.ours.reduce("loss")
+        pair.theirs.reduce("loss")
+        assert pair.compare() is None
+    assert pair.questions == 1
+
+
+def test_names_that_are_swapped_among_harmless_differences_are_found(pair):
+    found = None
+    for step in range(30):
+        ours, theirs = ["weights", "norm", "loss"], ["received", "norm", "loss"]
+        if step == 20:
+            theirs = ["received", "loss", "norm"]
+        for mine, other in zip(ours, theirs, strict=True):
+            pair.ours.reduce(mine)
+            pair.theirs.reduce(other)
+        found = found or pair.compare()
+    assert (found.number, found.divergence) == (62, "names")
+
+
+def test_names_that_are_new_each_time_are_given_up_on(pair):
+    for number in range(300):
+        pair.ours.reduce(f"ours {number}")
+        pair.theirs.reduce(f"theirs {number}")
+        assert pair.compare() is None
+    assert pair.questions < 100

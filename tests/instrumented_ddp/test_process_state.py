@@ -1,0 +1,52 @@
+"""What /proc says of processes of this host."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from instrumented_ddp.process_state import GONE, STOPPED, cpu_ns_of_children, look_at, memory_limit_bytes
+
+
+def until(condition, limit_s=20.0):
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_a_process_runs_is_stopped_and_is_gone():
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
+        try:
+            before = look_at(child.pid)
+            assert before.state != GONE
+            assert until(lambda: look_at(child.pid).cpu_ns > before.cpu_ns)
+            child.send_signal(signal.SIGSTOP)
+            assert until(lambda: look_at(child.pid).state in STOPPED)
+        finally:
+            child.kill()
+        assert until(lambda: look_at(child.pid, before.start_ticks).state == GONE), "although nobody has waited for it"
+
+
+def test_another_process_of_the_same_number_is_not_the_one():
+    here = look_at(os.getpid())
+    assert look_at(os.getpid(), here.start_ticks).state != GONE
+    assert look_at(os.getpid(), here.start_ticks + 1).state == GONE
+
+
+def test_the_work_of_children_is_seen():
+    before_ns = cpu_ns_of_children(os.getpid())
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
+        try:
+            assert until(lambda: cpu_ns_of_children(os.getpid()) > before_ns)
+        finally:
+            child.kill()
+
+
+def test_memory_has_a_limit():
+    assert 0 < look_at(os.getpid()).resident_bytes < memory_limit_bytes()

@@ -1,0 +1,65 @@
+"""How long it is normal that nothing happens."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from instrumented_ddp.stall import PATIENCE_AT_START_S, PATIENCE_S, Rhythm
+
+
+def observed(step_s, steps, look_every_s=0.5, counts_steps=True):
+    rhythm = Rhythm()
+    now_s = 0.0
+    while now_s < steps * step_s:
+        step = int(now_s / step_s)
+        rhythm.observe(now_s, step if counts_steps else None, step)
+        now_s += look_every_s
+    return rhythm, now_s
+
+
+@pytest.mark.parametrize("counts_steps", [True, False])
+def test_short_steps_have_a_least_patience(counts_steps):
+    rhythm, _ = observed(0.05, 200, counts_steps=counts_steps)
+    assert rhythm.limit_s == PATIENCE_S
+
+
+@pytest.mark.parametrize("counts_steps", [True, False])
+def test_long_steps_may_take_several_times_as_long(counts_steps):
+    rhythm, _ = observed(10.0, 20, counts_steps=counts_steps)
+    assert 35 < rhythm.limit_s < 50, "less than five steps"
+
+
+def test_the_first_steps_may_take_longer():
+    rhythm = Rhythm()
+    rhythm.observe(0.0, 0, "construction")
+    rhythm.observe(8.0, 0, "forward")
+    assert rhythm.limit_s >= PATIENCE_AT_START_S
+
+
+def test_a_slow_first_step_is_forgotten():
+    rhythm = Rhythm()
+    rhythm.observe(0.0, 0, 0)
+    for step in range(1, 40):
+        rhythm.observe(60.0 + 0.1 * step, step, step)
+    assert rhythm.limit_s == PATIENCE_S
+
+
+def test_steps_with_jitter_never_reach_the_limit():
+    chance = random.Random(1)
+    rhythm = Rhythm()
+    now_s = 0.0
+    for step in range(1000):
+        now_s += chance.lognormvariate(0, 0.3)
+        assert rhythm.idle_s(now_s) < rhythm.limit_s
+        rhythm.observe(now_s, step, step)
+
+
+def test_idle_time_counts_from_the_last_thing_that_happened():
+    rhythm = Rhythm()
+    assert rhythm.observe(1.0, 0, "a")
+    assert not rhythm.observe(2.0, 0, "a")
+    assert rhythm.idle_s(4.0) == 3.0
+    assert rhythm.observe(4.0, 0, "b")
+    assert rhythm.idle_s(4.5) == 0.5

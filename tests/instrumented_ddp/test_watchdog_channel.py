@@ -1,0 +1,89 @@
+"""How watchdogs leave word for each other, and what they do when nobody answers."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch.distributed as dist
+
+from instrumented_ddp.watchdog_channel import Channel, FolderBoard, Round, _Named
+
+
+@pytest.fixture(params=["folder", "file", "hash", "tcp"])
+def board(request, tmp_path):
+    if request.param == "folder":
+        yield FolderBoard(tmp_path / "board", 0, 1)
+        return
+    if request.param == "file":
+        store = dist.FileStore(str(tmp_path / "store"), 1)
+    elif request.param == "hash":
+        store = dist.HashStore()
+    else:
+        store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    yield _Named(dist.PrefixStore("job", store).clone(), "watchdog/")
+
+
+def test_words_are_found_again_and_the_first_claim_holds(board):
+    channel = Channel(lambda: board)
+    first = channel.exchange(Round(says={"beat.0": "a"}, asks=["beat.0", "beat.1"], claims={"judge": "0"}), 10)
+    assert first is not None
+    assert first.error is None
+    assert first.answers == {"judge": b"0", "beat.0": b"a"}
+    second = channel.exchange(Round(says={"beat.0": "b"}, asks=["beat.0"], claims={"judge": "1"}), 10)
+    assert second is not None
+    assert second.answers == {"judge": b"0", "beat.0": b"b"}
+    channel.close(10)
+
+
+def test_the_last_who_leaves_takes_the_folder_away(tmp_path):
+    boards = [FolderBoard(tmp_path / "board", rank, 2) for rank in range(2)]
+    boards[0].leave()
+    assert (tmp_path / "board").exists()
+    boards[1].leave()
+    assert not (tmp_path / "board").exists()
+
+
+def test_who_asks_waits_for_a_moment_only():
+    answers = threading.Event()
+
+    class Stopped:
+        def set(self, key, value):
+            answers.wait(20)
+
+    channel = Channel(Stopped)
+    assert channel.exchange(Round(says={"a": "b"}, asks=()), 0.05) is None
+    assert channel.exchange(Round(says={"a": "b"}, asks=()), 20) is None, "it is still busy with the first"
+    answers.set()
+
+
+def test_a_board_that_fails_is_made_anew():
+    made = []
+
+    class Failing:
+        def set(self, key, value):
+            raise ConnectionResetError("gone")
+
+        def leave(self):
+            pass
+
+    def connect():
+        made.append(Failing())
+        return made[-1]
+
+    channel = Channel(connect)
+    for _ in range(2):
+        done = channel.exchange(Round(says={"a": "b"}, asks=()), 10)
+        assert done is not None
+        assert isinstance(done.error, ConnectionResetError)
+    assert len(made) == 2
+
+
+def test_a_store_whose_process_has_ended_fails_without_a_page_of_frames(capfd):
+    server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    board = _Named(server.clone(), "")
+    board.set("a", "b")
+    del server
+    with pytest.raises((ConnectionResetError, RuntimeError)):
+        board.check(["a"])
+    assert "frame #0" not in capfd.readouterr().err
