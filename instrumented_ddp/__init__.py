@@ -6,9 +6,13 @@ Example::
 
     model = DistributedDataParallel(model)               # records if run under `overlapscope record`
     model = DistributedDataParallel(model, trace="traces")  # records always
+
+``attach`` records a process with torch's own DDP, or with none.
 """
 
+from instrumented_ddp.attach import attach
 from instrumented_ddp.ddp import DistributedDataParallel
 from instrumented_ddp.recorder import step
+from instrumented_ddp.stopping import IncidentError
 
-__all__ = ["DistributedDataParallel", "step"]
+__all__ = ["DistributedDataParallel", "IncidentError", "attach", "step"]

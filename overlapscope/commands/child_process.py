@@ -14,21 +14,35 @@ from types import FrameType
 from typing import IO
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.environment import DETAIL_VARIABLE, LIMIT_VARIABLE, TRACE_VARIABLE, Detail
+from overlapscope.trace.environment import (
+    DETAIL_VARIABLE,
+    LIMIT_VARIABLE,
+    ON_INCIDENT_VARIABLE,
+    TRACE_VARIABLE,
+    Detail,
+    OnIncident,
+)
 
 Child = subprocess.Popen[bytes]
 
 
-def recording_environment(folder: Path, detail: Detail, limit_mb: int | None = None) -> dict[str, str]:
+def recording_environment(
+    folder: Path, detail: Detail, limit_mb: int | None = None, on_incident: OnIncident = "report"
+) -> dict[str, str]:
     """This process's environment, and what tells a training process to record.
 
     Args:
         limit_mb: disk space of one rank's log in MB; None for the default.
+        on_incident: what watchdogs do when they find something.
     """
     # One that this process was given itself would outlive an option that is not given.
     inherited = {name: value for name, value in os.environ.items() if name != LIMIT_VARIABLE}
     limit = {} if limit_mb is None else {LIMIT_VARIABLE: str(limit_mb)}
-    return inherited | {TRACE_VARIABLE: str(folder.absolute()), DETAIL_VARIABLE: detail} | limit
+    return (
+        inherited
+        | {TRACE_VARIABLE: str(folder.absolute()), DETAIL_VARIABLE: detail, ON_INCIDENT_VARIABLE: on_incident}
+        | limit
+    )
 
 
 @contextmanager

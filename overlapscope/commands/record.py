@@ -2,8 +2,12 @@
 
     overlapscope record -o traces/ -- torchrun --nproc-per-node 2 train.py
 
-The script must wrap its model in instrumented_ddp.DistributedDataParallel; it need not name a folder. The command
-keeps the terminal, and its exit code is returned (128 + N if signal N killed it).
+The script need not be changed: every Python process that the command starts is recorded if it makes a process group,
+with torch's DistributedDataParallel or without. With instrumented_ddp.DistributedDataParallel the recording also holds
+the copies into buckets and back. If the training fails, or something went wrong that nothing failed of, the command
+says what has happened, as 'overlapscope diagnose' does.
+
+The command keeps the terminal, and its exit code is returned (128 + N if signal N killed it).
 """
 
 from __future__ import annotations
@@ -11,13 +15,17 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from overlapscope.commands import child_process, recording_folder
 from overlapscope.commands.arguments import positive
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.environment import DETAILS
+from overlapscope.trace.environment import DETAILS, ON_INCIDENT, with_startup
 from overlapscope.units import format_bytes
+
+_ENDS: Final = ("killed", "failed", "stopped")
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +39,12 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help="'parameters' also records when each gradient is ready (%(default)s)",
     )
     parser.add_argument("--limit-mb", type=positive, metavar="N", help="most disk space of one rank's log in MB (64)")
+    parser.add_argument(
+        "--on-incident",
+        choices=ON_INCIDENT,
+        default=ON_INCIDENT[0],
+        help="when the job hangs or ranks disagree: say so, also end it, or do not watch it (%(default)s)",
+    )
     parser.add_argument("training", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="what to run")
 
 
@@ -45,8 +59,8 @@ def run(args: argparse.Namespace) -> int:
     elif recording_folder.holds_recording(args.output):
         raise OverlapScopeError(f"{args.output}: already holds a recording; give another folder with -o, or --force")
     recording_folder.make_ready(args.output)
-    environment = child_process.recording_environment(args.output, args.detail, args.limit_mb)
-    with child_process.running(command, environment) as (child, _):
+    environment = child_process.recording_environment(args.output, args.detail, args.limit_mb, args.on_incident)
+    with child_process.running(command, with_startup(environment)) as (child, received):
         child.wait()
     code = child_process.exit_code(child)
     recorded = recording_folder.describe(args.output)
@@ -54,15 +68,32 @@ def run(args: argparse.Namespace) -> int:
         recording_folder.remove_if_empty(args.output)
         ended = f"ended with exit code {code}" if code else "ended well"
         _say(
-            f"nothing was recorded: '{command[0]}' {ended} and never built "
-            "instrumented_ddp.DistributedDataParallel, which the script must use in place of torch's"
+            f"nothing was recorded: '{command[0]}' {ended}, and no Python process that it started made a process group "
+            "(torch.distributed.init_process_group) with a Python that overlapscope is installed for"
         )
         return code or 1
+    _say_what_went_wrong(args.output, was_interrupted=bool(received))
+    done = f"{recorded.steps} steps" if recorded.steps else f"{recorded.collectives} collectives"
+    look = "serve" if recorded.steps else "diagnose"
     _say(
-        f"recorded {recorded.ranks} ranks, {recorded.steps} steps, {format_bytes(recorded.disk_bytes)} "
-        f"in {args.output}\nlook at it: overlapscope serve {shlex.quote(str(args.output))}"
+        f"recorded {recorded.ranks} ranks, {done}, {format_bytes(recorded.disk_bytes)} "
+        f"in {args.output}\nlook at it: overlapscope {look} {shlex.quote(str(args.output))}"
     )
     return code
+
+
+def _say_what_went_wrong(folder: Path, *, was_interrupted: bool) -> None:
+    """The verdict, if there is a fault. Whoever has interrupted the training knows how its processes ended."""
+    from overlapscope.diagnosis.from_logs import read_evidence
+    from overlapscope.diagnosis.judge import judge
+    from overlapscope.diagnosis.report import report_text
+
+    with suppress(OverlapScopeError):  # unreadable: whoever looks at the recording is told
+        evidence, _ = read_evidence(folder)
+        verdict = judge(evidence)
+        is_known = was_interrupted and verdict.kind in _ENDS
+        if verdict.is_fault and verdict.kind != "cannot tell" and not is_known:
+            print(report_text(verdict, evidence) + "\n", file=sys.stderr)
 
 
 def _say(text: str) -> None:

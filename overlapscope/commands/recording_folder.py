@@ -10,19 +10,39 @@ from typing import Final
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.format import (
+    ALIVE_FILE,
     BOARD_PATTERN,
     CALL_SITES_FILE,
+    CLOCK_FILE,
+    ENDED_FILE,
     EVENTS_FILE,
+    GROUP_PATTERN,
     INCIDENT_PATTERN,
+    JOINING_FILE,
+    LINKS_FILE,
+    PARAMETERS_FILE,
     PLANS_FILE,
+    POINT_TO_POINT_PATTERN,
     RANK_FILE,
+    READY_PATTERN,
+    REPORTS_FILE,
     RUN_FILE,
+    SIGNATURES_FILE,
+    STACKS_PATTERN,
     TABLES_FOLDER,
+    UNREDUCED_FILE,
+    WATCHDOG_FOLDER,
 )
 
+_LOGS: Final = (EVENTS_FILE, SIGNATURES_FILE, JOINING_FILE)
+"""One of them is in the folder of every rank that was recorded; without DDP there is no event log, and of a rank that
+still waits for the others no more than the last."""
 _RANK_FILES: Final = (
-    *(EVENTS_FILE, RUN_FILE, RANK_FILE, PLANS_FILE, CALL_SITES_FILE),
-    *(BOARD_PATTERN, INCIDENT_PATTERN, "*.json.part"),
+    *_LOGS,
+    *(RUN_FILE, RANK_FILE, PLANS_FILE, CALL_SITES_FILE, CLOCK_FILE, LINKS_FILE, PARAMETERS_FILE),
+    *(ENDED_FILE, ALIVE_FILE, REPORTS_FILE, UNREDUCED_FILE),
+    *(BOARD_PATTERN, READY_PATTERN, INCIDENT_PATTERN, GROUP_PATTERN, POINT_TO_POINT_PATTERN, STACKS_PATTERN),
+    "*.json.part",
 )
 _TABLE_FILES: Final = ("*.parquet", "contents.json")
 
@@ -34,6 +54,8 @@ class Recorded:
     ranks: int
     steps: int
     """Of the rank that got furthest."""
+    collectives: int
+    """Of the rank that launched most."""
     disk_bytes: int
 
 
@@ -68,6 +90,7 @@ def clear(folder: Path) -> None:
         for rank_dir in list(_rank_folders(folder)):
             _remove(rank_dir, _RANK_FILES)
         _remove(folder / TABLES_FOLDER, _TABLE_FILES)
+        _remove(folder / WATCHDOG_FOLDER, ("*",))
     except OSError as error:
         raise OverlapScopeError(f"{folder}: its recording can't be removed ({error.strerror})") from None
 
@@ -80,15 +103,20 @@ def describe(folder: Path) -> Recorded | None:
     rank_dirs = list(_rank_folders(folder))
     if not rank_dirs:
         return None
-    steps = 0
+    steps = collectives = 0
     for rank_dir in rank_dirs:
-        with suppress(OverlapScopeError):  # unreadable: whoever looks at the recording is told
-            _, records, _ = read_log(rank_dir / EVENTS_FILE)
-            steps = max(steps, int(records["step"][records["kind"] == Kind.STEP].astype("int64").max(initial=-1)) + 1)
+        if (rank_dir / EVENTS_FILE).exists():
+            with suppress(OverlapScopeError):  # unreadable: whoever looks at the recording is told
+                _, records, _ = read_log(rank_dir / EVENTS_FILE)
+                of_steps = records["step"][records["kind"] == Kind.STEP].astype("int64")
+                steps = max(steps, int(of_steps.max(initial=-1)) + 1)
+        logs = [*rank_dir.glob(GROUP_PATTERN), *rank_dir.glob(POINT_TO_POINT_PATTERN)]
+        collectives = max(collectives, sum(map(_newest_entry, logs)))
     files = [file for rank_dir in rank_dirs for file in rank_dir.iterdir()]
     return Recorded(
         ranks=len(rank_dirs),
         steps=steps,
+        collectives=collectives,
         # st_blocks counts 512 bytes each, whatever the file system's block is.
         disk_bytes=sum(file.stat().st_blocks * 512 for file in files),
     )
@@ -100,8 +128,17 @@ def remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
+def _newest_entry(log: Path) -> int:
+    from overlapscope.trace.group_file import GroupFile
+
+    with suppress(OverlapScopeError):
+        return GroupFile(log).newest
+    return 0
+
+
 def _rank_folders(folder: Path) -> Iterator[Path]:
-    return (log.parent for log in folder.glob(f"rank_*/{EVENTS_FILE}") if log.parent.name[5:].isdecimal())
+    of_ranks = (path for path in folder.glob("rank_*") if path.name[5:].isdecimal())
+    return (path for path in of_ranks if any((path / log).exists() for log in _LOGS))
 
 
 def _remove(folder: Path, patterns: tuple[str, ...]) -> None:

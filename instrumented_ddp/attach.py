@@ -1,0 +1,99 @@
+"""Records a process that knows nothing of us: one that trains with torch's own DDP, or with none.
+
+Example::
+
+    from instrumented_ddp import attach
+
+    attach("traces")  # before or after init_process_group
+
+``overlapscope record`` does the same to scripts that are not to be changed at all.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.distributed_c10d import _get_default_group
+
+from instrumented_ddp.collectives import Collectives, collectives_of_this_process, start_collective_log
+from instrumented_ddp.joining import joining
+from instrumented_ddp.metadata import describe_rank, describe_run
+from instrumented_ddp.plain_steps import PlainSteps
+from instrumented_ddp.stock_ddp import observe_stock_ddp
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.environment import Recording, recording_from_environment
+from overlapscope.trace.format import RANK_FILE, RUN_FILE, write_json
+
+_trace: str | None = None
+_is_waiting_for_groups = False
+
+
+def attach(trace: str | Path | None = None) -> None:
+    """Record this process as soon as it has a default process group, whatever it trains with.
+
+    DDP instances that exist already are not observed; their collectives are. May be called again, which changes
+    nothing.
+
+    Args:
+        trace: record into this folder. None records if the process was started by ``overlapscope record``.
+    """
+    global _trace
+    _trace = None if trace is None else str(trace)
+    _wait_for_groups()
+    _record_if_there_is_a_group()
+
+
+def _wait_for_groups() -> None:
+    """Be told of every default process group that is made from now on."""
+    global _is_waiting_for_groups
+    if _is_waiting_for_groups:
+        return
+    _is_waiting_for_groups = True
+    original = distributed_c10d.init_process_group
+
+    @functools.wraps(original)
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        with joining(original, args, kwargs):
+            original(*args, **kwargs)
+        _record_if_there_is_a_group()
+
+    for module in list(sys.modules.values()):  # also those that have imported it by its name
+        if getattr(module, "__dict__", {}).get("init_process_group") is original:
+            module.init_process_group = init_process_group  # type: ignore[attr-defined]
+
+
+def _record_if_there_is_a_group() -> None:
+    if not dist.is_initialized() or collectives_of_this_process() is not None:
+        return
+    try:
+        recording = recording_from_environment(_trace)
+        if recording is not None:
+            _record(start_collective_log(recording.folder, dist.get_rank(), recording.on_incident), recording)
+    except OverlapScopeError as error:
+        print(f"overlapscope: rank {dist.get_rank()} trains on, unrecorded: {error}", file=sys.stderr)
+
+
+def _record(collectives: Collectives, recording: Recording) -> None:
+    group = _get_default_group()
+    with suppress(OSError):  # a full disk: the training goes on
+        write_json(collectives.folder / RANK_FILE, describe_rank(collectives.rank, _device_of(group)))
+        write_json(collectives.folder / RUN_FILE, describe_run(group, recording.detail))
+    collectives.is_provisional = _trace is None
+    PlainSteps(collectives)
+    observe_stock_ddp(collectives)
+
+
+def _device_of(group: dist.ProcessGroup) -> torch.device:
+    """Where the process computes, as far as is known before it does. Asking CUDA would claim memory on a device."""
+    if group.bound_device_id is not None:
+        return group.bound_device_id
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cuda" if "nccl" in group.name() else "cpu")

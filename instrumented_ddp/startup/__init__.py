@@ -1,0 +1,1 @@
+"""Put in front of PYTHONPATH by ``overlapscope record``: see ``sitecustomize.py``."""

@@ -1,0 +1,87 @@
+"""Run by every Python that starts under ``overlapscope record``: has ranks recorded whose scripts know nothing of us.
+
+A process becomes a rank when it makes a process group. Until ``torch.distributed`` is imported all that there is of us
+is one comparison per import, and until a process group is made, one function around ``init_process_group``. A
+``sitecustomize`` of the user's, which ours hides, is run as if ours were not there.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+_AWAITED = "torch.distributed.distributed_c10d"
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class _Awaiting:
+    """An import hook that is gone once the module that it waits for is there."""
+
+    @classmethod
+    def find_spec(cls, name: str, path: Sequence[str] | None = None, _target: object = None) -> ModuleSpec | None:
+        """As in ``sys.meta_path``."""
+        if name != _AWAITED:
+            return None
+        sys.meta_path.remove(cls)
+        spec = PathFinder.find_spec(name, path)
+        if spec is not None and spec.loader is not None:
+            spec.loader.exec_module = _then_wrap(spec.loader.exec_module)  # type: ignore[method-assign, assignment]
+        return spec
+
+
+def _then_wrap(execute: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+    def execute_and_wrap(module: ModuleType) -> None:
+        execute(module)
+        original = module.init_process_group
+
+        @functools.wraps(original)
+        def init_process_group(*args: Any, **kwargs: Any) -> None:
+            with _joining(original, args, kwargs):
+                original(*args, **kwargs)
+            _attach()
+
+        module.init_process_group = init_process_group  # type: ignore[attr-defined]
+
+    return execute_and_wrap
+
+
+def _joining(
+    original: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> AbstractContextManager[None]:
+    try:
+        from instrumented_ddp.joining import joining
+    except Exception:  # for instance a Python that has torch and not us: said when it has joined
+        return nullcontext()
+    return joining(original, args, kwargs)
+
+
+def _attach() -> None:
+    try:
+        from instrumented_ddp.attach import attach
+
+        attach()
+    except Exception as error:
+        print(f"overlapscope: trains on, unrecorded: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+def _run_the_users() -> None:
+    elsewhere = [folder for folder in sys.path if os.path.abspath(folder) != _HERE]
+    spec = PathFinder.find_spec("sitecustomize", elsewhere)
+    if spec is None or spec.loader is None:
+        return
+    from importlib.util import module_from_spec
+
+    module = sys.modules["sitecustomize"] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
+if os.environ.get("OVERLAPSCOPE_TRACE") and __name__ == "sitecustomize":
+    sys.meta_path.insert(0, _Awaiting)
+if __name__ == "sitecustomize":
+    _run_the_users()

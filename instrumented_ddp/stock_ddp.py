@@ -1,0 +1,288 @@
+"""Observes every instance of torch's own ``DistributedDataParallel``, without replacing anything it does.
+
+Methods of the class are wrapped, so that code that has imported it already is observed as well. Instances of ours
+instrument themselves and are passed by. A recording that fails never stops a training run: the first error of ours
+ends the observation, with one line on stderr.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any, Final
+
+import torch
+from torch import _disable_dynamo  # type: ignore[attr-defined]
+from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
+
+from instrumented_ddp.bucket_plan import describe_parameters, dtype_name
+from instrumented_ddp.collectives import Collectives, Launch, Purpose, launched_for
+from instrumented_ddp.ddp import DistributedDataParallel
+from instrumented_ddp.dispatch import Call
+from instrumented_ddp.metadata import is_plain
+from instrumented_ddp.recorder import Recorder, make_recorder
+from instrumented_ddp.records import BucketRecords, buffer_records
+from instrumented_ddp.stock_model import StockModel
+from overlapscope.trace.format import Phase
+
+_ENGINE: Final = ("torch.autograd.graph", "")
+"""Modules whose frame is behind what the reducer launches: none at all on autograd's own threads, as on CUDA."""
+_WRAPPER: Final = "torch.nn.parallel.distributed"
+_SIGNATURE: Final = inspect.signature(TorchDDP.__init__)
+
+Method = Callable[..., Any]
+
+
+class StockDDP:
+    """The instances of this process.
+
+    Args:
+        collectives: the collective log of this process.
+    """
+
+    def __init__(self, collectives: Collectives) -> None:
+        self._collectives = collectives
+        self._models: weakref.WeakKeyDictionary[TorchDDP, StockModel] = weakref.WeakKeyDictionary()
+        self._described: weakref.WeakKeyDictionary[TorchDDP, tuple[int, Any, Any]] = weakref.WeakKeyDictionary()
+        self._arguments: weakref.WeakKeyDictionary[TorchDDP, dict[str, Any]] = weakref.WeakKeyDictionary()
+        self._buffers: weakref.WeakKeyDictionary[TorchDDP, BucketRecords] = weakref.WeakKeyDictionary()
+        self._recorder: Recorder | None = None
+        self._has_joined = False
+        self._in_wrapper: StockModel | None = None
+        """Whose forward is being prepared."""
+        collectives.recognise = self._recognise
+
+    @property
+    def is_over(self) -> bool:
+        """The process is no longer recorded, or something went wrong."""
+        return self._collectives.closed
+
+    def observes(self, ddp: object) -> bool:
+        """Whether an instance is torch's own, and the process still recorded."""
+        return not self.is_over and not isinstance(ddp, DistributedDataParallel)
+
+    # -- construction --------------------------------------------------------------------------------------------
+
+    def construct(self, original: Method, ddp: TorchDDP, *args: Any, **kwargs: Any) -> None:
+        """``__init__``."""
+        with suppress(TypeError):  # of arguments that make no sense: torch says so in its own words
+            arguments = _SIGNATURE.bind(ddp, *args, **kwargs)
+            arguments.apply_defaults()
+            self._arguments[ddp] = {name: value for name, value in arguments.arguments.items() if is_plain(value)}
+        with launched_for(Purpose(role="construction")):
+            original(ddp, *args, **kwargs)
+
+    def describe_parameters(self, original: Method, ddp: TorchDDP) -> Any:
+        """``_build_params_for_reducer``: before ranks compare."""
+        parameters, is_sparse = original(ddp)
+        with self._training_goes_on():
+            names = {parameter: name for name, parameter in ddp.module.named_parameters()}
+            specs = describe_parameters([names[parameter] for parameter in parameters], parameters, is_sparse)
+            frozen = [name for name, parameter in ddp.module.named_parameters() if not parameter.requires_grad]
+            number = self._collectives.add_model(ddp.module, specs, frozen)
+            self._described[ddp] = (number, parameters, specs)
+        return parameters, is_sparse
+
+    def add_reducer(self, original: Method, ddp: TorchDDP, *args: Any, **kwargs: Any) -> None:
+        """``_ddp_init_helper``: the reducer is there."""
+        original(ddp, *args, **kwargs)
+        with self._training_goes_on():
+            if ddp not in self._described or getattr(ddp, "_use_python_reducer", False):  # torch.compile reduces
+                return
+            number, parameters, specs = self._described.pop(ddp)
+            recorder = make_recorder(self._collectives, ddp.process_group, ddp.device)
+            if recorder is None:
+                return
+            self._recorder = recorder
+            recorder.add_model(number, ddp.module, parameters, self._arguments.pop(ddp, {}))
+            model = self._models[ddp] = StockModel(ddp, number, parameters, specs, recorder)
+            weakref.finalize(ddp, model.detach).atexit = False
+
+    def register_hook(self, original: Method, ddp: TorchDDP, state: object, hook: Method) -> None:
+        """``register_comm_hook``."""
+        model = self._models.get(ddp)
+        if model is None or not callable(hook):
+            original(ddp, state, hook)
+            return
+
+        @functools.wraps(hook)
+        def observed(state: object, bucket: Any) -> Any:
+            return model.run_hook(lambda: hook(state, bucket), bucket.index())
+
+        original(ddp, state, observed)
+        with self._training_goes_on():
+            self._name_hook(model, hook.__qualname__)
+
+    def register_builtin_hook(self, original: Method, ddp: TorchDDP, kind: Any) -> None:
+        """``_register_builtin_comm_hook``."""
+        original(ddp, kind)
+        with self._training_goes_on():
+            if (model := self._models.get(ddp)) is not None:
+                self._name_hook(model, str(kind))
+
+    def _name_hook(self, model: StockModel, name: str) -> None:
+        if self._recorder is not None:
+            self._recorder.comm_hook_reduces(model.number, name)
+
+    # -- passes --------------------------------------------------------------------------------------------------
+
+    def begin_forward(self, original: Method, ddp: TorchDDP, *inputs: Any, **kwargs: Any) -> Any:
+        """``_pre_forward``."""
+        model, recorder = self._models.get(ddp), self._recorder
+        if model is None or recorder is None:
+            return original(ddp, *inputs, **kwargs)
+        with self._training_goes_on():
+            recorder.forward_is_called()
+            recorder.note_caller()
+            if torch.is_grad_enabled():
+                self._collectives.training_forward(has_uneven_inputs=ddp._join_config.enable)
+            self._in_wrapper = model
+        moved = original(ddp, *inputs, **kwargs)
+        with self._training_goes_on():
+            model.look_for_rebuild(ddp)
+            phase = Phase.FORWARD if torch.is_grad_enabled() else Phase.EVALUATION
+            recorder.enter(phase, no_sync=not ddp.require_backward_grad_sync)
+        return moved
+
+    def end_forward(self, original: Method, ddp: TorchDDP, output: Any) -> Any:
+        """``_post_forward``."""
+        model, recorder = self._models.get(ddp), self._recorder
+        if model is None or recorder is None:
+            return original(ddp, output)
+        is_training = torch.is_grad_enabled()
+        with self._training_goes_on():
+            recorder.leave(Phase.FORWARD if is_training else Phase.EVALUATION)
+        output = original(ddp, output)
+        with self._training_goes_on():
+            if is_training:
+                if ddp.require_backward_grad_sync:
+                    model.expect_gradients()
+                model.tell_of_backward(output, no_sync=not ddp.require_backward_grad_sync)
+        return output
+
+    def broadcast_buffers(self, original: Method, ddp: TorchDDP, bufs: Any = None, *args: Any, **kwargs: Any) -> None:
+        """``_default_broadcast_coalesced``."""
+        model, recorder = self._models.get(ddp), self._recorder
+        buffers = ddp.modules_buffers if bufs is None else bufs
+        if model is None or recorder is None or not buffers:
+            original(ddp, bufs, *args, **kwargs)
+            return
+        records = self._buffers.get(ddp)
+        if records is None:
+            elements = sum(buffer.numel() for buffer in buffers)
+            records = self._buffers[ddp] = buffer_records(
+                recorder.timeline.flags, model.number, elements, dtype_name(buffers[0].dtype)
+            )
+        with recorder.broadcasts(records):
+            original(ddp, bufs, *args, **kwargs)
+
+    def shadow(self, original: Method, ddp: TorchDDP) -> None:
+        """``_match_all_reduce_for_bwd_pass`` and the same for the bitmap: this rank has joined."""
+        model = self._models.get(ddp)
+        if model is None:
+            original(ddp)
+            return
+        with self._training_goes_on():
+            model.look_for_rebuild(ddp)
+            model.expect_buckets()
+        self._has_joined = True
+        try:
+            with self._collectives.has_joined():
+                original(ddp)
+        finally:
+            self._has_joined = model.is_reduced = False
+
+    # -- what the reducer launches -------------------------------------------------------------------------------
+
+    def _recognise(self, call: Call) -> Launch | None:
+        """Whether code in C++ is at work here, and what it launches.
+
+        A function of torch.distributed, or a line of the user's, would have a frame of its own between autograd and
+        the collective.
+        """
+        launch: Launch | None = None
+        with self._training_goes_on():
+            caller = _module_that_calls()
+            if caller in _ENGINE or caller == _WRAPPER:
+                launch = self._launch_of_reducer(call, caller)
+        return launch
+
+    def _launch_of_reducer(self, call: Call, caller: str) -> Launch | None:
+        if call.op == "broadcast" and caller == _WRAPPER:
+            return Launch(purpose=Purpose(role="plan", model=self._in_wrapper.number if self._in_wrapper else 0))
+        if call.op != "all_reduce" or len(call.tensors) != 1:
+            return None
+        tensor = call.tensors[0]
+        models = [model for model in self._models.values() if model.is_reduced]
+        found = [(place, model) for model in models if (place := model.bucket_with(tensor.numel())) is not None]
+        if found and tensor.dtype != torch.int32:
+            (_, minus_number), model = max(found, key=lambda candidate: candidate[0])
+            return model.bucket_is_launched(-minus_number, has_joined=self._has_joined)
+        for model in models:
+            if model.is_bitmap(tensor):
+                return model.bitmap_is_launched()
+        return None
+
+    @contextmanager
+    def _training_goes_on(self) -> Iterator[None]:
+        """What goes wrong here is our mistake, and no reason to stop."""
+        try:
+            yield
+        except Exception as error:
+            if not self.is_over:
+                self._collectives.close()
+                what = f"{type(error).__name__}: {error}"
+                print(f"overlapscope: rank {self._collectives.rank} trains on, unrecorded: {what}", file=sys.stderr)
+
+
+def _module_that_calls() -> str:
+    """The module whose frame is next to the dispatcher; empty if there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if not module.startswith("instrumented_ddp.") and module != "contextlib":
+            return module
+        frame = frame.f_back
+    return ""
+
+
+_WRAPPED: Final[dict[str, Method]] = {
+    "__init__": StockDDP.construct,
+    "_build_params_for_reducer": StockDDP.describe_parameters,
+    "_ddp_init_helper": StockDDP.add_reducer,
+    "register_comm_hook": StockDDP.register_hook,
+    "_register_builtin_comm_hook": StockDDP.register_builtin_hook,
+    "_pre_forward": _disable_dynamo(StockDDP.begin_forward),
+    "_post_forward": _disable_dynamo(StockDDP.end_forward),
+    "_default_broadcast_coalesced": StockDDP.broadcast_buffers,
+    "_match_all_reduce_for_bwd_pass": StockDDP.shadow,
+    "_match_unused_params_allreduce": StockDDP.shadow,
+}
+"""Methods of torch's class, and what observes them."""
+
+_of_this_process: StockDDP | None = None
+
+
+def observe_stock_ddp(collectives: Collectives) -> None:
+    """Observe all instances of torch's own DDP that this process makes from now on."""
+    global _of_this_process
+    if _of_this_process is None:
+        for name, observation in _WRAPPED.items():
+            setattr(TorchDDP, name, _observed(getattr(TorchDDP, name), observation))
+    _of_this_process = StockDDP(collectives)
+
+
+def _observed(original: Method, observation: Method) -> Method:
+    @functools.wraps(original)
+    def method(ddp: TorchDDP, *args: Any, **kwargs: Any) -> Any:
+        observer = _of_this_process
+        if observer is None or not observer.observes(ddp):
+            return original(ddp, *args, **kwargs)
+        return observation(observer, original, ddp, *args, **kwargs)
+
+    return method
