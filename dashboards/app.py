@@ -15,7 +15,7 @@ from bokeh.io import curdoc
 from rich.console import Console
 from rich.progress import Progress
 
-from dashboards.pages import overview, problem, stragglers, timeline
+from dashboards.pages import order, overview, problem, stragglers, timeline
 from dashboards.pages.shell import BuildPage
 from dashboards.recording import Recording
 from overlapscope.errors import OverlapScopeError
@@ -24,9 +24,11 @@ ROUTES: Final[dict[str, BuildPage]] = {
     "/": overview.build,
     "/timeline": timeline.build,
     "/stragglers": stragglers.build,
+    "/order": order.build,
     # Every plot alone, to embed or to look at on its own.
     "/plots/timeline": partial(timeline.build, is_plain=True),
     "/plots/stragglers": stragglers.build_heatmap,
+    "/plots/order": partial(order.build, is_plain=True),
     **overview.TREND_ROUTES,
 }
 
@@ -35,6 +37,7 @@ DEFAULT_PORT: Final = 5006
 _PREPARED: Final = (
     ("measuring overlap", ("verdict", "rank_medians")),
     ("looking for stragglers", ("stragglers", "heatmap")),
+    ("comparing the order of collectives", ("diagnosis",)),
 )
 """What of a snapshot takes long and all pages share, and what to call that."""
 
@@ -67,9 +70,9 @@ def serve(trace_path: Path, address: str = "127.0.0.1", port: int | None = None,
         server = start_server(recording, address, chosen)
     except OSError as error:
         raise OverlapScopeError(f"can't listen on {address} port {chosen}: {error.strerror or error}") from None
-    prepare(recording)
+    first_page = prepare(recording)
     host = "localhost" if address in ("127.0.0.1", "0.0.0.0", "::", "::1") else address
-    url = f"http://{host}:{server.port}/"
+    url = f"http://{host}:{server.port}/{first_page}"
     print(f"OverlapScope shows {trace_path} at {url}  (Ctrl-C to stop)", flush=True)
     if show:
         server.io_loop.add_callback(webbrowser.open, url)
@@ -81,11 +84,14 @@ def serve(trace_path: Path, address: str = "127.0.0.1", port: int | None = None,
         server.stop()
 
 
-def prepare(recording: Recording) -> None:
+def prepare(recording: Recording) -> str:
     """Read and judge a recording, so that the first page of a large one opens as fast as the next one.
 
     A terminal shows how far it is. What is wrong with the recording goes to stderr, and is on the page as well: a run
     that starts now fills the folder, and a reload shows it.
+
+    Returns:
+        The page to begin with: that of the order of collectives if there is an incident, else the overview.
     """
     console = Console(stderr=True)
     try:
@@ -98,6 +104,8 @@ def prepare(recording: Recording) -> None:
                     getattr(snapshot, figure)
     except OverlapScopeError as error:
         print(f"overlapscope serve: {error}", file=sys.stderr)
+        return ""
+    return "order" if snapshot.diagnosis is not None and snapshot.diagnosis.is_incident else ""
 
 
 def start_server(recording: Recording, address: str, port: int) -> pn.io.server.Server:

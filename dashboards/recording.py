@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from dashboards.diagnosis import Diagnosis
 from overlapscope.analysis.cycles import Cycles, cycles_of
 from overlapscope.analysis.heatmap import Heatmap
 from overlapscope.analysis.lanes import LanesByRank
@@ -16,7 +17,9 @@ from overlapscope.analysis.stragglers import Stragglers, hosts_of, stragglers_in
 from overlapscope.analysis.trend import medians_by_rank
 from overlapscope.analysis.verdict import Verdict, first_step_after_warm_up, give_verdict
 from overlapscope.trace import cache
-from overlapscope.trace.reader import Progress, Trace, find_rank_folders, read_trace
+from overlapscope.trace.flight_recorder_files import holds_dumps
+from overlapscope.trace.folders import find_rank_folders
+from overlapscope.trace.reader import Progress, Trace, empty_trace, read_trace
 
 
 class Snapshot:
@@ -24,6 +27,16 @@ class Snapshot:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
+
+    @cached_property
+    def diagnosis(self) -> Diagnosis | None:
+        """What is wrong with it, and the order of its collectives; None without collective logs."""
+        return Diagnosis.of(self.trace)
+
+    def forget_outdated(self) -> None:
+        """Drop what is no longer true, although no file has changed."""
+        if self.__dict__.get("diagnosis") is not None and self.__dict__["diagnosis"].is_outdated:
+            del self.diagnosis
 
     @cached_property
     def lanes(self) -> LanesByRank:
@@ -70,7 +83,8 @@ class Recording:
     """A folder of traces. A run may still be writing to it: every page that is opened shows the newest.
 
     Args:
-        folder: what ``overlapscope record -o`` wrote.
+        folder: what ``overlapscope record -o`` wrote, or dumps of PyTorch's Flight Recorder, which have nothing but an
+            order of collectives.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -87,8 +101,17 @@ class Recording:
         Raises:
             OverlapScopeError: nothing that could be shown.
         """
-        fingerprint = cache.fingerprint(find_rank_folders(self.folder))
+        is_dumps = self.folder.is_dir() and holds_dumps(self.folder)
+        fingerprint = cache.fingerprint({0: self.folder} if is_dumps else find_rank_folders(self.folder))
         if self._snapshot is None or fingerprint != self._fingerprint:
-            self._snapshot = Snapshot(read_trace(self.folder, progress))
+            self._snapshot = _of_dumps(self.folder) if is_dumps else Snapshot(read_trace(self.folder, progress))
             self._fingerprint = fingerprint
+        self._snapshot.forget_outdated()
         return self._snapshot
+
+
+def _of_dumps(folder: Path) -> Snapshot:
+    diagnosis = Diagnosis.of_dumps(folder)
+    snapshot = Snapshot(empty_trace(folder, diagnosis.evidence.ranks))
+    snapshot.diagnosis = diagnosis
+    return snapshot

@@ -2,7 +2,9 @@
 
 Hues belong to buckets, and are told apart by people with any kind of colour vision (Okabe and Ito's set, with a
 violet and a brown for its vermilion and black). Phases are quiet blues and greys, so that buckets stand out, but for
-one: finalise, the wait for gradients that did not hide, is red, as is exposed communication wherever it is shown.
+one: finalise, the wait for gradients that did not hide, is red, as is exposed communication wherever it is shown. In
+lanes of collectives red is what differs between ranks; there DDP's own traffic beside buckets is quiet, and what users
+launch themselves is the darkest on the light theme and the lightest on the dark one.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from typing import Any, Final, Literal
 from bokeh.model import Model
 from bokeh.palettes import Magma256
 
-from overlapscope.analysis.lanes import CATEGORIES
+from overlapscope.analysis.lanes import BUCKET_SLOTS, CATEGORIES
+from overlapscope.diagnosis import categories
 
 ThemeName = Literal["light", "dark"]
 
@@ -66,6 +69,20 @@ _SPANS: Final[Mapping[ThemeName, tuple[str, ...]]] = {
 }
 assert all(len(colours) == len(CATEGORIES) for colours in _SPANS.values())
 
+_FIRST_BUCKET: Final = CATEGORIES.index("bucket_0")
+
+_OTHER_COLLECTIVES: Final[Mapping[ThemeName, tuple[str, ...]]] = {
+    "light": (
+        *("#bdb5a5", "#d3cab8", "#b3bfcd", "#b7cfc0", "#cbbcd6"),
+        *("#33517a", "#4d3a1f", "#1d5f58", "#653e75", "#4a4f9c", "#30363f", "#5d6673"),
+    ),
+    "dark": (
+        *("#6d6a60", "#837c6c", "#66717f", "#5f7f70", "#7d6c8d"),
+        *("#d9e2f8", "#f4e2c6", "#cdf1e9", "#efdcf7", "#dcdde2", "#eceff4", "#c6ccd5"),
+    ),
+}
+"""What is no bucket of ``overlapscope.diagnosis.categories.CATEGORIES``: DDP's own, then the user's."""
+
 
 def ink(theme: ThemeName) -> Mapping[str, str]:
     """Colours of the page by their role: page, surface, ink, muted, line, accent ..."""
@@ -75,6 +92,19 @@ def ink(theme: ThemeName) -> Mapping[str, str]:
 def span_colours(theme: ThemeName) -> tuple[str, ...]:
     """The colour of each category of ``overlapscope.analysis.lanes.CATEGORIES``."""
     return _SPANS[theme]
+
+
+def collective_colours(theme: ThemeName) -> tuple[str, ...]:
+    """The colour of each category of ``overlapscope.diagnosis.categories.CATEGORIES``; buckets as in the timeline."""
+    return (*_SPANS[theme][_FIRST_BUCKET : _FIRST_BUCKET + BUCKET_SLOTS], *_OTHER_COLLECTIVES[theme])
+
+
+def collective_inks(theme: ThemeName) -> tuple[str, ...]:
+    """The colour of text on each of them, and last of text on a cell that is not filled."""
+    users = len(categories.CATEGORIES) - categories.CATEGORIES.index("all_reduce")
+    on_span = _INK[theme]["on_span"]
+    on_users = _INK[theme]["surface"] if theme == "light" else on_span
+    return (*[on_span] * (len(categories.CATEGORIES) - users), *[on_users] * users, _INK[theme]["ink"])
 
 
 def shade_palette(theme: ThemeName) -> list[str]:
@@ -110,6 +140,8 @@ def browser_colours() -> dict[str, dict[str, Any]]:
             "span_colours": list(_SPANS[name]),
             "shade_palette": shade_palette(name),
             "late_palette": late_palette(name),
+            "collective_colours": list(collective_colours(name)),
+            "collective_inks": list(collective_inks(name)),
         }
         for name in names
     }
@@ -118,12 +150,15 @@ def browser_colours() -> dict[str, dict[str, Any]]:
 def css_variables(theme: ThemeName) -> dict[str, str]:
     """CSS custom properties: ``--ink``, ``--line`` ..., and one for each category, such as ``--span-backward``.
 
-    ``--late-scale`` is a gradient from nothing to late.
+    Of collectives they are ``--collective-barrier`` ...; ``--late-scale`` is a gradient from nothing to late.
     """
     late = ", ".join([_INK[theme]["surface"], *late_palette(theme)[1 :: LATE_SHADES // 16]])
     spans = {f"--span-{name.replace('_', '-')}": colour for name, colour in zip(CATEGORIES, _SPANS[theme], strict=True)}
+    named = zip(categories.CATEGORIES, collective_colours(theme), strict=True)
+    collectives = {f"--collective-{name.replace('_', '-')}": colour for name, colour in named}
     return {f"--{name.replace('_', '-')}": colour for name, colour in _INK[theme].items()} | {
         **spans,
+        **collectives,
         "--late-scale": f"linear-gradient(to right, {late})",
     }
 

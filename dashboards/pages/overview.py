@@ -10,11 +10,12 @@ import pandas as pd
 from bokeh.document import Document
 
 from dashboards.pages.headline import Headline
-from dashboards.pages.shell import Arguments, BuildPage, render
+from dashboards.pages.shell import Arguments, BuildPage, is_order_alone, render
 from dashboards.plots.trend import FIGURES, Figure, TrendPlot
 from dashboards.recording import Snapshot
 from overlapscope.analysis import sentences
-from overlapscope.analysis.verdict import Verdict
+from overlapscope.analysis.verdict import Verdict as OverlapVerdict
+from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.trace.reader import Trace
 from overlapscope.trace.tables import PHASE_NAMES
 from overlapscope.units import format_ns, format_share
@@ -65,9 +66,18 @@ def build(document: Document, snapshot: Snapshot, _arguments: Arguments) -> None
         columns=[label for _, label in COLUMNS],
         rank_rows=rank_rows(snapshot.trace, snapshot.rank_medians) if len(per_step) else [],
         shown_rows=SHOWN_ROWS,
+        incident=incident_of(snapshot),
+        has_order=snapshot.diagnosis is not None,
+        has_events=snapshot.diagnosis is None or not is_order_alone(snapshot.trace),
         straggler=sentences.describe(findings[0]) if findings else "",
         phases=[(name, name.replace("_", " "), name.replace("_", "-")) for name in PHASE_NAMES],
     )
+
+
+def incident_of(snapshot: Snapshot) -> Verdict | None:
+    """What is wrong with the job; None if nothing is."""
+    diagnosis = snapshot.diagnosis
+    return diagnosis.verdict if diagnosis is not None and diagnosis.is_incident else None
 
 
 def build_trend(document: Document, snapshot: Snapshot, _arguments: Arguments, *, shown: Figure) -> None:
@@ -91,7 +101,7 @@ TREND_ROUTES: Final[dict[str, BuildPage]] = {
 """An address for each trend."""
 
 
-def basis_of(verdict: Verdict) -> str:
+def basis_of(verdict: OverlapVerdict) -> str:
     """What the medians are taken over."""
     ranks = f"{verdict.ranks} rank{'s' * (verdict.ranks != 1)}"
     steps = f"{verdict.steps_counted} step{'s' * (verdict.steps_counted != 1)}"
@@ -100,7 +110,7 @@ def basis_of(verdict: Verdict) -> str:
     return f"Medians over {steps} of {ranks}{warm_up}."
 
 
-def headlines(verdict: Verdict) -> list[Headline]:
+def headlines(verdict: OverlapVerdict) -> list[Headline]:
     """The big numbers."""
     step_ns = verdict.step_time_ns
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
@@ -9,10 +10,12 @@ from typing import Any, Final
 from bokeh.document import Document
 from bokeh.model import Model
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from dashboards import theme
 from dashboards.recording import Snapshot
 from overlapscope.analysis.clocks import describe_clocks
+from overlapscope.trace.log import Problem
 from overlapscope.trace.reader import Trace
 from overlapscope.units import keep_together
 
@@ -22,13 +25,14 @@ Arguments = Mapping[str, Sequence[bytes]]
 BuildPage = Callable[[Document, Snapshot, Arguments], None]
 """Fills a document with a page."""
 
-NAVIGATION: Final = (("./", "Overview"), ("timeline", "Timeline"), ("stragglers", "Stragglers"))
+NAVIGATION: Final = (("./", "Overview"), ("timeline", "Timeline"), ("stragglers", "Stragglers"), ("order", "Order"))
 """Route and label of each page in the header."""
 
 _ENVIRONMENT: Final = Environment(
     loader=PackageLoader("dashboards", "assets"), autoescape=True, undefined=StrictUndefined
 )
 _ENVIRONMENT.filters["together"] = keep_together
+_ENVIRONMENT.filters["code"] = lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def render(
@@ -39,6 +43,7 @@ def render(
     trace: Trace | None = None,
     roots: Sequence[Model] = (),
     is_plain: bool = False,
+    further_problems: Sequence[Problem] = (),
     **variables: Any,
 ) -> None:
     """Fill a document with a page.
@@ -48,8 +53,10 @@ def render(
         trace: whose facts and problems the page shows.
         roots: plots, placed by the template by their names.
         is_plain: without the header, as for a plot on a route of its own.
+        further_problems: with files that only this page is made from.
     """
-    problems = sorted(trace.problems, key=lambda problem: problem.severity != "error") if trace else []
+    known = dict.fromkeys([*(trace.problems if trace else ()), *further_problems])
+    problems = sorted(known, key=lambda problem: problem.severity != "error")
     document.title = f"{title} · OverlapScope"
     document.template = _ENVIRONMENT.get_template(template)
     document.template_variables.update(
@@ -66,6 +73,16 @@ def render(
     )
     for root in roots:
         document.add_root(root)
+
+
+def render_part(template: str, **variables: Any) -> str:
+    """The markup of a part of a page that changes while it is open."""
+    return str(_ENVIRONMENT.get_template(template).render(**variables))
+
+
+def is_order_alone(trace: Trace) -> bool:
+    """Whether no rank has recorded anything but its collectives, as under plain torch.distributed."""
+    return not len(trace.phases) and not len(trace.gradients) and not len(trace.collectives)
 
 
 def run_facts(trace: Trace) -> list[tuple[str, str]]:

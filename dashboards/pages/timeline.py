@@ -5,7 +5,7 @@ from __future__ import annotations
 from bokeh.document import Document
 
 from dashboards.pages.rank_choice import choose_ranks, format_ranks, suggest_ranks
-from dashboards.pages.shell import Arguments, render
+from dashboards.pages.shell import Arguments, is_order_alone, render
 from dashboards.plots.timeline import MIN_VIEW_NS, TimelinePlot, step_view
 from dashboards.plots.timeline_content import View
 from dashboards.recording import Snapshot
@@ -15,6 +15,9 @@ from overlapscope.trace.tables import PHASE_NAMES
 
 def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_plain: bool = False) -> None:
     """Fill a document with the timeline, of the ranks and at the view that the address asks for."""
+    if is_order_alone(snapshot.trace):
+        _build_reason(document, snapshot)
+        return
     choice = choose_ranks(snapshot.trace.ranks, arguments)
     timeline = snapshot.lanes.timeline(choice.shown)
     plot = TimelinePlot(snapshot, timeline, view_of_address(timeline, arguments))
@@ -36,6 +39,19 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
         bucket_slots=BUCKET_SLOTS,
         first_step=int(timeline.steps["step"].min()) if len(timeline.steps) else 0,
         last_step=int(timeline.steps["step"].max()) if len(timeline.steps) else 0,
+    )
+
+
+def _build_reason(document: Document, snapshot: Snapshot) -> None:
+    render(
+        document,
+        "problem.html",
+        title="Timeline",
+        trace=snapshot.trace,
+        headline="Nothing to draw on a timeline yet",
+        message="No rank has recorded a phase, a gradient or a bucket.",
+        advice="A run that has just begun shows them when this page is reloaded; plain torch.distributed has none. "
+        "What there is of its collectives is on the page Order.",
     )
 
 

@@ -100,6 +100,8 @@ def cycles_of(trace: Trace, first_step: int = 0) -> Cycles | None:
     Returns:
         None if there are fewer than two ranks on one clock, or no two steps in a row with the same all-reduces.
     """
+    if len(trace.aligned_ranks) < 2:
+        return None
     matched = match_collectives(trace)
     ranks = matched.ranks
     is_all_reduce = matched.op == OPS.index("all_reduce")

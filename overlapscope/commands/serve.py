@@ -1,7 +1,10 @@
-"""Show a recording in the browser: overview, timeline and stragglers.
+"""Show a recording in the browser: overview, timeline, stragglers, and the order of collectives.
 
 Example:
     overlapscope serve traces/
+
+If something is wrong with the job, the order of collectives is where it begins. A folder of PyTorch's Flight Recorder
+dumps can be shown as well: they hold an order and nothing else.
 
 A run that is still being recorded is read again whenever a page is opened or reloaded. The page is served to this
 machine only, unless --address says otherwise; everyone who can reach that address can then see the recording. To look
@@ -24,7 +27,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
-    from overlapscope.trace.reader import find_rank_folders
+    from overlapscope.trace.folders import find_rank_folders
 
     if not args.traces.is_dir():
         # Nothing can appear in what is not a folder: raises what is wrong with it.

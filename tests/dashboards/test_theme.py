@@ -7,8 +7,18 @@ import itertools
 import numpy as np
 import pytest
 
-from dashboards.theme import LATE_SHADES, SHADES, ink, late_palette, shade_palette, span_colours
+from dashboards.theme import (
+    LATE_SHADES,
+    SHADES,
+    collective_colours,
+    collective_inks,
+    ink,
+    late_palette,
+    shade_palette,
+    span_colours,
+)
 from overlapscope.analysis.lanes import CATEGORIES
+from overlapscope.diagnosis import categories
 
 # Simulation of full dichromacy in linear RGB (Viénot, Brettel and Mollon, 1999; tritanopia after Machado, 2009).
 VISION = {
@@ -90,3 +100,28 @@ def test_the_later_the_further_from_the_surface_in_even_steps(theme, vision):
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_least_lateness_can_be_seen(theme):
     assert distance(late_palette(theme)[1], ink(theme)["surface"], "usual") > 8
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_text_on_collectives_can_be_read(theme):
+    colours, inks = collective_colours(theme), collective_inks(theme)
+    assert len(colours) == len(categories.CATEGORIES) == len(inks) - 1
+    for colour, text in zip(colours, inks[:-1], strict=True):
+        assert contrast(text, colour) > 2.9
+    assert inks[-1] == ink(theme)["ink"]
+
+
+@pytest.mark.parametrize("vision", VISION)
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_collectives_of_the_user_stand_out_from_those_of_ddp(theme, vision):
+    colours = dict(zip(categories.CATEGORIES, collective_colours(theme), strict=True))
+    users = list(categories.CATEGORIES[categories.CATEGORIES.index("all_reduce") :])
+    for user in users:
+        for ddp in colours.keys() - set(users):
+            assert distance(colours[user], colours[ddp], vision) > 10, (user, ddp)
+
+
+@pytest.mark.parametrize("vision", VISION)
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_mark_of_a_difference_stands_out_from_the_line_around_it(theme, vision):
+    assert distance(ink(theme)["exposed"], ink(theme)["surface"], vision) > 40

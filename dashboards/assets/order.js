@@ -1,0 +1,287 @@
+// Mouse, keys and address of the lanes of collectives. What is drawn, and what ranks have at a number, is decided by
+// dashboards/plots/order.py: this script asks, at most one question of a kind at a time.
+window.overlapscope.startOrder = (plot, facts) => {
+  const {root, number_range: range} = plot
+  const element = (id) => document.getElementById(id)
+  const area = element("order")
+  const count = (number) => number.toLocaleString("en-US")
+  const clamp = (value, low, high) => Math.min(Math.max(value, low), Math.max(low, high))
+
+  // --- asking for what is in view -------------------------------------------------------------------------------
+  let asked = 0
+  let waiting = false
+  let stale = false
+  let scheduled = false
+
+  function ask() {
+    scheduled = false
+    if (waiting) {
+      stale = true
+      return
+    }
+    waiting = true
+    asked += 1
+    const width = Math.max(50, Math.round(root.inner_width || area.clientWidth))
+    plot.view.data = {id: [asked], first: [range.start], last: [range.end], width_px: [width]}
+  }
+
+  function schedule() {
+    showPlace()
+    if (scheduled) return
+    scheduled = true
+    requestAnimationFrame(ask)
+  }
+
+  // An answer comes as one message a source; drawing after each of them would cost several frames.
+  const views = [root, plot.axis].map((figure) => Bokeh.index.find_one(figure))
+  let isPaused = false
+  function holdDrawing() {
+    if (!isPaused) for (const view of views) view.pause()
+    isPaused = true
+  }
+
+  function answered() {
+    if (isPaused) for (const view of views) view.unpause()
+    isPaused = false
+    const {id} = plot.answer.data
+    if (id[0] !== asked) return
+    waiting = false
+    document.body.dataset.answered = id[0]
+    if (stale) {
+      stale = false
+      schedule()
+    }
+  }
+
+  // --- moving ---------------------------------------------------------------------------------------------------
+  const [lowest, highest] = range.bounds
+
+  function show(from, to) {
+    const most = Math.min(range.max_interval, highest - lowest)
+    const length = clamp(to - from, range.min_interval, most)
+    const start = clamp((from + to - length) / 2, lowest, highest - length)
+    range.setv({start, end: start + length})
+  }
+
+  function zoom(factor) {
+    const at = pointer ?? (range.start + range.end) / 2
+    show(at - (at - range.start) * factor, at + (range.end - at) * factor)
+  }
+
+  function move(share) {
+    const by = (range.end - range.start) * share
+    show(range.start + by, range.end + by)
+  }
+
+  function centre(number) {
+    const half = (range.end - range.start) / 2
+    show(number - half, number + half)
+  }
+
+  function showPlace() {
+    const slider = element("place")
+    if (slider && document.activeElement !== slider) slider.value = Math.round((range.start + range.end) / 2)
+  }
+
+  // --- the cell that is selected --------------------------------------------------------------------------------
+  const selected = {lane: plot.selected.data.lane[0], number: plot.selected.data.number[0]}
+
+  function drawSelected() {
+    const [top, bottom] = facts.cells_px[selected.lane]
+    const {number} = selected
+    plot.box.data = {left: [number - 0.5], right: [number + 0.5], top: [top - 1.5], bottom: [bottom + 1.5]}
+    const picker = element("number")
+    if (picker && document.activeElement !== picker) picker.value = number
+    document.body.dataset.selected = `${facts.lanes[selected.lane]} ${number}`
+  }
+
+  function select(lane, number) {
+    selected.lane = clamp(lane, 0, facts.lanes.length - 1)
+    selected.number = clamp(number, facts.oldest, facts.newest)
+    drawSelected()
+    if (selected.number - 1 < range.start) show(selected.number - 1, selected.number - 1 + range.end - range.start)
+    if (selected.number + 1 > range.end) show(selected.number + 1 - range.end + range.start, selected.number + 1)
+    askDetails()
+    rememberSoon()
+  }
+
+  let describing = false
+  function askDetails() {
+    const {lane, number, step} = plot.details.data
+    if (lane[0] === selected.lane && number[0] === selected.number) {
+      const picker = element("step")
+      if (picker && document.activeElement !== picker) picker.value = step[0] ?? ""
+      return
+    }
+    if (describing) return
+    describing = true
+    plot.selected.data = {lane: [selected.lane], number: [selected.number]}
+  }
+
+  function showDetails() {
+    describing = false
+    const {lane, number, markup} = plot.details.data
+    element("details").innerHTML = markup[0]
+    markLane(facts.lanes[lane[0]])
+    document.body.dataset.details = `${facts.lanes[lane[0]]} ${number[0]}`
+    askDetails()
+  }
+
+  // The side that the selected lane is on.
+  function markLane(rank) {
+    for (const cell of element("details").querySelectorAll("[data-ranks]")) {
+      cell.classList.toggle("chosen", cell.dataset.ranks.split(" ").includes(String(rank)))
+    }
+  }
+
+  let remembering
+  function rememberSoon() {
+    clearTimeout(remembering)
+    const entries = {number: selected.number, rank: facts.lanes[selected.lane]}
+    remembering = setTimeout(() => window.overlapscope.setAddress(entries), 150)
+  }
+
+  // --- jumps ----------------------------------------------------------------------------------------------------
+  let jumps = 0
+
+  function jump(to, from) {
+    jumps += 1
+    plot.jump.data = {id: [jumps], to: [to], from: [from]}
+  }
+
+  function jumped() {
+    const {id, number} = plot.jumped.data
+    if (id[0] !== jumps) return
+    element("jump-note").textContent = number[0] == null ? "no further difference" : ""
+    if (number[0] != null) goTo(number[0])
+  }
+
+  function goTo(number) {
+    if (number < range.start + 1 || number > range.end - 1) centre(number)
+    select(selected.lane, number)
+  }
+
+  const toFirst = () => facts.first != null && goTo(facts.first)
+  const keys = {
+    ArrowLeft: () => select(selected.lane, selected.number - 1),
+    ArrowRight: () => select(selected.lane, selected.number + 1),
+    ArrowUp: () => select(selected.lane - 1, selected.number),
+    ArrowDown: () => select(selected.lane + 1, selected.number),
+    n: () => jump("next", selected.number),
+    p: () => jump("previous", selected.number),
+    f: toFirst,
+    w: () => zoom(0.8),
+    s: () => zoom(1.25),
+    a: () => move(-0.2),
+    d: () => move(0.2),
+  }
+
+  document.addEventListener("keydown", (event) => {
+    const isTyping = event.target.closest?.("input, textarea, select")
+    const act = keys[event.key.length === 1 ? event.key.toLowerCase() : event.key]
+    if (isTyping || !act || event.ctrlKey || event.metaKey || event.altKey) return
+    event.preventDefault()
+    act()
+  })
+
+  // --- pointing at cells ----------------------------------------------------------------------------------------
+  const tip = window.overlapscope.tip(area)
+  let pointer = null
+  let under = null
+  let pointings = 0
+  let read = 0
+
+  function cellAt({x, y}) {
+    const lane = Math.floor(y / facts.lane_px)
+    const number = Math.round(x)
+    const isThere = lane >= 0 && lane < facts.lanes.length && number >= facts.oldest && number <= facts.newest
+    return isThere ? {lane, number} : null
+  }
+
+  function leave() {
+    pointer = under = null
+    tip.hide()
+  }
+
+  function askTip() {
+    pointings += 1
+    plot.pointed.data = {id: [pointings], lane: [under.lane], number: [under.number]}
+  }
+
+  function point(event) {
+    pointer = event.x
+    const cell = cellAt(event)
+    if (!cell) return leave()
+    tip.place(event)
+    if (under && under.lane === cell.lane && under.number === cell.number) return
+    under = cell
+    if (pointings === read) askTip()
+  }
+
+  function fillTip() {
+    const {id, title, label, value} = plot.tooltip.data
+    if (!id.length) return
+    read = id[0]
+    if (!under) return
+    const question = plot.pointed.data
+    if (question.lane[0] !== under.lane || question.number[0] !== under.number) return askTip()
+    tip.fill(title[0], label, value)
+  }
+
+  // --- wiring ---------------------------------------------------------------------------------------------------
+  const on = (model, property, act) => model.property(property).change.connect(act)
+  on(range, "start", schedule)
+  on(range, "end", schedule)
+  on(root, "inner_width", schedule)
+  on(plot.cells, "data", holdDrawing)
+  on(plot.answer, "data", answered)
+  on(plot.details, "data", showDetails)
+  on(plot.jumped, "data", jumped)
+  on(plot.tooltip, "data", fillTip)
+  on(range, "start", () => tip.hide())
+  root.on_event("mousemove", point)
+  // Two quick clicks are one double click to Bokeh, wherever they were.
+  for (const click of ["tap", "doubletap"]) {
+    root.on_event(click, (event) => {
+      const cell = cellAt(event)
+      if (cell) select(cell.lane, cell.number)
+    })
+  }
+  area.addEventListener("mouseleave", leave)
+
+  element("next")?.addEventListener("click", keys.n)
+  element("previous")?.addEventListener("click", keys.p)
+  element("first")?.addEventListener("click", toFirst)
+  element("place")?.addEventListener("input", (event) => centre(Number(event.target.value)))
+  const goes = {number: (value) => goTo(clamp(value, facts.oldest, facts.newest)), step: (value) => jump("step", value)}
+  for (const [id, go] of Object.entries(goes)) {
+    element(id)?.addEventListener("change", ({target}) => {
+      target.blur()
+      if (target.value !== "") go(Number(target.value))
+    })
+  }
+
+  // Another group, and other ranks, are another figure: the page is opened again.
+  element("group")?.addEventListener("change", ({target}) => {
+    window.overlapscope.setAddress({group: target.value, number: null, rank: null})
+    location.reload()
+  })
+  element("chosen-ranks")?.addEventListener("change", ({target}) => {
+    if (!target.reportValidity()) return
+    window.overlapscope.setAddress({ranks: target.value.trim() || null, rank: null})
+    location.reload()
+  })
+
+  // As many numbers as have room for their texts; what led to the one that is selected matters more than what followed.
+  function showFirst() {
+    const length = clamp(Math.round((root.inner_width || area.clientWidth) / 74), 8, 24)
+    const start = selected.number - Math.round(0.6 * length) - 0.5
+    show(start, start + length)
+  }
+
+  window.overlapscope.paintPlots()
+  showFirst()
+  drawSelected()
+  showDetails()
+  schedule()
+}

@@ -1,0 +1,94 @@
+"""What all ranks have at one number, as markup: the sides beside each other, and the parameters of their buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from dashboards.diagnosis import Diagnosis
+from dashboards.pages.shell import render_part
+from overlapscope.diagnosis.evidence import Entry
+from overlapscope.diagnosis.order_lanes import OrderLanes
+from overlapscope.diagnosis.order_sides import Side, compare, sides_of
+from overlapscope.diagnosis.wording import ranks_text
+from overlapscope.trace.reader import Trace
+from overlapscope.trace.signature import Signature
+from overlapscope.units import format_bytes
+
+_MOST_SIDES: Final = 8
+
+_Parameters = list[tuple[str, str, str]]
+"""Name, shape and size of each."""
+
+
+def describe_number(trace: Trace | None, diagnosis: Diagnosis, lanes: OrderLanes, number: int) -> str:
+    """The markup for a number."""
+    sides = sides_of(lanes.entries_at(number))
+    shown = sides[:_MOST_SIDES]
+    return render_part(
+        "order_details.html",
+        number=number,
+        has_timeline=trace is not None and len(trace.steps) > 0,
+        sides=[_head(side) for side in shown],
+        more_sides=len(sides) - len(shown),
+        traits=compare(shown, diagnosis.offsets_ns),
+        buckets=_buckets(trace, shown),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """What stands above a side."""
+
+    title: str
+    ranks: str
+    """For the page's script."""
+    state: str
+    link: str
+    """To the same step on the timeline."""
+
+
+def _head(side: Side) -> Head:
+    states = sorted({entry.state for entry in side.entries})
+    return Head(
+        title=ranks_text(side.ranks),
+        ranks=" ".join(map(str, side.ranks)),
+        state=" or ".join(states) if states else "never got here",
+        link=f"timeline?step={side.entry.step}&rank={side.ranks[0]}" if side.entry else "",
+    )
+
+
+def _buckets(trace: Trace | None, sides: Sequence[Side]) -> list[tuple[str, _Parameters]]:
+    """The parameters of each bucket that a side has, once if they are the same."""
+    found: dict[tuple[tuple[str, str, str], ...], tuple[str, _Parameters]] = {}
+    for side in sides:
+        if side.entry is None or side.entry.signature.role != "bucket":
+            continue
+        parameters = _parameters(trace, side.entry)
+        title = f"Bucket {side.entry.signature.bucket}"
+        found.setdefault(tuple(parameters), (f"{title} of {ranks_text(side.ranks)}", parameters))
+        if len(sides) == 1:
+            return [(title, parameters)]
+    return list(found.values())
+
+
+def _parameters(trace: Trace | None, entry: Entry) -> _Parameters:
+    signature = entry.signature
+    planned = [] if trace is None else _of_plan(trace, signature)
+    return planned or [(name, "", "") for name in signature.names]
+
+
+def _of_plan(trace: Trace, signature: Signature) -> _Parameters:
+    plans = trace.plans
+    rows = plans[
+        (plans["model"] == signature.model)
+        & (plans["plan_epoch"] == signature.plan_epoch)
+        & (plans["bucket"] == signature.bucket)
+    ]
+    of_hash = rows[rows["plan_hash"].str[: len(signature.plan_hash)] == signature.plan_hash]
+    rows = (of_hash if len(of_hash) else rows).drop_duplicates("position").sort_values("position")
+    return [
+        (str(name), str(shape), format_bytes(int(size)))
+        for name, shape, size in zip(rows["name"], rows["shape"], rows["bytes"], strict=True)
+    ]

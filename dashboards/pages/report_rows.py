@@ -1,0 +1,67 @@
+"""What the watchdogs reported, as the page lists it: a report once, whoever has made it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from overlapscope.diagnosis.wording import capitalised, ranks_text
+from overlapscope.trace.reports import WatchdogReport
+from overlapscope.units import format_ns
+
+_MOST_REPORTS: Final = 12
+_MOST_STACKS: Final = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportRow:
+    """One report."""
+
+    when: str
+    sentence: str
+    text: str
+    """All that was printed then; empty if that was no more than the sentence."""
+    retracted: str
+    """What to say if it was taken back."""
+    stacks: tuple[tuple[str, str], ...]
+    """Whose, and the text."""
+
+
+def report_rows(
+    reports: Sequence[WatchdogReport], blamed: Sequence[int], *, verdict_sentence: str = ""
+) -> list[ReportRow]:
+    """The reports in the order of their time.
+
+    Args:
+        blamed: ranks whose stacks come first.
+        verdict_sentence: stands above them, and is not said again.
+    """
+    same: dict[str, list[WatchdogReport]] = {}
+    for report in reports:
+        same.setdefault(report.sentence, []).append(report)
+    return [_row(equal, blamed, verdict_sentence) for equal in list(same.values())[:_MOST_REPORTS]]
+
+
+def _row(reports: Sequence[WatchdogReport], blamed: Sequence[int], verdict_sentence: str) -> ReportRow:
+    first = reports[0]
+    parts = [capitalised(ranks_text(report.rank for report in reports))]
+    if first.unix_ns is not None:
+        parts.insert(0, f"{datetime.fromtimestamp(first.unix_ns / 1e9):%H:%M:%S}")
+    if first.step is not None:
+        parts.append(f"step {first.step}")
+    retracted_ns = [report.retracted_ns for report in reports]
+    retracted = ""
+    if all(ns is not None for ns in retracted_ns):
+        after_ns = max(ns for ns in retracted_ns if ns is not None) - first.time_ns
+        retracted = f"Taken back {format_ns(after_ns)} later: it went on."
+    by_interest = sorted(reports, key=lambda report: (report.rank not in blamed, report.rank))
+    stacks = [(f"Rank {report.rank}", text) for report in by_interest[:_MOST_STACKS] if (text := report.stacks.strip())]
+    return ReportRow(
+        when=" · ".join(parts),
+        sentence="The same, while the job ran." if first.sentence == verdict_sentence else first.sentence,
+        text="" if first.text.strip() == first.sentence.strip() else first.text,
+        retracted=retracted,
+        stacks=tuple(stacks),
+    )

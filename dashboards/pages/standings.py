@@ -1,0 +1,45 @@
+"""Where each rank stood, as the page of the order of collectives lists it: ranks that stood alike together."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from overlapscope.diagnosis.evidence import Evidence, Liveness, RankEvidence
+from overlapscope.diagnosis.wording import capitalised, ranks_text, standing_text
+
+_MOST_LINES: Final = 12
+
+NOTEWORTHY: Final[dict[Liveness, str]] = {
+    "stopped": "stopped",
+    "gone": "gone",
+    "failed": "failed",
+    "never started": "never started",
+    "silent": "silent",
+}
+"""States that a rank may be in which say something of the fault."""
+
+
+def standings(evidence: Evidence) -> list[tuple[str, str]]:
+    """Who, and where they stood. Those of fewest ranks first, because these are the odd ones."""
+    same: dict[str, list[int]] = {}
+    for rank, one in sorted(evidence.ranks.items()):
+        same.setdefault(_where(one), []).append(rank)
+    missing = [rank for rank in evidence.expected_ranks if rank not in evidence.ranks]
+    if missing:
+        same["left no log"] = missing
+    if not any(same):
+        return []
+    oddest_first = sorted(same.items(), key=lambda item: len(item[1]))
+    lines = [(capitalised(ranks_text(ranks)), where or "nothing is known") for where, ranks in oddest_first]
+    more = [("And", f"{len(lines) - _MOST_LINES} more places")] if len(lines) > _MOST_LINES else []
+    return [*lines[:_MOST_LINES], *more]
+
+
+def _where(one: RankEvidence) -> str:
+    parts: list[str] = [] if one.liveness == "unknown" else [one.liveness]
+    if one.failure is not None:
+        site = f" at {one.failure.call_site}" if one.failure.call_site else ""
+        parts.append(f"{one.failure.type}{site}")
+    elif one.standing is not None:
+        parts.append(standing_text(one.standing))
+    return ", ".join(parts)

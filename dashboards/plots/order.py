@@ -1,0 +1,187 @@
+"""The lanes of collectives of one process group, aligned by number, with what differs between ranks marked.
+
+The browser asks, the server answers: what is in a window of numbers, what is under the pointer, where the next
+difference or a step is, and what the ranks have at the number that is selected. Only those entries are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from bokeh.models import ColumnDataSource, CustomJS, Range1d
+
+from dashboards.plots.order_content import (
+    BOX_COLUMNS,
+    CELL_COLUMNS,
+    TEXT_COLUMNS,
+    cell_columns,
+    differing_columns,
+    missing_columns,
+    no_columns,
+    step_columns,
+    text_columns,
+)
+from dashboards.plots.order_figure import draw_numbers, draw_order
+from dashboards.plots.order_layout import OrderLayout
+from dashboards.plots.order_tooltip import cell_tooltip
+from overlapscope.diagnosis.evidence import UNKNOWN_STEP
+from overlapscope.diagnosis.order_lanes import Lane, OrderLanes
+
+MOST_COLUMNS: Final = 120
+"""More numbers than these can't be told apart."""
+LEAST_COLUMNS: Final = 5
+_FIRST_COLUMNS: Final = 17
+_OVERSCAN_COLUMNS: Final = 40
+_FIRST_WIDTH_PX: Final = 1200
+
+Selected = tuple[int, int]
+"""Place of a lane, and a number."""
+
+
+class OrderPlot:
+    """The lanes (``root``), their numbers (``axis``), and the sources of the dialogue with the browser.
+
+    Args:
+        shown: the lanes to draw, from top to bottom.
+        highlight: the number at which it began, and what to call that.
+        selected: the cell to begin with, in the middle of the view.
+        describe: makes the markup of what ranks have at a number.
+    """
+
+    def __init__(
+        self,
+        lanes: OrderLanes,
+        shown: Sequence[Lane],
+        *,
+        highlight: tuple[int, str] | None,
+        selected: Selected,
+        describe: Callable[[int], str],
+    ) -> None:
+        self._lanes = lanes
+        self._shown = shown
+        self._describe = describe
+        self._first = highlight[0] if highlight else lanes.first_difference
+        self.layout = OrderLayout(lanes=len(shown))
+        self.cells = ColumnDataSource(data=no_columns(*CELL_COLUMNS))
+        self.missing = ColumnDataSource(data=no_columns(*BOX_COLUMNS))
+        self.differing = ColumnDataSource(data=no_columns(*BOX_COLUMNS))
+        self.names = ColumnDataSource(data=no_columns(*TEXT_COLUMNS))
+        self.subjects = ColumnDataSource(data=no_columns(*TEXT_COLUMNS))
+        self.steps = ColumnDataSource(data=no_columns("x", "label"))
+        self.band = ColumnDataSource(data=_band(highlight))
+        self.box = ColumnDataSource(data=no_columns(*BOX_COLUMNS))
+
+        self.view = ColumnDataSource(name="view", data=no_columns("id", "first", "last", "width_px"))
+        self.answer = ColumnDataSource(name="answer", data=no_columns("id"))
+        self.selected = ColumnDataSource(data={"lane": [selected[0]], "number": [selected[1]]})
+        self.details = ColumnDataSource(data=self._details(*selected))
+        self.jump = ColumnDataSource(data=no_columns("id", "to", "from"))
+        self.jumped = ColumnDataSource(data=no_columns("id", "number"))
+        self.pointed = ColumnDataSource(data=no_columns("id", "lane", "number"))
+        self.tooltip = ColumnDataSource(data=no_columns("id", "title", "label", "value"))
+
+        self.bounds = (lanes.oldest - 0.55, max(lanes.newest, lanes.oldest + LEAST_COLUMNS) + 0.55)
+        length = min(_FIRST_COLUMNS, self.bounds[1] - self.bounds[0])
+        # What led to it matters more than what came of it.
+        first = min(max(selected[1] - round(0.6 * length) - 0.5, self.bounds[0]), self.bounds[1] - length)
+        self.number_range = Range1d(
+            start=first,
+            end=first + length,
+            bounds=self.bounds,
+            min_interval=LEAST_COLUMNS,
+            max_interval=MOST_COLUMNS,
+        )
+        self.root = draw_order(
+            self.layout,
+            self.number_range,
+            cells=self.cells,
+            missing=self.missing,
+            differing=self.differing,
+            names=self.names,
+            subjects=self.subjects,
+            steps=self.steps,
+            band=self.band,
+            selected=self.box,
+        )
+        # The browser sends back changes only of what a root refers to.
+        asked = [self.view, self.selected, self.jump, self.pointed]
+        answered = [self.answer, self.details, self.jumped, self.tooltip]
+        self.root.tags = [{"dialogue": [*asked, *answered]}]
+        self.axis = draw_numbers(self.number_range, steps=self.steps, band=self.band)
+        self.view.on_change("data", self._on_view)
+        self.selected.on_change("data", self._on_selected)
+        self.jump.on_change("data", self._on_jump)
+        self.pointed.on_change("data", self._on_pointed)
+        self.update(first, first + length, _FIRST_WIDTH_PX)
+
+    @property
+    def start_script(self) -> CustomJS:
+        """For the browser to run when the document is ready: connects mouse, keys, address and theme to this plot."""
+        names = ["root", "axis", "number_range", "cells", "box", "view", "answer", "selected", "details"]
+        names += ["jump", "jumped", "pointed", "tooltip"]
+        facts = {
+            "lanes": [lane.ranks[0] for lane in self._shown],
+            "lane_px": self.layout.lane_px,
+            "cells_px": [self.layout.cell_px(lane) for lane in range(len(self._shown))],
+            "oldest": self._lanes.oldest,
+            "newest": self._lanes.newest,
+            "first": self._first,
+        }
+        return CustomJS(
+            args={"plot": {name: getattr(self, name) for name in names}, "facts": facts},
+            code="window.overlapscope.startOrder(plot, facts)",
+        )
+
+    def update(self, first: float, last: float, width_px: int) -> None:
+        """Draw the window between two places, and some more on either side."""
+        column_px = width_px / max(1.0, last - first)
+        around = min(_OVERSCAN_COLUMNS, round(last - first))
+        window = self._lanes.window(self._shown, int(first) - around, int(last) + 1 + around)
+        names, subjects = text_columns(window, self.layout, column_px)
+        # The browser stops drawing with the first of these, until it has the answer that follows them.
+        self.cells.data = cell_columns(window, self.layout, column_px)
+        self.missing.data = missing_columns(window, self.layout, column_px)
+        self.differing.data = differing_columns(window, self.layout, column_px)
+        self.names.data, self.subjects.data = names, subjects
+        self.steps.data = step_columns(window, column_px)
+
+    def _on_view(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
+        self.update(float(asked["first"][0]), float(asked["last"][0]), max(1, int(asked["width_px"][0])))
+        # Last, so that the browser, which waits for it, has everything else by then.
+        self.answer.data = {"id": asked["id"]}
+
+    def _on_selected(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
+        self.details.data = self._details(int(asked["lane"][0]), int(asked["number"][0]))
+
+    def _details(self, lane: int, number: int) -> dict[str, Any]:
+        cells = self._lanes.window([self._shown[lane]], number, number).cells
+        entry = cells[0].entry if cells else None
+        step = None if entry is None or entry.step == UNKNOWN_STEP else entry.step
+        return {"lane": [lane], "number": [number], "step": [step], "markup": [self._describe(number)]}
+
+    def _on_jump(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
+        to, number = asked["to"][0], int(asked["from"][0])
+        found: int | None
+        if to == "step":
+            found = self._lanes.start_of_step(number)
+        else:
+            found = self._lanes.next_difference(number, 1 if to == "next" else -1)
+        self.jumped.data = {"id": asked["id"], "number": [found]}
+
+    def _on_pointed(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
+        lane, number = int(asked["lane"][0]), int(asked["number"][0])
+        title, rows = cell_tooltip(self._lanes, self._shown[lane], number)
+        self.tooltip.data = {
+            "id": asked["id"] * len(rows),
+            "title": [title] * len(rows),
+            "label": [label for label, _ in rows],
+            "value": [value for _, value in rows],
+        }
+
+
+def _band(highlight: tuple[int, str] | None) -> dict[str, Any]:
+    if highlight is None:
+        return no_columns("left", "right", "middle", "label")
+    number, label = highlight
+    return {"left": [number - 0.5], "right": [number + 0.5], "middle": [number], "label": [label]}

@@ -1,0 +1,156 @@
+"""What is drawn in a window of collectives: columns for Bokeh, from the cells of the lanes."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from dashboards.plots.order_layout import OrderLayout
+from overlapscope.diagnosis.categories import CATEGORIES, category_of
+from overlapscope.diagnosis.order_lanes import Cell, Window
+from overlapscope.trace.signature import Signature
+from overlapscope.units import format_count
+
+Columns = dict[str, Any]
+
+CELL_COLUMNS: Final = ("left", "right", "top", "bottom", "category", "alpha", "hatch", "lane", "number")
+BOX_COLUMNS: Final = ("left", "right", "top", "bottom")
+TEXT_COLUMNS: Final = ("x", "y", "text", "ink")
+
+HOLLOW_INK: Final = len(CATEGORIES)
+"""Number of the text colour for cells that are not filled."""
+
+_LETTER_PX: Final = 6.3
+_SMALL_LETTER_PX: Final = 5.8
+_PADDING_PX: Final = 5
+_GAP_PX: Final = 2
+_MARK_INSET_PX: Final = 2
+"""So that a cell that is both marked and selected shows both."""
+_LEAST_COLUMN_PX: Final = 8
+"""Cells of narrower columns touch each other."""
+_STEP_LABEL_PX: Final = 58
+_FILLED: Final = {"completed": 1.0, "launched": 0.16, "announced": 0.0}
+_HATCHES: Final = {"completed": " ", "launched": "/", "announced": " "}
+
+
+def no_columns(*names: str) -> Columns:
+    """Columns without rows."""
+    return {name: [] for name in names}
+
+
+def cell_columns(window: Window, layout: OrderLayout, column_px: float) -> Columns:
+    """Every entry as a rectangle: filled if it has completed, hatched if it was launched, hollow if only announced."""
+    columns = no_columns(*CELL_COLUMNS)
+    for cell in window.cells:
+        if cell.entry is None:
+            continue
+        _add_box(columns, cell.lane, cell.number, layout, column_px)
+        columns["category"].append(category_of(cell.entry.signature))
+        columns["alpha"].append(_FILLED[cell.entry.state])
+        columns["hatch"].append(_HATCHES[cell.entry.state])
+        columns["lane"].append(cell.lane)
+        columns["number"].append(cell.number)
+    return columns
+
+
+def missing_columns(window: Window, layout: OrderLayout, column_px: float) -> Columns:
+    """The places that a rank never got to, while others did."""
+    columns = no_columns(*BOX_COLUMNS)
+    for cell in window.cells:
+        if cell.entry is None:
+            _add_box(columns, cell.lane, cell.number, layout, column_px)
+    return columns
+
+
+def differing_columns(window: Window, layout: OrderLayout, column_px: float) -> Columns:
+    """The entries that are not what most ranks have there."""
+    columns = no_columns(*BOX_COLUMNS)
+    for cell in window.cells:
+        if cell.difference is not None:
+            _add_box(columns, cell.lane, cell.number, layout, column_px, inset_px=_MARK_INSET_PX)
+    return columns
+
+
+def text_columns(window: Window, layout: OrderLayout, column_px: float) -> tuple[Columns, Columns]:
+    """What each cell is, and in smaller letters what it is about, where there is room."""
+    names, subjects = no_columns(*TEXT_COLUMNS), no_columns(*TEXT_COLUMNS)
+    room_px = column_px - 2 * _PADDING_PX
+    for cell in window.cells if room_px >= _LETTER_PX else ():
+        if cell.entry is None:
+            continue
+        signature = cell.entry.signature
+        top, bottom = layout.cell_px(cell.lane)
+        ink = category_of(signature) if cell.entry.state == "completed" else HOLLOW_INK
+        x = cell.number - 0.5 + _PADDING_PX / column_px
+        middle = (top + bottom) / 2
+        text = next((text for text in name_forms(signature) if len(text) * _LETTER_PX <= room_px), "")
+        small = next((text for text in subject_forms(cell) if len(text) * _SMALL_LETTER_PX <= room_px), "")
+        if not layout.has_two_lines:
+            small = ""
+        if text:
+            _add(names, x=x, y=middle - 8 if small else middle, text=text, ink=ink)
+        if small:
+            _add(subjects, x=x, y=middle + 6.5, text=small, ink=ink)
+    return names, subjects
+
+
+def step_columns(window: Window, column_px: float) -> Columns:
+    """Where steps begin; numbers are left out where they would run into each other."""
+    columns = no_columns("x", "label")
+    labelled = float("-inf")
+    for number, step in window.steps:
+        is_clear = (number - labelled) * column_px >= _STEP_LABEL_PX
+        labelled = number if is_clear else labelled
+        _add(columns, x=number - 0.5, label=f"step {step}" if is_clear else "")
+    return columns
+
+
+_SHORT_OPS: Final = {
+    "all_reduce": ("reduce", "AR"),
+    "broadcast": ("bcast", "BC"),
+    "all_gather": ("gather", "AG"),
+    "reduce_scatter": ("scatter", "RS"),
+    "all_to_all": ("a2a",),
+    "barrier": ("bar",),
+    "monitored_barrier": ("barrier", "bar"),
+}
+
+
+def name_forms(signature: Signature) -> list[str]:
+    """What a collective is called in a cell, from the clearest to the shortest."""
+    if signature.role == "bucket":
+        return [f"bucket {signature.bucket}", f"b {signature.bucket}", str(signature.bucket)]
+    return [signature.op, *_SHORT_OPS.get(signature.op, ())]
+
+
+def subject_forms(cell: Cell) -> list[str]:
+    """What a collective is about: that in which it differs, which tensor, how many elements."""
+    if cell.entry is None:
+        return []
+    signature = cell.entry.signature
+    if cell.difference in ("step", "batch"):
+        number = getattr(cell.entry, cell.difference)
+        return [f"{cell.difference} {number}", str(number)]
+    size = format_count(signature.elements) if signature.elements else ""
+    if signature.role == "bucket":
+        return [f"{size} elements", size]
+    what = signature.role if signature.role != "user" else ""
+    if not what and signature.names:
+        what = signature.names[0] + (f" +{len(signature.names) - 1}" if len(signature.names) > 1 else "")
+    last = what.rpartition(".")[2]
+    return [form for form in (f"{what} · {size}" if what and size else "", what, last, size) if form]
+
+
+def _add_box(
+    columns: Columns, lane: int, number: int, layout: OrderLayout, column_px: float, inset_px: float = 0
+) -> None:
+    gap = (_GAP_PX / 2 + inset_px) / column_px if column_px >= _LEAST_COLUMN_PX else 0
+    top, bottom = layout.cell_px(lane)
+    columns["left"].append(number - 0.5 + gap)
+    columns["right"].append(number + 0.5 - gap)
+    columns["top"].append(top + inset_px)
+    columns["bottom"].append(bottom - inset_px)
+
+
+def _add(columns: Columns, **row: Any) -> None:
+    for name, value in row.items():
+        columns[name].append(value)

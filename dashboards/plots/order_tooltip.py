@@ -1,0 +1,46 @@
+"""What people read when they point at a collective."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dashboards.plots.tooltip import Rows
+from overlapscope.diagnosis.evidence import UNKNOWN_STEP
+from overlapscope.diagnosis.order_lanes import Difference, Lane, OrderLanes
+from overlapscope.diagnosis.wording import capitalised, collective_text, ranks_text
+from overlapscope.units import format_bytes, format_ns
+
+_DIFFERENCES: Final[dict[Difference, str]] = {
+    "signature": "another collective",
+    "step": "of another step",
+    "batch": "of another batch of data",
+    "names": "of other tensors",
+}
+
+
+def cell_tooltip(lanes: OrderLanes, lane: Lane, number: int) -> tuple[str, Rows]:
+    """Title and lines for what a lane has at a number."""
+    cell = lanes.window([lane], number, number).cells[0]
+    title = f"{capitalised(ranks_text(lane.ranks))} · #{number:,}"
+    entry = cell.entry
+    if entry is None:
+        what = f"never got here: ended at #{lane.newest:,}" if lane.newest else "left no log of this group"
+        return title, [("", what)]
+    signature = entry.signature
+    rows: Rows = [("what", collective_text(entry))]
+    if cell.difference is not None:
+        rows.append(("differs", f"{_DIFFERENCES[cell.difference]} than on most ranks, or than on others"))
+    if entry.step != UNKNOWN_STEP:
+        rows.append(("step", str(entry.step)))
+    if entry.phase:
+        rows.append(("phase", entry.phase.replace("_", " ")))
+    if signature.bytes:
+        rows.append(("size", format_bytes(signature.bytes)))
+    rows.append(("state", entry.state))
+    if entry.launched_ns is not None:
+        rows.append(("launched", f"{format_ns(entry.launched_ns - entry.announced_ns)} after it was announced"))
+    if entry.launched_ns is not None and entry.completed_ns is not None:
+        rows.append(("took", format_ns(entry.completed_ns - entry.launched_ns)))
+    if entry.call_site is not None:
+        rows.append(("called at", str(entry.call_site)))
+    return title, rows

@@ -1,0 +1,260 @@
+"""The page of the order of collectives, read from the documents and sources that the server would send."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from bokeh.document import Document
+
+from dashboards.app import ROUTES
+from dashboards.pages import order, overview, timeline
+from dashboards.plots.order import OrderPlot
+from dashboards.plots.order_content import step_columns, text_columns
+from dashboards.plots.order_layout import OrderLayout
+from dashboards.recording import Recording, Snapshot
+from overlapscope.diagnosis.order_lanes import Window
+from overlapscope.trace.format import REPORTS_FILE, rank_folder
+from tests.dashboards.test_pages import words
+from tests.ordered import BEGIN_NS, Collective, all_reduce, bucket, end, steps, write_order
+from tests.synthetic import write_recording
+
+DUMPS = Path(__file__).parent.parent / "data" / "flight_recorder"
+EXTRA = Collective(signature=all_reduce("extra", 4096), step=2, batch=2, line=120)
+
+
+def faulty(folder: Path, ranks: int = 3, culprit: int = 1) -> Path:
+    """A recording in which one rank has launched a collective that no other has, as its seventh."""
+    with_extra = [*steps(2), EXTRA, *steps(2, first=2)]
+    write_order(folder, {rank: with_extra if rank == culprit else steps(4) for rank in range(ranks)})
+    end(folder, range(ranks))
+    return folder
+
+
+def healthy(folder: Path, ranks: int = 3) -> Path:
+    write_order(folder, dict.fromkeys(range(ranks), steps(4)))
+    end(folder, range(ranks))
+    return folder
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path) -> Snapshot:
+    return Recording(faulty(tmp_path / "traces")).newest()
+
+
+def build(snapshot: Snapshot, **arguments: str) -> tuple[Document, str]:
+    document = Document()
+    order.build(document, snapshot, {name: [value.encode()] for name, value in arguments.items()})
+    return document, words(document)
+
+
+def plot_of(snapshot: Snapshot, shown: Sequence[int] = (0, 1, 2), number: int = 7) -> OrderPlot:
+    diagnosis = snapshot.diagnosis
+    assert diagnosis is not None
+    (group,) = diagnosis.groups
+    lanes = diagnosis.lanes(group)
+    return OrderPlot(
+        lanes,
+        lanes.lanes_of(shown),
+        highlight=diagnosis.highlight(group),
+        selected=(0, number),
+        describe=lambda number: f"number {number}",
+    )
+
+
+def test_the_page_begins_with_the_verdict_and_both_call_sites(snapshot):
+    _, page = build(snapshot)
+    assert "Missing collective" in page
+    assert snapshot.diagnosis.verdict.sentence in page
+    assert "train.py:42 (main)" in page
+    assert "train.py:120 (main)" in page
+    assert "ranks 0 and 2" in page
+
+
+def test_a_healthy_recording_says_so_and_shows_its_lanes(tmp_path):
+    snapshot = Recording(healthy(tmp_path / "traces")).newest()
+    document, page = build(snapshot)
+    assert 'class="kind healthy"' in page
+    assert document.get_model_by_name("order") is not None
+    assert not snapshot.diagnosis.is_incident
+
+
+def test_without_collective_logs_the_page_says_what_to_do(tmp_path):
+    snapshot = Recording(write_recording(tmp_path / "traces")).newest()
+    _, page = build(snapshot)
+    assert "No order of collectives was recorded" in page
+    assert "overlapscope record" in page
+
+
+def test_damaged_logs_are_named_and_the_others_shown(tmp_path):
+    folder = faulty(tmp_path / "traces")
+    (rank_folder(folder, 2) / "group_0.log").write_bytes(b"something else")
+    _, page = build(Recording(folder).newest())
+    assert 'class="banner error"' in page
+    assert "rank_2/group_0.log" in page
+    assert "left no log" in page
+
+
+def test_names_in_a_recording_are_text_and_never_markup(tmp_path):
+    evil = Collective(signature=all_reduce("<script>alert(1)</script>"))
+    write_order(tmp_path / "traces", {0: [evil], 1: [evil]})
+    _, page = build(Recording(tmp_path / "traces").newest())
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert" in page
+
+
+def test_the_parameters_of_a_bucket_come_from_its_plan(tmp_path):
+    folder = write_recording(tmp_path / "traces")
+    one = Collective(signature=replace(bucket(1, plan_hash="0" * 16), names=()))
+    write_order(folder, {0: [one], 1: [one]})
+    _, page = build(Recording(folder).newest(), number="1")
+    assert "body.1.weight" in page
+    assert "16 MB" in page
+
+
+def test_the_overview_says_what_is_wrong_and_leads_there(snapshot, tmp_path):
+    document = Document()
+    overview.build(document, snapshot, {})
+    assert snapshot.diagnosis.verdict.sentence in words(document)
+    assert 'href="order"' in words(document)
+    document = Document()
+    overview.build(document, Recording(write_recording(tmp_path / "other")).newest(), {})
+    assert "→ Order" not in words(document)
+
+
+@pytest.mark.parametrize("route", sorted(ROUTES))
+def test_dumps_of_the_flight_recorder_have_an_order_and_nothing_else(route):
+    snapshot = Recording(DUMPS / "op_mismatch_gloo" / "pickle").newest()
+    document = Document()
+    ROUTES[route](document, snapshot, {})
+    page = words(document)
+    if route.endswith("order"):
+        assert "broadcast" in page
+        assert "step -1" not in page
+        assert "your code" not in page
+    assert snapshot.diagnosis.is_incident
+
+
+def test_pages_of_steps_are_empty_where_only_collectives_were_logged(snapshot):
+    document = Document()
+    timeline.build(document, snapshot, {})
+    assert "Nothing to draw on a timeline yet" in words(document)
+    document = Document()
+    overview.build(document, snapshot, {})
+    assert "No steps were recorded" in words(document)
+
+
+def test_what_the_watchdog_said_is_listed_once_with_the_stacks_of_those_blamed_first(tmp_path):
+    folder = healthy(tmp_path / "traces")
+    for rank in range(3):
+        stuck = {"report": 1, "time_ns": BEGIN_NS + 10**9, "step": 3, "message": "Stuck!", "retracted_ns": None}
+        slow = {**stuck, "report": 2, "message": "Slow.", "retracted_ns": BEGIN_NS + 2 * 10**9}
+        lines = [json.dumps(stuck), json.dumps(slow), "{damaged"]
+        (rank_folder(folder, rank) / REPORTS_FILE).write_text("\n".join(lines))
+        (rank_folder(folder, rank) / "stacks_1.txt").write_text(f"stack of {rank}")
+    snapshot = Recording(folder).newest()
+    _, page = build(snapshot)
+    assert page.count("Stuck!") == 1
+    assert "Ranks 0-2 · step 3" in page
+    assert "Taken back 1.00 s later" in page
+    assert page.index("stack of 0") < page.index("stack of 1") < page.index("stack of 2")
+    assert snapshot.diagnosis.is_incident
+
+
+def test_many_ranks_that_did_the_same_share_a_lane_unless_the_address_asks_for_them(tmp_path):
+    snapshot = Recording(faulty(tmp_path / "traces", ranks=20, culprit=7)).newest()
+    lanes = snapshot.diagnosis.lanes(snapshot.diagnosis.groups[0])
+    shown, note = order.choose_lanes(lanes, {})
+    assert [len(lane.ranks) for lane in shown] == [19, 1]
+    assert "share a lane" in note
+    shown, note = order.choose_lanes(lanes, {"ranks": [b"0-2,99"]})
+    assert [lane.ranks for lane in shown] == [(0,), (1,), (2,), (7,)]
+    assert "there is no rank 99" in note
+
+
+def test_the_address_chooses_the_cell_and_nonsense_is_ignored(snapshot):
+    (group,) = snapshot.diagnosis.groups
+    lanes = snapshot.diagnosis.lanes(group)
+    shown = lanes.lanes_of((0, 1, 2))
+
+    def selected(**arguments: bytes) -> tuple[int, int]:
+        return order._selected_of_address(
+            snapshot.diagnosis, lanes, shown, {name: [value] for name, value in arguments.items()}
+        )
+
+    assert selected() == (1, 7)
+    assert selected(number=b"3", rank=b"2") == (2, 3)
+    assert selected(number=b"99999", rank=b"-1") == (1, 13)
+    assert selected(number=b"\xff", rank=b"x") == (1, 7)
+
+
+def test_cells_say_how_far_a_collective_has_come(tmp_path):
+    states = ("completed", "launched", "announced")
+    newest = [replace(one, state=state) for one, state in zip(steps(1), states, strict=True)]
+    write_order(tmp_path / "traces", {0: newest, 1: steps(1)[:1]})
+    plot = plot_of(Recording(tmp_path / "traces").newest(), shown=(0, 1), number=1)
+    cells = plot.cells.data
+    assert cells["lane"] == [0, 0, 0, 1]
+    assert cells["alpha"][0] == 1 > cells["alpha"][1] > cells["alpha"][2] == 0
+    assert [pattern != " " for pattern in cells["hatch"]] == [False, True, False, False]
+    assert len(plot.missing.data["left"]) == 2
+
+
+def test_what_differs_is_marked_and_the_first_difference_has_a_band(snapshot):
+    plot = plot_of(snapshot)
+    top, bottom = plot.layout.cell_px(1)
+    assert plot.differing.data["left"]
+    assert all(top <= edge <= bottom for edge in plot.differing.data["top"])
+    assert plot.band.data["middle"] == [7]
+    assert plot.band.data["label"] == ["first difference"]
+
+
+def test_the_browser_asks_for_a_window_and_is_answered_last(snapshot):
+    plot = plot_of(snapshot)
+    plot.view.data = {"id": [5], "first": [0.5], "last": [4.5], "width_px": [400]}
+    assert plot.answer.data == {"id": [5]}
+    assert {1, 2, 3, 4} <= set(plot.cells.data["number"])
+
+
+def test_selecting_a_cell_describes_its_number_and_names_its_step(snapshot):
+    plot = plot_of(snapshot)
+    plot.selected.data = {"lane": [1], "number": [9]}
+    assert plot.details.data == {"lane": [1], "number": [9], "step": [2], "markup": ["number 9"]}
+
+
+def test_jumps_lead_to_differences_and_steps(snapshot):
+    plot = plot_of(snapshot)
+    found = []
+    for to, start in (("next", 1), ("previous", 9), ("previous", 7), ("step", 3)):
+        plot.jump.data = {"id": [1], "to": [to], "from": [start]}
+        found += plot.jumped.data["number"]
+    assert found == [7, 8, None, 11]
+
+
+def test_pointing_at_a_cell_reads_what_it_is_and_at_an_empty_one_that_it_never_came(snapshot):
+    plot = plot_of(snapshot)
+    plot.pointed.data = {"id": [1], "lane": [1], "number": [7]}
+    assert plot.tooltip.data["title"][0] == "Rank 1 · #7"
+    assert "all_reduce(sum) of 4,096 float32 (extra)" in plot.tooltip.data["value"]
+    plot.pointed.data = {"id": [2], "lane": [0], "number": [13]}
+    assert plot.tooltip.data["value"] == ["never got here: ended at #12"]
+
+
+def test_text_is_left_out_where_there_is_no_room_for_it(snapshot):
+    diagnosis = snapshot.diagnosis
+    lanes = diagnosis.lanes(diagnosis.groups[0])
+    window = lanes.window(lanes.folds, 1, 3)
+    layout = OrderLayout(lanes=2)
+    roomy, tight, none = (text_columns(window, layout, px)[0]["text"] for px in (80, 30, 8))
+    assert roomy[:3] == ["bucket 0", "bucket 1", "bucket 2"]
+    assert tight[:3] == ["b 0", "b 1", "b 2"]
+    assert none == []
+
+
+def test_labels_of_steps_that_would_run_into_each_other_are_left_out():
+    window = Window(first=1, last=9, cells=(), steps=((1, 0), (4, 1), (7, 2)))
+    assert step_columns(window, column_px=80)["label"] == ["step 0", "step 1", "step 2"]
+    assert step_columns(window, column_px=10)["label"] == ["step 0", "", "step 2"]
