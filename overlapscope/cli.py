@@ -11,12 +11,20 @@ import sys
 from collections.abc import Sequence
 
 from overlapscope import __version__
-from overlapscope.commands import demo, record, serve, stragglers, summary
+from overlapscope.commands import demo, diagnose, lab, record, serve, stragglers, summary
 from overlapscope.errors import OverlapScopeError
 
 _DESCRIPTION = "See how much gradient communication hides under backward, and why the rest does not."
 _EPILOG = "Start with 'overlapscope demo': it records a short training run on this machine and opens it in the browser."
-_COMMANDS = {"demo": demo, "record": record, "serve": serve, "stragglers": stragglers, "summary": summary}
+_COMMANDS = {
+    "demo": demo,
+    "diagnose": diagnose,
+    "lab": lab,
+    "record": record,
+    "serve": serve,
+    "stragglers": stragglers,
+    "summary": summary,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

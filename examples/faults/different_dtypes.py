@@ -1,0 +1,31 @@
+"""Ranks reduce tensors of as many elements, but of different types.
+
+In real life: a float64 that came from NumPy or from a Python float on one way through the code. What one sees: gloo
+aborts the process: SIGABRT, no Python exception, no traceback.
+"""
+
+import job
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+
+
+def main() -> None:
+    rank = job.start()
+    model = job.DistributedDataParallel(job.Classifier(), bucket_cap_mb=job.BUCKET_CAP_MB)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step, (inputs, labels) in enumerate(job.batches()):
+        loss = functional.cross_entropy(model(inputs), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        metrics = torch.zeros(100)
+        if rank == job.FAULTY_RANK and step == job.FAULT_STEP:
+            metrics = metrics.double()
+            job.fault_is_next()
+        dist.all_reduce(metrics)  # <- the fault
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()

@@ -1,0 +1,23 @@
+"""One rank has frozen a parameter that the others train.
+
+In real life: layers are frozen by what a checkpoint holds, and one rank has read another checkpoint. What one sees:
+"DDP expects same model across all ranks ... 11 params ... 12 params", without saying which.
+"""
+
+import job
+import torch.distributed as dist
+
+
+def main() -> None:
+    rank = job.start()
+    network = job.Classifier()
+    if rank == job.FAULTY_RANK:
+        network.head.bias.requires_grad_(False)
+    job.fault_is_next()
+    model = job.DistributedDataParallel(network)  # <- the fault
+    model.train()
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()

@@ -1,0 +1,25 @@
+"""One rank never gets as far as the process group.
+
+In real life: a node that hangs while it imports or mounts, a launcher that has started one process fewer. What one
+sees: ``init_process_group`` waits, on all other ranks, for its timeout.
+"""
+
+import os
+import time
+
+import job
+import torch.distributed as dist
+
+
+def main() -> None:
+    job.limit_this_process()
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    job.fault_is_next()
+    if rank == job.FAULTY_RANK:
+        time.sleep(3600)  # <- the fault
+    dist.init_process_group(**job.how_to_join(rank, world_size))  # <- seen here
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()

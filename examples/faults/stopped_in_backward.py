@@ -1,0 +1,36 @@
+"""A rank is stopped (SIGSTOP) in the middle of a backward, and never continued.
+
+In real life: Ctrl-Z in the wrong terminal, a debugger that was left attached, a scheduler that suspends. What one
+sees: the others time out. The rank that was stopped lives on, and on to the next morning.
+"""
+
+import os
+import signal
+
+import job
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+
+
+def stop(_: torch.Tensor) -> None:
+    job.fault_is_next()
+    os.kill(os.getpid(), signal.SIGSTOP)  # <- the fault
+
+
+def main() -> None:
+    rank = job.start()
+    model = job.DistributedDataParallel(job.Classifier(), bucket_cap_mb=job.BUCKET_CAP_MB)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step, (inputs, labels) in enumerate(job.batches()):
+        if rank == job.FAULTY_RANK and step == job.FAULT_STEP:
+            model.module.layers[1].weight.register_hook(stop)
+        logits = model(inputs)
+        optimizer.zero_grad()
+        functional.cross_entropy(logits, labels).backward()  # <- the fault
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()

@@ -1,0 +1,26 @@
+"""One rank believes that there are more ranks than there are.
+
+In real life: a world size that is read from a stale file or a wrong variable on one node. What one sees: rank 1 waits
+in ``init_process_group`` for a rank that does not exist; the others wait for rank 1.
+"""
+
+import os
+
+import job
+import torch.distributed as dist
+
+
+def main() -> None:
+    job.limit_this_process()
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if rank == job.FAULTY_RANK:
+        world_size += 1
+    job.fault_is_next()
+    dist.init_process_group(**job.how_to_join(rank, world_size))  # <- the fault
+    model = job.DistributedDataParallel(job.Classifier())
+    model.train()
+
+
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()

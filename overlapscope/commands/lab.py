@@ -1,0 +1,141 @@
+"""Try out what faults of a distributed training look like: real jobs on this machine, each with one known fault.
+
+    overlapscope lab faults
+    overlapscope lab fault missing-branch
+    overlapscope lab fault missing-branch --stock
+
+Needs PyTorch, and a minute at most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import tempfile
+import textwrap
+from difflib import get_close_matches
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from overlapscope.commands import recording_folder
+from overlapscope.commands.arguments import positive
+from overlapscope.errors import OverlapScopeError
+from overlapscope.lab.catalogue import DEFAULT_WORLD_SIZE, FAULTS, Fault
+
+_WIDTH: Final = 110
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
+    parser.set_defaults(show_help=parser.print_help)
+    verbs = parser.add_subparsers(dest="lab_command", metavar="COMMAND")
+    verbs.add_parser("faults", help="list all faults", description="List all faults, a line each.")
+    fault = verbs.add_parser("fault", help="run a fault", description="Run a fault, and diagnose it.")
+    fault.add_argument("name", metavar="NAME", help="as in 'overlapscope lab faults'")
+    fault.add_argument("--ranks", type=positive, metavar="N", help=f"number of ranks, 2 to 4 ({DEFAULT_WORLD_SIZE})")
+    fault.add_argument(
+        "--stock", action="store_true", help="with torch's own DDP, unrecorded: what one sees without us"
+    )
+    fault.add_argument("-o", "--output", type=Path, help="folder to record into (a new temporary one)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """List the faults, or run one. Returns 0 if the diagnosis is the truth."""
+    if args.lab_command == "faults":
+        _list_faults()
+        return 0
+    if args.lab_command is None:
+        args.show_help()
+        return 0
+    fault = _fault_called(args.name)
+    world_size = args.ranks or DEFAULT_WORLD_SIZE
+    if world_size not in fault.world_sizes:
+        sizes = " or ".join(map(str, fault.world_sizes))
+        raise OverlapScopeError(f"{fault.name}: runs with {sizes} ranks, not with {world_size}")
+    if find_spec("torch") is None:
+        raise OverlapScopeError("the lab trains with PyTorch, which is missing; pip install 'overlapscope[torch]'")
+    return _show_stock(fault, world_size) if args.stock else _show(fault, world_size, args.output)
+
+
+def _list_faults() -> None:
+    from overlapscope.lab.scripts import title_of
+
+    width = max(len(fault.name) for fault in FAULTS)
+    for heading, is_negative in (("faults:", False), ("nothing is wrong in these, and nothing must be said:", True)):
+        print(heading)
+        for fault in FAULTS:
+            if fault.is_negative is is_negative:
+                print(f"  {fault.name:{width}}  {title_of(fault)}")
+
+
+def _fault_called(name: str) -> Fault:
+    by_name = {fault.name: fault for fault in FAULTS}
+    if name not in by_name:
+        nearest = get_close_matches(name, by_name, n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(nearest)}?" if nearest else "see 'overlapscope lab faults'"
+        raise OverlapScopeError(f"{name}: no such fault; {hint}")
+    return by_name[name]
+
+
+def _show_stock(fault: Fault, world_size: int) -> int:
+    from overlapscope.lab import jobs
+    from overlapscope.lab.scripts import script_of
+
+    _introduce(fault)
+    _say(f"running {world_size} ranks with torch's DDP; the process group's timeout is {jobs.STOCK_TIMEOUT_S:.0f} s")
+    with jobs.running(
+        script_of(fault), world_size, wrapper="torch", timeout_s=jobs.STOCK_TIMEOUT_S, on_line=_print_line
+    ) as job:
+        job.wait(patience_s=jobs.STOCK_TIMEOUT_S + 5)
+        ends = job.ends()
+    _print_ends(ends)
+    _say(f"with our tools: overlapscope lab fault {fault.name} --ranks {world_size}")
+    return 0
+
+
+def _show(fault: Fault, world_size: int, folder: Path | None) -> int:
+    from overlapscope.lab import jobs
+    from overlapscope.lab.diagnosing import diagnose
+    from overlapscope.lab.scripts import script_of
+    from overlapscope.lab.truth import compare
+
+    folder = folder or Path(tempfile.mkdtemp(prefix=f"overlapscope-{fault.name}-"))
+    recording_folder.make_ready(folder)
+    _introduce(fault)
+    _say(f"running {world_size} ranks, recorded in {folder}")
+    with jobs.running(script_of(fault), world_size, trace=folder, on_line=_print_line) as job:
+        job.wait(patience_s=fault.patience_s)
+        ends = job.ends()
+        verdict, text = diagnose(folder)  # while those that hang can still be looked at
+    _print_ends(ends)
+    _say("overlapscope diagnose")
+    print(text)
+    checks = compare(fault, world_size, verdict)
+    is_right = all(check.is_right for check in checks)
+    _say("this is the truth" if is_right else "NOT the truth")
+    for check in checks:
+        print(f"  {'right' if check.is_right else 'WRONG'}  {check}")
+    quoted = shlex.quote(str(folder))
+    print(f"diagnose it again: overlapscope diagnose {quoted}\nlook at it: overlapscope serve {quoted}")
+    return 0 if is_right else 1
+
+
+def _introduce(fault: Fault) -> None:
+    from overlapscope.lab.scripts import explanation_of, script_of
+
+    for paragraph in explanation_of(fault).split("\n\n"):
+        print(textwrap.fill(paragraph.replace("``", "`"), _WIDTH) + "\n")
+    print(f"the script: {script_of(fault)}", flush=True)
+
+
+def _print_line(rank: int, line: str) -> None:
+    print(f"[rank {rank}] {line}", flush=True)
+
+
+def _print_ends(ends: list[str]) -> None:
+    _say("; ".join(f"rank {rank}: {end}" for rank, end in enumerate(ends)))
+
+
+def _say(text: str) -> None:
+    print(f"\n-- {text}", flush=True)

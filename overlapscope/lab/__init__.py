@@ -1,0 +1,1 @@
+"""The fault laboratory: real jobs with one known fault each."""

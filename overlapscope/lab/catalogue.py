@@ -1,0 +1,196 @@
+"""Every fault of the laboratory, with what is true of it. Data only: the faults themselves are ``examples/faults``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from overlapscope.diagnosis.verdict import FaultKind
+
+FAULT_STEP: Final = 12
+"""The step in which faults happen that need not happen earlier or later."""
+DEFAULT_WORLD_SIZE: Final = 3
+"""The smallest with which a minority can be told from the others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """A script, and the truth about it."""
+
+    name: str
+    """As in ``overlapscope lab fault NAME``; the script is called the same, with underscores."""
+    letter: str = ""
+    """Its row in the list of what stock PyTorch does when ranks disagree, which the first faults were taken from."""
+    kinds: tuple[FaultKind, ...]
+    """What a right verdict calls it: one of these."""
+    stock: str
+    """What the user of stock PyTorch sees."""
+    ranks: tuple[int, ...] = (1,)
+    """At fault. With three ranks or more they must be named."""
+    is_known_with_two: bool = False
+    """The rank is named with two ranks as well, because it is no disagreement: it is gone, stopped, or hangs alone."""
+    world_sizes: tuple[int, ...] = (2, 3, 4)
+    step: int | None = FAULT_STEP
+    """In which it happens; None before the first one."""
+    bucket: int | None = None
+    """That never came, or that was next; None if buckets have nothing to do with it."""
+    parameters: tuple[str, ...] = ()
+    """That a verdict must name; none if parameters have nothing to do with it."""
+    has_line: bool = True
+    """A line of the script is to blame, and a process can know it."""
+    patience_s: float = 8.0
+    """A job that hangs for so long after the fault has been spoken of, or never will be."""
+    needs_instrumented_ddp: bool = False
+    """What only our wrapper can see: stock DDP does not tell."""
+
+    @property
+    def is_negative(self) -> bool:
+        """Nothing is wrong: whoever says something raises a false alarm."""
+        return self.kinds[0] == "healthy"
+
+    @property
+    def script(self) -> str:
+        """File name, in ``examples/faults``."""
+        return self.name.replace("-", "_") + ".py"
+
+    def blamed(self, world_size: int) -> tuple[int, ...]:
+        """The ranks that a right verdict blames: nobody where two ranks disagree."""
+        if self.is_negative or (world_size == 2 and not self.is_known_with_two):
+            return ()
+        return tuple(rank for rank in self.ranks if rank < world_size)
+
+
+def _healthy(name: str, *, letter: str = "", may_be_slow: bool = False) -> Fault:
+    kinds: tuple[FaultKind, ...] = ("healthy", "slow") if may_be_slow else ("healthy",)
+    return Fault(name=name, letter=letter, kinds=kinds, stock="correct", step=None, has_line=False)
+
+
+FAULTS: Final[tuple[Fault, ...]] = (
+    # models
+    Fault(
+        name="reordered-parameters",
+        letter="a1",
+        kinds=("models differ",),
+        stock="at DDP(): params[0] and its sizes on one rank, Connection closed on the others",
+        step=None,
+        parameters=("narrow.weight", "wide.weight"),
+    ),
+    Fault(
+        name="swapped-layers",
+        letter="a2",
+        kinds=("models differ",),
+        stock="silent: layers exchange gradients",
+        step=None,
+        parameters=("experts.left.weight", "experts.right.weight"),
+    ),
+    Fault(
+        name="frozen-parameter",
+        letter="n",
+        kinds=("models differ",),
+        stock="at DDP(): 11 params against 12, not which",
+        step=None,
+        parameters=("head.bias",),
+    ),
+    # gradients
+    Fault(
+        name="missing-branch",
+        letter="b",
+        kinds=("gradients never ready",),
+        stock="at the next forward: indices 4 5 6 7",
+        is_known_with_two=True,  # DDP asks for all gradients: it is no matter of opinion
+        bucket=1,
+        parameters=("branch.0.weight", "branch.0.bias", "branch.2.weight", "branch.2.bias"),
+    ),
+    Fault(name="uneven-data", letter="f", kinds=("uneven inputs",), stock="hangs in the last backward", has_line=False),
+    Fault(name="no-sync-on-one-rank", letter="j", kinds=("step behind",), stock="silent: averages two steps"),
+    Fault(name="skipped-batch", letter="p", kinds=("batch skipped",), stock="silent: averages two batches"),
+    Fault(name="skipped-update", kinds=("step behind",), stock="silent: weights drift apart"),
+    Fault(
+        name="bypassed-ddp",
+        letter="t",
+        kinds=("not reduced",),
+        stock="silent: every rank trains alone",
+        ranks=(0, 1, 2, 3),
+        needs_instrumented_ddp=True,
+    ),
+    Fault(
+        name="different-accumulation",
+        kinds=("step behind",),
+        stock="silent: averages gradients of different weights",
+        step=3,
+    ),
+    # collectives
+    Fault(
+        name="extra-collective",
+        letter="c",
+        kinds=("missing collective", "different collectives"),
+        stock="SIGABRT, no cause",
+    ),
+    Fault(name="swapped-collectives", letter="c3", kinds=("swapped collectives",), stock="silent: wrong sums"),
+    Fault(name="different-collectives", letter="c6", kinds=("different collectives",), stock="hangs"),
+    Fault(name="different-sizes", letter="d", kinds=("different collectives",), stock="SIGABRT, no cause"),
+    Fault(name="different-dtypes", letter="i2", kinds=("different collectives",), stock="SIGABRT, no cause"),
+    Fault(name="different-roots", kinds=("different collectives",), stock="hangs"),
+    Fault(name="interleaved-groups", kinds=("groups interleaved",), stock="hangs"),
+    Fault(name="missing-member", kinds=("missing collective",), stock="hangs", world_sizes=(3, 4)),
+    Fault(name="send-without-receive", kinds=("missing collective", "stuck"), stock="hangs"),
+    Fault(
+        name="asynchronous-error",
+        kinds=("missing collective", "different collectives"),
+        stock="a timeout on the others, many steps later",
+    ),
+    Fault(
+        name="evaluation-with-barrier",
+        kinds=("missing collective", "different collectives"),
+        stock="hangs",
+        ranks=(0,),
+    ),
+    # ranks
+    Fault(
+        name="killed-in-backward",
+        letter="e1",
+        kinds=("killed",),
+        stock="Connection reset, not who or where",
+        bucket=2,
+        is_known_with_two=True,
+    ),
+    Fault(name="stopped-in-backward", letter="e2", kinds=("stopped",), stock="hangs", bucket=2, is_known_with_two=True),
+    Fault(name="failed-rank", letter="e3", kinds=("failed",), stock="one traceback of several", is_known_with_two=True),
+    Fault(name="hanging-data", letter="g", kinds=("waits for data",), stock="hangs", is_known_with_two=True),
+    Fault(
+        name="dead-data-worker",
+        kinds=("failed", "waits for data"),  # torch looks after its workers every five seconds
+        stock="one traceback of several",
+        is_known_with_two=True,
+    ),
+    Fault(name="held-gil", kinds=("holds the GIL",), stock="hangs", is_known_with_two=True),
+    Fault(name="out-of-memory", kinds=("out of memory",), stock="one traceback of several", is_known_with_two=True),
+    Fault(
+        name="killed-for-memory",
+        kinds=("killed", "out of memory"),
+        stock="Connection reset",
+        is_known_with_two=True,
+        has_line=False,
+    ),
+    Fault(
+        name="never-started",
+        kinds=("never started",),
+        stock="hangs",
+        step=None,
+        is_known_with_two=True,
+        patience_s=15.0,
+    ),
+    Fault(name="wrong-world-size", kinds=("wrong world size",), stock="hangs", step=None),
+    # nothing is wrong
+    _healthy("unused-branch", letter="b'"),
+    _healthy("uneven-data-joined", letter="f'"),
+    _healthy("different-bucket-caps", letter="h"),
+    _healthy("slow-step", letter="slow", may_be_slow=True),
+    _healthy("slow-checkpoint", may_be_slow=True),
+    _healthy("other-names"),
+    _healthy("evaluation-alone"),
+    _healthy("accumulated-gradients"),
+    _healthy("closure"),
+    _healthy("two-models"),
+    _healthy("jitter"),
+)

@@ -1,0 +1,193 @@
+"""Running a fault: one real process a rank, watched until nothing more is to be expected, and ended by pid."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Final, Literal, Protocol
+
+from overlapscope.trace.environment import TRACE_VARIABLE, with_startup
+
+Wrapper = Literal["instrumented", "torch"]
+
+STOCK_TIMEOUT_S: Final = 20.0
+"""Of the process group, where a fault is shown without our tools: half an hour is too long to wait for."""
+_TIME_LIMIT_S: Final = 100.0
+_PATIENCE_S: Final = 8.0
+"""For so long nobody says anything in a job that hangs. Watchdogs take less time than that."""
+_LOOK_EVERY_S: Final = 0.05
+
+OnLine = Callable[[int, str], None]
+
+
+class Process(Protocol):
+    """A rank's process, as ``subprocess`` has it."""
+
+    pid: int
+    stdout: IO[str] | None
+
+    def poll(self) -> int | None:
+        """Its exit code, negative if a signal has ended it; None while it is there."""
+
+    def kill(self) -> None:
+        """SIGKILL, if it is still there."""
+
+    def wait(self) -> int:
+        """Wait for its end."""
+
+
+Start = Callable[[Path, dict[str, str]], Process]
+"""Starts a script with an environment; its stdout and stderr are to be read as ``stdout``."""
+
+
+def start_python(script: Path, environment: dict[str, str]) -> Process:
+    """A new interpreter, as a launcher would start it."""
+    return subprocess.Popen(
+        [sys.executable, str(script)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+
+
+@dataclass
+class Job:
+    """A running job: its processes, and what they have said."""
+
+    processes: list[Process]
+    fault_times: Path
+    started_s: float = field(default_factory=time.monotonic)
+    heard_s: float = 0.0
+    """When a rank last said something, or ended."""
+    output: list[list[str]] = field(default_factory=list)
+    """By rank, its lines."""
+
+    def fault_ns(self) -> int | None:
+        """When the fault happened (CLOCK_MONOTONIC), if it has; the first time, if it has on several ranks."""
+        times = [file.read_text() for file in self.fault_times.iterdir()]
+        return min((int(text) for text in times if text), default=None)
+
+    def running(self) -> tuple[int, ...]:
+        """The ranks that have not ended."""
+        return tuple(rank for rank, process in enumerate(self.processes) if process.poll() is None)
+
+    def wait(self, patience_s: float = _PATIENCE_S, time_limit_s: float = _TIME_LIMIT_S) -> None:
+        """Until all ranks have ended, or nothing has been heard of those that are left since the fault.
+
+        Args:
+            patience_s: so long after the fault, or after a rank has said something or ended.
+            time_limit_s: in all.
+        """
+        deadline_s = self.started_s + time_limit_s
+        left = self.running()
+        while left and time.monotonic() < deadline_s:
+            time.sleep(_LOOK_EVERY_S)
+            before, left = left, self.running()
+            if left != before:
+                self.heard_s = time.monotonic()
+            fault_ns = self.fault_ns()
+            if fault_ns is not None and time.monotonic() > max(self.heard_s, fault_ns / 1e9) + patience_s:
+                return
+
+    def ends(self) -> list[str]:
+        """How each rank has ended, or that it has not."""
+        return [_end_of(process.poll()) for process in self.processes]
+
+
+@contextmanager
+def running(
+    script: Path,
+    world_size: int,
+    *,
+    wrapper: Wrapper = "instrumented",
+    trace: Path | None = None,
+    timeout_s: float | None = None,
+    extra_environment: dict[str, str] | None = None,
+    on_line: OnLine | None = None,
+    start: Start = start_python,
+) -> Iterator[Job]:
+    """Start a job, and end what is left of it at the end.
+
+    Args:
+        script: runs on each rank, as torchrun would start it.
+        wrapper: whose DistributedDataParallel.
+        trace: folder to record into; None records nothing.
+        timeout_s: of the process group; None for torch's own.
+        extra_environment: of the ranks.
+        on_line: called with the rank and each line that it prints, on a thread.
+        start: how a rank is started.
+    """
+    with tempfile.TemporaryDirectory(prefix="overlapscope-lab-") as temporary:
+        fault_times = Path(temporary, "fault_times")
+        fault_times.mkdir()
+        if trace is not None:
+            trace.mkdir(parents=True, exist_ok=True)
+        environment = _environment(Path(temporary), wrapper, trace, timeout_s) | (extra_environment or {})
+        job = Job([], fault_times)
+        readers = []
+        try:
+            for rank in range(world_size):
+                of_rank = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
+                of_rank["LOCAL_WORLD_SIZE"] = str(world_size)
+                process = start(script, environment | of_rank)
+                job.processes.append(process)
+                job.output.append([])
+                reader = threading.Thread(target=_read, args=(job, rank, on_line), daemon=True)
+                reader.start()
+                readers.append(reader)
+            yield job
+        finally:
+            for process in job.processes:
+                process.kill()
+            for process in job.processes:
+                process.wait()
+            for reader in readers:
+                reader.join(timeout=5)
+
+
+def _environment(temporary: Path, wrapper: Wrapper, trace: Path | None, timeout_s: float | None) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("OVERLAPSCOPE_")}
+    environment = inherited | {
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",  # more threads than cores would only fight
+        "PYTHONUNBUFFERED": "1",
+        "OVERLAPSCOPE_LAB_RENDEZVOUS": str(temporary / "rendezvous"),
+        "OVERLAPSCOPE_LAB_FAULT_TIMES": str(temporary / "fault_times"),
+        "OVERLAPSCOPE_LAB_DDP": wrapper,
+    }
+    if timeout_s is not None:
+        environment["OVERLAPSCOPE_LAB_TIMEOUT_S"] = str(timeout_s)
+    if trace is not None:
+        environment[TRACE_VARIABLE] = str(trace.absolute())
+        return with_startup(environment)
+    return environment
+
+
+def _read(job: Job, rank: int, on_line: OnLine | None) -> None:
+    stream = job.processes[rank].stdout
+    assert stream is not None
+    for line in stream:
+        text = line.rstrip("\n")
+        job.output[rank].append(text)
+        job.heard_s = time.monotonic()
+        if on_line is not None:
+            on_line(rank, text)
+
+
+def _end_of(code: int | None) -> str:
+    if code is None:
+        return "still there"
+    if code == 0:
+        return "ended well"
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

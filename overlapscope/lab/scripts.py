@@ -1,0 +1,45 @@
+"""The scripts of the laboratory: where they are, and what they say of themselves."""
+
+from __future__ import annotations
+
+import ast
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from overlapscope.lab.catalogue import Fault
+
+_MARKS: Final = ("# <- the fault", "# <- seen here")
+"""The line that is wrong, and lines at which a process can notice it."""
+
+
+def script_of(fault: Fault) -> Path:
+    """The script of one fault."""
+    return _folder() / fault.script
+
+
+def explanation_of(fault: Fault) -> str:
+    """What the script says of itself: the fault in one line, how it happens, what one sees."""
+    source = script_of(fault).read_text(encoding="utf-8")
+    return ast.get_docstring(ast.parse(source)) or ""
+
+
+def title_of(fault: Fault) -> str:
+    """The fault in one line."""
+    return explanation_of(fault).partition("\n")[0].replace("``", "")
+
+
+def faulty_lines(fault: Fault) -> tuple[int, ...]:
+    """The numbers of the lines that are marked in the script: those that a right verdict may point to."""
+    source = script_of(fault).read_text(encoding="utf-8")
+    return tuple(number for number, line in enumerate(source.splitlines(), 1) if any(mark in line for mark in _MARKS))
+
+
+def _folder() -> Path:
+    """``examples/faults``: inside the package once installed, beside it in a clone."""
+    spec = find_spec("instrumented_ddp")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    package = Path(spec.submodule_search_locations[0])
+    installed = package / "examples" / "faults"
+    return installed if installed.exists() else package.parent / "examples" / "faults"

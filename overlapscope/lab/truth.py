@@ -1,0 +1,85 @@
+"""Is a verdict the truth? Compared point by point with what the catalogue knows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.lab.catalogue import Fault
+from overlapscope.lab.scripts import faulty_lines
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One point in which a verdict is right or wrong."""
+
+    point: str
+    expected: str
+    said: str
+    is_right: bool
+
+    def __str__(self) -> str:
+        return f"{self.point} {self.said}" if self.is_right else f"{self.point} {self.said}, but it is {self.expected}"
+
+
+def compare(fault: Fault, world_size: int, verdict: Verdict) -> tuple[Check, ...]:
+    """The points that matter for this fault: always kind and ranks, and step, bucket, parameters and line if it has."""
+    kind = Check(
+        point="kind",
+        expected=" or ".join(fault.kinds),
+        said=verdict.kind,
+        is_right=verdict.kind in fault.kinds,
+    )
+    checks = [kind, _ranks(fault, world_size, verdict)]
+    if fault.step is not None:
+        checks.append(_equal("step", fault.step, verdict.step))
+    if fault.bucket is not None:
+        checks.append(_equal("bucket", fault.bucket, verdict.bucket))
+    if fault.parameters:
+        checks.append(_parameters(fault, verdict))
+    if fault.has_line:
+        checks.append(_line(fault, verdict))
+    return tuple(checks)
+
+
+def _ranks(fault: Fault, world_size: int, verdict: Verdict) -> Check:
+    expected = fault.blamed(world_size)
+    # What all ranks do alike may be laid to all of them or to none.
+    is_right = set(verdict.blamed) == set(expected) or (
+        len(expected) == world_size and not verdict.blamed and verdict.is_fault
+    )
+    return Check(point="blamed", expected=_numbers(expected), said=_numbers(verdict.blamed), is_right=is_right)
+
+
+def _equal(point: str, expected: int, said: int | None) -> Check:
+    return Check(point=point, expected=str(expected), said=str(said), is_right=said == expected)
+
+
+def _parameters(fault: Fault, verdict: Verdict) -> Check:
+    said, expected = set(verdict.parameters), set(fault.parameters)
+    # Of models that differ the first difference is enough; of gradients that never came, all of them.
+    is_right = bool(said) and (said <= expected if verdict.kind == "models differ" else said == expected)
+    return Check(
+        point="parameters",
+        expected=" ".join(fault.parameters),
+        said=" ".join(verdict.parameters) or "none",
+        is_right=is_right,
+    )
+
+
+def _line(fault: Fault, verdict: Verdict) -> Check:
+    lines = faulty_lines(fault)
+    sites = verdict.call_sites or {}
+    ranks = [rank for rank in verdict.blamed if rank in sites] or list(sites)
+    said = sorted({(Path(sites[rank].file).name, sites[rank].line) for rank in ranks})
+    return Check(
+        point="line",
+        expected=" or ".join(f"{fault.script}:{line}" for line in lines),
+        said=" ".join(f"{file}:{line}" for file, line in said) or "none",
+        is_right=any(file == fault.script and line in lines for file, line in said),
+    )
+
+
+def _numbers(ranks: tuple[int, ...]) -> str:
+    return " ".join(map(str, ranks)) or "nobody"

@@ -1,0 +1,76 @@
+"""The catalogue, its scripts and its page in the documentation belong together."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from overlapscope.lab.catalogue import FAULT_STEP, FAULTS, Fault
+from overlapscope.lab.scripts import explanation_of, faulty_lines, script_of, title_of
+
+ROOT = Path(__file__).parents[2]
+LETTERS = {"a1", "a2", "b", "b'", "c", "c3", "c6", "d", "e1", "e2", "e3", "f", "f'", "g", "h", "i2", "j", "p", "t", "n"}
+
+every_fault = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+
+
+def test_names_are_unique_and_all_known_cases_are_there() -> None:
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS)
+    assert {fault.letter for fault in FAULTS} == LETTERS | {"slow", ""}
+    assert sum(not fault.letter for fault in FAULTS) >= 6
+
+
+def test_every_script_is_in_the_catalogue() -> None:
+    scripts = {path.name for path in (ROOT / "examples" / "faults").glob("*.py")}
+    assert scripts - {"job.py"} == {fault.script for fault in FAULTS}
+
+
+@every_fault
+def test_a_script_explains_itself(fault: Fault) -> None:
+    title, _, explanation = explanation_of(fault).partition("\n\n")
+    assert title_of(fault).endswith(".")
+    assert "\n" not in title
+    assert ("Nothing is wrong" if fault.is_negative else "What one sees:") in " ".join(explanation.split())
+    assert fault.is_negative or "In real life:" in explanation
+
+
+@every_fault
+def test_the_faulty_line_is_marked_if_there_is_one(fault: Fault) -> None:
+    assert not (fault.has_line and not faulty_lines(fault))
+    assert not (fault.is_negative and faulty_lines(fault))
+
+
+@every_fault
+def test_marks_stand_on_statements_of_one_line(fault: Fault) -> None:
+    """A frame's line is where its statement begins."""
+    tree = ast.parse(script_of(fault).read_text())
+    simple = (ast.Assign, ast.Expr, ast.Continue, ast.Return)
+    starts = {node.lineno: node for node in ast.walk(tree) if isinstance(node, ast.stmt)}
+    for line in faulty_lines(fault):
+        assert line in starts
+        assert not isinstance(starts[line], simple) or starts[line].end_lineno == line
+
+
+@every_fault
+def test_what_is_true_can_be_asked_for(fault: Fault) -> None:
+    assert fault.world_sizes
+    assert set(fault.world_sizes) <= {2, 3, 4}
+    assert not fault.bucket or fault.step is not None
+    assert set(fault.blamed(3)) <= {0, 1, 2}
+    assert fault.is_negative is not bool(fault.blamed(3))
+    assert fault.blamed(2) in ((), fault.ranks)
+
+
+def test_scripts_take_their_step_from_the_same_number() -> None:
+    assert f"\nFAULT_STEP = {FAULT_STEP}\n" in (ROOT / "examples" / "faults" / "job.py").read_text()
+
+
+@every_fault
+def test_the_documentation_has_a_row_for_it(fault: Fault) -> None:
+    if fault.is_negative:
+        row = f"| `{fault.name}` | {title_of(fault)} |"
+    else:
+        row = f"| `{fault.name}` | {title_of(fault)} | {fault.stock} | {fault.kinds[0]} |"
+    assert row in (ROOT / "docs" / "faults.md").read_text().splitlines()
