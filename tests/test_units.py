@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from overlapscope.units import keep_together
+from overlapscope.units import format_count, keep_together
 
 GLUE = "\N{NO-BREAK SPACE}"
 
@@ -20,3 +20,13 @@ GLUE = "\N{NO-BREAK SPACE}"
 )
 def test_a_number_stays_with_its_unit(text: str, together: str) -> None:
     assert keep_together(text) == together.replace("_", GLUE)
+
+
+def test_counts_have_three_digits_from_ten_thousand_on() -> None:
+    assert [format_count(count) for count in (0, 9_408, 25_600, 4_194_304, 12_345_678_901)] == [
+        "0",
+        "9,408",
+        "25.6 k",
+        "4.19 M",
+        "12.3 G",
+    ]
