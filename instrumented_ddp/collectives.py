@@ -12,13 +12,11 @@ import json
 import os
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
@@ -29,6 +27,7 @@ from instrumented_ddp.bucket_plan import ParameterSpec, dtype_name
 from instrumented_ddp.call_sites import CallSites
 from instrumented_ddp.data_position import DataPosition
 from instrumented_ddp.dispatch import Call, Interception
+from instrumented_ddp.ends import Ends, InFlight
 from instrumented_ddp.farewell import Farewell, call_at_exit
 from instrumented_ddp.tensor_names import TensorNames
 from instrumented_ddp.timing import host_now_ns
@@ -55,9 +54,6 @@ _MOST_SIGNATURES: Final = 100_000
 _IN_BACKWARD: Final = ("bucket", "bitmap", "hook")
 _FRAMES_TO_REDUCTION: Final = 6
 """From the kernel to the function that the user has called, through its decorators."""
-_LOOK_EVERY_S: Final = 0.005
-_LOOK_IDLY_EVERY_S: Final = 0.05
-"""For collectives that have not ended for a while, as those that hang."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,14 +98,6 @@ def launched_for(purpose: Purpose | None) -> Iterator[None]:
         _purposes.current = before
 
 
-@dataclass(kw_only=True)
-class _InFlight:
-    log: GroupLog
-    number: int
-    on_launch: Callable[[dist.Work], None] | None
-    work: dist.Work | None = None
-
-
 class Collectives:
     """Writes down the collectives of this process.
 
@@ -148,7 +136,6 @@ class Collectives:
         """Call site of what DDP launches during a backward."""
         self._logs: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[bool, GroupLog]] = weakref.WeakKeyDictionary()
         self._numbers: dict[tuple[Any, ...], int] = {}
-        self._launched: SimpleQueue[_InFlight | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._lines_seen: set[int] = set()
         self._models = 0
@@ -169,15 +156,14 @@ class Collectives:
         self.call_sites = CallSites(self.folder)
         self.position = DataPosition()
         self.farewell = Farewell(self.folder, self.call_sites, self._fails)
-        self._watch = threading.Thread(target=self._watch_completions, name="overlapscope-collectives", daemon=True)
-        self._watch.start()
+        self._ends = Ends()
         self._interception = Interception(self)
         self._watchdog = None if on_incident == "off" else Watchdog(self, stops_job=on_incident == "raise")
         call_at_exit(self.close)
 
     # -- called on torch's dispatcher, for every collective ------------------------------------------------------
 
-    def announce(self, call: Call) -> _InFlight | None:
+    def announce(self, call: Call) -> InFlight | None:
         """A collective is about to be launched."""
         if self._closed or os.getpid() != self._pid:
             return None
@@ -187,7 +173,7 @@ class Collectives:
             self._complain_once(error)
             return None
 
-    def _announce(self, call: Call) -> _InFlight:
+    def _announce(self, call: Call) -> InFlight:
         purpose, on_launch = _purposes.current, None
         if purpose is None and (launch := self.recognise(call)) is not None:
             purpose, on_launch = launch.purpose, launch.launched
@@ -214,9 +200,9 @@ class Collectives:
             phase=phase,
             flags=self.flags | (purpose.flags if purpose is not None else 0),
         )
-        return _InFlight(log=log, number=entry, on_launch=on_launch)
+        return InFlight(log=log, number=entry, on_launch=on_launch)
 
-    def launched(self, announced: _InFlight | None, work: dist.Work | None) -> None:
+    def launched(self, announced: InFlight | None, work: dist.Work | None) -> None:
         """The backend has taken it."""
         if announced is None:
             return
@@ -226,14 +212,14 @@ class Collectives:
             announced.log.completed(announced.number, now_ns)
         else:
             announced.work = work
-            self._launched.put(announced)
+            self._ends.add(announced)
             if announced.on_launch is not None:
                 try:
                     announced.on_launch(work)
                 except Exception as error:
                     self._complain_once(error)
 
-    def failed(self, announced: _InFlight | None) -> None:
+    def failed(self, announced: InFlight | None) -> None:
         """The backend has refused it."""
         if announced is not None:
             announced.log.completed(announced.number, host_now_ns(), failed=True)
@@ -311,8 +297,7 @@ class Collectives:
             self._watchdog.close()
         self._interception.close()
         self._closed = True
-        self._launched.put(None)
-        self._watch.join(1.0)
+        self._ends.close()
         for log in self.logs:
             log.close()
         self.position.close()
@@ -412,50 +397,6 @@ class Collectives:
                 self._signatures_file.write(signature.to_json(number) + "\n")
                 self._signatures_file.flush()
         return number, signature
-
-    def _watch_completions(self) -> None:
-        """Look whether what was launched has ended. Nothing waits here for a collective, and none for this thread."""
-        in_flight: list[_InFlight] = []
-        pause_s = _LOOK_EVERY_S
-        while not self._closed:
-            try:
-                launched = self._launched.get(timeout=None if not in_flight else pause_s)
-                while launched is not None:
-                    in_flight.append(launched)
-                    pause_s = _LOOK_EVERY_S
-                    launched = self._launched.get_nowait()
-            except Empty:
-                pause_s = min(pause_s * 1.2, _LOOK_IDLY_EVERY_S)
-            in_flight = [one for one in in_flight if not _has_ended(one)]
-        deadline = time.monotonic() + 0.2
-        while in_flight and time.monotonic() < deadline:
-            in_flight = [one for one in in_flight if not _has_ended(one)]
-            time.sleep(_LOOK_EVERY_S)
-
-
-def _has_ended(one: _InFlight) -> bool:
-    work = one.work
-    assert work is not None
-    try:
-        if not work.is_completed():
-            return False
-    except Exception:  # of the backend: it is over
-        one.log.completed(one.number, host_now_ns(), failed=True)
-        return True
-    one.log.completed(one.number, host_now_ns(), failed=_has_failed(work))
-    return True
-
-
-def _has_failed(work: dist.Work) -> bool:
-    try:
-        future = work.get_future()
-    except Exception:  # sends and receives have none
-        return False
-    try:
-        future.value()
-    except Exception:
-        return True
-    return False
 
 
 def _name_of(group: dist.ProcessGroup) -> str:
