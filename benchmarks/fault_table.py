@@ -6,9 +6,10 @@
 
 Prints a Markdown table: of each fault and number of ranks the kind, blame, step, bucket, parameters and line of the
 verdict ('yes' if it is right, else what it says; '-' where there is none). 'seconds' are those from the fault to the
-first message of a watchdog, and 'message' whether it was right in all points. The other points are those of
-`overlapscope diagnose` some seconds later, while ranks that hang still hang; 'afterwards' is whether it is right in all
-of them once they are gone. With --stock: how the same job ends without us.
+first message, and 'message' whether it was right in all points. The message is a watchdog's; where all ranks were
+aborted before a watchdog could speak it is the launcher's ('after the end'), as `overlapscope record` prints it. The
+other points are those of `overlapscope diagnose` some seconds later, while ranks that hang still hang; 'afterwards' is
+whether it is right in all of them once they are gone. With --stock: how the same job ends without us.
 
 --recorded-stock  with torch's own DDP, recorded
 --kill            SIGKILL and SIGABRT of every subset of the ranks of a healthy job, all of them at once included
@@ -57,13 +58,17 @@ class Outcome:
     later: Verdict
     """Of the recording, when all of them are gone."""
     fault_ns: int | None
+    launcher_ns: int | None
+    """When the launcher had its verdict, if the fault had ended all ranks by then."""
 
     @property
-    def seconds(self) -> float | None:
+    def seconds(self) -> str:
         """From the fault to the first message."""
-        if self.fault_ns is None or not self.reports:
-            return None
-        return (self.reports[0].time_ns - self.fault_ns) / 1e9
+        if self.fault_ns is None:
+            return "-"
+        if self.reports:
+            return f"{(self.reports[0].time_ns - self.fault_ns) / 1e9:.1f}"
+        return "-" if self.launcher_ns is None else f"{(self.launcher_ns - self.fault_ns) / 1e9:.1f} after the end"
 
     def wrong(self, fault: Fault, world_size: int) -> dict[str, list[str]]:
         """What is not the truth: in the diagnosis, in the first message, and in the diagnosis afterwards."""
@@ -77,7 +82,7 @@ class Outcome:
         if fault.is_negative and self.reports:
             wrong["message"] = [self.reports[0].verdict.sentence]
         elif not fault.is_negative and not self.reports:
-            wrong["message"] = ["none"]
+            wrong["message"] = ["none"] if self.launcher_ns is None else wrong["diagnosis"]
         return {what: points for what, points in wrong.items() if points}
 
 
@@ -93,10 +98,11 @@ def run_fault(fault: Fault, world_size: int, *, wrapper: jobs.Wrapper) -> Outcom
         ) as job:
             job.wait(patience_s=fault.patience_s)
             verdict, _ = diagnose(trace)
+            launcher_ns = None if job.running() else time.monotonic_ns()
             fault_ns = job.fault_ns()
         later, _ = diagnose(trace)
         reports = [report for report in reports_in(trace) if not report.is_retracted]
-    return Outcome(reports=reports, verdict=verdict, later=later, fault_ns=fault_ns)
+    return Outcome(reports=reports, verdict=verdict, later=later, fault_ns=fault_ns, launcher_ns=launcher_ns)
 
 
 def row(fault: Fault, world_size: int, outcome: Outcome, stock: str | None) -> list[str]:
@@ -106,7 +112,7 @@ def row(fault: Fault, world_size: int, outcome: Outcome, stock: str | None) -> l
         fault.name,
         str(world_size),
         *(_cell(checks.get(point)) for point in POINTS),
-        "-" if outcome.seconds is None else f"{outcome.seconds:.1f}",
+        "-" if fault.is_negative else outcome.seconds,
         *(f"**{'; '.join(wrong[what])}**" if what in wrong else "yes" for what in ("message", "afterwards")),
         *([] if stock is None else [stock]),
     ]

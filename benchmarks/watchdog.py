@@ -3,9 +3,10 @@
     python -m benchmarks.watchdog
     python -m benchmarks.watchdog --models mlp-400 --pairs 8 --starts 1      # a short look
 
-Both sides of a pair are the same model with the same recorder; around the blocks of one of them a watchdog runs, as
-it does in every recording. ``benchmarks.pairing`` says how pairs are measured. A block is long, because a watchdog
-wakes about twice a second: a ratio of short blocks would be that of steps in which it sleeps.
+Both sides of a pair are the same model with the same recorder and the same watchdog, which sleeps through the blocks
+of one of them. ``benchmarks.pairing`` says how pairs are measured. A watchdog wakes about twice a second, and what that
+costs is lost in the noise of any machine; in the other blocks it therefore wakes many times as often, and the excess is
+divided by how many. Beside it, the CPU time of its threads at the usual rate, read from their own clocks.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ import shlex
 import socket
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.queues import SimpleQueue
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -30,65 +35,110 @@ from rich.console import Console
 
 from benchmarks.models import KNOWN_MODELS, SMALL_MODELS
 from benchmarks.pairing import BlockTimes, Side, block_of, measure_pairs, ratio_of
-from benchmarks.step_time import WARM_UP_STEPS, WORLD_SIZE, make_step
+from benchmarks.step_time import WORLD_SIZE, make_step
 from instrumented_ddp import DistributedDataParallel
-from instrumented_ddp.collectives import Collectives, collectives_of_this_process
-from instrumented_ddp.watchdog import Watchdog
+from instrumented_ddp.collective_log.collectives import collectives_of_this_process
+from instrumented_ddp.watchdog.watchdog import Watchdog
 
+WARM_UP_S: Final = 8.0
+"""A watchdog wakes more often in its first five seconds."""
 MODELS: Final = SMALL_MODELS | KNOWN_MODELS
 
 
-@contextmanager
-def watched(collectives: Collectives) -> Iterator[None]:
-    """A watchdog watches, from its beginning, when it wakes more often than later."""
-    watchdog = Watchdog(collectives)
-    try:
+class PacedWatchdog(Watchdog):
+    """One that can be told how often to look."""
+
+    times_as_often = 1.0
+    """As usual; 0 for never."""
+
+    def _look(self) -> None:
+        if self.times_as_often:
+            super()._look()
+
+    def _interval_s(self, age_s: float) -> float:
+        return super()._interval_s(age_s) / (self.times_as_often or 1.0)
+
+    @contextmanager
+    def looks(self, times_as_often: float) -> Iterator[None]:
+        """What is measured inside has it look so often."""
+        self.times_as_often = times_as_often
+        self._wake.set()
         yield
-    finally:
-        watchdog.close()
+
+
+def cpu_s_of_watchdog() -> float:
+    """CPU seconds of the watchdog's threads until now."""
+    names = ("overlapscope-watchdog", "overlapscope-channel")
+    clocks = [time.pthread_getcpuclockid(t.ident) for t in threading.enumerate() if t.ident and t.name in names]
+    assert len(clocks) == len(names), "a thread is missing"
+    return sum(map(time.clock_gettime, clocks))
+
+
+@dataclass(frozen=True)
+class Found:
+    """Of one start of the processes."""
+
+    times: BlockTimes
+    cpu_share: float
+    """CPU time of the watchdog's threads on rank 0 while it is awake, over wall time."""
 
 
 def run_rank(
-    rank: int, model: str, pairs: int, block_s: float, start: int, address: str, found: SimpleQueue[BlockTimes | None]
+    rank: int,
+    model: str,
+    pairs: int,
+    block_s: float,
+    times: float,
+    start: int,
+    folder: str,
+    found: SimpleQueue[Found | None],
 ) -> None:
     """One rank of one start of the processes."""
     torch.set_num_threads(1)
     torch.manual_seed(start)
     # A store over TCP, as with torchrun: asking it is what a watchdog spends most of its time with.
+    address = Path(folder, "address").read_text()
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=WORLD_SIZE)
-    with tempfile.TemporaryDirectory() as folder:
-        step = make_step(MODELS[model](), partial(DistributedDataParallel, trace=f"{folder}/{rank}", on_incident="off"))
-        collectives = collectives_of_this_process()
-        assert collectives is not None, "nothing is recorded"
-        for _ in range(WARM_UP_STEPS):
-            step()
-        sides = Side(step, around=partial(watched, collectives)), Side(step)
-        block = block_of(step, at_least_s=block_s)
-        on_pair: Callable[[], object] = (lambda: found.put(None)) if rank == 0 else (lambda: None)
-        times = measure_pairs({"watched": sides}, block, most_pairs=pairs, seed=start, on_pair=on_pair)
-        if rank == 0:
-            found.put(times["watched"])
-        collectives.close()
+    step = make_step(MODELS[model](), partial(DistributedDataParallel, trace=f"{folder}/trace", on_incident="off"))
+    collectives = collectives_of_this_process()
+    assert collectives is not None, "nothing is recorded"
+    watchdog = PacedWatchdog(collectives)
+    warm_up = block_of(step, at_least_s=WARM_UP_S)
+    for _ in range(warm_up.steps):
+        step()
+    started_s, cpu_s = time.monotonic(), cpu_s_of_watchdog()
+    for _ in range(warm_up.steps):
+        step()
+    cpu_share = (cpu_s_of_watchdog() - cpu_s) / (time.monotonic() - started_s)
+    block = block_of(step, at_least_s=block_s)
+    on_pair: Callable[[], object] = (lambda: found.put(None)) if rank == 0 else (lambda: None)
+    sides = Side(step, around=partial(watchdog.looks, times)), Side(step, around=partial(watchdog.looks, 0.0))
+    block_times = measure_pairs({"watchdog": sides}, block, most_pairs=pairs, seed=start, on_pair=on_pair)
+    if rank == 0:
+        found.put(Found(block_times["watchdog"], cpu_share))
+    watchdog.close()
+    collectives.close()
     dist.destroy_process_group()
 
 
-def measure(model: str, pairs: int, block_s: float, start: int) -> BlockTimes:
+def measure(model: str, pairs: int, block_s: float, times: float, start: int) -> Found:
     """Start the ranks, wait for what they find."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-    found: SimpleQueue[BlockTimes | None] = torch.multiprocessing.get_context("spawn").SimpleQueue()
-    arguments = model, pairs, block_s, start, address, found
-    ranks = torch.multiprocessing.spawn(run_rank, arguments, nprocs=WORLD_SIZE, join=False)
-    times: BlockTimes | None = None
-    has_ended = False
-    while not has_ended:
-        has_ended = ranks.join(timeout=0.2)
-        while not found.empty():
-            times = found.get() or times
-            print(".", end="", file=sys.stderr, flush=True)
+    queue: SimpleQueue[Found | None] = torch.multiprocessing.get_context("spawn").SimpleQueue()
+    found: Found | None = None
+    with tempfile.TemporaryDirectory() as folder:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            Path(folder, "address").write_text(f"tcp://127.0.0.1:{free.getsockname()[1]}")
+        arguments = model, pairs, block_s, times, start, folder, queue
+        ranks = torch.multiprocessing.spawn(run_rank, arguments, nprocs=WORLD_SIZE, join=False)
+        has_ended = False
+        while not has_ended:
+            has_ended = ranks.join(timeout=0.2)
+            while not queue.empty():
+                found = queue.get() or found
+                print(".", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
-    assert times is not None
-    return times
+    assert found is not None
+    return found
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -102,7 +152,8 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--pairs", type=int, default=20, help="of each start (default: 20)")
     parser.add_argument("--starts", type=int, default=3, help="how often processes are started anew (default: 3)")
-    parser.add_argument("--block-s", type=float, default=2.0, help="least time of a block of steps (default: 2)")
+    parser.add_argument("--times", type=float, default=16, help="as often as usual that it wakes (default: 16)")
+    parser.add_argument("--block-s", type=float, default=1.0, help="least time of a block of steps (default: 1)")
     return parser.parse_args()
 
 
@@ -119,11 +170,18 @@ def main() -> None:
     )
     ratios = []
     for model in args.models:
-        starts = [measure(model, args.pairs, args.block_s, number) for number in range(args.starts)]
-        wall, cpu = ratio_of([times.wall_ns for times in starts]), ratio_of([times.cpu_ns for times in starts])
-        ratios.append(wall.median)
-        console.print(f"{model:12} with a watchdog / without: wall {wall}   CPU {cpu}", markup=False)
-    console.print(f"Median over the models: {np.median(ratios):.4f}")
+        starts = [measure(model, args.pairs, args.block_s, args.times, number) for number in range(args.starts)]
+        wall = ratio_of([found.times.wall_ns for found in starts])
+        cpu = ratio_of([found.times.cpu_ns for found in starts])
+        share = np.median([found.cpu_share for found in starts])
+        usual = [1 + (ratio - 1) / args.times for ratio in (wall.median, wall.low, wall.high)]
+        ratios.append(usual[0])
+        console.print(
+            f"{model:12} waking {args.times:g} times as often: wall {wall}   CPU {cpu}\n"
+            f"{'':12} as usual: wall {usual[0]:.4f} [{usual[1]:.4f}, {usual[2]:.4f}]   {share:.2%} of a core",
+            markup=False,
+        )
+    console.print(f"Step time with a watchdog / without, median over the models: {np.median(ratios):.4f}")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,6 @@ Example::
 from instrumented_ddp.attach import attach
 from instrumented_ddp.ddp import DistributedDataParallel
 from instrumented_ddp.recorder import step
-from instrumented_ddp.stopping import IncidentError
+from instrumented_ddp.watchdog.stopping import IncidentError
 
 __all__ = ["DistributedDataParallel", "IncidentError", "attach", "step"]

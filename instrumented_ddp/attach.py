@@ -22,11 +22,11 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import _get_default_group
 
-from instrumented_ddp.collectives import Collectives, collectives_of_this_process, start_collective_log
-from instrumented_ddp.joining import joining
+from instrumented_ddp.collective_log.collectives import Collectives, collectives_of_this_process, start_collective_log
 from instrumented_ddp.metadata import describe_rank, describe_run
-from instrumented_ddp.plain_steps import PlainSteps
-from instrumented_ddp.stock_ddp import observe_stock_ddp
+from instrumented_ddp.stock.ddp import observe_stock_ddp
+from instrumented_ddp.stock.plain_steps import PlainSteps
+from instrumented_ddp.watchdog.joining import joining
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.environment import Recording, recording_from_environment
 from overlapscope.trace.format import RANK_FILE, RUN_FILE, write_json

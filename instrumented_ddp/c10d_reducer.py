@@ -15,7 +15,7 @@ from torch.distributed import BuiltinCommHookType  # type: ignore[attr-defined]
 
 from instrumented_ddp.agreement import agree_on_plan, check_same_parameters
 from instrumented_ddp.bucket_plan import BucketPlan, plan_buckets
-from instrumented_ddp.collectives import Purpose, launched_for
+from instrumented_ddp.collective_log.purposes import Purpose, launched_for
 from instrumented_ddp.comm_hooks import GradBucket, builtin_hook, python_hook
 from instrumented_ddp.completion import NO_TIMEOUT, Collective
 from instrumented_ddp.lane import Lane, lane_of

@@ -25,15 +25,10 @@ from torch.utils._pytree import tree_leaves
 
 from instrumented_ddp.agreement import agree_on_plan, check_same_parameters
 from instrumented_ddp.bucket_plan import NO_LIMIT, BucketPlan, describe_parameters, dtype_name, plan_in_module_order
-from instrumented_ddp.bypass import Bypass
 from instrumented_ddp.c10d_reducer import C10dReducer
-from instrumented_ddp.collectives import (
-    Collectives,
-    Purpose,
-    collectives_of_this_process,
-    launched_for,
-    start_collective_log,
-)
+from instrumented_ddp.collective_log.bypass import Bypass
+from instrumented_ddp.collective_log.collectives import Collectives, collectives_of_this_process, start_collective_log
+from instrumented_ddp.collective_log.purposes import Purpose, launched_for
 from instrumented_ddp.logging_data import Logger
 from instrumented_ddp.metadata import is_plain, rank_of_this_process
 from instrumented_ddp.recorder import Recorder, make_recorder

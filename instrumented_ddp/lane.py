@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from instrumented_ddp.collectives import Purpose, launched_for
+from instrumented_ddp.collective_log.purposes import Purpose, launched_for
 from instrumented_ddp.completion import Collective
 from instrumented_ddp.recorder import Recorder
 from instrumented_ddp.records import BucketRecords

@@ -24,11 +24,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.weak import WeakIdKeyDictionary
 
 from instrumented_ddp.bucket_plan import BucketPlan
-from instrumented_ddp.bypass import Bypass
 from instrumented_ddp.clock import ClockSampling
-from instrumented_ddp.collectives import Collectives, launched_for
+from instrumented_ddp.collective_log.bypass import Bypass
+from instrumented_ddp.collective_log.collectives import Collectives
+from instrumented_ddp.collective_log.farewell import call_at_exit
+from instrumented_ddp.collective_log.purposes import launched_for
 from instrumented_ddp.completion import CompletionWatch
-from instrumented_ddp.farewell import call_at_exit
 from instrumented_ddp.gc_pauses import GcPauses
 from instrumented_ddp.links import LinkSampler
 from instrumented_ddp.metadata import append_plan, describe_rank, describe_run, rank_of_this_process

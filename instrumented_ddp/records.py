@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from instrumented_ddp.bucket_plan import BucketPlan, dtype_name
-from instrumented_ddp.collectives import Purpose
+from instrumented_ddp.collective_log.purposes import Purpose
 from overlapscope.trace.format import NO_BUCKET, NO_CALL_SITE, Flag, Kind, Phase, pack_body
 
 

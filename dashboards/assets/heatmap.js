@@ -71,13 +71,7 @@ window.overlapscope.startHeatmap = (plot) => {
     0: showAll,
   }
 
-  document.addEventListener("keydown", (event) => {
-    const isTyping = event.target.closest?.("textarea, select, input:not([type=radio])")
-    const act = keys[event.key.toLowerCase()]
-    if (isTyping || !act || event.ctrlKey || event.metaKey || event.altKey) return
-    event.preventDefault()
-    act()
-  })
+  window.overlapscope.onKeys(keys)
 
   // --- pointing at cells ----------------------------------------------------------------------------------------
   let pointer = null

@@ -4,74 +4,20 @@ window.overlapscope.startOrder = (plot, facts) => {
   const {root, number_range: range} = plot
   const element = (id) => document.getElementById(id)
   const area = element("order")
-  const count = (number) => number.toLocaleString("en-US")
   const clamp = (value, low, high) => Math.min(Math.max(value, low), Math.max(low, high))
 
-  // --- asking for what is in view -------------------------------------------------------------------------------
-  let asked = 0
-  let waiting = false
-  let stale = false
-  let scheduled = false
-
-  function ask() {
-    scheduled = false
-    if (waiting) {
-      stale = true
-      return
-    }
-    waiting = true
-    asked += 1
-    const width = Math.max(50, Math.round(root.inner_width || area.clientWidth))
-    plot.view.data = {id: [asked], first: [range.start], last: [range.end], width_px: [width]}
-  }
-
-  function schedule() {
-    showPlace()
-    if (scheduled) return
-    scheduled = true
-    requestAnimationFrame(ask)
-  }
-
-  // An answer comes as one message a source; drawing after each of them would cost several frames.
-  const views = [root, plot.axis].map((figure) => Bokeh.index.find_one(figure))
-  let isPaused = false
-  function holdDrawing() {
-    if (!isPaused) for (const view of views) view.pause()
-    isPaused = true
-  }
-
-  function answered() {
-    if (isPaused) for (const view of views) view.unpause()
-    isPaused = false
-    const {id} = plot.answer.data
-    if (id[0] !== asked) return
-    waiting = false
-    document.body.dataset.answered = id[0]
-    if (stale) {
-      stale = false
-      schedule()
-    }
-  }
-
-  // --- moving ---------------------------------------------------------------------------------------------------
+  // --- what is in view ------------------------------------------------------------------------------------------
   const [lowest, highest] = range.bounds
-
-  function show(from, to) {
-    const most = Math.min(range.max_interval, highest - lowest)
-    const length = clamp(to - from, range.min_interval, most)
-    const start = clamp((from + to - length) / 2, lowest, highest - length)
-    range.setv({start, end: start + length})
-  }
-
-  function zoom(factor) {
-    const at = pointer ?? (range.start + range.end) / 2
-    show(at - (at - range.start) * factor, at + (range.end - at) * factor)
-  }
-
-  function move(share) {
-    const by = (range.end - range.start) * share
-    show(range.start + by, range.end + by)
-  }
+  const view = window.overlapscope.rangeView({
+    area,
+    figures: [root, plot.axis],
+    range,
+    limits: {shortest: range.min_interval, longest: range.max_interval, lowest, highest},
+    ask: (id, width_px) =>
+      (plot.view.data = {id: [id], first: [range.start], last: [range.end], width_px: [width_px]}),
+  })
+  const {show, move} = view
+  const zoom = (factor) => view.zoom(factor, pointer)
 
   function centre(number) {
     const half = (range.end - range.start) / 2
@@ -176,13 +122,7 @@ window.overlapscope.startOrder = (plot, facts) => {
     d: () => move(0.2),
   }
 
-  document.addEventListener("keydown", (event) => {
-    const isTyping = event.target.closest?.("input, textarea, select")
-    const act = keys[event.key.length === 1 ? event.key.toLowerCase() : event.key]
-    if (isTyping || !act || event.ctrlKey || event.metaKey || event.altKey) return
-    event.preventDefault()
-    act()
-  })
+  window.overlapscope.onKeys(keys)
 
   // --- pointing at cells ----------------------------------------------------------------------------------------
   const tip = window.overlapscope.tip(area)
@@ -230,11 +170,10 @@ window.overlapscope.startOrder = (plot, facts) => {
 
   // --- wiring ---------------------------------------------------------------------------------------------------
   const on = (model, property, act) => model.property(property).change.connect(act)
-  on(range, "start", schedule)
-  on(range, "end", schedule)
-  on(root, "inner_width", schedule)
-  on(plot.cells, "data", holdDrawing)
-  on(plot.answer, "data", answered)
+  on(range, "start", showPlace)
+  on(range, "end", showPlace)
+  on(plot.cells, "data", view.holdDrawing)
+  on(plot.answer, "data", () => view.answered(plot.answer.data.id[0]))
   on(plot.details, "data", showDetails)
   on(plot.jumped, "data", jumped)
   on(plot.tooltip, "data", fillTip)
@@ -283,5 +222,5 @@ window.overlapscope.startOrder = (plot, facts) => {
   showFirst()
   drawSelected()
   showDetails()
-  schedule()
+  view.schedule()
 }

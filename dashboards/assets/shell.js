@@ -64,11 +64,22 @@ window.overlapscope = (() => {
     button.remove()
   }
 
+  // Acts by key, for when nothing is being typed.
+  function onKeys(acts) {
+    document.addEventListener("keydown", (event) => {
+      const isTyping = event.target.closest?.("textarea, select, input:not([type=radio])")
+      const act = acts[event.key.length === 1 ? event.key.toLowerCase() : event.key]
+      if (isTyping || !act || event.ctrlKey || event.metaKey || event.altKey) return
+      event.preventDefault()
+      act()
+    })
+  }
+
   system.addEventListener("change", apply)
   document.addEventListener("click", unfold)
   document.documentElement.dataset.theme = current()
   document.addEventListener("DOMContentLoaded", () => {
     document.getElementById("theme")?.addEventListener("click", toggleTheme)
   })
-  return {paintPlots, setAddress}
+  return {paintPlots, setAddress, onKeys}
 })()

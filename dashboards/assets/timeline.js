@@ -4,52 +4,25 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   const {root, axis, time_range: range} = plot
   const element = (id) => document.getElementById(id)
   const area = element("lanes")
-  let asked = 0
-  let waiting = false
-  let stale = false
-  let scheduled = false
 
-  // --- asking for what is in view -------------------------------------------------------------------------------
-  function ask() {
-    scheduled = false
-    if (waiting) {
-      stale = true
-      return
-    }
-    waiting = true
-    asked += 1
-    const width = Math.max(50, Math.round(root.inner_width || area.clientWidth))
-    const isIdeal = element("ideal").checked
-    plot.view.data = {id: [asked], from_ns: [range.start], to_ns: [range.end], width_px: [width], is_ideal: [isIdeal]}
-  }
-
-  function schedule() {
-    if (scheduled) return
-    scheduled = true
-    requestAnimationFrame(ask)
-  }
-
-  // An answer comes as one message a source; drawing after each of them would cost several frames.
-  const view = Bokeh.index.find_one(root)
-  let isPaused = false
-  function holdDrawing() {
-    if (!isPaused) view.pause()
-    isPaused = true
-  }
+  // --- what is in view ------------------------------------------------------------------------------------------
+  const view = window.overlapscope.rangeView({
+    area,
+    figures: [root],
+    range,
+    limits: {shortest: minViewNs, longest: Infinity, lowest: fit[0], highest: fit[1]},
+    ask: (id, width_px) => {
+      const is_ideal = [element("ideal").checked]
+      plot.view.data = {id: [id], from_ns: [range.start], to_ns: [range.end], width_px: [width_px], is_ideal}
+    },
+  })
+  const {show, zoom, move} = view
 
   function answered() {
-    if (isPaused) view.unpause()
-    isPaused = false
     const {id, step, spans, is_shaded, ideal_hint} = plot.answer.data
-    if (id[0] !== asked) return
-    waiting = false
+    if (!view.answered(id[0])) return
     showStatus(step[0], spans[0], is_shaded[0])
     element("ideal-hint").textContent = ideal_hint[0]
-    document.body.dataset.answered = id[0]
-    if (stale) {
-      stale = false
-      schedule()
-    }
   }
 
   function showStatus(step, spans, isShaded) {
@@ -63,21 +36,6 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   }
 
   // --- moving ---------------------------------------------------------------------------------------------------
-  function show(from, to) {
-    let length = Math.min(Math.max(to - from, minViewNs), fit[1] - fit[0])
-    const start = Math.min(Math.max((from + to - length) / 2, fit[0]), fit[1] - length)
-    range.setv({start, end: start + length})
-  }
-
-  function zoom(factor, at = (range.start + range.end) / 2) {
-    show(at - (at - range.start) * factor, at + (range.end - at) * factor)
-  }
-
-  function move(share) {
-    const by = (range.end - range.start) * share
-    show(range.start + by, range.end + by)
-  }
-
   const showAll = () => show(fit[0], fit[1])
 
   function pickStep(step, moveBy) {
@@ -86,8 +44,8 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
 
   const pointer = {x: null}
   const keys = {
-    w: () => zoom(0.8, pointer.x ?? undefined),
-    s: () => zoom(1.25, pointer.x ?? undefined),
+    w: () => zoom(0.8, pointer.x),
+    s: () => zoom(1.25, pointer.x),
     a: () => move(-0.1),
     d: () => move(0.1),
     ArrowLeft: () => move(-0.1),
@@ -101,13 +59,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     i: () => element("ideal").click(),
   }
 
-  document.addEventListener("keydown", (event) => {
-    const isTyping = event.target.closest?.("input, textarea, select")
-    const act = keys[event.key.length === 1 ? event.key.toLowerCase() : event.key]
-    if (isTyping || !act || event.ctrlKey || event.metaKey || event.altKey) return
-    event.preventDefault()
-    act()
-  })
+  window.overlapscope.onKeys(keys)
 
   // The wheel zooms; with shift it scrolls the ranks, before Bokeh sees it.
   area.addEventListener("wheel", (event) => {
@@ -180,10 +132,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
 
   // --- wiring ---------------------------------------------------------------------------------------------------
   const on = (model, property, act) => model.property(property).change.connect(act)
-  on(range, "start", schedule)
-  on(range, "end", schedule)
-  on(root, "inner_width", schedule)
-  on(plot.spans, "data", holdDrawing)
+  on(plot.spans, "data", view.holdDrawing)
   on(plot.answer, "data", answered)
   on(plot.tooltip, "data", fillTip)
   on(plot.picked, "data", () => show(plot.picked.data.from_ns[0], plot.picked.data.to_ns[0]))
@@ -211,9 +160,9 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     // The first answer of a large recording takes seconds.
     element("ideal-hint").textContent = event.target.checked ? "…" : ""
     event.target.blur()
-    schedule()
+    view.schedule()
   })
 
   window.overlapscope.paintPlots()
-  schedule()
+  view.schedule()
 }

@@ -10,18 +10,15 @@ from bokeh.models import (
     ColumnDataSource,
     CustomJSTickFormatter,
     LinearColorMapper,
-    PanTool,
     Range1d,
-    WheelZoomTool,
 )
-from bokeh.plotting import figure
 
 from dashboards.plots.order_layout import OrderLayout
+from dashboards.plots.wide_figure import FONT, SMALL_TEXT, style_axis, wide_figure
 from dashboards.theme import paint
 from overlapscope.diagnosis.categories import CATEGORIES
 
 AXIS_HEIGHT_PX: Final = 62
-_FONT: Final = "system-ui, sans-serif"
 _EDGES: Final = {"left": "left", "right": "right", "top": "top", "bottom": "bottom"}
 
 
@@ -39,7 +36,7 @@ def draw_order(
     selected: ColumnDataSource,
 ) -> Any:
     """All lanes; x is the number of a collective in its group, y is pixels from the top."""
-    plot = _plot(number_range, Range1d(start=layout.height_px, end=0), layout.height_px, "order")
+    plot = wide_figure(number_range, Range1d(start=layout.height_px, end=0), layout.height_px, "order")
     plot.xaxis.visible = False
     first_divergence = plot.quad(
         left="left", right="right", top=0, bottom=layout.height_px, source=band, fill_alpha=0.16, line_color=None
@@ -84,7 +81,7 @@ def draw_order(
             source=source,
             text_color={"field": "ink", "transform": inks},
             text_baseline="middle",
-            text_font=value(_FONT),
+            text_font=value(FONT),
             text_font_size=size,
         )
     return plot
@@ -92,50 +89,28 @@ def draw_order(
 
 def draw_numbers(number_range: Range1d, *, steps: ColumnDataSource, band: ColumnDataSource) -> Any:
     """The numbers, the first divergence, and where steps begin."""
-    plot = _plot(number_range, Range1d(start=0, end=AXIS_HEIGHT_PX), AXIS_HEIGHT_PX, "numbers", x_axis_location="above")
+    plot = wide_figure(
+        number_range, Range1d(start=0, end=AXIS_HEIGHT_PX), AXIS_HEIGHT_PX, "numbers", x_axis_location="above"
+    )
     axis = plot.xaxis[0]
     axis.ticker = BasicTicker(desired_num_ticks=14, min_interval=1)
     axis.formatter = CustomJSTickFormatter(
         code="return Number.isInteger(tick) && tick > 0 ? '#' + tick.toLocaleString('en-US') : ''"
     )
-    axis.update(major_label_text_font=_FONT, major_label_text_font_size="11px", minor_tick_line_color=None)
-    axis.update(major_tick_in=0, major_tick_out=4, major_label_standoff=3)
-    paint(axis, major_label_text_color="muted", axis_line_color="line", major_tick_line_color="line")
+    style_axis(axis)
     begins = plot.vspan(x="x", source=steps, line_width=1, line_dash=[2, 3])
     paint(begins.glyph, line_color="muted")
     first_divergence = plot.quad(
         left="left", right="right", top=AXIS_HEIGHT_PX, bottom=0, source=band, fill_alpha=0.16, line_color=None
     )
     paint(first_divergence.glyph, fill_color="exposed")
-    text = {"text_baseline": "middle", "text_font": value(_FONT), "text_font_size": "11px"}
-    labels = plot.text(x="x", y=10, text="label", source=steps, x_offset=4, **text)
+    labels = plot.text(x="x", y=10, text="label", source=steps, x_offset=4, **SMALL_TEXT)
     paint(labels.glyph, text_color="muted")
     for side in ("left", "right"):
         edge = plot.vspan(x=side, source=band, line_width=1.5)
         paint(edge.glyph, line_color="exposed")
-    flag = plot.text(x="middle", y=28, text="label", source=band, text_align="center", text_font_style="bold", **text)
-    paint(flag.glyph, text_color="exposed")
-    return plot
-
-
-def _plot(number_range: Range1d, y_range: Range1d, height_px: int, name: str, **options: Any) -> Any:
-    zoom, pan = WheelZoomTool(dimensions="width", zoom_on_axis=False), PanTool(dimensions="width")
-    plot = figure(
-        x_range=number_range,
-        y_range=y_range,
-        height=height_px,
-        sizing_mode="stretch_width",
-        min_border=0,
-        toolbar_location=None,
-        tools=[zoom, pan],
-        active_scroll=zoom,
-        active_drag=pan,
-        outline_line_color=None,
-        name=name,
-        lod_threshold=None,
-        **options,
+    flag = plot.text(
+        x="middle", y=28, text="label", source=band, text_align="center", text_font_style="bold", **SMALL_TEXT
     )
-    plot.background_fill_alpha = plot.border_fill_alpha = 0
-    plot.yaxis.visible = False
-    plot.grid.visible = False
+    paint(flag.glyph, text_color="exposed")
     return plot

@@ -55,7 +55,7 @@ def _joining(
     original: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> AbstractContextManager[None]:
     try:
-        from instrumented_ddp.joining import joining
+        from instrumented_ddp.watchdog.joining import joining
     except Exception:  # for instance a Python that has torch and not us: said when it has joined
         return nullcontext()
     return joining(original, args, kwargs)

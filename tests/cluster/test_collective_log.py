@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from instrumented_ddp import DistributedDataParallel
-from instrumented_ddp.collectives import start_collective_log
+from instrumented_ddp.collective_log.collectives import start_collective_log
 from overlapscope.trace.format import PARAMETERS_FILE, SIGNATURES_FILE, UNREDUCED_FILE, rank_folder
 from overlapscope.trace.group_log import ENTRY_DTYPE, HEADER_BYTES, SHADOW, UNEVEN_INPUTS, GroupHeader, group_file
 from overlapscope.trace.signature import Signature

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch.distributed as dist
 
-from instrumented_ddp.watchdog_channel import Channel, FolderBoard, Round, _Named
+from instrumented_ddp.watchdog.channel import Channel, FolderBoard, Round, _Named
 
 
 @pytest.fixture(params=["folder", "file", "hash", "tcp"])

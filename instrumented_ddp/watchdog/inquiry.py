@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,14 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from instrumented_ddp.left_behind import card_of, last_awake_ns
-from instrumented_ddp.live_evidence import SILENT_AFTER_NS, Known, Pointer, liveness_of, make_evidence
-from instrumented_ddp.process_state import GONE, STOPPED, ProcessState, can_be_signalled, look_at
 from instrumented_ddp.timing import host_now_ns
+from instrumented_ddp.watchdog.held_stacks import STACKS_SIGNAL
+from instrumented_ddp.watchdog.left_behind import card_of, last_awake_ns
+from instrumented_ddp.watchdog.live_evidence import SILENT_AFTER_NS, Known, Pointer, liveness_of, make_evidence
+from instrumented_ddp.watchdog.process_state import GONE, STOPPED, ProcessState, can_be_signalled, look_at
 from overlapscope.diagnosis.evidence import Evidence
-
-STACKS_SIGNAL: Final = signal.SIGRTMAX - 3
-"""Has faulthandler write the stacks of a process whose Python does not run."""
 
 _COLLECTS_FOR_S: Final = 1.2
 """Every rank that wakes has answered by then."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from instrumented_ddp.collectives import Collectives
+from instrumented_ddp.collective_log.collectives import Collectives
 from overlapscope.trace.format import Phase
 from overlapscope.trace.group_log import UNKNOWN_PHASE
 

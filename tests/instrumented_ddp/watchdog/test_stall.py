@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from instrumented_ddp.stall import PATIENCE_AT_START_S, PATIENCE_S, Rhythm
+from instrumented_ddp.watchdog.stall import PATIENCE_AT_START_S, PATIENCE_S, Rhythm
 
 
 def observed(step_s, steps, look_every_s=0.5, counts_steps=True):

@@ -20,7 +20,7 @@ _AFTER: Final = 8
 _NEWEST: Final = 12
 _SITE: Final = ("file", "line", "function")
 _FRAME: Final = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
-_NOT_THE_USERS: Final = (f"{sysconfig.get_path('stdlib')}/", "/site-packages/", str(Path(__file__).parent))
+_NOT_THE_USERS: Final = (f"{sysconfig.get_path('stdlib')}/", "/site-packages/", str(Path(__file__).parents[1]))
 
 
 def card_of(run_folder: Path, rank: int, differences: Mapping[str, int]) -> dict[str, Any] | None:

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from instrumented_ddp import clock
-from instrumented_ddp.call_sites import is_users_code
-from instrumented_ddp.reports import Reports, say
+from instrumented_ddp.collective_log.call_sites import is_users_code
 from instrumented_ddp.timing import host_now_ns
+from instrumented_ddp.watchdog.reports import Reports, say
 from overlapscope.diagnosis.from_logs import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.report import report_text

@@ -7,11 +7,9 @@ rules of ``overlapscope.diagnosis``, which also judge a job that is over.
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import os
 import random
-import signal
 import struct
 import threading
 import time
@@ -19,21 +17,22 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_group
 
-from instrumented_ddp.inquiry import STACKS_SIGNAL, Inquiry
-from instrumented_ddp.live_evidence import Pointer, liveness_of
-from instrumented_ddp.neighbours import Neighbours, neighbours_of
-from instrumented_ddp.own_state import OwnState
-from instrumented_ddp.process_state import look_at
-from instrumented_ddp.reports import HELD_STACKS_FILE, Reports, say
-from instrumented_ddp.stall import PATIENCE_WITH_THE_DEAD_S
-from instrumented_ddp.stopping import EXIT_CODE, listening, stop_training
 from instrumented_ddp.timing import host_now_ns
-from instrumented_ddp.watchdog_channel import Board, Channel, FolderBoard, Round, connect, sees_all_ranks
+from instrumented_ddp.watchdog.channel import Board, Channel, FolderBoard, Round, connect, sees_all_ranks
+from instrumented_ddp.watchdog.held_stacks import HeldStacks
+from instrumented_ddp.watchdog.inquiry import Inquiry
+from instrumented_ddp.watchdog.live_evidence import Pointer, liveness_of
+from instrumented_ddp.watchdog.neighbours import Neighbours, neighbours_of
+from instrumented_ddp.watchdog.own_state import OwnState
+from instrumented_ddp.watchdog.process_state import look_at
+from instrumented_ddp.watchdog.reports import Reports, say
+from instrumented_ddp.watchdog.stall import PATIENCE_WITH_THE_DEAD_S
+from instrumented_ddp.watchdog.stopping import EXIT_CODE, listening, stop_training
 from overlapscope.diagnosis.evidence import CallSite, Failure
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.report import report_text
@@ -42,7 +41,7 @@ from overlapscope.trace.format import ALIVE_FILE, WATCHDOG_FOLDER
 from overlapscope.trace.group_log import GroupLog
 
 if TYPE_CHECKING:
-    from instrumented_ddp.collectives import Collectives
+    from instrumented_ddp.collective_log.collectives import Collectives
 
 _USUAL_INTERVAL_S: Final = 0.5
 _FIRST_INTERVAL_S: Final = 0.1
@@ -96,7 +95,10 @@ class Watchdog:
         self._closing = False
         self._wake = threading.Event()
         self._failure_is_told = threading.Event()
-        self._stacks_file = self._write_stacks_when_held()
+        self._held_stacks: HeldStacks | None = None
+        with suppress(OSError, RuntimeError, ValueError):
+            self._held_stacks = HeldStacks(collectives.folder)
+            self._own.writes_stacks = True
         self._thread = threading.Thread(target=self._run, name="overlapscope-watchdog", daemon=True)
         self._thread.start()
 
@@ -131,9 +133,9 @@ class Watchdog:
         self._closing = True
         self._wake.set()
         self._thread.join(2 * _FAREWELL_S)
-        if self._stacks_file is not None:
-            self._stop_writing_stacks(self._stacks_file)
-            self._stacks_file = None
+        if self._held_stacks is not None:
+            self._held_stacks.close()
+            self._held_stacks = None
 
     # -- the thread ----------------------------------------------------------------------------------------------
 
@@ -424,30 +426,3 @@ class Watchdog:
         beat = json.dumps(self._own.beat() | {"how": how})
         channel.exchange(Round(says={f"beat.{self._own.rank}": beat}, asks=()), _FAREWELL_S)
         channel.close(_FAREWELL_S)
-
-    def _write_stacks_when_held(self) -> TextIO | None:
-        """Have faulthandler write stacks where this thread can't: at an abort, and when another rank asks for them."""
-        if signal.getsignal(STACKS_SIGNAL) is not signal.SIG_DFL:
-            return None
-        try:
-            file = (self._collectives.folder / HELD_STACKS_FILE).open("w")
-            faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
-        except (OSError, RuntimeError, ValueError):
-            return None
-        self._own.writes_stacks = True
-        if not faulthandler.is_enabled():
-            faulthandler.enable(file=file)
-            _kept_open.append(file)
-        return file
-
-    def _stop_writing_stacks(self, file: TextIO) -> None:
-        faulthandler.unregister(STACKS_SIGNAL)
-        if os.fstat(file.fileno()).st_size == 0:
-            with suppress(OSError):
-                (self._collectives.folder / HELD_STACKS_FILE).unlink()
-        if file not in _kept_open:
-            file.close()
-
-
-_kept_open: Final[list[TextIO]] = []
-"""faulthandler writes there when the process crashes. It is not disabled: it may be the user's by then."""

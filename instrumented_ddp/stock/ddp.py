@@ -21,13 +21,14 @@ from torch import _disable_dynamo  # type: ignore[attr-defined]
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
 
 from instrumented_ddp.bucket_plan import describe_parameters, dtype_name
-from instrumented_ddp.collectives import Collectives, Launch, Purpose, launched_for
+from instrumented_ddp.collective_log.collectives import Collectives
+from instrumented_ddp.collective_log.dispatch import Call
+from instrumented_ddp.collective_log.purposes import Launch, Purpose, launched_for
 from instrumented_ddp.ddp import DistributedDataParallel
-from instrumented_ddp.dispatch import Call
 from instrumented_ddp.metadata import is_plain
 from instrumented_ddp.recorder import Recorder, make_recorder
 from instrumented_ddp.records import BucketRecords, buffer_records
-from instrumented_ddp.stock_model import StockModel
+from instrumented_ddp.stock.model import StockModel
 from overlapscope.trace.format import Phase
 
 _ENGINE: Final = ("torch.autograd.graph", "")

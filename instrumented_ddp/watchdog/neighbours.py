@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from instrumented_ddp.comparison import MOST_ENTRIES, Comparison, Head, Item, Suspicion, items_of
-from instrumented_ddp.live_evidence import Pointer
+from instrumented_ddp.watchdog.comparison import MOST_ENTRIES, Comparison, Head, Item, Suspicion, items_of
+from instrumented_ddp.watchdog.live_evidence import Pointer
 from overlapscope.trace.group_log import GroupLog
 from overlapscope.trace.signature import Signature
 

@@ -11,7 +11,7 @@ from types import FrameType
 
 import torch
 
-from instrumented_ddp.collectives import Collectives
+from instrumented_ddp.collective_log.collectives import Collectives
 from overlapscope.trace.format import NO_CALL_SITE
 
 

@@ -15,7 +15,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, TextIO
@@ -24,14 +23,15 @@ import torch
 import torch.distributed as dist
 
 from instrumented_ddp.bucket_plan import ParameterSpec, dtype_name
-from instrumented_ddp.call_sites import CallSites
-from instrumented_ddp.data_position import DataPosition
-from instrumented_ddp.dispatch import Call, Interception
-from instrumented_ddp.ends import Ends, InFlight
-from instrumented_ddp.farewell import Farewell, call_at_exit
-from instrumented_ddp.tensor_names import TensorNames
+from instrumented_ddp.collective_log.call_sites import CallSites
+from instrumented_ddp.collective_log.data_position import DataPosition
+from instrumented_ddp.collective_log.dispatch import Call, Interception
+from instrumented_ddp.collective_log.ends import Ends, InFlight
+from instrumented_ddp.collective_log.farewell import Farewell, call_at_exit
+from instrumented_ddp.collective_log.purposes import Launch, Purpose, current_purpose
+from instrumented_ddp.collective_log.tensor_names import TensorNames
 from instrumented_ddp.timing import host_now_ns
-from instrumented_ddp.watchdog import Watchdog
+from instrumented_ddp.watchdog.watchdog import Watchdog
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.environment import OnIncident
 from overlapscope.trace.format import (
@@ -44,7 +44,7 @@ from overlapscope.trace.format import (
     write_json,
 )
 from overlapscope.trace.group_log import SHADOW, UNEVEN_INPUTS, UNKNOWN_PHASE, GroupHeader, GroupLog, group_file
-from overlapscope.trace.signature import NO_BUCKET, POINT_TO_POINT, Signature
+from overlapscope.trace.signature import POINT_TO_POINT, Signature
 
 if TYPE_CHECKING:
     from instrumented_ddp.recorder import Recorder
@@ -54,48 +54,6 @@ _MOST_SIGNATURES: Final = 100_000
 _IN_BACKWARD: Final = ("bucket", "bitmap", "hook")
 _FRAMES_TO_REDUCTION: Final = 6
 """From the kernel to the function that the user has called, through its decorators."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Purpose:
-    """What a collective is launched for, known to those who launch it."""
-
-    role: str
-    """See ``Signature.role``."""
-    model: int = 0
-    plan_epoch: int = 0
-    plan_hash: str = ""
-    bucket: int = NO_BUCKET
-    flags: int = 0
-    """See ``overlapscope.trace.group_log``."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Launch:
-    """A collective that is launched by code that can't say what for."""
-
-    purpose: Purpose
-    launched: Callable[[dist.Work], None] | None = None
-    """Called with its work."""
-
-
-class _Purposes(threading.local):
-    current: Purpose | None = None
-
-
-_purposes: Final = _Purposes()
-
-
-@contextmanager
-def launched_for(purpose: Purpose | None) -> Iterator[None]:
-    """What this thread launches inside is for this purpose; None: for that which holds already."""
-    before = _purposes.current
-    if purpose is not None:
-        _purposes.current = purpose
-    try:
-        yield
-    finally:
-        _purposes.current = before
 
 
 class Collectives:
@@ -174,7 +132,7 @@ class Collectives:
             return None
 
     def _announce(self, call: Call) -> InFlight:
-        purpose, on_launch = _purposes.current, None
+        purpose, on_launch = current_purpose(), None
         if purpose is None and (launch := self.recognise(call)) is not None:
             purpose, on_launch = launch.purpose, launch.launched
         if purpose is not None and purpose.role in _IN_BACKWARD:

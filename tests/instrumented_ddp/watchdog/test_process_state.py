@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-from instrumented_ddp.process_state import GONE, STOPPED, cpu_ns_of_children, look_at, memory_limit_bytes
+from instrumented_ddp.watchdog.process_state import GONE, STOPPED, cpu_ns_of_children, look_at, memory_limit_bytes
 
 
 def until(condition, limit_s=20.0):

@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, Any, Final
 import torch.distributed as dist
 
 from instrumented_ddp.clock import boot_identity
-from instrumented_ddp.comparison import head_of, read_gently
-from instrumented_ddp.process_state import (
+from instrumented_ddp.timing import host_now_ns
+from instrumented_ddp.watchdog.comparison import head_of, read_gently
+from instrumented_ddp.watchdog.process_state import (
     ProcessState,
     bytes_read_and_written,
     cpu_ns_of_children,
     look_at,
     memory_limit_bytes,
 )
-from instrumented_ddp.stall import Rhythm
-from instrumented_ddp.timing import host_now_ns
+from instrumented_ddp.watchdog.stall import Rhythm
 from overlapscope.diagnosis.evidence import CallSite, Failure, RankEvidence, Standing, Unreduced
 from overlapscope.diagnosis.rank_models import models_of, unready_parameters
 from overlapscope.trace.format import Phase
@@ -38,7 +38,7 @@ from overlapscope.trace.group_log import UNKNOWN_PHASE, GroupLog
 if TYPE_CHECKING:
     from types import FrameType
 
-    from instrumented_ddp.collectives import Collectives
+    from instrumented_ddp.collective_log.collectives import Collectives
 
 _WINDOW_BEFORE: Final = 6
 _WINDOW_AFTER: Final = 8

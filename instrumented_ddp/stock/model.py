@@ -16,7 +16,7 @@ from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
 from torch.utils._pytree import tree_leaves
 
 from instrumented_ddp.bucket_plan import BucketPlan, ParameterSpec
-from instrumented_ddp.collectives import Launch
+from instrumented_ddp.collective_log.purposes import Launch
 from instrumented_ddp.lane import lane_of
 from instrumented_ddp.recorder import Recorder
 from instrumented_ddp.records import BucketRecords, PlanRecords, all_reduce_records

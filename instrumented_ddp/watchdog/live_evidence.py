@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from instrumented_ddp.plain import from_plain
-from instrumented_ddp.process_state import GONE, STOPPED, ProcessState
+from instrumented_ddp.watchdog.plain import from_plain
+from instrumented_ddp.watchdog.process_state import GONE, STOPPED, ProcessState
 from overlapscope.diagnosis.evidence import (
     CallSite,
     Divergence,

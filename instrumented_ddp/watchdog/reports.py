@@ -7,12 +7,10 @@ import json
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from instrumented_ddp.timing import host_now_ns
 from overlapscope.trace.format import REPORTS_FILE
-
-HELD_STACKS_FILE: Final = "stacks_0.txt"
 
 
 def stacks_file(report: int) -> str:

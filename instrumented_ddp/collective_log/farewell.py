@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from instrumented_ddp.call_sites import CallSites
+from instrumented_ddp.collective_log.call_sites import CallSites
 from instrumented_ddp.timing import host_now_ns
 from overlapscope.trace.format import ENDED_FILE, write_json
 

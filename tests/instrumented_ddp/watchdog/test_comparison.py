@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import pytest
 
-from instrumented_ddp.comparison import Comparison, Head, Item, head_of, items_of
+from instrumented_ddp.watchdog.comparison import Comparison, Head, Item, head_of, items_of
 from overlapscope.trace.group_log import UNEVEN_INPUTS, GroupHeader, GroupLog
 from overlapscope.trace.signature import Signature
 

@@ -1,0 +1,69 @@
+// A figure that is drawn for the range in view: says what is in view, at most one question at a time, and moves it.
+// limits: the shortest and the longest range, the lowest and the highest value.
+window.overlapscope.rangeView = ({area, figures, range, limits, ask}) => {
+  const [root] = figures
+  let asked = 0
+  let waiting = false
+  let stale = false
+  let scheduled = false
+
+  function askNow() {
+    scheduled = false
+    if (waiting) {
+      stale = true
+      return
+    }
+    waiting = true
+    asked += 1
+    ask(asked, Math.max(50, Math.round(root.inner_width || area.clientWidth)))
+  }
+
+  function schedule() {
+    if (scheduled) return
+    scheduled = true
+    requestAnimationFrame(askNow)
+  }
+
+  // An answer comes as one message a source; drawing after each of them would cost several frames.
+  const views = figures.map((figure) => Bokeh.index.find_one(figure))
+  let isPaused = false
+  function holdDrawing() {
+    if (!isPaused) for (const view of views) view.pause()
+    isPaused = true
+  }
+
+  // Whether it is the answer to the newest question.
+  function answered(id) {
+    if (isPaused) for (const view of views) view.unpause()
+    isPaused = false
+    if (id !== asked) return false
+    waiting = false
+    document.body.dataset.answered = id
+    if (stale) {
+      stale = false
+      schedule()
+    }
+    return true
+  }
+
+  function show(from, to) {
+    const {shortest, longest, lowest, highest} = limits
+    const length = Math.min(Math.max(to - from, shortest), longest, highest - lowest)
+    const start = Math.min(Math.max((from + to - length) / 2, lowest), highest - length)
+    range.setv({start, end: start + length})
+  }
+
+  function zoom(factor, at) {
+    at ??= (range.start + range.end) / 2
+    show(at - (at - range.start) * factor, at + (range.end - at) * factor)
+  }
+
+  function move(share) {
+    const by = (range.end - range.start) * share
+    show(range.start + by, range.end + by)
+  }
+
+  for (const property of ["start", "end"]) range.properties[property].change.connect(schedule)
+  root.properties.inner_width.change.connect(schedule)
+  return {schedule, holdDrawing, answered, show, zoom, move}
+}

@@ -1,0 +1,57 @@
+"""A figure as wide as the page, in which the wheel zooms and a drag moves along x only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from bokeh.core.properties import value
+from bokeh.models import PanTool, Range1d, Tool, WheelZoomTool
+from bokeh.plotting import figure
+
+from dashboards.theme import paint
+
+FONT: Final = "system-ui, sans-serif"
+SMALL_TEXT: Final = {"text_baseline": "middle", "text_font": value(FONT), "text_font_size": "11px"}
+
+
+def wide_figure(
+    x_range: Range1d, y_range: Range1d, height_px: int, name: str, *, tools: Sequence[Tool] = (), **options: Any
+) -> Any:
+    """The figure, without a frame, a grid or a y axis.
+
+    Args:
+        x_range: in view.
+        y_range: in view, always all of it.
+        height_px: of the figure.
+        name: by which the page finds it.
+        tools: beside zoom and pan.
+        options: of ``bokeh.plotting.figure``.
+    """
+    zoom, pan = WheelZoomTool(dimensions="width", zoom_on_axis=False), PanTool(dimensions="width")
+    plot = figure(
+        x_range=x_range,
+        y_range=y_range,
+        height=height_px,
+        sizing_mode="stretch_width",
+        min_border=0,
+        toolbar_location=None,
+        tools=[zoom, pan, *tools],
+        active_scroll=zoom,
+        active_drag=pan,
+        outline_line_color=None,
+        name=name,
+        lod_threshold=None,
+        **options,
+    )
+    plot.background_fill_alpha = plot.border_fill_alpha = 0
+    plot.yaxis.visible = False
+    plot.grid.visible = False
+    return plot
+
+
+def style_axis(axis: Any) -> None:
+    """Small labels without a frame, as an axis above the lanes has."""
+    axis.update(major_label_text_font=FONT, major_label_text_font_size="11px", minor_tick_line_color=None)
+    axis.update(major_tick_in=0, major_tick_out=4, major_label_standoff=3)
+    paint(axis, major_label_text_color="muted", axis_line_color="line", major_tick_line_color="line")

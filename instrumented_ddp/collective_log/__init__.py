@@ -1,0 +1,1 @@
+"""Every collective of the process, written down before it is launched."""

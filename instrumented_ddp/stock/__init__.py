@@ -1,0 +1,1 @@
+"""Records torch's own DDP, and loops without any."""

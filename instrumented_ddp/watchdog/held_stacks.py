@@ -1,0 +1,47 @@
+"""The stacks of a process that runs no Python: faulthandler writes them at a crash, and when another rank asks."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, TextIO
+
+STACKS_SIGNAL: Final = signal.SIGRTMAX - 3
+"""One that nobody else uses."""
+
+HELD_STACKS_FILE: Final = "stacks_0.txt"
+
+_kept_open: Final[list[TextIO]] = []
+"""faulthandler writes there when the process crashes. It is not disabled: it may be the user's by then."""
+
+
+class HeldStacks:
+    """Has faulthandler write stacks for as long as this is wanted.
+
+    Args:
+        folder: of the rank.
+
+    Raises:
+        OSError, RuntimeError, ValueError: it can't, or the signal is the user's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        if signal.getsignal(STACKS_SIGNAL) is not signal.SIG_DFL:
+            raise RuntimeError(f"signal {STACKS_SIGNAL} is in use")
+        self._file = (folder / HELD_STACKS_FILE).open("w")
+        faulthandler.register(STACKS_SIGNAL, file=self._file, all_threads=True)
+        if not faulthandler.is_enabled():
+            faulthandler.enable(file=self._file)
+            _kept_open.append(self._file)
+
+    def close(self) -> None:
+        """Write no more when asked; a file without stacks goes."""
+        faulthandler.unregister(STACKS_SIGNAL)
+        if os.fstat(self._file.fileno()).st_size == 0:
+            with suppress(OSError):
+                Path(self._file.name).unlink()
+        if self._file not in _kept_open:
+            self._file.close()
