@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from overlapscope.diagnosis.evidence import JOINING, UNKNOWN_STEP, CallSite, Entry, GroupOrder, Standing
 from overlapscope.trace.signature import NO_BUCKET
 
 _MOST_NAMES: Final = 3
+_MOST_PLACES: Final = 4
 _PHASES: Final = {
     "data_wait": "waiting for data",
     "forward": "in forward",
     "backward": "in backward",
-    "finalise": "waiting for its buckets at the end of backward",
+    "finalise": "waiting for buckets at the end of backward",
     "optimizer": "in the optimizer",
     "evaluation": "in evaluation",
 }
@@ -121,6 +122,24 @@ def standing_text(standing: Standing) -> str:
     if standing.bucket is not None and standing.phase in ("backward", "finalise"):
         text += f", before bucket {standing.bucket}"
     return text + (f",{at(standing.call_site)}" if standing.call_site else "")
+
+
+def standings_text(standings: Mapping[int, Standing]) -> str:
+    """``, in forward of step 12`` of one rank or several that stand alike; else what is true of which."""
+    ranks_at: dict[str, list[int]] = {}
+    for rank, standing in standings.items():
+        if text := standing_text(standing):
+            ranks_at.setdefault(text, []).append(rank)
+    if len(ranks_at) == 1:
+        return f", {next(iter(ranks_at))}"
+    shown = [f"{ranks_text(ranks)} {text}" for text, ranks in list(ranks_at.items())[:_MOST_PLACES]]
+    rest = [f"{len(ranks_at) - _MOST_PLACES} more elsewhere"] if len(ranks_at) > _MOST_PLACES else []
+    return (": " + "; ".join([*shown, *rest])) if shown else ""
+
+
+def shortened(text: str, most: int) -> str:
+    """The beginning, whole words."""
+    return text if len(text) <= most else text[:most].rpartition(" ")[0] + " …"
 
 
 def seconds_text(ns: int) -> str:

@@ -254,6 +254,14 @@ def test_of_those_that_are_gone_the_first_is_the_one_that_was_waited_for() -> No
     assert any("Rank 2 is gone as well" in sentence for sentence in verdict.evidence)
 
 
+def test_of_several_killed_at_once_it_is_said_where_each_stood() -> None:
+    ranks = (rank(0, "gone", phase="forward", step=2), rank(1, "gone", phase="data_wait", step=3), rank(2, step=3))
+    verdict = judge(job(*ranks, groups=[group({member: trained(8) for member in range(3)})]))
+    assert verdict.blamed == (0, 1)
+    assert "rank 0 in forward of step 2" in verdict.sentence
+    assert "rank 1 waiting for data of step 3" in verdict.sentence
+
+
 def test_who_ends_a_job_that_hangs_is_not_what_it_hung_for() -> None:
     loader = idle(rank(1, "gone", phase="data_wait", step=2, since_ns=10**9), 20)
     ranks = (rank(0, "failed", step=2, failure=CLOSED), loader, rank(2, "failed", step=2, failure=CLOSED))

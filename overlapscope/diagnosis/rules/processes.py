@@ -8,10 +8,21 @@ from typing import Final
 from overlapscope.diagnosis.evidence import RankEvidence
 from overlapscope.diagnosis.facts import Facts, is_consequence, is_interrupted, is_timeout
 from overlapscope.diagnosis.verdict import FaultKind, Verdict
-from overlapscope.diagnosis.wording import at, capitalised, ranks_text, seconds_text, standing_text, verb
+from overlapscope.diagnosis.wording import (
+    at,
+    capitalised,
+    ranks_text,
+    seconds_text,
+    shortened,
+    standing_text,
+    standings_text,
+    verb,
+)
 
 _MEMORY_ERRORS: Final = ("MemoryError", "OutOfMemoryError")
 _OUT_OF_MEMORY: Final = re.compile(r"out of memory|can'?t allocate memory|cannot allocate memory", re.IGNORECASE)
+_PLACE_IN_TORCH: Final = re.compile(r"^\[[^\]]+\.(cc|cpp|h|hpp):\d+\]\s*")
+"""``[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553]``, which helps nobody."""
 _NEARLY_ALL_MEMORY: Final = 0.9
 _SAME_TIME_NS: Final = 1_000_000_000
 
@@ -34,7 +45,7 @@ def failed(facts: Facts) -> Verdict | None:
     what = f"{failure.type}: {message}" if message else failure.type
     how = "ran out of memory" if is_memory else "failed"
     alike = [rank for rank in own if facts.ranks[rank].failure.type == failure.type]  # type: ignore[union-attr]
-    sentence = f"{capitalised(ranks_text(alike))} {how}{_in_step(one)}{at(failure.call_site)}: {what[:300]}."
+    sentence = f"{capitalised(ranks_text(alike))} {how}{_in_step(one)}{at(failure.call_site)}: {shortened(what, 300)}."
     rest = [rank for rank, other in sorted(facts.ranks.items()) if is_consequence(other.failure)]
     evidence = [f"{capitalised(ranks_text(rest))} failed because of that: {_first_line(facts, rest)}"] if rest else []
     return Verdict(
@@ -100,8 +111,11 @@ def killed(facts: Facts) -> Verdict | None:
     first = _first_to_die(facts, gone)
     one = facts.ranks[first[0]]
     how = _how_it_died(one)
-    where = f", {standing_text(one.standing)}" if one.standing else ""
-    sentence = f"{capitalised(ranks_text(first))} {verb(first, 'was', 'were')} {how} without a farewell{where}."
+    standings = {rank: standing for rank in first if (standing := facts.ranks[rank].standing)}
+    sentence = (
+        f"{capitalised(ranks_text(first))} {verb(first, 'was', 'were')} {how} without a farewell"
+        f"{standings_text(standings)}."
+    )
     likely = [rank for rank in first if _memory_share(facts.ranks[rank]) >= _NEARLY_ALL_MEMORY]
     if likely:
         sentence += f" {capitalised(ranks_text(likely))} had used nearly all memory: the kernel's OOM killer is likely."
@@ -125,7 +139,7 @@ def killed(facts: Facts) -> Verdict | None:
         concerned=tuple(sorted({*gone, *consequences})),
         step=one.standing.step if one.standing else None,
         bucket=one.standing.bucket if one.standing else None,
-        call_sites={first[0]: one.standing.call_site} if one.standing and one.standing.call_site else None,
+        call_sites={rank: standing.call_site for rank, standing in standings.items() if standing.call_site} or None,
         evidence=tuple(evidence),
         advice=("Look for its signal in the launcher's output, and for the OOM killer in dmesg of its host.",),
     )
@@ -194,4 +208,4 @@ def _in_step(one: RankEvidence) -> str:
 def _first_line(facts: Facts, ranks: list[int]) -> str:
     failure = facts.ranks[ranks[0]].failure
     text = failure.message.strip().splitlines()[0] if failure and failure.message.strip() else ""
-    return text[:200]
+    return shortened(_PLACE_IN_TORCH.sub("", text), 200)
