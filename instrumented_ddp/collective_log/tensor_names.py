@@ -49,7 +49,7 @@ class TensorNames:
             for name, value in islice(_things_in(frame), _MOST_THINGS):
                 if (found := by_id.get(id(value))) is not None:
                     found.append(name)
-                elif isinstance(value, torch.nn.Parameter) and (found := by_id.get(id(value.grad))) is not None:
+                elif _is_parameter(value) and (found := by_id.get(id(value.grad))) is not None:
                     found.append(f"{self._of_module.get(value, name)}.grad")
         return (*names, *(name for tensor in tensors for name in sorted(by_id[id(tensor)])))
 
@@ -76,3 +76,8 @@ def _things_in(frame: FrameType) -> Iterator[tuple[str, Any]]:
                 yield f"self.{key}", item
         else:
             yield name, value
+
+
+def _is_parameter(value: object) -> bool:
+    """``isinstance(value, Parameter)`` is Python code, and most things are no tensors."""
+    return isinstance(value, torch.Tensor) and isinstance(value, torch.nn.Parameter)
