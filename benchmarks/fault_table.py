@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Final
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from overlapscope.commands.child_process import recording_environment
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.lab import jobs
 from overlapscope.lab.catalogue import FAULTS, Fault
@@ -89,13 +88,9 @@ class Outcome:
 def run_fault(fault: Fault, world_size: int, *, wrapper: jobs.Wrapper) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="fault-table-") as temporary:
         trace = Path(temporary, "trace")
-        start: jobs.Start = WarmRank
-        environment: dict[str, str] = {}
-        if wrapper == "torch":  # recorded as a script that knows nothing of us, from its interpreter's start on
-            start, environment = jobs.start_python, recording_environment(trace, "buckets")
-        with jobs.running(
-            script_of(fault), world_size, wrapper=wrapper, trace=trace, extra_environment=environment, start=start
-        ) as job:
+        # A script that knows nothing of us is recorded from its interpreter's start on.
+        start: jobs.Start = jobs.start_python if wrapper == "torch" else WarmRank
+        with jobs.running(script_of(fault), world_size, wrapper=wrapper, trace=trace, start=start) as job:
             job.wait(patience_s=fault.patience_s)
             verdict, _ = diagnose(trace)
             launcher_ns = None if job.running() else time.monotonic_ns()
