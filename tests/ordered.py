@@ -34,7 +34,7 @@ class Collective:
     batch: int | None = None
     line: int = 42
     """Of train.py, in main."""
-    state: Literal["announced", "launched", "completed"] = "completed"
+    state: Literal["announced", "launched", "failed", "completed"] = "completed"
     phase: Phase | None = None
     flags: int = 0
     now_ns: int | None = None
@@ -122,8 +122,8 @@ def write_order(
             )
             if what.state != "announced":
                 log.launched(entry, now_ns + 1 * US)
-            if what.state == "completed":
-                log.completed(entry, now_ns + 50 * US)
+            if what.state in ("failed", "completed"):
+                log.completed(entry, now_ns + 50 * US, failed=what.state == "failed")
         if close:
             log.close()
     return folder

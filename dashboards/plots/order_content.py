@@ -28,8 +28,8 @@ _MARK_INSET_PX: Final = 2
 _LEAST_COLUMN_PX: Final = 8
 """Cells of narrower columns touch each other."""
 _STEP_LABEL_PX: Final = 58
-_FILLED: Final = {"completed": 1.0, "launched": 0.16, "announced": 0.0}
-_HATCHES: Final = {"completed": " ", "launched": "/", "announced": " "}
+_FILLED: Final = {"completed": 1.0, "failed": 0.16, "launched": 0.16, "announced": 0.0}
+_HATCHES: Final = {"completed": " ", "failed": "x", "launched": "/", "announced": " "}
 
 
 def no_columns(*names: str) -> Columns:
@@ -38,7 +38,7 @@ def no_columns(*names: str) -> Columns:
 
 
 def cell_columns(window: Window, layout: OrderLayout, column_px: float) -> Columns:
-    """Every entry as a rectangle: filled if it has completed, hatched if it was launched, hollow if only announced."""
+    """Every entry as a rectangle: filled if it has completed, else hatched (failed, launched) or hollow (announced)."""
     columns = no_columns(*CELL_COLUMNS)
     for cell in window.cells:
         if cell.entry is None:

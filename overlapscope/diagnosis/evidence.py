@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from overlapscope.trace.group_log import FAILED
 from overlapscope.trace.signature import Signature
 
 Liveness = Literal[
@@ -57,10 +58,10 @@ class Entry:
     completed_ns: int | None = None
 
     @property
-    def state(self) -> Literal["announced", "launched", "completed"]:
-        """How far it has come."""
+    def state(self) -> Literal["announced", "launched", "failed", "completed"]:
+        """How far it has come; failed: it ended with an error of the backend."""
         if self.completed_ns is not None:
-            return "completed"
+            return "failed" if self.flags & FAILED else "completed"
         return "announced" if self.launched_ns is None else "launched"
 
 

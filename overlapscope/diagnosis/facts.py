@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Final
 
 from overlapscope.diagnosis.evidence import Entry, Evidence, Failure, GroupOrder, RankEvidence
-from overlapscope.trace.group_log import FAILED
 from overlapscope.trace.signature import POINT_TO_POINT
 
 STUCK_AFTER_NS: Final = 3_000_000_000
@@ -177,7 +176,7 @@ class Facts:
         if not newest:
             return None
         group, entry = max(newest, key=lambda pair: pair[1].announced_ns)
-        if entry.state == "completed" and not entry.flags & FAILED:
+        if entry.state == "completed":
             return None
         standing = one.standing
         has_gone_on = (

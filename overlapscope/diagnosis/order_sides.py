@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from overlapscope.diagnosis.evidence import UNKNOWN_STEP, Entry
-from overlapscope.trace.group_log import FAILED, SHADOW, UNEVEN_INPUTS
+from overlapscope.trace.group_log import SHADOW, UNEVEN_INPUTS
 from overlapscope.trace.signature import Signature
 from overlapscope.units import format_bytes, format_ns
 
 _FLAG_TEXTS: Final = {
     UNEVEN_INPUTS: "inside join()",
     SHADOW: "by a rank that has joined, in the place of another's",
-    FAILED: "ended with an error",
 }
 
 

@@ -18,7 +18,7 @@ _MOST_SIDES: Final = 4
 _WIDEST: Final = 62
 _NOTHING: Final = "-"
 _PATH_PARTS: Final = 2
-_MARKS: Final = {"announced": "not launched", "launched": "not completed", "completed": ""}
+_MARKS: Final = {"announced": "not launched", "launched": "not completed", "failed": "failed", "completed": ""}
 
 
 def report_text(verdict: Verdict, evidence: Evidence) -> str:

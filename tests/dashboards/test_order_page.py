@@ -192,15 +192,16 @@ def test_the_address_chooses_the_cell_and_nonsense_is_ignored(snapshot):
 
 
 def test_cells_say_how_far_a_collective_has_come(tmp_path):
-    states = ("completed", "launched", "announced")
-    newest = [replace(one, state=state) for one, state in zip(steps(1), states, strict=True)]
+    states = ("completed", "launched", "failed", "announced")
+    newest = [replace(one, state=state) for one, state in zip([*steps(1), steps(1)[0]], states, strict=True)]
     write_order(tmp_path / "traces", {0: newest, 1: steps(1)[:1]})
     plot = plot_of(Recording(tmp_path / "traces").newest(), shown=(0, 1), number=1)
     cells = plot.cells.data
-    assert cells["lane"] == [0, 0, 0, 1]
-    assert cells["alpha"][0] == 1 > cells["alpha"][1] > cells["alpha"][2] == 0
-    assert [pattern != " " for pattern in cells["hatch"]] == [False, True, False, False]
-    assert len(plot.missing.data["left"]) == 2
+    assert cells["lane"] == [0, 0, 0, 0, 1]
+    assert cells["alpha"][0] == 1 > cells["alpha"][1] > cells["alpha"][3] == 0
+    assert len(set(cells["hatch"][:3])) == 3
+    assert cells["hatch"][0] == cells["hatch"][3] == cells["hatch"][4]
+    assert len(plot.missing.data["left"]) == 3
 
 
 def test_what_differs_is_marked_and_the_first_difference_has_a_band(snapshot):

@@ -123,7 +123,7 @@ def left_out(facts: Facts) -> Verdict | None:
         newest = {rank: group.newest.get(rank, 0) for rank in group.ranks if rank in facts.ranks}
         number = min(newest.values(), default=0) + 1
         entries = [(rank, e) for rank, window in group.windows.items() for e in window if e.number == number]
-        if not entries or any(e.completed_ns is not None and not e.flags & FAILED for _, e in entries):
+        if not entries or any(e.state == "completed" for _, e in entries):
             continue
         rank, entry = min(entries, key=lambda pair: pair[1].announced_ns)
         late = tuple(other for other, reached in newest.items() if reached < number)

@@ -50,7 +50,7 @@ def failed(facts: Facts) -> Verdict | None:
     evidence = [f"{capitalised(ranks_text(rest))} failed because of that: {_first_line(facts, rest)}"] if rest else []
     return Verdict(
         kind="out of memory" if is_memory else "failed",
-        sentence=sentence.replace("..", "."),
+        sentence=sentence.replace("..", ".").replace("….", "…"),
         blamed=() if len(own) == len(facts.world) > 1 else tuple(own),
         concerned=(*own, *rest),
         step=one.standing.step if one.standing else None,
