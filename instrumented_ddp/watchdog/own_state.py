@@ -44,6 +44,8 @@ _WINDOW_BEFORE: Final = 6
 _WINDOW_AFTER: Final = 8
 _NEWEST: Final = 12
 _FRAMES: Final = 12
+_IN_FLIGHT: Final = 16
+"""Collectives of a group that may be on the wire at the same time, or about."""
 _ACTIVITY_OVER_NS: Final = 1_000_000_000
 _MOVES: Final = 3
 """Places in Python's code, seen within a second, that tell work from waiting in a loop."""
@@ -127,8 +129,12 @@ class OwnState:
         return self.step if self._counts_steps else sum(log.newest for log in self._logs) // 2
 
     def waits_since_ns(self) -> int | None:
-        """Since when it has been in a collective that has not ended; None if it is in none."""
-        waits = [int(e["announced_ns"]) for e in self._newest_entries() if not e["completed_ns"] and e["announced_ns"]]
+        """Since when it has been in a collective that has not ended; None if it is in none.
+
+        That need not be the newest one: gloo runs two at a time, and the second may end first.
+        """
+        entries = (entry for log in self._logs for entry in log.read(max(1, log.newest - _IN_FLIGHT + 1), log.newest))
+        waits = [int(e["announced_ns"]) for e in entries if not e["completed_ns"] and e["announced_ns"]]
         return min(waits, default=None)
 
     def beat(self) -> dict[str, Any]:
@@ -166,11 +172,12 @@ class OwnState:
 
     # -- in full -------------------------------------------------------------------------------------------------
 
-    def card(self, differences: Mapping[str, int]) -> dict[str, Any]:
+    def card(self, differences: Mapping[str, int], *, with_models: bool) -> dict[str, Any]:
         """Everything that is known here.
 
         Args:
             differences: by group, the number around which collectives are wanted; of others the newest are.
+            with_models: also the parameters of all models, which are long.
         """
         signatures: set[int] = set()
         sites: set[int] = set()
@@ -198,13 +205,13 @@ class OwnState:
         known = self._collectives.signatures
         return {
             "beat": self.beat(),
-            "evidence": asdict(self.evidence()),
+            "evidence": asdict(self.evidence(with_models=with_models)),
             "groups": groups,
             "signatures": [json.loads(known[n - 1].to_json(n)) for n in sorted(signatures) if 0 < n <= len(known)],
             "call_sites": {n: asdict(site) for n in sorted(sites) if (site := self._site(n)) is not None},
         }
 
-    def evidence(self) -> RankEvidence:
+    def evidence(self, *, with_models: bool) -> RankEvidence:
         """What the rules want to know of a rank."""
         now_s = time.monotonic()
         state = self.process.state
@@ -225,8 +232,7 @@ class OwnState:
             rss_bytes=self.memory[0],
             memory_limit_bytes=self.memory[1] or None,
             unready=unready_parameters(folder, []),
-            # Long, and wanted only where ranks don't agree on them.
-            models=models_of(folder, []) if self.failure is not None else (),
+            models=models_of(folder, []) if with_models else (),
             unreduced=self._unreduced(),
             world_size=self.world_size,
             stacks=stacks(),

@@ -58,7 +58,9 @@ class Rhythm:
         return True
 
     def _observe_step(self, now_s: float, step: int) -> None:
-        if self._step is None or step < self._step:
+        if self._step is None:  # short steps may be done, many of them, before the second look
+            self._step, self._step_since_s = 0, now_s if self.advanced_at_s is None else self.advanced_at_s
+        if step < self._step:
             self._step, self._step_since_s = step, now_s
         elif step > self._step:
             self._steps_s.append((now_s - self._step_since_s) / (step - self._step))

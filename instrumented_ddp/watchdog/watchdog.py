@@ -258,7 +258,9 @@ class Watchdog:
         if edition == self._put_down:
             return {}
         self._put_down = edition
-        card = self._own.card({pointer.group: pointer.number for pointer in self._pointers})
+        # Ranks that have different models fail when these are wrapped, or launch different buckets.
+        may_be_the_models = self._own.failure is not None or self._own.step == 0 or bool(self._pointers)
+        card = self._own.card({one.group: one.number for one in self._pointers}, with_models=may_be_the_models)
         card["listening"] = listening() if self._stops_job else []
         return {f"card.{inquiry.number}.{self._own.rank}": json.dumps(card)}
 

@@ -38,6 +38,13 @@ def test_the_first_steps_may_take_longer():
     assert rhythm.limit_s >= PATIENCE_AT_START_S
 
 
+def test_steps_that_were_all_done_between_two_looks_count():
+    rhythm = Rhythm()
+    rhythm.observe(0.0, None, "construction")
+    rhythm.observe(0.5, 12, "backward")
+    assert rhythm.limit_s == PATIENCE_S
+
+
 def test_a_slow_first_step_is_forgotten():
     rhythm = Rhythm()
     rhythm.observe(0.0, 0, 0)
