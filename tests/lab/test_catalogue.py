@@ -73,4 +73,4 @@ def test_the_documentation_has_a_row_for_it(fault: Fault) -> None:
         row = f"| `{fault.name}` | {title_of(fault)} |"
     else:
         row = f"| `{fault.name}` | {title_of(fault)} | {fault.stock} | {fault.kinds[0]} |"
-    assert row in (ROOT / "docs" / "faults.md").read_text().splitlines()
+    assert any(line.startswith(row) for line in (ROOT / "docs" / "faults.md").read_text().splitlines())
