@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
 
 import torch
 
-NO_LIMIT: Final = sys.maxsize
-"""A limit that no bucket reaches: one bucket for each dtype and device."""
-
+from overlapscope.model.partition import ALONE, fill_buckets
+from overlapscope.model.partition import NO_LIMIT as NO_LIMIT
 
 _Kind = tuple[torch.dtype, torch.device]
 """Of tensors that can share a bucket."""
@@ -92,35 +89,22 @@ def describe_parameters(
 def plan_buckets(parameters: Sequence[ParameterSpec], order: Sequence[int], limits_bytes: Sequence[int]) -> BucketPlan:
     """Fill buckets with parameters of one dtype and device, in the order in which gradients are expected.
 
-    A bucket is closed once it holds its limit or more, so it may be larger than the limit by one parameter (the
-    rule of ``compute_bucket_assignment_by_size`` in torch/csrc/distributed/c10d/reducer.cpp). Buckets are ordered
-    by their last parameter: that is the order in which they become ready.
+    The rule is that of ``overlapscope.model.partition``, sparse gradients alone.
 
     Args:
         order: parameter numbers, first gradient first.
         limits_bytes: of the first bucket of each dtype and device, of the second and so on; the last one stays.
     """
-    filling: dict[_Kind, list[int]] = {}
-    filled_bytes: dict[_Kind, int] = {}
-    limits: dict[_Kind, int] = {}
-    buckets: list[list[int]] = []
-    for index in order:
-        spec = parameters[index]
-        if spec.is_sparse:
-            buckets.append([index])
-            continue
-        key = spec.dtype, spec.device
-        filling.setdefault(key, []).append(index)
-        filled_bytes[key] = filled_bytes.get(key, 0) + spec.bytes
-        place = limits.setdefault(key, 0)
-        if filled_bytes[key] >= limits_bytes[place]:
-            buckets.append(filling.pop(key))
-            del filled_bytes[key]
-            limits[key] = min(place + 1, len(limits_bytes) - 1)
-    buckets += filling.values()
-    position = {index: place for place, index in enumerate(order)}
-    buckets.sort(key=lambda bucket: position[bucket[-1]])
-    return BucketPlan(tuple(parameters), tuple(tuple(bucket) for bucket in buckets))
+    sizes_bytes = [spec.bytes for spec in parameters]
+    return BucketPlan(tuple(parameters), fill_buckets(sizes_bytes, kinds_of(parameters), order, limits_bytes))
+
+
+def kinds_of(parameters: Sequence[ParameterSpec]) -> list[int]:
+    """Parameters that can share a bucket have the same number; sparse ones have ``ALONE``."""
+    numbers: dict[_Kind, int] = {}
+    return [
+        ALONE if spec.is_sparse else numbers.setdefault((spec.dtype, spec.device), len(numbers)) for spec in parameters
+    ]
 
 
 def plan_in_module_order(parameters: Sequence[ParameterSpec], limits_bytes: Sequence[int]) -> BucketPlan:

@@ -1,0 +1,252 @@
+"""What an all-reduce costs, by its size: fitted to recorded ones, or to a calibration, or to both.
+
+A straight line through all sizes is wrong where it matters, because small messages ride the burst of a rate limiter
+and large ones leave the caches. So the cost is a table of medians, made monotone and interpolated between sizes that
+were measured, and only outside of them it follows a line of latency and bandwidth, ``alpha + beta x bytes``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from overlapscope.errors import OverlapScopeError
+from overlapscope.model.line import Line, fit_line
+from overlapscope.model.observation import Spans
+from overlapscope.model.partition import Float64Array, Int64Array
+
+_SAME_SIZE: Final = 1.05
+"""Sizes up to this factor apart are one size."""
+_FEWEST_SIZES_APART: Final = 3.0
+"""The largest size must be so many times the smallest, or latency and bandwidth can't be told apart."""
+_LATENCY_SHARES: Final = (0.0, 0.6)
+"""What share of the smallest measured all-reduce may be latency where nothing is known of it."""
+_TO_DEVIATION: Final = 1.4826
+"""Times the median of absolute differences, the standard deviation of a normal distribution."""
+ERROR_OF_MEDIAN: Final = 1.2533
+"""The standard error of a median, in those of a mean."""
+_TRUST_IN_CALIBRATION: Final = 2.0
+"""A calibration counts as much as so many recorded all-reduces of one size."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CollectiveCost:
+    """T(bytes) of an all-reduce of ``world_size`` ranks with nothing else going on."""
+
+    world_size: int
+    sizes_bytes: Float64Array
+    """(K,) ascending: the sizes that were measured."""
+    times_ns: Float64Array
+    """(K,) never falling."""
+    line: Line
+    """Latency and time per byte; what holds outside the measured sizes, where it is scaled to join them."""
+    is_identifiable: bool
+    """Whether the sizes lie far enough apart to tell latency from bandwidth."""
+
+    def time_ns(self, bytes_: npt.ArrayLike) -> Float64Array:
+        """T of sizes of any shape."""
+        sizes = np.asarray(bytes_, dtype=np.float64)
+        inside = np.clip(sizes, self.sizes_bytes[0], self.sizes_bytes[-1])
+        times = np.exp(np.interp(np.log(inside), np.log(self.sizes_bytes), np.log(self.times_ns)))
+        scaled: Float64Array = times * (self.line.time_ns(sizes) / self.line.time_ns(inside))
+        return scaled
+
+    @property
+    def alpha_ns(self) -> float:
+        """What an all-reduce costs however small it is."""
+        return min(self.line.alpha_ns, float(self.times_ns[0]))
+
+    @property
+    def missing(self) -> str:
+        """What to measure for a surer answer; empty if nothing is missing."""
+        if self.is_identifiable:
+            return ""
+        return (
+            "The measured all-reduces have nearly one size, so what one of another size takes is a guess: record with "
+            "--probe-buckets, or run overlapscope calibrate."
+        )
+
+    def busbw_bytes_per_s(self, bytes_: float) -> float:
+        """The rate at which links are used, as nccl-tests counts it."""
+        return float(2 * (self.world_size - 1) / self.world_size * bytes_ / self.time_ns(bytes_) * 1e9)
+
+    def extrapolated(self, world_size: int, algorithm: Literal["ring", "tree"] = "ring") -> CollectiveCost:
+        """The cost with other ranks on links like these.
+
+        A ring takes 2 (N - 1) turns and sends 2 (N - 1) / N of the bytes over each link; a tree takes 2 log2 N turns.
+
+        Raises:
+            OverlapScopeError: there is nothing to extrapolate from, or to.
+        """
+        if min(self.world_size, world_size) < 2:
+            raise OverlapScopeError(
+                f"an all-reduce of {self.world_size} ranks says nothing of one of {world_size}: both need at least 2"
+            )
+        turns = _turns(world_size, algorithm) / _turns(self.world_size, algorithm)
+        share = (1 - 1 / world_size) / (1 - 1 / self.world_size)
+        return replace(self._with(turns, share), world_size=world_size)
+
+    def with_bandwidth(self, factor: float) -> CollectiveCost:
+        """The cost if links carried so many times the bytes, at the same latency."""
+        return self._with(1.0, 1 / factor)
+
+    def _with(self, latencies: float, bytes_: float) -> CollectiveCost:
+        alpha_ns = self.alpha_ns
+        return replace(
+            self,
+            times_ns=latencies * alpha_ns + bytes_ * (self.times_ns - alpha_ns),
+            line=Line(alpha_ns=latencies * self.line.alpha_ns, beta_ns=bytes_ * self.line.beta_ns),
+        )
+
+
+def fit_cost(samples: Spans | None, world_size: int, calibration: Spans | None = None) -> CollectiveCost:
+    """Fit the cost to recorded all-reduces, a calibration, or both.
+
+    With both, the calibration gives the shape and what was recorded corrects it, size by size.
+
+    Args:
+        samples: bytes and transfer times, freed of waits and queues (see ``transfers``).
+        world_size: of the ranks that were measured.
+        calibration: the same, measured with nothing else going on.
+
+    Raises:
+        OverlapScopeError: there are neither.
+    """
+    samples, calibration = _usable(samples), _usable(calibration)
+    if calibration is None or samples is None:
+        spans = calibration or samples
+        if spans is None:
+            raise OverlapScopeError(
+                "no all-reduce was recorded that tells what one costs: record some more steps, or run overlapscope "
+                "calibrate"
+            )
+        return _cost(_medians(spans), world_size)
+    base = _cost(_medians(calibration), world_size)
+    seen = _medians(replace(samples, time_ns=samples.time_ns / base.time_ns(samples.bytes)))
+    usual = _weighted_median(seen.times, seen.counts)
+    ratios = usual * (seen.times / usual) ** (seen.counts / (seen.counts + _TRUST_IN_CALIBRATION))
+    nodes = np.union1d(base.sizes_bytes, seen.bytes)
+    times_ns = base.time_ns(nodes) * np.exp(np.interp(np.log(nodes), np.log(seen.bytes), np.log(ratios)))
+    return _cost(_Sizes(nodes, times_ns, np.ones(len(nodes)), np.zeros(len(nodes))), world_size)
+
+
+def draw_cost(
+    samples: Spans | None, world_size: int, calibration: Spans | None, random: np.random.Generator
+) -> CollectiveCost:
+    """A cost that is as likely as the fitted one: fitted to cycles that are drawn again from the recorded ones.
+
+    Where all sizes are nearly the same, each draw assumes another latency.
+    """
+    cost = fit_cost(_drawn(samples, random), world_size, _drawn(calibration, random))
+    if cost.is_identifiable:
+        return cost
+    share = float(random.uniform(*_LATENCY_SHARES))
+    return replace(cost, line=_line_with_latency(cost.sizes_bytes, cost.times_ns, share))
+
+
+class _Sizes(NamedTuple):
+    """What was measured, size by size: (K,) each."""
+
+    bytes: Float64Array
+    times: Float64Array
+    """The middle one of each size."""
+    counts: Float64Array
+    errors: Float64Array
+    """Standard error of the logarithm of the time."""
+
+
+def _cost(sizes: _Sizes, world_size: int) -> CollectiveCost:
+    is_identifiable = bool(sizes.bytes[-1] >= _FEWEST_SIZES_APART * sizes.bytes[0])
+    if is_identifiable:
+        line = fit_line(sizes.bytes, sizes.times, sizes.counts)
+        times_ns = _monotone(_drawn_to_line(sizes, line), sizes.counts)
+    else:
+        times_ns = _monotone(sizes.times, sizes.counts)
+        line = _line_with_latency(sizes.bytes, times_ns, sum(_LATENCY_SHARES) / 2)
+    return CollectiveCost(
+        world_size=world_size,
+        sizes_bytes=sizes.bytes,
+        times_ns=times_ns,
+        line=line,
+        is_identifiable=is_identifiable,
+    )
+
+
+def _drawn_to_line(sizes: _Sizes, line: Line) -> Float64Array:
+    """The times of each size, where they are unsure drawn to the line as far as others keep to it."""
+    off_line = np.log(sizes.times / line.time_ns(sizes.bytes))
+    beyond_errors = max(0.0, float(np.average(off_line**2 - sizes.errors**2, weights=sizes.counts)))
+    trust = beyond_errors / np.maximum(beyond_errors + sizes.errors**2, 1e-12)
+    times: Float64Array = line.time_ns(sizes.bytes) * np.exp(np.where(sizes.errors > 0, trust, 1.0) * off_line)
+    return times
+
+
+def _line_with_latency(sizes: Float64Array, times_ns: Float64Array, share: float) -> Line:
+    alpha_ns = share * float(times_ns[0])
+    return Line(alpha_ns=alpha_ns, beta_ns=float(np.median((times_ns - alpha_ns) / sizes)))
+
+
+def _medians(spans: Spans) -> _Sizes:
+    order = np.argsort(spans.bytes, kind="stable")
+    sizes, times_ns, cycles = spans.bytes[order], spans.time_ns[order], spans.cycle[order]
+    starts = [0]
+    for place, size in enumerate(sizes.tolist()):
+        if size > _SAME_SIZE * sizes[starts[-1]]:
+            starts.append(place)
+    groups = list(zip(starts, [*starts[1:], len(sizes)], strict=True))
+    counts = np.array([end - first for first, end in groups])
+    medians = np.array([np.median(times_ns[first:end]) for first, end in groups])
+    # In one cycle a link is quick or slow as a whole, so only other cycles tell more.
+    in_cycles = np.array([len(np.unique(cycles[first:end])) for first, end in groups])
+    spread = _TO_DEVIATION * np.median(np.abs(np.log(times_ns / np.repeat(medians, counts))))
+    return _Sizes(
+        bytes=np.array([np.exp(np.mean(np.log(sizes[first:end]))) for first, end in groups]),
+        times=medians,
+        counts=counts.astype(np.float64),
+        errors=ERROR_OF_MEDIAN * spread / np.sqrt(in_cycles),
+    )
+
+
+def _monotone(times_ns: Float64Array, weights: Float64Array) -> Float64Array:
+    """The nearest times that never fall: neighbours that do are pooled."""
+    pools: list[list[float]] = []  # time, weight, how many
+    for time_ns, weight in zip(times_ns.tolist(), weights.tolist(), strict=True):
+        pools.append([time_ns, weight, 1])
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            late = pools.pop()
+            early = pools[-1]
+            total = early[1] + late[1]
+            pools[-1] = [(early[0] * early[1] + late[0] * late[1]) / total, total, early[2] + late[2]]
+    return np.repeat([pool[0] for pool in pools], [int(pool[2]) for pool in pools])
+
+
+def _weighted_median(values: Float64Array, weights: Float64Array) -> float:
+    order = np.argsort(values)
+    filled = np.cumsum(weights[order])
+    return float(values[order][np.searchsorted(filled, filled[-1] / 2)])
+
+
+def _usable(spans: Spans | None) -> Spans | None:
+    if spans is None:
+        return None
+    usable = (spans.bytes > 0) & (spans.time_ns > 0) & np.isfinite(spans.time_ns)
+    if not usable.any():
+        return None
+    return Spans(bytes=spans.bytes[usable], time_ns=spans.time_ns[usable], cycle=spans.cycle[usable])
+
+
+def _drawn(spans: Spans | None, random: np.random.Generator) -> Spans | None:
+    spans = _usable(spans)
+    if spans is None:
+        return None
+    cycles, member = np.unique(spans.cycle, return_inverse=True)
+    times = np.bincount(random.integers(len(cycles), size=len(cycles)), minlength=len(cycles))
+    rows: Int64Array = np.repeat(np.arange(len(member)), times[member])
+    return Spans(bytes=spans.bytes[rows], time_ns=spans.time_ns[rows], cycle=spans.cycle[rows])
+
+
+def _turns(world_size: int, algorithm: str) -> float:
+    return 2.0 * (world_size - 1) if algorithm == "ring" else 2.0 * float(np.log2(world_size))

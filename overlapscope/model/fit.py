@@ -1,0 +1,183 @@
+"""A recording -> all that a replay needs, and how sure it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from overlapscope.model.contention import Slowdown, communication_slowdown_of, compute_slowdown_of
+from overlapscope.model.cost import ERROR_OF_MEDIAN, draw_cost, fit_cost
+from overlapscope.model.line import fit_line
+from overlapscope.model.observation import Observations, Spans
+from overlapscope.model.partition import Buckets, Float64Array
+from overlapscope.model.plan_table import PlanTable, table_of
+from overlapscope.model.schedule import Costs, replay
+from overlapscope.model.transfers import Transfers, transfers_of
+from overlapscope.model.work import Backward, Work, backward_of
+
+_ENOUGH_CYCLES: Final = 8
+_LEAST_ERROR: Final = 0.015
+"""Predictions of plans that were not recorded are off by so much, whatever those that were recorded show."""
+_OTHER_DAY: Final = 0.02
+_ROUNDS: Final = 6
+"""Latency, which two lanes hide from each other, is known better each time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """A recorded plan: its step time, recorded and predicted."""
+
+    plan: int
+    """Place in the plans of the observations."""
+    recorded_ns: float
+    predicted_ns: float
+    noise: float
+    """Standard error of the logarithm of what was recorded; NaN if there is a single cycle."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Fitted:
+    """The model of one job."""
+
+    observations: Observations
+    calibration: Spans | None
+    transfers: Transfers
+    backward: Backward
+    """Of the cycles that predictions rest on."""
+    copy_overhead_ns: Float64Array
+    """(R,) what copies back take beyond the spans that were recorded."""
+    work: Work
+    """With that overhead before it."""
+    costs: Costs
+    compute_slowdown: Slowdown
+    communication_slowdown: Slowdown
+
+    def draws(self, count: int, seed: int = 0) -> Iterator[tuple[Work, Costs]]:
+        """Models that are as likely: of cycles drawn again from the recorded ones, with slowdowns as likely.
+
+        Args:
+            count: how many.
+        """
+        random = np.random.default_rng(seed)
+        for _ in range(count):
+            compute = float(random.choice(self.compute_slowdown.draws))
+            communication = float(random.choice(self.communication_slowdown.draws))
+            samples = self.transfers.freed_of(communication)
+            cost = draw_cost(samples, self.observations.world_size, self.calibration, random)
+            costs = replace(self.costs, collective=cost, compute_slowdown=compute, communication_slowdown=communication)
+            work = self.backward.freed_of(compute).later_by(self.copy_overhead_ns)
+            yield work.of_cycles(random.integers(len(work.end_ns), size=len(work.end_ns))), costs
+
+    @cached_property
+    def checks(self) -> tuple[Check, ...]:
+        """Every recorded plan that was in force for two steps or more in a row: what it took, and what is predicted."""
+        observations = self.observations
+        settled = observations.plan == observations.plan_before
+        cycle_ns = np.median(observations.cycle_ns, axis=1)
+        plans = np.unique(observations.plan[settled]).tolist()
+        if not plans:
+            return ()
+        predicted_ns = replay([observations.plans[plan] for plan in plans], self.work, self.costs).typical_ns
+        checks = []
+        for plan, predicted in zip(plans, predicted_ns.tolist(), strict=True):
+            recorded_ns = cycle_ns[settled & (observations.plan == plan)]
+            spread = float(np.std(np.log(recorded_ns), ddof=1)) if len(recorded_ns) > 1 else float("nan")
+            checks.append(
+                Check(
+                    plan=plan,
+                    recorded_ns=float(np.median(recorded_ns)),
+                    predicted_ns=predicted,
+                    noise=ERROR_OF_MEDIAN * spread / len(recorded_ns) ** 0.5,
+                )
+            )
+        return tuple(checks)
+
+    @cached_property
+    def model_error(self) -> float:
+        """By which share of the step predictions are off, beyond what noise explains, as far as checks tell."""
+        beyond = [np.log(check.recorded_ns / check.predicted_ns) ** 2 - check.noise**2 for check in self.checks]
+        return float(np.sqrt(max(0.0, np.nanmean(beyond)))) if np.isfinite(beyond).any() else 0.0
+
+    def cycle_draws_ns(self, plans: PlanTable | Sequence[Buckets], count: int = 100, seed: int = 0) -> Float64Array:
+        """The typical step time of plans, again and again with models that are as likely.
+
+        All plans of a draw share its model, so that differences of two plans are surer than either; what the model
+        is off by (``model_error``) is each plan's own. All plans are off alike by what another day is slower or faster.
+
+        Returns:
+            (D, Q)
+        """
+        table = plans if isinstance(plans, PlanTable) else table_of(plans, self.work.gradients)
+        typical_ns = np.array([replay(table, work, costs).typical_ns for work, costs in self.draws(count, seed)])
+        chance = np.random.default_rng(seed).standard_normal((count, 1 + len(table)))
+        off = _OTHER_DAY * chance[:, :1] + max(self.model_error, _LEAST_ERROR) * chance[:, 1:]
+        drawn: Float64Array = typical_ns * np.exp(off)
+        return drawn
+
+
+def fit(observations: Observations, *, lanes: int, calibration: Spans | None = None) -> Fitted:
+    """Fit the model to a recording.
+
+    Args:
+        lanes: how many all-reduces the backend runs at a time: 1 with NCCL, 2 with gloo.
+        calibration: what all-reduces of the same ranks took with nothing else going on.
+
+    Raises:
+        OverlapScopeError: there is nothing that tells what an all-reduce costs.
+    """
+    copy_in = fit_line(observations.copies_in.bytes, observations.copies_in.time_ns)
+    copy_out = fit_line(observations.copies_out.bytes, observations.copies_out.time_ns)
+    settled = _settled(observations)
+    backward = backward_of(settled, copy_in)
+    compute = compute_slowdown_of(backward)
+    measured = fit_cost(calibration, observations.world_size) if calibration is not None else None
+    cost, communication, transfers = measured, None, transfers_of(observations, lanes)
+    for _ in range(_ROUNDS if lanes > 1 else 1):
+        transfers = transfers_of(observations, lanes, cost.alpha_ns if cost is not None else 0.0)
+        communication = communication_slowdown_of(transfers, measured.line if measured is not None else None)
+        cost = fit_cost(transfers.freed_of(communication.value), observations.world_size, calibration)
+    assert cost is not None
+    assert communication is not None
+    costs = Costs(
+        collective=cost,
+        copy_in=copy_in,
+        copy_out=copy_out,
+        compute_slowdown=compute.value,
+        communication_slowdown=communication.value,
+        lanes=lanes,
+    )
+    work = backward.freed_of(compute.value)
+    copy_overhead_ns = _copy_overhead_ns(settled, work, costs)
+    return Fitted(
+        observations=observations,
+        calibration=calibration,
+        transfers=transfers,
+        backward=backward,
+        copy_overhead_ns=copy_overhead_ns,
+        work=work.later_by(copy_overhead_ns),
+        costs=costs,
+        compute_slowdown=compute,
+        communication_slowdown=communication,
+    )
+
+
+def _settled(observations: Observations) -> Observations:
+    """Without the first step of each plan, whose buffers are new, if there are enough others."""
+    settled = observations.plan == observations.plan_before
+    return observations.of_cycles(settled) if settled.sum() >= _ENOUGH_CYCLES else observations
+
+
+def _copy_overhead_ns(observations: Observations, work: Work, costs: Costs) -> Float64Array:
+    """(R,) what copies back took longer than the replay of the recorded plans says they do."""
+    known = observations.plan_before >= 0
+    if not known.any():
+        return np.zeros(len(observations.ranks))
+    replayed = replay(observations.plans, work, costs)
+    copying_ns = np.median(replayed.cycle_ns - replayed.backward_end_ns - replayed.exposed_ns, axis=1)
+    predicted_ns = copying_ns[observations.plan_before[known]]
+    overhead_ns: Float64Array = np.median(observations.copies_out_ns[known] - predicted_ns[:, None], axis=0)
+    return overhead_ns

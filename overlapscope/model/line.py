@@ -1,0 +1,69 @@
+"""A line of latency and time per byte, fitted so that outliers don't bend it. Neither is ever negative."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from overlapscope.model.partition import Float64Array
+
+_ROUNDS: Final = 30
+_SMALLEST_RESIDUAL: Final = 1e-4
+"""As a share of the time: below it residuals count alike, or one point would decide everything."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """``alpha + beta x bytes``."""
+
+    alpha_ns: float
+    beta_ns: float
+    """Per byte."""
+
+    def time_ns(self, bytes_: npt.ArrayLike) -> Float64Array:
+        """Of sizes of any shape."""
+        return self.alpha_ns + self.beta_ns * np.asarray(bytes_, dtype=np.float64)
+
+
+NOTHING: Final = Line(alpha_ns=0.0, beta_ns=0.0)
+"""What takes no time."""
+
+
+def fit_line(bytes_: Float64Array, times_ns: Float64Array, weights: Float64Array | None = None) -> Line:
+    """The line whose relative errors have the least sum of absolute values.
+
+    Args:
+        bytes_: (N,)
+        times_ns: (N,) those that are not positive are left out; without any the line is 0.
+        weights: (N,) how much each counts; alike if not given.
+    """
+    usable = (times_ns > 0) & np.isfinite(times_ns)
+    if not usable.any():
+        return NOTHING
+    x, y = bytes_[usable], times_ns[usable]
+    counts = np.ones(len(x)) if weights is None else weights[usable]
+    if np.ptp(x) == 0:
+        time_ns = float(np.median(y))
+        return Line(alpha_ns=0.0, beta_ns=time_ns / float(x[0])) if x[0] > 0 else Line(alpha_ns=time_ns, beta_ns=0.0)
+    weight = counts / y**2
+    alpha = beta = 0.0
+    for _ in range(_ROUNDS):  # reweighted least squares approach least absolute errors
+        alpha, beta = _least_squares(x, y, weight)
+        residuals = np.abs(alpha + beta * x - y) / y
+        weight = counts / y**2 / np.maximum(residuals, _SMALLEST_RESIDUAL)
+    return Line(alpha_ns=alpha, beta_ns=beta)
+
+
+def _least_squares(x: Float64Array, y: Float64Array, weight: Float64Array) -> tuple[float, float]:
+    total = weight.sum()
+    mean_x, mean_y = (weight * x).sum() / total, (weight * y).sum() / total
+    beta = float((weight * (x - mean_x) * (y - mean_y)).sum() / (weight * (x - mean_x) ** 2).sum())
+    alpha = float(mean_y - beta * mean_x)
+    if beta < 0:
+        return float(mean_y), 0.0
+    if alpha < 0:
+        return 0.0, float((weight * x * y).sum() / (weight * x * x).sum())
+    return alpha, beta

@@ -1,0 +1,85 @@
+"""DDP's rule for filling buckets, once: ``instrumented_ddp`` trains by it, and the model predicts by it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+Int64Array = npt.NDArray[np.int64]
+Float64Array = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+Buckets = tuple[tuple[int, ...], ...]
+"""A bucket plan: buckets in the order in which they are launched, each a list of parameter numbers."""
+
+MB: Final = 1024**2
+"""Bytes, as DDP's ``bucket_cap_mb`` counts them."""
+
+NO_LIMIT: Final = sys.maxsize
+"""A limit that no bucket reaches."""
+
+ALONE: Final = -1
+"""Kind of a gradient that is reduced on its own, because it is sparse."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Gradients:
+    """What one model reduces in a step: P gradients, by the number of their parameter."""
+
+    names: tuple[str, ...]
+    bytes: Int64Array
+    """(P,)"""
+    kinds: Int64Array
+    """(P,) those of one dtype and device have the same number and can share a bucket; ``ALONE`` for a sparse one."""
+    order: Int64Array
+    """(P,) parameter numbers, first gradient first."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all gradients."""
+        return int(self.bytes.sum())
+
+
+def fill_buckets(bytes_: Sequence[int], kinds: Sequence[int], order: Sequence[int], limits: Sequence[int]) -> Buckets:
+    """Fill buckets with gradients of one kind, in the order in which they are expected.
+
+    A bucket is closed once it holds its limit or more, so it may be larger than the limit by one gradient (the
+    rule of ``compute_bucket_assignment_by_size`` in torch/csrc/distributed/c10d/reducer.cpp). Buckets are ordered
+    by their last gradient: that is the order in which they become ready.
+
+    Args:
+        bytes_: (P,) by parameter number.
+        kinds: (P,) see ``Gradients.kinds``.
+        order: parameter numbers, first gradient first.
+        limits: in bytes, of the first bucket of each kind, of the second and so on; the last one stays.
+    """
+    filling: dict[int, list[int]] = {}
+    filled_bytes: dict[int, int] = {}
+    places: dict[int, int] = {}
+    buckets: list[list[int]] = []
+    for index in order:
+        kind = kinds[index]
+        if kind == ALONE:
+            buckets.append([index])
+            continue
+        filling.setdefault(kind, []).append(index)
+        filled_bytes[kind] = filled_bytes.get(kind, 0) + bytes_[index]
+        place = places.setdefault(kind, 0)
+        if filled_bytes[kind] >= limits[place]:
+            buckets.append(filling.pop(kind))
+            del filled_bytes[kind]
+            places[kind] = min(place + 1, len(limits) - 1)
+    buckets += filling.values()
+    position = {index: place for place, index in enumerate(order)}
+    buckets.sort(key=lambda bucket: position[bucket[-1]])
+    return tuple(tuple(bucket) for bucket in buckets)
+
+
+def fill(gradients: Gradients, limits_bytes: Sequence[int]) -> Buckets:
+    """The plan that DDP makes of these gradients after the rebuild; see ``fill_buckets``."""
+    return fill_buckets(gradients.bytes.tolist(), gradients.kinds.tolist(), gradients.order.tolist(), limits_bytes)

@@ -1,0 +1,195 @@
+"""The bucket plans that DDP's settings can express, and the settings that express a plan.
+
+Many caps give the same partition, so plans are listed by partition, each with the band of caps that give it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from overlapscope.model.partition import ALONE, MB, NO_LIMIT, Buckets, Gradients, fill
+from overlapscope.model.plan_table import buckets_of_cuts, forced_cuts
+
+DEFAULT_FIRST_BUCKET_BYTES: Final = MB
+DEFAULT_CAP_BYTES: Final = 25 * MB
+
+_ROUND: Final = (1.0, 0.5, 0.25, 0.2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UniformPlan:
+    """What ``bucket_cap_mb`` gives: caps of more than ``low_bytes`` and at most ``high_bytes`` make these buckets."""
+
+    buckets: Buckets
+    low_bytes: int
+    high_bytes: int
+    """``NO_LIMIT`` if every larger cap will do."""
+    first_bucket_bytes: int | None = None
+    """The limit of the first bucket, if it has one of its own."""
+    is_default: bool = False
+    """Whether it is what DDP does when nothing is set."""
+
+    @property
+    def cap_mb(self) -> float:
+        """A round cap in the band."""
+        return DEFAULT_CAP_BYTES / MB if self.is_default else round_cap_mb(self.low_bytes, self.high_bytes)
+
+
+def default_plan(gradients: Gradients) -> UniformPlan:
+    """What DDP does when nothing is set: a first bucket of 1 MB, and then 25 MB. ``bucket_cap_mb=25`` is another."""
+    band = next(_bands(gradients, DEFAULT_FIRST_BUCKET_BYTES, DEFAULT_CAP_BYTES, 1.0))
+    return UniformPlan(
+        buckets=fill(gradients, [DEFAULT_FIRST_BUCKET_BYTES, DEFAULT_CAP_BYTES]),
+        low_bytes=band.low_bytes,
+        high_bytes=band.high_bytes,
+        first_bucket_bytes=DEFAULT_FIRST_BUCKET_BYTES,
+        is_default=True,
+    )
+
+
+def uniform_plans(
+    gradients: Gradients,
+    first_bucket_bytes: int | None = None,
+    at_most: int = 1000,
+    smallest_cap_bytes: int = 1,
+) -> tuple[UniformPlan, ...]:
+    """Every partition that an explicit cap gives, small caps first. DDP's default is none of them.
+
+    Args:
+        first_bucket_bytes: give the first bucket a limit of its own, as ``bucket_cap_mb_list`` can.
+        at_most: so many; where there are more, caps are tried that are as many and evenly far apart.
+        smallest_cap_bytes: where to begin.
+    """
+    exact = _listed(_bands(gradients, first_bucket_bytes, smallest_cap_bytes, 1.0), at_most)
+    if exact is None:
+        sizes = gradients.bytes[gradients.bytes > 0]
+        smallest = max(smallest_cap_bytes, int(sizes.min()))
+        factor = float(gradients.total_bytes / smallest) ** (1 / (at_most - 1))
+        exact = _listed(_bands(gradients, first_bucket_bytes, smallest, factor), at_most + 1)
+        assert exact is not None
+    return tuple(
+        UniformPlan(
+            buckets=_buckets(band.ends, gradients),
+            low_bytes=band.low_bytes,
+            high_bytes=band.high_bytes,
+            first_bucket_bytes=first_bucket_bytes,
+        )
+        for band in exact
+    )
+
+
+def caps_mb_of(buckets: Buckets, gradients: Gradients) -> list[float] | None:
+    """A plan as ``bucket_cap_mb_list`` of torch 2.13's own DDP; the last cap holds for all buckets that follow.
+
+    Returns:
+        None if no list gives this plan: caps count the buckets of each kind, and a bucket of one kind may need
+        a cap that is too large for that of another.
+    """
+    lows: list[int] = []
+    highs: list[int] = []
+    counts: dict[int, int] = {}
+    last_of_kind = {int(gradients.kinds[bucket[0]]): number for number, bucket in enumerate(buckets)}
+    for number, bucket in enumerate(buckets):
+        kind = int(gradients.kinds[bucket[0]])
+        if kind == ALONE:
+            continue
+        place = counts.get(kind, 0)
+        counts[kind] = place + 1
+        if place == len(lows):
+            lows.append(0)
+            highs.append(NO_LIMIT)
+        sizes = gradients.bytes[list(bucket)]
+        lows[place] = max(lows[place], int(sizes[:-1].sum()))
+        if last_of_kind[kind] != number:
+            highs[place] = min(highs[place], int(sizes.sum()))
+    caps: list[float] = []
+    for low, high in zip(lows, highs, strict=True):
+        if low >= high:
+            return None
+        fits = bool(caps) and low < int(caps[-1] * MB) <= high
+        caps.append(caps[-1] if fits else round_cap_mb(low, high))
+    while len(caps) > 1 and caps[-1] == caps[-2]:
+        caps.pop()
+    caps = caps or [DEFAULT_CAP_BYTES / MB]
+    return caps if fill(gradients, [int(cap * MB) for cap in caps]) == buckets else None
+
+
+def round_cap_mb(low_bytes: int, high_bytes: int) -> float:
+    """A number of MB, more than ``low_bytes`` and at most ``high_bytes``: 25 if that is one, else a round one."""
+    if low_bytes < DEFAULT_CAP_BYTES <= high_bytes:
+        return DEFAULT_CAP_BYTES / MB
+    high_bytes = min(high_bytes, 2 * low_bytes + MB)
+    for exponent in range(9, -7, -1):
+        for share in _ROUND:
+            unit_mb = share * 10.0**exponent
+            first, last = int(low_bytes / MB / unit_mb), int(high_bytes / MB / unit_mb) + 1
+            if last - first > 20:
+                break
+            for multiple in range(first, last + 1):
+                cap_mb = float(f"{multiple * unit_mb:.8g}")
+                if low_bytes < int(cap_mb * MB) <= high_bytes:
+                    return cap_mb
+    return high_bytes / MB
+
+
+@dataclass(frozen=True)
+class _Band:
+    ends: tuple[int, ...]
+    """Places, in the order of gradients, at which a bucket is closed."""
+    low_bytes: int
+    high_bytes: int
+
+
+def _listed(bands: Iterator[_Band], at_most: int) -> list[_Band] | None:
+    """All of them, those with the same buckets joined; None if there are too many."""
+    found: list[_Band] = []
+    for band in bands:
+        if found and found[-1].ends == band.ends:
+            found[-1] = _Band(band.ends, found[-1].low_bytes, band.high_bytes)
+        else:
+            found.append(band)
+        if len(found) > at_most:
+            return None
+    return found
+
+
+def _bands(gradients: Gradients, first_bytes: int | None, cap_bytes: int, factor: float) -> Iterator[_Band]:
+    """Buckets for ever larger caps, and for which caps they are the same.
+
+    Args:
+        factor: how many times as large the next cap is at least.
+    """
+    kinds = gradients.kinds[gradients.order]
+    places = [np.flatnonzero(kinds == kind).tolist() for kind in np.unique(kinds) if kind != ALONE]
+    filled = [np.cumsum(gradients.bytes[gradients.order][of_kind]).tolist() for of_kind in places]
+    while True:
+        low, high, ends = 0, NO_LIMIT, []
+        for of_kind, sums in zip(places, filled, strict=True):
+            start, before = 0, 0
+            while start < len(sums):
+                is_free = start > 0 or first_bytes is None
+                limit = cap_bytes if start or first_bytes is None else first_bytes
+                end = bisect_left(sums, before + limit, start)
+                if end == len(sums):
+                    end -= 1
+                    low = max(low, sums[end] - before) if is_free else low
+                elif is_free:
+                    low = max(low, (sums[end - 1] if end else 0) - before)
+                    high = min(high, sums[end] - before)
+                ends.append(of_kind[end])
+                start, before = end + 1, sums[end]
+        yield _Band(tuple(sorted(ends)), low, high)
+        if high == NO_LIMIT:
+            return
+        cap_bytes = max(high + 1, int(cap_bytes * factor))
+
+
+def _buckets(ends: tuple[int, ...], gradients: Gradients) -> Buckets:
+    cuts = forced_cuts(gradients)
+    cuts[list(ends)] = True
+    return buckets_of_cuts(cuts, gradients)

@@ -1,0 +1,118 @@
+"""Many bucket plans of one model as arrays, to be replayed at once.
+
+A plan can be written down as its *cuts*: for each gradient, in their order, whether it is the last one of its bucket.
+That says everything about a plan which fills buckets in the order of gradients, as DDP's do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from overlapscope.model.partition import ALONE, BoolArray, Buckets, Gradients, Int64Array
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PlanTable:
+    """Q plans of at most B buckets each; what follows a plan's last bucket is filled up with empty ones."""
+
+    last: Int64Array
+    """(Q, B) place, in the order of gradients, up to which all must be ready for a bucket to be launched."""
+    bytes: Int64Array
+    """(Q, B)"""
+    is_bucket: BoolArray
+    """(Q, B)"""
+
+    def __len__(self) -> int:
+        return len(self.last)
+
+    def of(self, rows: Int64Array) -> PlanTable:
+        """Some of the plans, as narrow as they allow."""
+        width = int(self.is_bucket[rows].sum(axis=1).max(initial=0))
+        return PlanTable(
+            last=self.last[rows, :width], bytes=self.bytes[rows, :width], is_bucket=self.is_bucket[rows, :width]
+        )
+
+
+def table_of(plans: Sequence[Buckets], gradients: Gradients) -> PlanTable:
+    """Any plans, also such as fill buckets in another order than that of the gradients."""
+    place = np.empty(len(gradients.order), dtype=np.int64)
+    place[gradients.order] = np.arange(len(gradients.order))
+    row = np.repeat(np.arange(len(plans)), [len(plan) for plan in plans])
+    buckets = [bucket for plan in plans for bucket in plan]
+    members = np.concatenate([np.asarray(bucket, dtype=np.int64) for bucket in buckets])
+    first = np.cumsum([0] + [len(bucket) for bucket in buckets[:-1]])
+    table = _pack(
+        len(plans), row, np.maximum.reduceat(place[members], first), np.add.reduceat(gradients.bytes[members], first)
+    )
+    np.maximum.accumulate(table.last, axis=1, out=table.last)  # a bucket waits for those before it
+    return table
+
+
+def table_of_cuts(cuts: BoolArray, gradients: Gradients) -> PlanTable:
+    """The plans with these cuts.
+
+    Args:
+        cuts: (Q, P) by place in the order of gradients; the last gradient of each kind need not be marked.
+    """
+    cuts = cuts | forced_cuts(gradients)
+    bytes_, kinds = gradients.bytes[gradients.order], gradients.kinds[gradients.order]
+    rows, lasts, sizes = [], [], []
+    for kind in np.unique(kinds):
+        of_kind = np.flatnonzero(kinds == kind)
+        filled = np.cumsum(bytes_[of_kind])
+        row, last = np.nonzero(cuts[:, of_kind])
+        before = np.concatenate([[0], filled[last[:-1]]])
+        before[np.diff(row, prepend=-1) > 0] = 0
+        rows.append(row)
+        lasts.append(of_kind[last])
+        sizes.append(filled[last] - before)
+    row, last, size = np.concatenate(rows), np.concatenate(lasts), np.concatenate(sizes)
+    in_order = np.lexsort((last, row))
+    return _pack(len(cuts), row[in_order], last[in_order], size[in_order])
+
+
+def forced_cuts(gradients: Gradients) -> BoolArray:
+    """(P,) the gradients, in their order, that are the last ones of a bucket in every plan."""
+    kinds = gradients.kinds[gradients.order]
+    forced: BoolArray = kinds == ALONE
+    for kind in np.unique(kinds):
+        forced[np.flatnonzero(kinds == kind)[-1]] = True
+    return forced
+
+
+def buckets_of_cuts(cuts: BoolArray, gradients: Gradients) -> Buckets:
+    """The plan with these cuts (P,)."""
+    cuts = cuts | forced_cuts(gradients)
+    filling: dict[int, list[int]] = {}
+    buckets: list[tuple[int, ...]] = []
+    for number, is_cut in zip(gradients.order.tolist(), cuts.tolist(), strict=True):
+        kind = int(gradients.kinds[number])
+        filling.setdefault(kind, []).append(number)
+        if is_cut:
+            buckets.append(tuple(filling.pop(kind)))
+    return tuple(buckets)
+
+
+def cuts_of(buckets: Buckets, gradients: Gradients) -> BoolArray | None:
+    """The cuts (P,) of a plan; None if it fills buckets in another order than that of the gradients."""
+    is_last = np.zeros(len(gradients.order), dtype=bool)
+    is_last[[bucket[-1] for bucket in buckets]] = True
+    cuts: BoolArray = is_last[gradients.order]
+    return cuts if buckets_of_cuts(cuts, gradients) == buckets else None
+
+
+def _pack(plans: int, row: Int64Array, last: Int64Array, bytes_: Int64Array) -> PlanTable:
+    counts = np.bincount(row, minlength=plans)
+    width = int(counts.max(initial=0))
+    is_bucket = np.arange(width) < counts[:, None]
+    table = PlanTable(
+        last=np.zeros(is_bucket.shape, dtype=np.int64),
+        bytes=np.zeros(is_bucket.shape, dtype=np.int64),
+        is_bucket=is_bucket,
+    )
+    table.last[is_bucket] = last
+    table.bytes[is_bucket] = bytes_
+    return table

@@ -1,0 +1,173 @@
+"""A step again with other buckets.
+
+While an all-reduce is in flight compute runs at 1/s of its rate (``compute_slowdown``), and while the last rank still
+computes an all-reduce progresses at 1/c (``communication_slowdown``). So time is counted in *compute*: nanoseconds
+that backward would have taken on its own. In that time a rank's gradients come at fixed moments whatever the wire
+does, a transfer T takes T c/s, and only the last rank to launch a bucket matters; what comes out is then stretched
+back to wall time. That makes a replay exact with a few array operations and no simulation.
+
+A replay begins when a rank has its averaged gradients of the step before (time 0), and ends when it has them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from overlapscope.model.cost import CollectiveCost
+from overlapscope.model.line import NOTHING, Line
+from overlapscope.model.partition import Buckets, Float64Array
+from overlapscope.model.plan_table import PlanTable, table_of
+from overlapscope.model.wire import one_lane, two_lanes
+from overlapscope.model.work import Work
+
+_PLANS_AT_ONCE: Final = 32
+"""As many as keep the arrays in the processor's caches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """What a step is made of besides the work of its ranks."""
+
+    collective: CollectiveCost
+    copy_in: Line = NOTHING
+    """Of a bucket, before it is launched."""
+    copy_out: Line = NOTHING
+    """Of a bucket, back into the gradients."""
+    compute_slowdown: float = 1.0
+    communication_slowdown: float = 1.0
+    lanes: int = 1
+    """How many all-reduces run at a time: 1 with NCCL, 2 with gloo."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Replayed:
+    """Q plans, replayed in S recorded cycles."""
+
+    cycle_ns: Float64Array
+    """(Q, S) step time."""
+    backward_end_ns: Float64Array
+    """(Q, S) of the last rank."""
+    exposed_ns: Float64Array
+    """(Q, S) from there to the end of the last all-reduce."""
+
+    @property
+    def typical_ns(self) -> Float64Array:
+        """(Q,) step time of the middle cycle."""
+        return np.median(self.cycle_ns, axis=1)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Timeline:
+    """One plan of B buckets on R ranks, to be drawn."""
+
+    backward_start_ns: Float64Array
+    """(R,)"""
+    backward_end_ns: Float64Array
+    """(R,)"""
+    ready_ns: Float64Array
+    """(R, B) when a bucket's last gradient is."""
+    launch_ns: Float64Array
+    """(R, B)"""
+    start_ns: Float64Array
+    """(B,) when all ranks have launched it and the wire takes it."""
+    end_ns: Float64Array
+    """(B,)"""
+    cycle_ns: float
+
+
+def replay(plans: PlanTable | Sequence[Buckets], work: Work, costs: Costs) -> Replayed:
+    """Replay plans in every recorded cycle.
+
+    Args:
+        plans: Q of them.
+        work: of the S cycles.
+    """
+    table = plans if isinstance(plans, PlanTable) else table_of(plans, work.gradients)
+    shape = len(table), len(work.end_ns)
+    replayed = Replayed(cycle_ns=np.empty(shape), backward_end_ns=np.empty(shape), exposed_ns=np.empty(shape))
+    by_width = np.argsort(table.is_bucket.sum(axis=1), kind="stable")
+    for begin in range(0, len(by_width), _PLANS_AT_ONCE):
+        rows = by_width[begin : begin + _PLANS_AT_ONCE]
+        run = _Run(table.of(rows), work.last_ready_ns, work.last_end_ns, costs)
+        replayed.backward_end_ns[rows] = run.backward_end_ns
+        replayed.exposed_ns[rows] = run.exposed_ns
+        replayed.cycle_ns[rows] = run.cycle_ns
+    return replayed
+
+
+def timeline(plan: Buckets, work: Work, costs: Costs, cycle: int = 0) -> Timeline:
+    """Replay one plan in one cycle, with all that happens.
+
+    Args:
+        cycle: place in ``work``.
+    """
+    table = table_of([plan], work.gradients)
+    run = _Run(table, work.last_ready_ns[cycle : cycle + 1], work.last_end_ns[cycle : cycle + 1], costs)
+    copied = run.copied[:, 0]
+    ready_ns = work.ready_ns[cycle][:, table.last[0]]
+    return Timeline(
+        backward_start_ns=run.wall_ns(work.start_ns[cycle]),
+        backward_end_ns=run.wall_ns(work.end_ns[cycle] + copied[-1]),
+        ready_ns=run.wall_ns(ready_ns + np.concatenate([[0.0], copied[:-1]])),
+        launch_ns=run.wall_ns(ready_ns + copied),
+        start_ns=run.wall_ns(run.begin[:, 0, 0]),
+        end_ns=run.wall_ns(run.end[:, 0, 0]),
+        cycle_ns=float(run.cycle_ns[0, 0]),
+    )
+
+
+class _Run:
+    """Some plans in all cycles: arrays of buckets × plans × cycles (B, Q, S), in time of compute where not in wall."""
+
+    def __init__(self, table: PlanTable, last_ready_ns: Float64Array, last_end_ns: Float64Array, costs: Costs) -> None:
+        stretch = costs.communication_slowdown / costs.compute_slowdown
+        self._after_compute = 1 / stretch
+        self._slowed = costs.compute_slowdown - 1
+        is_bucket, bytes_ = table.is_bucket.T, table.bytes.T
+        transfer = np.where(is_bucket, costs.collective.time_ns(bytes_), 0.0) * stretch
+        latency = np.minimum(costs.collective.alpha_ns * stretch, transfer)
+        copy_in = np.where(is_bucket, costs.copy_in.time_ns(bytes_), 0.0)
+        copy_out = np.where(is_bucket, costs.copy_out.time_ns(bytes_), 0.0)
+        self.copied = np.cumsum(copy_in, axis=0)
+        """(B, Q)"""
+        launch = last_ready_ns.T[table.last.T] + self.copied[:, :, None]
+        # Plans of fewer buckets are filled up with empty ones, which come last.
+        np.maximum.accumulate(launch, axis=0, out=launch)
+        self.begin, self.end = (
+            two_lanes(launch, transfer[:, :, None], latency[:, :, None])
+            if costs.lanes > 1
+            else one_lane(launch, transfer[:, :, None])
+        )
+        self._all_ended = np.maximum.accumulate(self.end, axis=0)
+        before = np.concatenate([np.zeros_like(self.end[:1]), self._all_ended[:-1]])
+        self._flight_begin = np.maximum(self.begin, before)
+        """Of what is in flight, without what overlaps; it ends when all have ended so far."""
+        self._computed = last_end_ns + self.copied[-1][:, None]
+        self.backward_end_ns = self._computed + self._slowed * self._busy_until(self._computed)
+        """(Q, S) in wall time, as what follows."""
+        late = np.maximum(self._all_ended - self._computed, 0.0) * self._after_compute
+        self.exposed_ns = late[-1]
+        still_to_copy = np.cumsum(copy_out[::-1], axis=0)[::-1]
+        self.cycle_ns = self.backward_end_ns + (late + still_to_copy[:, :, None]).max(axis=0)
+
+    def _busy_until(self, moment: Float64Array) -> Float64Array:
+        """(Q, S) for how long something is in flight before a moment."""
+        flights = np.minimum(self._all_ended, moment) - self._flight_begin
+        total: Float64Array = np.maximum(flights, 0.0).sum(axis=0)
+        return total
+
+    def wall_ns(self, moments: Float64Array) -> Float64Array:
+        """Moments of any shape, of a single plan and cycle, in wall time."""
+        edges = np.stack([self._flight_begin[:, 0, 0], self._all_ended[:, 0, 0]], axis=1)
+        flown = np.cumsum(edges[:, 1] - edges[:, 0])
+        busy = np.interp(moments, edges.ravel(), np.stack([np.concatenate([[0.0], flown[:-1]]), flown], axis=1).ravel())
+        computed = self._computed[0, 0]
+        return np.where(
+            moments <= computed,
+            moments + self._slowed * busy,
+            self.backward_end_ns[0, 0] + (moments - computed) * self._after_compute,
+        )

@@ -1,0 +1,70 @@
+"""How all-reduces that are launched one after the other share the wire.
+
+NCCL runs those of a communicator one at a time. Gloo runs two at a time, and they share the bandwidth as TCP streams
+do: two large ones that begin together also end together, and a small one overtakes a large one. Latency is waited for
+by each on its own, so the second lane hides it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from overlapscope.model.partition import Float64Array, Int64Array
+
+
+def one_lane(ready: Float64Array, transfer: Float64Array) -> tuple[Float64Array, Float64Array]:
+    """When all-reduces begin and end that run one at a time.
+
+    Args:
+        ready: (B, ...) when the last rank launches each; never falling along the first axis.
+        transfer: (B, ...) how long each takes on its own; of a shape that broadcasts to that of ``ready``.
+    """
+    sent = np.cumsum(transfer, axis=0)
+    end = np.maximum.accumulate(ready - (sent - transfer), axis=0) + sent
+    return end - transfer, end
+
+
+def two_lanes(ready: Float64Array, transfer: Float64Array, latency: Float64Array) -> tuple[Float64Array, Float64Array]:
+    """When all-reduces begin and end of which two run at a time.
+
+    At any moment one is under way that began before the newest one: the *older*. Of the two, the one that ends first
+    frees its lane for the next.
+
+    Args:
+        ready: (B, ...) when the last rank launches each; never falling along the first axis.
+        transfer: (B, ...) how long each takes on its own; of a shape that broadcasts to that of ``ready``.
+        latency: (B, ...) what part of it, at its beginning, leaves the wire to others.
+    """
+    shape = ready.shape[1:]
+    begin, end = np.empty(ready.shape), np.empty(ready.shape)
+    older: Int64Array = np.zeros(shape, dtype=np.int64)
+    older_sends = np.full(shape, -np.inf)  # when its latency is over
+    first_end, last_end = np.full(shape, -np.inf), np.full(shape, -np.inf)  # of the two under way
+    for number in range(len(ready)):
+        begin[number] = now = np.maximum(ready[number], first_end)
+        is_under_way = last_end > now
+        older_sends = np.where(is_under_way, np.maximum(older_sends, now), now)
+        older_left = np.where(is_under_way, last_end - older_sends, 0.0)
+        sends = now + latency[number]
+        older_end, newer_end = _ends_of_two(older_sends, older_left, sends, transfer[number] - latency[number])
+        if number:
+            np.put_along_axis(end, older[None], np.where(is_under_way, older_end, last_end)[None], axis=0)
+        end[number] = newer_end
+        first_end, last_end = np.minimum(older_end, newer_end), np.maximum(older_end, newer_end)
+        is_overtaken = older_end > newer_end
+        older = np.where(is_overtaken, older, number)
+        older_sends = np.where(is_overtaken, older_sends, sends)
+    return begin, end
+
+
+def _ends_of_two(
+    one_sends: Float64Array, one_left: Float64Array, other_sends: Float64Array, other_left: Float64Array
+) -> tuple[Float64Array, Float64Array]:
+    """When two end that share the wire once both are sending, if nothing else comes."""
+    is_first = one_sends <= other_sends
+    early, late = np.minimum(one_sends, other_sends), np.maximum(one_sends, other_sends)
+    early_left, late_left = np.where(is_first, one_left, other_left), np.where(is_first, other_left, one_left)
+    shared = np.maximum(early_left - (late - early), 0.0)  # what the early one has left when the late one sends
+    early_end = np.where(shared > 0, late + shared + np.minimum(shared, late_left), early + early_left)
+    late_end = late + late_left + np.minimum(shared, late_left)
+    return np.where(is_first, early_end, late_end), np.where(is_first, late_end, early_end)
