@@ -15,6 +15,7 @@ from torch.distributed.distributed_c10d import AllgatherOptions, BroadcastOption
 
 from instrumented_ddp.bucket_plan import BucketPlan, ParameterSpec, fingerprint
 from instrumented_ddp.completion import NO_TIMEOUT
+from overlapscope.errors import OverlapScopeError
 
 Signature = tuple[str, tuple[int, ...], str]
 """Name, shape and dtype of a parameter: what is compared."""
@@ -24,19 +25,29 @@ class DisagreementError(RuntimeError):
     """Ranks were about to reduce different things into each other."""
 
 
-def check_same_parameters(parameters: Sequence[ParameterSpec], group: dist.ProcessGroup, device: torch.device) -> None:
+def check_same_parameters(
+    parameters: Sequence[ParameterSpec], group: dist.ProcessGroup, device: torch.device, *, would_probe: bool = False
+) -> bool:
     """Compare this rank's parameters with those of all ranks.
+
+    Args:
+        would_probe: whether this rank was asked to probe bucket plans.
+
+    Returns:
+        Whether all ranks were.
 
     Raises:
         DisagreementError: on every rank, naming the first parameter that differs.
     """
     signatures = [parameter.signature for parameter in parameters]
-    own = torch.frombuffer(bytearray.fromhex(fingerprint(signatures)), dtype=torch.uint8).to(device)
-    hashes = [torch.empty_like(own) for _ in range(group.size())]
-    group.allgather([hashes], [own], AllgatherOptions()).wait(NO_TIMEOUT)
+    content = bytearray.fromhex(fingerprint(signatures)) + bytes([would_probe])
+    own = torch.frombuffer(content, dtype=torch.uint8).to(device)
+    answers = [torch.empty_like(own) for _ in range(group.size())]
+    group.allgather([answers], [own], AllgatherOptions()).wait(NO_TIMEOUT)
+    *_, all_would_probe = torch.stack(answers).amin(0).tolist()
     # Every rank sees the same hashes, so all of them take the slow path together or none does.
-    if all(torch.equal(other, hashes[0]) for other in hashes):
-        return
+    if all(torch.equal(answer[:-1], own[:-1]) for answer in answers):
+        return bool(all_would_probe)
     everyones: list[tuple[list[Signature], list[str]]] = [([], []) for _ in range(group.size())]
     dist.all_gather_object(everyones, (signatures, [parameter.module for parameter in parameters]), group=group)
     lists, modules = [theirs for theirs, _ in everyones], [classes for _, classes in everyones]
@@ -98,18 +109,48 @@ def describe_disagreement(
     )
 
 
-def agree_on_plan(plan: BucketPlan, group: dist.ProcessGroup, device: torch.device) -> BucketPlan:
-    """Rank 0's plan, on every rank. All ranks hold the same parameters, so two numbers for each say everything."""
+def agree_on_plan(plan: BucketPlan, group: dist.ProcessGroup, device: torch.device, *, why_not: str = "") -> BucketPlan:
+    """Rank 0's plan, on every rank. All ranks hold the same parameters, so two numbers for each say everything.
+
+    Args:
+        why_not: of rank 0: it has no plan, and this is why.
+
+    Raises:
+        OverlapScopeError: on every rank, what rank 0 has said.
+    """
     order = [index for bucket in plan.buckets for index in bucket]
     bucket_of_place = [number for number, bucket in enumerate(plan.buckets) for _ in bucket]
+    text = torch.tensor(list(why_not.encode()), dtype=torch.uint8, device=device)
+    if why_not:
+        order = [-len(text)] * len(order)
     numbers = torch.tensor([order, bucket_of_place], dtype=torch.int64, device=device)
-    group.broadcast([numbers], BroadcastOptions()).wait(NO_TIMEOUT)
+    _broadcast(numbers, group)
+    order, bucket_of_place = numbers.tolist()
+    if order[0] < 0:
+        if group.rank() != 0:
+            text = torch.empty(-order[0], dtype=torch.uint8, device=device)
+        _broadcast(text, group)
+        raise OverlapScopeError(bytes(text.tolist()).decode())
     buckets: list[list[int]] = []
-    for index, number in zip(*numbers.tolist(), strict=True):
+    for index, number in zip(order, bucket_of_place, strict=True):
         if number == len(buckets):
             buckets.append([])
         buckets[number].append(index)
     return BucketPlan(plan.parameters, tuple(map(tuple, buckets)))
+
+
+def agree_on_numbers(numbers: Sequence[int], group: dist.ProcessGroup, device: torch.device) -> list[int]:
+    """Rank 0's numbers, however many there are, on every rank."""
+    how_many = torch.tensor([len(numbers)], dtype=torch.int64, device=device)
+    _broadcast(how_many, group)
+    own = numbers if group.rank() == 0 else [0] * int(how_many.item())
+    agreed = torch.tensor(own, dtype=torch.int64, device=device)
+    _broadcast(agreed, group)
+    return [int(number) for number in agreed.tolist()]
+
+
+def _broadcast(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
+    group.broadcast([tensor], BroadcastOptions()).wait(NO_TIMEOUT)
 
 
 def _describe(signatures: Sequence[Signature], place: int, modules: Sequence[str]) -> str:

@@ -109,6 +109,11 @@ class Bucket:
                     view.copy_(parameter.grad)
                 parameter.grad = view
 
+    def touch(self) -> None:
+        """Have the system provide the memory now: the first backward with it is then as fast as those after it."""
+        if not self._gradients_are_views or all(parameter.grad is None for parameter in self.parameters):
+            self._storage.zero_()
+
     def reset(self) -> None:
         """Expect all gradients again."""
         self.pending = len(self.parameters)

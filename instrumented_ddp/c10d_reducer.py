@@ -20,6 +20,8 @@ from instrumented_ddp.comm_hooks import GradBucket, builtin_hook, python_hook
 from instrumented_ddp.completion import NO_TIMEOUT, Collective
 from instrumented_ddp.lane import Lane, lane_of
 from instrumented_ddp.logging_data import Logger
+from instrumented_ddp.plan_schedule import PlanSchedule
+from instrumented_ddp.probing import Probing
 from instrumented_ddp.reducer import Reducer
 from instrumented_ddp.static_graph import StaticGraph
 
@@ -49,6 +51,8 @@ class C10dReducer(Reducer):
         plan: the first bucket plan.
         group: the ranks whose gradients are averaged.
         rebuild_limits_bytes: of the buckets of the second plan, which follows the order of the gradients.
+        rebuild_plan: the second plan, if it is known already.
+        probing: to be begun as soon as ranks agree on it, if this one was asked to.
         bucket_bytes_cap: for the logging data.
         others: as in ``Reducer``.
     """
@@ -60,11 +64,18 @@ class C10dReducer(Reducer):
         group: dist.ProcessGroup,
         *,
         rebuild_limits_bytes: Sequence[int],
+        rebuild_plan: BucketPlan | None,
         bucket_bytes_cap: int,
+        probing: Probing | None,
         **others: Any,
     ) -> None:
         super().__init__(parameters, plan, group, **others)
         self._rebuild_limits_bytes = rebuild_limits_bytes
+        self._rebuild_plan = rebuild_plan
+        self._probing = probing
+        self.plan_schedule: PlanSchedule | None = None
+        """Followed from one backward to the next, as long as there is one."""
+        self._reductions_when_asked = -1
         self.bucket_bytes_cap = bucket_bytes_cap
         self._count: dist.Work | None = None
         """Under way, where the ranks that still have inputs are counted."""
@@ -111,11 +122,40 @@ class C10dReducer(Reducer):
         with launched_for(Purpose(role="plan", model=self._model_number)):
             device = self._parameters[0].device
             # Construction may have left it out (init_sync=False), and a plan is rank 0's numbers of parameters.
-            check_same_parameters(self.plan.parameters, self._group, device)
-            plan = agree_on_plan(self._plan_from_observed_order(), self._group, device)
-        self.adopt(plan, "rebuild")
+            would_probe = self._probing is not None and self._probing.is_possible
+            probe = check_same_parameters(self.plan.parameters, self._group, device, would_probe=would_probe)
+            plan = agree_on_plan(self._rebuild_plan or self._plan_from_observed_order(), self._group, device)
+            self.adopt(plan, "rebuild")
+            self.prepare_probing(self.observed_order, everybody_would=probe)
         self.has_rebuilt_buckets = True
         return True
+
+    def prepare_probing(self, order: Sequence[int], *, everybody_would: bool) -> None:
+        """Agree on the plans to probe, on ranks that were asked to, if all were. Called on all ranks.
+
+        Args:
+            order: of the gradients, as far as it is known; rank 0's counts.
+            everybody_would: whether all ranks were asked to.
+        """
+        if self._probing is None:
+            return
+        self._probing.agree(self.plan, order, self._group, after=self.reductions, everybody_would=everybody_would)
+        self.plan_schedule = self._probing
+
+    def follow_plan_schedule(self) -> None:
+        """Take another plan if it is time. Called at the beginning of a forward that is to be reduced."""
+        schedule = self.plan_schedule
+        if schedule is None or self.reductions == self._reductions_when_asked:
+            return
+        self._reductions_when_asked = self.reductions
+        self.ensure_prior_reduction_finished()
+        change = schedule.change_after(self.reductions)
+        if change is not None and (change.plan.buckets, change.reason) != (self.plan.buckets, self.plan_reason):
+            self.adopt(change.plan, change.reason)
+            for bucket in self.buckets:
+                bucket.touch()
+        if schedule.is_over:
+            self.plan_schedule = None
 
     def _plan_from_observed_order(self) -> BucketPlan:
         specs, limits_bytes = self.plan.parameters, self._rebuild_limits_bytes
@@ -131,6 +171,7 @@ class C10dReducer(Reducer):
 
     def _reset_state(self) -> None:
         self.has_rebuilt_buckets = False
+        self.plan_schedule = None  # ranks of another group have not agreed on it
         self.observed_order = []
         self._expects_gradients = self._must_finalise = False
         self._participants = None
@@ -180,12 +221,18 @@ class C10dReducer(Reducer):
         if self._comm_hook is not None:
             self._fail("register_comm_hook or register_builtin_comm_hook can only be called once.")
         self._comm_hook = python_hook(state, hook)
+        self._stop_probing()
 
     def register_builtin_comm_hook(self, kind: BuiltinCommHookType) -> None:
         """Let one of torch's hooks reduce the buckets."""
         if self._comm_hook is not None:
             self._fail("register_builtin_comm_hook or register_comm_hook can only be called once.")
         self._comm_hook = builtin_hook(kind, self._group)
+        self._stop_probing()
+
+    def _stop_probing(self) -> None:
+        if self._probing is not None:
+            self._probing.is_impossible("a communication hook may keep a state for each bucket, so the plan must stay")
 
     def _run_comm_hook(self, bucket: GradBucket) -> Shadow:
         return Shadow(bucket.bucket.lane, self.reduce(bucket))
@@ -206,6 +253,10 @@ class C10dReducer(Reducer):
         participants = int(self._count.get_future().value()[0].item())
         self._count = None
         return participants
+
+    def reduction_was_matched(self) -> None:
+        """This rank has joined, and others have reduced a backward pass."""
+        self.reductions += 1
 
     def _get_zeros_like_grad_buckets(self) -> list[GradBucket]:
         return [self.as_hooks_see_it(bucket, torch.zeros_like(bucket.buffer)) for bucket in self.buckets]

@@ -11,7 +11,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,9 +31,12 @@ from instrumented_ddp.collective_log.collectives import Collectives, collectives
 from instrumented_ddp.collective_log.purposes import Purpose, launched_for
 from instrumented_ddp.logging_data import Logger
 from instrumented_ddp.metadata import is_plain, rank_of_this_process
+from instrumented_ddp.planned_buckets import plan_for, refuse_caps_beside_plan
+from instrumented_ddp.probing import Probing, is_asked_to_probe
 from instrumented_ddp.recorder import Recorder, make_recorder
 from instrumented_ddp.records import BucketRecords, buffer_records
 from overlapscope.errors import OverlapScopeError
+from overlapscope.model.plan_file import PlanFile
 from overlapscope.trace.environment import OnIncident, recording_from_environment
 from overlapscope.trace.format import Phase
 
@@ -49,10 +52,14 @@ class DistributedDataParallel(TorchDDP):
         on_incident: what the watchdog of a process that records does when the job hangs or its ranks disagree:
             ``report`` it, ``raise`` an ``IncidentError`` on all ranks as well, or ``off``, there is none. None leaves
             it to ``overlapscope record``. What the first instance of a process says holds for all of them.
+        bucket_plan: which gradients to reduce together, in the place of ``bucket_cap_mb``: the path of a plan as
+            ``overlapscope recommend`` writes it, or a plan already read. Rank 0's decides. It takes effect when stock
+            DDP rebuilds its buckets: after the first backward; at once where it doesn't (``find_unused_parameters``).
         kwargs: those of ``torch.nn.parallel.DistributedDataParallel``, under its names.
 
     Raises:
         DisagreementError: the ranks' modules differ.
+        OverlapScopeError: the bucket plan can't be read, or is for another module.
 
     Example::
 
@@ -70,6 +77,7 @@ class DistributedDataParallel(TorchDDP):
         *args: Any,
         trace: str | Path | None = None,
         on_incident: OnIncident | None = None,
+        bucket_plan: str | Path | PlanFile | None = None,
         **kwargs: Any,
     ) -> None:
         try:
@@ -80,7 +88,12 @@ class DistributedDataParallel(TorchDDP):
         arguments.apply_defaults()
         # Torch's constructor calls back, to build the reducer, before it returns.
         self._arguments = {name: value for name, value in arguments.arguments.items() if is_plain(value)}
-        self._has_to_agree = bool(arguments.arguments["init_sync"])
+        if bucket_plan is not None:
+            refuse_caps_beside_plan(arguments.arguments)
+            self._arguments["bucket_plan"] = str(bucket_plan) if isinstance(bucket_plan, str | Path) else "given"
+        self._given_plan = bucket_plan
+        self._planned: BucketPlan | None = None
+        self._has_to_agree = bool(arguments.arguments["init_sync"]) or bucket_plan is not None
         self._collectives = _start_recording(trace, on_incident, arguments.arguments["process_group"])
         self._model_number = 0
         with _warnings_about_the_caller(), launched_for(Purpose(role="construction")):
@@ -106,8 +119,10 @@ class DistributedDataParallel(TorchDDP):
         if self._collectives is not None:
             frozen = [name for name, parameter in self.module.named_parameters() if not parameter.requires_grad]
             self._model_number = self._collectives.add_model(self.module, self._specs, frozen)
-        if self._has_to_agree:
-            check_same_parameters(self._specs, self.process_group, self.device)
+        self._is_asked_to_probe = self._collectives is not None and is_asked_to_probe(self._collectives.folder)
+        self._all_would_probe = self._has_to_agree and check_same_parameters(
+            self._specs, self.process_group, self.device, would_probe=self._is_asked_to_probe
+        )
         return parameters, is_sparse
 
     def _ddp_init_helper(
@@ -121,15 +136,17 @@ class DistributedDataParallel(TorchDDP):
         self._buffer_records: BucketRecords | None = None
         if self.recorder is not None:
             self._bypass = self.recorder.add_model(self._model_number, self.module, parameters, self._arguments)
-        plan = plan_in_module_order(self._specs, self._first_limits_bytes(static_graph))
-        if self._has_to_agree:
-            plan = agree_on_plan(plan, self.process_group, self.device)
+        # Also where nothing can be recorded after all: other ranks have been told that this one takes part.
+        probing = Probing(self.recorder, self._model_number) if self._is_asked_to_probe else None
+        plan = self._first_plan(static_graph)
         self.reducer = C10dReducer(
             parameters,
             plan,
             self.process_group,
             rebuild_limits_bytes=self._rebuild_limits_bytes(),
+            rebuild_plan=self._planned,
             bucket_bytes_cap=self.bucket_bytes_cap,
+            probing=probing,
             find_unused_parameters=self.find_unused_parameters,
             gradient_as_bucket_view=self.gradient_as_bucket_view,
             skip_all_reduce_unused_params=getattr(self, "skip_all_reduce_unused_params", False),  # torch 2.8
@@ -154,7 +171,29 @@ class DistributedDataParallel(TorchDDP):
             any(isinstance(module, nn.SyncBatchNorm) for module in self.module.modules()),
             static_graph,
         )
+        if not self.reducer.should_rebuild_buckets and not static_graph:
+            with launched_for(Purpose(role="construction")):
+                in_module_order = range(len(parameters))
+                self.reducer.prepare_probing(in_module_order[::-1], everybody_would=self._all_would_probe)
         self._passing_sync_batchnorm_handle(self.module)
+
+    def _first_plan(self, static_graph: bool) -> BucketPlan:
+        """The plan of the first backward."""
+        plan, why_not = plan_in_module_order(self._specs, self._first_limits_bytes(static_graph)), ""
+        if self._given_plan is not None and self.process_group.rank() == 0:
+            try:
+                self._planned = plan_for(self._specs, self._given_plan)
+            except OverlapScopeError as error:
+                why_not = str(error)
+        is_final = self.find_unused_parameters and not static_graph
+        if is_final and self._planned is not None:
+            plan = BucketPlan(self._specs, self._planned.buckets)
+        if self._has_to_agree:
+            plan = agree_on_plan(plan, self.process_group, self.device, why_not=why_not)
+        if is_final and self._given_plan is not None:
+            self._planned = plan
+        self._given_plan = None  # its file may be gone where the wrapper is unpickled
+        return plan
 
     def _first_limits_bytes(self, static_graph: bool) -> list[int]:
         """Until the order of the gradients is known there is one bucket, unless it will never be known.
@@ -196,8 +235,12 @@ class DistributedDataParallel(TorchDDP):
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
         recorder = self.recorder
         if recorder is None:
+            if self.reducer.plan_schedule is not None:
+                self._follow_plan_schedule()
             return super()._pre_forward(*inputs, **kwargs)
         recorder.forward_is_called()
+        if self.reducer.plan_schedule is not None:
+            self._follow_plan_schedule()
         recorder.note_caller()
         if torch.is_grad_enabled():
             recorder.collectives.training_forward(has_uneven_inputs=self._join_config.enable)
@@ -218,12 +261,14 @@ class DistributedDataParallel(TorchDDP):
             _tell_of_backward(recorder, output, no_sync=not self.require_backward_grad_sync)
         return output
 
+    def _follow_plan_schedule(self) -> None:
+        if torch.is_grad_enabled() and self.require_backward_grad_sync and not self._join_config.enable:
+            self.reducer.follow_plan_schedule()
+
     def _match_all_reduce_for_bwd_pass(self) -> None:
-        if self.recorder is None:
+        with self.recorder.collectives.has_joined() if self.recorder is not None else nullcontext():
             super()._match_all_reduce_for_bwd_pass()
-            return
-        with self.recorder.collectives.has_joined():
-            super()._match_all_reduce_for_bwd_pass()
+        self.reducer.reduction_was_matched()
 
     def _match_unused_params_allreduce(self) -> None:
         if self.recorder is None:
@@ -280,6 +325,9 @@ DistributedDataParallel.__init__.__signature__ = _TORCH_SIGNATURE.replace(  # ty
         *_TORCH_SIGNATURE.parameters.values(),
         inspect.Parameter("trace", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="str | Path | None"),
         inspect.Parameter("on_incident", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="OnIncident | None"),
+        inspect.Parameter(
+            "bucket_plan", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="str | Path | PlanFile | None"
+        ),
     ]
 )
 

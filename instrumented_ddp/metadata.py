@@ -69,7 +69,7 @@ def append_plan(folder: Path, *, model: int, epoch: int, plan: BucketPlan, reaso
 
     Args:
         epoch: the how-manieth plan of this model, from 0.
-        reason: why it was made: ``construction`` or ``rebuild``.
+        reason: why it was made, as in ``Reducer.adopt``.
     """
     line = {
         "model": model,

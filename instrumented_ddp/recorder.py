@@ -157,11 +157,18 @@ class Recorder:
 
     def comm_hook_reduces(self, model: int, name: str) -> None:
         """A hook reduces a model's buckets from now on. It need not wait for all ranks."""
+        self._note_of_model(model, "comm_hook", name)
+
+    def _note_of_model(self, model: int, name: str, value: object) -> None:
         for described in self._run["models"]:
             if described["model"] == model:
-                described["comm_hook"] = name
+                described[name] = value
         with self._training_goes_on():
             write_json(self.folder / RUN_FILE, self._run)
+
+    def probing_is(self, model: int, state: dict[str, Any]) -> None:
+        """How far the probing of a model's bucket plans has come, for ``run.json``."""
+        self._note_of_model(model, "probing", state)
 
     def plan_takes_effect(self, model: int, epoch: int, plan: BucketPlan, reason: str) -> PlanRecords:
         """Write a plan beside the log.

@@ -104,6 +104,8 @@ class Reducer:
         self._must_finalise = False
         self._gradient_records: list[bytes] = []  # refilled in place: hooks hold on to it
         self._plans_made = 0
+        self.reductions = 0
+        """How many backward passes have been reduced so far; equal on all ranks between two of them."""
         self.buckets_reduced = 0
         """How many were launched in the newest backward; as in torch, 0 in the first one of a static graph."""
         self.graph_is_static = True
@@ -123,9 +125,10 @@ class Reducer:
         """Take a bucket plan from here on. Not during a backward.
 
         Args:
-            reason: for the recording: ``construction``, ``rebuild`` or ``mixed_precision``.
+            reason: for the recording: ``construction``, ``rebuild``, ``mixed_precision``, ``probe`` (to measure it) or
+                ``return`` (to the plan before).
         """
-        self.plan = plan
+        self.plan, self.plan_reason = plan, reason
         recorder, records = self._recorder, None
         if recorder is not None:
             records = recorder.plan_takes_effect(self._model_number, self._plans_made, plan, reason)
@@ -349,6 +352,7 @@ class Reducer:
             raise
         self._futures = []
         self._settle_usage()
+        self.reductions += 1
         self.stats.mark("backward_comm_end")
         if recorder is not None:
             recorder.leave(Phase.FINALISE)

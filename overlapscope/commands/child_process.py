@@ -18,6 +18,7 @@ from overlapscope.trace.environment import (
     DETAIL_VARIABLE,
     LIMIT_VARIABLE,
     ON_INCIDENT_VARIABLE,
+    PROBE_VARIABLE,
     TRACE_VARIABLE,
     Detail,
     OnIncident,
@@ -27,22 +28,36 @@ Child = subprocess.Popen[bytes]
 
 
 def recording_environment(
-    folder: Path, detail: Detail, limit_mb: int | None = None, on_incident: OnIncident = "report"
+    folder: Path,
+    detail: Detail,
+    limit_mb: int | None = None,
+    on_incident: OnIncident = "report",
+    *,
+    probe_buckets: bool = False,
 ) -> dict[str, str]:
     """This process's environment, and what tells a training process to record.
 
     Args:
         limit_mb: disk space of one rank's log in MB; None for the default.
         on_incident: what watchdogs do when they find something.
+        probe_buckets: run other bucket plans for a few steps each as well.
     """
     # One that this process was given itself would outlive an option that is not given.
-    inherited = {name: value for name, value in os.environ.items() if name != LIMIT_VARIABLE}
+    inherited = {name: value for name, value in os.environ.items() if name not in (LIMIT_VARIABLE, PROBE_VARIABLE)}
     limit = {} if limit_mb is None else {LIMIT_VARIABLE: str(limit_mb)}
+    probe = {PROBE_VARIABLE: "1"} if probe_buckets else {}
     return (
         inherited
         | {TRACE_VARIABLE: str(folder.absolute()), DETAIL_VARIABLE: detail, ON_INCIDENT_VARIABLE: on_incident}
         | limit
+        | probe
     )
+
+
+def plain_environment() -> dict[str, str]:
+    """This process's environment, and nothing that tells a process to record."""
+    ours = (TRACE_VARIABLE, DETAIL_VARIABLE, LIMIT_VARIABLE, ON_INCIDENT_VARIABLE, PROBE_VARIABLE)
+    return {name: value for name, value in os.environ.items() if name not in ours}
 
 
 @contextmanager

@@ -7,6 +7,10 @@ with torch's DistributedDataParallel or without. With instrumented_ddp.Distribut
 the copies into buckets and back. If the training fails, or something went wrong that nothing failed of, the command
 says what has happened, as 'overlapscope diagnose' does.
 
+With --probe-buckets the training runs other bucket sizes too, for about 24 steps from its fifth on, and then its own
+again: one recording then tells what any bucket size would cost. Its results are the same. It takes
+instrumented_ddp.DistributedDataParallel.
+
 The command keeps the terminal, and its exit code is returned (128 + N if signal N killed it).
 """
 
@@ -21,6 +25,7 @@ from typing import Final
 
 from overlapscope.commands import child_process, recording_folder
 from overlapscope.commands.arguments import positive
+from overlapscope.commands.probing_report import probing_sentences
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.environment import DETAILS, ON_INCIDENT, with_startup
 from overlapscope.units import format_bytes
@@ -35,8 +40,12 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--detail",
         choices=DETAILS,
-        default=DETAILS[0],
-        help="'parameters' also records when each gradient is ready (%(default)s)",
+        help=f"'parameters' also records when each gradient is ready ({DETAILS[0]}; with --probe-buckets {DETAILS[1]})",
+    )
+    parser.add_argument(
+        "--probe-buckets",
+        action="store_true",
+        help="run other bucket sizes for a few steps each; results do not change",
     )
     parser.add_argument("--limit-mb", type=positive, metavar="N", help="most disk space of one rank's log in MB (64)")
     parser.add_argument(
@@ -59,7 +68,13 @@ def run(args: argparse.Namespace) -> int:
     elif recording_folder.holds_recording(args.output):
         raise OverlapScopeError(f"{args.output}: already holds a recording; give another folder with -o, or --force")
     recording_folder.make_ready(args.output)
-    environment = child_process.recording_environment(args.output, args.detail, args.limit_mb, args.on_incident)
+    environment = child_process.recording_environment(
+        args.output,
+        args.detail or DETAILS[args.probe_buckets],
+        args.limit_mb,
+        args.on_incident,
+        probe_buckets=args.probe_buckets,
+    )
     with child_process.running(command, with_startup(environment)) as (child, received):
         child.wait()
     code = child_process.exit_code(child)
@@ -73,6 +88,9 @@ def run(args: argparse.Namespace) -> int:
         )
         return code or 1
     _say_what_went_wrong(args.output, was_interrupted=bool(received))
+    if args.probe_buckets:
+        for sentence in probing_sentences(args.output):
+            _say(sentence)
     done = f"{recorded.steps} steps" if recorded.steps else f"{recorded.collectives} collectives"
     look = "serve" if recorded.steps else "diagnose"
     _say(

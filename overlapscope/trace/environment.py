@@ -24,6 +24,9 @@ LIMIT_VARIABLE: Final = "OVERLAPSCOPE_LIMIT_MB"
 ON_INCIDENT_VARIABLE: Final = "OVERLAPSCOPE_ON_INCIDENT"
 """One of ``ON_INCIDENT``."""
 
+PROBE_VARIABLE: Final = "OVERLAPSCOPE_PROBE_BUCKETS"
+"""``1``: run other bucket plans for a few steps each as well. Not set or ``0``: keep to the script's own."""
+
 OnIncident = Literal["report", "raise", "off"]
 
 ON_INCIDENT: Final[tuple[OnIncident, ...]] = ("report", "raise", "off")
@@ -43,6 +46,7 @@ class Recording:
     detail: Detail
     limit_bytes: int
     on_incident: OnIncident
+    probe_buckets: bool
 
 
 def recording_from_environment(trace: str | Path | None) -> Recording | None:
@@ -66,11 +70,15 @@ def recording_from_environment(trace: str | Path | None) -> Recording | None:
     on_incident = os.environ.get(ON_INCIDENT_VARIABLE, ON_INCIDENT[0])
     if on_incident not in ON_INCIDENT:
         raise OverlapScopeError(f"{ON_INCIDENT_VARIABLE}={on_incident}: unknown; give one of {', '.join(ON_INCIDENT)}")
+    probe = os.environ.get(PROBE_VARIABLE, "0")
+    if probe not in ("0", "1"):
+        raise OverlapScopeError(f"{PROBE_VARIABLE}={probe}: unknown; give 1 or 0")
     return Recording(
         folder=Path(folder).absolute(),
         detail="parameters" if detail == "parameters" else "buckets",
         limit_bytes=DEFAULT_LIMIT_BYTES if limit_mb is None else int(limit_mb) * 1024**2,
         on_incident=next(known for known in ON_INCIDENT if known == on_incident),
+        probe_buckets=probe == "1",
     )
 
 

@@ -5,6 +5,7 @@ The training is played by a script that writes a recording where the environment
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -73,10 +74,69 @@ def test_detail_and_limit_are_passed_on_and_stale_ones_are_not(tmp_path: Path) -
     assert "'OVERLAPSCOPE_LIMIT_MB': '5'" in told
     told = overlapscope("record", "-o", tmp_path / "a", "--on-incident", "raise", "--", *show).stdout
     assert "'OVERLAPSCOPE_ON_INCIDENT': 'raise'" in told
-    stale = {"OVERLAPSCOPE_DETAIL": "parameters", "OVERLAPSCOPE_LIMIT_MB": "9"}
+    stale = {"OVERLAPSCOPE_DETAIL": "parameters", "OVERLAPSCOPE_LIMIT_MB": "9", "OVERLAPSCOPE_PROBE_BUCKETS": "1"}
     told = overlapscope("record", "-o", tmp_path / "a", "--", *show, **stale).stdout
     assert "'OVERLAPSCOPE_DETAIL': 'buckets'" in told
     assert "LIMIT" not in told
+    assert "PROBE" not in told
+
+
+def test_probing_takes_detail_parameters_unless_another_is_asked_for(tmp_path: Path) -> None:
+    show = ["--", sys.executable, "-c", SHOW]
+    told = overlapscope("record", "-o", tmp_path / "a", "--probe-buckets", *show).stdout
+    assert "'OVERLAPSCOPE_PROBE_BUCKETS': '1'" in told
+    assert "'OVERLAPSCOPE_DETAIL': 'parameters'" in told
+    told = overlapscope("record", "-o", tmp_path / "a", "--probe-buckets", "--detail", "buckets", *show).stdout
+    assert "'OVERLAPSCOPE_DETAIL': 'buckets'" in told
+
+
+PLAY_PROBING = """
+import json, os, sys
+from pathlib import Path
+from tests.synthetic import write_recording
+folder = Path(os.environ["OVERLAPSCOPE_TRACE"])
+write_recording(folder, ranks=2, steps=3)
+for rank in range(2):
+    file = folder / f"rank_{rank}" / "run.json"
+    run = json.loads(file.read_text())
+    run["models"] = json.loads(sys.argv[1])
+    file.write_text(json.dumps(run))
+"""
+STOCK = (
+    "no bucket plans were probed: torch's own DistributedDataParallel trains, whose plan can't be changed; use "
+    "instrumented_ddp.DistributedDataParallel, or measure with 'overlapscope calibrate'"
+)
+
+
+@pytest.mark.parametrize(
+    ("models", "said"),
+    [
+        ([], ["no bucket plans were probed: the training has no DistributedDataParallel;"]),
+        ([{"model": 0, "class": "GPT"}], [STOCK]),
+        (
+            [{"model": 0, "class": "GPT", "probing": {"state": "done", "first_step": 4, "steps": 24, "plans": 5}}],
+            ["probed 5 bucket plans in steps 4 to 27"],
+        ),
+        (
+            [
+                {"model": 0, "class": "GPT", "probing": {"state": "done", "first_step": 4, "steps": 24, "plans": 5}},
+                {"model": 1, "class": "Head", "probing": {"state": "impossible", "why": "a communication hook"}},
+            ],
+            [
+                "model 0 (GPT): probed 5 bucket plans in steps 4 to 27",
+                "model 1 (Head): no bucket plans were probed: a communication hook;",
+            ],
+        ),
+    ],
+)
+def test_what_came_of_probing_is_said(tmp_path: Path, models: list[object], said: list[str]) -> None:
+    play = [sys.executable, "-c", PLAY_PROBING, json.dumps(models)]
+    ran = overlapscope("record", "-o", tmp_path / "a", "--probe-buckets", "--", *play)
+    assert ran.returncode == 0
+    sentences = [line.removeprefix("overlapscope record: ") for line in ran.stderr.splitlines()]
+    for sentence, beginning in zip(sentences[: len(said)], said, strict=True):
+        assert sentence.startswith(beginning)
+    assert sentences[len(said)].startswith("recorded 2 ranks")
 
 
 def test_the_child_keeps_stdin_and_stdout(tmp_path: Path) -> None:

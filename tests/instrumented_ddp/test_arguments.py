@@ -11,14 +11,15 @@ from torch import nn
 from torch.distributed import rpc
 
 from instrumented_ddp import DistributedDataParallel
+from overlapscope.errors import OverlapScopeError
 
 pytestmark = pytest.mark.usefixtures("lone_rank")
 
 
-def test_the_signature_is_torchs_trace_and_on_incident():
-    *ours, trace, on_incident = inspect.signature(DistributedDataParallel).parameters.values()
+def test_the_signature_is_torchs_and_three_arguments_of_ours():
+    *ours, trace, on_incident, bucket_plan = inspect.signature(DistributedDataParallel).parameters.values()
     assert ours == list(inspect.signature(nn.parallel.DistributedDataParallel).parameters.values())
-    assert (trace.name, on_incident.name) == ("trace", "on_incident")
+    assert [own.name for own in (trace, on_incident, bucket_plan)] == ["trace", "on_incident", "bucket_plan"]
 
 
 def test_it_is_torchs_class_to_whoever_asks():
@@ -28,6 +29,21 @@ def test_it_is_torchs_class_to_whoever_asks():
 def test_an_unknown_argument_is_a_type_error():
     with pytest.raises(TypeError, match="bucket_cap"):
         DistributedDataParallel(nn.Linear(2, 2), bucket_cap=25)
+
+
+@pytest.mark.parametrize(
+    "cap", [{"bucket_cap_mb": 25}, {"bucket_cap_mb_list": [1, 25]}], ids=lambda cap: next(iter(cap))
+)
+def test_a_bucket_plan_and_a_cap_exclude_each_other(cap):
+    if next(iter(cap)) not in inspect.signature(nn.parallel.DistributedDataParallel).parameters:
+        pytest.skip("this torch has no such argument")
+    with pytest.raises(OverlapScopeError, match=f"bucket_plan and {next(iter(cap))} both say how large buckets are"):
+        DistributedDataParallel(nn.Linear(2, 2), bucket_plan="plan.json", **cap)
+
+
+def test_a_plan_that_can_not_be_read_is_one_line(tmp_path):
+    with pytest.raises(OverlapScopeError, match=r"nowhere\.json: can't read the bucket plan"):
+        DistributedDataParallel(nn.Linear(2, 2), bucket_plan=tmp_path / "nowhere.json")
 
 
 def test_a_warning_points_at_the_users_line():

@@ -30,7 +30,12 @@ def the_class(make_ddp: MakeDdp, seen: Seen) -> None:
     seen.note("name", ddp_class.__name__)
     arguments = inspect.signature(ddp_class).parameters
     seen.note(
-        "arguments", [(p.name, p.kind, p.default) for p in arguments.values() if p.name not in ("trace", "on_incident")]
+        "arguments",
+        [
+            (argument.name, argument.kind, argument.default)
+            for argument in arguments.values()
+            if argument.name not in ("trace", "on_incident", "bucket_plan")
+        ],
     )
     methods = [name for name, _ in inspect.getmembers(ddp_class, callable) if not name.startswith("__")]
     seen.note("methods", [name for name in methods if hasattr(nn.parallel.DistributedDataParallel, name)])

@@ -1,0 +1,62 @@
+"""``bucket_plan=``: a plan that was made elsewhere, for the parameters of this module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from instrumented_ddp.bucket_plan import BucketPlan, ParameterSpec, dtype_name
+from overlapscope.errors import OverlapScopeError
+from overlapscope.model.plan_file import PlanFile, PlannedParameter, read_plan
+
+
+def refuse_caps_beside_plan(arguments: Mapping[str, Any]) -> None:
+    """A plan says how large buckets are, and so do these arguments of torch's wrapper.
+
+    Raises:
+        OverlapScopeError: one of them is given.
+    """
+    for name in ("bucket_cap_mb", "bucket_cap_mb_list"):
+        if arguments.get(name) is not None:
+            raise OverlapScopeError(f"bucket_plan and {name} both say how large buckets are; leave one of them out")
+
+
+def plan_for(parameters: Sequence[ParameterSpec], plan: str | Path | PlanFile) -> BucketPlan:
+    """A plan, as its file or already read, checked against a module's parameters.
+
+    Args:
+        parameters: of the module that require a gradient, in its order.
+
+    Raises:
+        OverlapScopeError: the file can't be read, or is for another module: names the first parameter that differs.
+    """
+    source = "bucket_plan" if isinstance(plan, PlanFile) else str(plan)
+    content = plan if isinstance(plan, PlanFile) else read_plan(Path(plan))
+    try:
+        buckets = content.numbered([_as_planned(parameter) for parameter in parameters])
+    except OverlapScopeError as error:
+        raise OverlapScopeError(f"{source}: {error}") from None
+    for place, bucket in enumerate(buckets):
+        _check_bucket(f"{source}: bucket {place}", [parameters[number] for number in bucket])
+    return BucketPlan(tuple(parameters), buckets)
+
+
+def _as_planned(parameter: ParameterSpec) -> PlannedParameter:
+    return PlannedParameter(
+        name=parameter.name, shape=parameter.shape, dtype=dtype_name(parameter.dtype), bytes=parameter.bytes
+    )
+
+
+def _check_bucket(where: str, bucket: Sequence[ParameterSpec]) -> None:
+    first = bucket[0]
+    for other in bucket[1:]:
+        if (other.dtype, other.device) != (first.dtype, first.device) or first.is_sparse or other.is_sparse:
+            raise OverlapScopeError(
+                f"{where} holds {_describe(first)} and {_describe(other)}, which can't share a bucket: gradients of "
+                "different dtypes or devices can't, and sparse ones are reduced alone"
+            )
+
+
+def _describe(parameter: ParameterSpec) -> str:
+    return f"{parameter.name} ({dtype_name(parameter.dtype)}{list(parameter.shape)})"

@@ -1,0 +1,50 @@
+"""What ``record --probe-buckets`` says at the end: whether other bucket plans were run, and if not, why."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from overlapscope.trace.format import RUN_FILE
+
+_INSTEAD: Final = "measure with 'overlapscope calibrate'"
+
+
+def probing_sentences(folder: Path) -> list[str]:
+    """A sentence a model of the rank with the lowest number, or one on why there is none."""
+    models = _models(folder)
+    if not models:
+        return [f"no bucket plans were probed: the training has no DistributedDataParallel; {_INSTEAD} instead"]
+    sentences = dict.fromkeys(_sentence(model.get("probing")) for model in models)
+    if len(sentences) == 1:
+        return list(sentences)
+    return [f"model {model['model']} ({model['class']}): {_sentence(model.get('probing'))}" for model in models]
+
+
+def _models(folder: Path) -> list[dict[str, Any]]:
+    files = sorted(folder.glob(f"rank_*/{RUN_FILE}"), key=lambda file: (len(file.parent.name), file.parent.name))
+    for file in files:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            return list(json.loads(file.read_text(encoding="utf-8"))["models"])
+    return []
+
+
+def _sentence(probing: dict[str, Any] | None) -> str:
+    if probing is None:
+        return (
+            "no bucket plans were probed: torch's own DistributedDataParallel trains, whose plan can't be changed; use "
+            f"instrumented_ddp.DistributedDataParallel, or {_INSTEAD}"
+        )
+    if probing["state"] == "impossible":
+        return f"no bucket plans were probed: {probing['why']}; {_INSTEAD} instead"
+    if "steps" not in probing:
+        return "no bucket plans were probed: the training has fewer than 2 steps"
+    begins, ends = probing["first_step"], probing["first_step"] + probing["steps"]
+    if probing["state"] == "done":
+        return f"probed {probing['plans']} bucket plans in steps {begins} to {ends - 1}"
+    too_few = f"{probing['plans']} plans take {ends + 1} steps, outside join(); train for longer"
+    if probing["state"] == "begun":
+        return f"probed bucket plans for a part of the steps they take: {too_few}"
+    return f"no bucket plans were probed: too few steps; {too_few}"
