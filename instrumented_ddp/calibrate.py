@@ -1,0 +1,200 @@
+"""Measure what all-reduces of this job's ranks take, as nccl-tests does, and write it to a file.
+
+    torchrun --nproc-per-node 2 -m instrumented_ddp.calibrate -o traces/calibration.json
+
+``overlapscope calibrate`` starts it. Sizes grow from 1 kB to 256 MB, or to where one all-reduce takes longer than half
+a second, so that a slow network takes seconds too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import torch
+import torch.distributed as dist
+
+from instrumented_ddp.timing import host_now_ns
+from overlapscope.errors import OverlapScopeError
+from overlapscope.model.calibration import (
+    AllReduceSample,
+    Calibration,
+    algbw_gb_per_s,
+    busbw_gb_per_s,
+    write_calibration,
+)
+from overlapscope.units import format_bytes, format_ns
+
+_SMALLEST_BYTES: Final = 1024
+_LARGEST_MB: Final = 256
+_BYTES_PER_MB: Final = 1024**2
+_LONGEST_NS: Final = 500_000_000
+"""No size is measured that would take longer."""
+_PAIRS_BELOW_BYTES: Final = 256 * 1024
+"""Of two small all-reduces most is latency, which they share if they run at a time."""
+_WARM_UPS: Final = 2
+_FEWEST_TIMES: Final = 5
+_MOST_TIMES: Final = 50
+_TIME_A_SIZE_NS: Final = 300_000_000
+_BYTES_PER_ELEMENT: Final = 4
+_ENVIRONMENT: Final = "env://"
+_RANKS_ARE_TOLD: Final = ("RANK", "WORLD_SIZE")
+_WHERE_TO_MEET: Final = ("MASTER_ADDR", "MASTER_PORT")
+
+
+class Sweep:
+    """All-reduces of one process group, timed.
+
+    Args:
+        group: of all ranks.
+        device: of the tensors.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        self._group = group
+        self._device = device
+
+    def measure(self, size_bytes: int, in_flight: int = 1) -> AllReduceSample:
+        """Time all-reduces of one size, so often that the median is steady. Called on all ranks."""
+        tensors = [torch.zeros(max(1, size_bytes // _BYTES_PER_ELEMENT), device=self._device) for _ in range(in_flight)]
+        warm_up_ns = [self._time_ns(tensors) for _ in range(_WARM_UPS)]
+        repeats = min(max(_TIME_A_SIZE_NS // self._slowest(min(warm_up_ns)), _FEWEST_TIMES), _MOST_TIMES)
+        own_ns = torch.tensor([self._time_ns(tensors) for _ in range(repeats)])
+        # The last rank to launch has waited for nobody.
+        return AllReduceSample(
+            bytes=size_bytes, in_flight=in_flight, times_ns=tuple(self._reduced(own_ns, dist.ReduceOp.MIN).tolist())
+        )
+
+    def _time_ns(self, tensors: Sequence[torch.Tensor]) -> int:
+        self._finish()
+        start_ns = host_now_ns()
+        works = [dist.all_reduce(tensor, group=self._group, async_op=True) for tensor in tensors]
+        for work in works:
+            assert work is not None
+            work.wait()
+        self._finish()
+        return host_now_ns() - start_ns
+
+    def _finish(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def _slowest(self, time_ns: int) -> int:
+        """The longest of all ranks' times."""
+        return int(self._reduced(torch.tensor([time_ns]), dist.ReduceOp.MAX).item())
+
+    def _reduced(self, numbers: torch.Tensor, how: dist.ReduceOp.RedOpType) -> torch.Tensor:
+        there = numbers.to(self._device)
+        dist.all_reduce(there, how, group=self._group)
+        return there.cpu()
+
+
+def sweep(group: dist.ProcessGroup, device: torch.device, largest_bytes: int) -> Calibration:
+    """Measure all sizes up to the largest, and print a row of each on rank 0. Called on all ranks.
+
+    Raises:
+        OverlapScopeError: there is only one rank.
+    """
+    world_size = group.size()
+    if world_size < 2:
+        raise OverlapScopeError("one rank has nobody to reduce with; start two or more")
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    hosts: list[str] = [""] * world_size
+    dist.all_gather_object(hosts, socket.gethostname(), group=group)
+    is_printing = group.rank() == 0
+    if is_printing:
+        where = f"{len(set(hosts))} host{'s' if len(set(hosts)) > 1 else ''}"
+        print(f"all-reduce of {world_size} ranks on {where}, {group.name()}, {name}; float32, out of training")
+        print(f"{'size':>8} {'in flight':>9} {'time':>9} {'algbw':>12} {'busbw':>12} {'times':>6}", flush=True)
+    measure = Sweep(group, device).measure
+    samples: list[AllReduceSample] = []
+    size_bytes = _SMALLEST_BYTES
+    measure(size_bytes, 2)  # not kept: connections are made, and threads started
+    while size_bytes <= largest_bytes:
+        for in_flight in (1, 2) if size_bytes <= _PAIRS_BELOW_BYTES else (1,):
+            samples.append(measure(size_bytes, in_flight))
+            if is_printing:
+                print(_row(samples[-1], world_size), flush=True)
+        size_bytes *= 2
+        # All ranks have the same samples, so they stop at the same size.
+        if 2 * samples[-1].time_ns > _LONGEST_NS:
+            break
+    return Calibration(backend=group.name(), device=name, hosts=tuple(hosts), samples=tuple(samples))
+
+
+def _row(sample: AllReduceSample, world_size: int) -> str:
+    all_bytes = sample.bytes * sample.in_flight
+    algbw = algbw_gb_per_s(all_bytes, sample.time_ns)
+    busbw = busbw_gb_per_s(all_bytes, sample.time_ns, world_size)
+    return (
+        f"{format_bytes(sample.bytes):>8} {sample.in_flight:>9} {format_ns(sample.time_ns):>9} {algbw:>7.3f} GB/s "
+        f"{busbw:>7.3f} GB/s {len(sample.times_ns):>6}"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Join the job, measure, and write the file on rank 0. Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m instrumented_ddp.calibrate",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("-o", "--output", type=Path, required=True, help="file to write")
+    parser.add_argument("--backend", help="of torch.distributed (nccl where there are GPUs, else gloo)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="of the tensors (cuda where there are GPUs)")
+    parser.add_argument("--max-mb", type=int, default=_LARGEST_MB, metavar="N", help="largest size (%(default)s)")
+    parser.add_argument("--init-method", default=_ENVIRONMENT, metavar="URL", help="how ranks meet (%(default)s)")
+    args = parser.parse_args(arguments)
+    try:
+        _run(args)
+    except OverlapScopeError as error:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"overlapscope calibrate: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _run(args: argparse.Namespace) -> None:
+    needed = (*_RANKS_ARE_TOLD, *(_WHERE_TO_MEET if args.init_method == _ENVIRONMENT else ()))
+    missing = [name for name in needed if name not in os.environ]
+    if missing:
+        raise OverlapScopeError(
+            f"{', '.join(missing)}: not set; start it with torchrun, or with 'overlapscope calibrate --nproc 2'"
+        )
+    device = _device(args.device)
+    dist.init_process_group(
+        args.backend or ("nccl" if device.type == "cuda" else "gloo"),
+        init_method=args.init_method,
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+    )
+    try:
+        group = dist.group.WORLD
+        assert group is not None
+        calibration = sweep(group, device, args.max_mb * _BYTES_PER_MB)
+        if group.rank() == 0:
+            write_calibration(args.output, calibration)
+            lanes = "two collectives at a time" if calibration.lanes == 2 else "one collective at a time"
+            print(f"{group.name()} runs {lanes}; written to {args.output}", flush=True)
+    finally:
+        dist.destroy_process_group()
+
+
+def _device(kind: str | None) -> torch.device:
+    has_gpus = torch.cuda.is_available()
+    if kind == "cpu" or (kind is None and not has_gpus):
+        return torch.device("cpu")
+    if not has_gpus:
+        raise OverlapScopeError("no CUDA device is to be seen here; give --device cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""The sweep of ``overlapscope calibrate`` over real ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from instrumented_ddp.calibrate import sweep
+from overlapscope.errors import OverlapScopeError
+from overlapscope.model.calibration import Calibration
+from tests.cluster.ranks import run_ranks
+
+pytestmark = pytest.mark.cluster
+
+
+def measured(largest_bytes: int) -> Calibration:
+    return sweep(dist.group.WORLD, torch.device("cpu"), largest_bytes)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_all_ranks_measure_the_same_sizes_and_have_the_same_times(world_size):
+    first, *others = run_ranks(measured, world_size, 512 * 1024)
+    assert all(other == first for other in others)
+    assert (first.backend, first.device, first.world_size) == ("gloo", "cpu", world_size)
+    assert [sample.bytes for sample in first.samples if sample.in_flight == 1] == [1024 * 2**i for i in range(10)]
+    assert [sample.bytes for sample in first.samples if sample.in_flight == 2] == [1024 * 2**i for i in range(9)]
+    assert all(5 <= len(sample.times_ns) <= 50 for sample in first.samples)
+    assert all(min(sample.times_ns) > 0 for sample in first.samples)
+
+
+def test_one_rank_has_nobody_to_reduce_with():
+    (error,) = run_ranks(measured, 1, 4096)
+    assert isinstance(error, OverlapScopeError)
+    assert "start two or more" in str(error)
