@@ -1,11 +1,13 @@
 """The models that are trained to see what recording costs, each with a batch for one rank and a loss.
 
-They are sized for a CPU core: a step takes tens of milliseconds, of the two known architectures about a second.
+They are sized for a CPU core: a step takes tens of milliseconds, of the large ones some hundred, of the two known
+architectures about a second.
 Weights and batches are random, and the same on all ranks that are given the same seed; nothing is downloaded.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -30,12 +32,7 @@ class Workload:
 
 def make_mlp() -> Workload:
     """400 parameters: 200 layers of width 64."""
-    layers: list[nn.Module] = []
-    for _ in range(200):
-        layers += [nn.Linear(64, 64), nn.ReLU()]
-        # With torch's own initialisation gradients vanish on the way through 200 layers, and are slow denormals.
-        nn.init.kaiming_normal_(layers[-2].weight)
-    return Workload(nn.Sequential(*layers), {"input": torch.randn(32, 64)}, _mean_square)
+    return _mlp(layers=200, width=64, batch=32)
 
 
 def make_convnet() -> Workload:
@@ -47,6 +44,22 @@ def make_transformer() -> Workload:
     """The GPT of examples/train_gpt.py, with a smaller batch."""
     module = GPT(width=192, layers=6, heads=6, context=64)
     return Workload(module, {"text": torch.randint(0, 256, (2, 64))}, _mean_square)
+
+
+def make_wide_mlp() -> Workload:
+    """36 MB of gradients: 16 layers of width 768."""
+    return _mlp(layers=16, width=768, batch=384)
+
+
+def make_wide_convnet() -> Workload:
+    """29 MB of gradients, most of them the last block's: the ResNet of examples/train_convnet.py, but wider."""
+    return Workload(make_resnet(160), {"input": torch.randn(24, 1, 8, 8)}, _mean_square)
+
+
+def make_gpt() -> Workload:
+    """41 MB of gradients: the GPT of examples/train_gpt.py, twice as wide."""
+    module = GPT(width=384, layers=6, heads=6, context=64)
+    return Workload(module, {"text": torch.randint(0, 256, (6, 64))}, _mean_square)
 
 
 def make_resnet_50() -> Workload:
@@ -73,8 +86,28 @@ def make_bert_base() -> Workload:
 SMALL_MODELS: Final = {"mlp-400": make_mlp, "convnet": make_convnet, "transformer": make_transformer}
 """Steps of tens of milliseconds, in which a recorder that costs too much is seen."""
 
+LARGE_MODELS: Final = {"mlp-wide": make_wide_mlp, "convnet-wide": make_wide_convnet, "gpt": make_gpt}
+"""At 1 Gbit/s communication takes about as long as backward, so that it matters how they overlap."""
+
 KNOWN_MODELS: Final = {"resnet-50": make_resnet_50, "bert-base": make_bert_base}
 """Architectures that people train. They need the transformers package."""
+
+
+def share_weights(module: nn.Module) -> nn.Module:
+    """A copy with parameters of its own in the same memory, and the same buffers."""
+    twins: dict[int, Any] = {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in module.parameters()}
+    twins |= {id(buffer): buffer.detach() for buffer in module.buffers()}
+    return copy.deepcopy(module, twins)
+
+
+def _mlp(*, layers: int, width: int, batch: int) -> Workload:
+    modules: list[nn.Module] = []
+    for _ in range(layers):
+        linear = nn.Linear(width, width)
+        # With torch's own initialisation gradients vanish on the way through many layers, and are slow denormals.
+        nn.init.kaiming_normal_(linear.weight)
+        modules += [linear, nn.ReLU()]
+    return Workload(nn.Sequential(*modules), {"input": torch.randn(batch, width)}, _mean_square)
 
 
 def _mean_square(output: torch.Tensor) -> torch.Tensor:

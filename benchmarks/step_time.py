@@ -24,7 +24,6 @@ they did is printed last.
 from __future__ import annotations
 
 import argparse
-import copy
 import gc
 import importlib.util
 import os
@@ -37,7 +36,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.queues import SimpleQueue
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import psutil
@@ -52,7 +51,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import instrumented_ddp
-from benchmarks.models import KNOWN_MODELS, SMALL_MODELS, Workload
+from benchmarks.models import KNOWN_MODELS, SMALL_MODELS, Workload, share_weights
 from benchmarks.pairing import BlockTimes, Comparison, Estimate, Side, block_of, measure_pairs, ratio_of
 from overlapscope.trace.environment import DETAIL_VARIABLE, DETAILS
 from overlapscope.trace.reader import read_trace
@@ -106,13 +105,6 @@ class Line:
     pairs: int
     wall: Estimate
     cpu: Estimate
-
-
-def share_weights(module: nn.Module) -> nn.Module:
-    """A copy with parameters of its own in the same memory, and the same buffers."""
-    twins: dict[int, Any] = {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in module.parameters()}
-    twins |= {id(buffer): buffer.detach() for buffer in module.buffers()}
-    return copy.deepcopy(module, twins)
 
 
 def make_step(workload: Workload, wrap: Callable[[nn.Module], nn.Module]) -> Callable[[], None]:

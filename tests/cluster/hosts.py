@@ -13,11 +13,16 @@ import subprocess
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Final
 
 INTERFACE: Final = "eth0"
 """The name that every host has for its link to the switch."""
+BURST_BYTES: Final = 128 * 1024
+"""What a slow link lets through at once, before its rate holds. Segments of TCP, of up to 64 KB and their headers, have
+to fit: the kernel would cut larger ones into packets of 1,500 bytes, and then hardly reach 1 Gbit/s on a busy core."""
 _BRIDGE: Final = "bridge"
+_NAMESPACES: Final = Path("/run/netns")
 
 
 class Hosts:
@@ -45,8 +50,8 @@ class Hosts:
             host: whose link to the switch is limited, in that direction alone.
             rate: as ``tc`` writes it, such as ``100mbit``.
         """
-        limit = f"tbf rate {rate} burst 64kb latency 400ms"
-        _run(f"tc -n {self._namespaces[host]} qdisc replace dev {INTERFACE} root {limit}")
+        limit = f"tbf rate {rate} burst {BURST_BYTES} latency 400ms"
+        run_command(f"tc -n {self._namespaces[host]} qdisc replace dev {INTERFACE} root {limit}")
 
 
 @contextmanager
@@ -60,16 +65,17 @@ def cluster_of(count: int) -> Iterator[Hosts]:
     """
     name = f"cluster-{uuid.uuid4().hex[:8]}"
     with ExitStack() as cleanup:
-        switch = _namespace(f"{name}-switch", cleanup)
-        _run(f"ip -n {switch} link add {_BRIDGE} type bridge")
-        _run(f"ip -n {switch} link set {_BRIDGE} up")
-        hosts = Hosts([_namespace(f"{name}-{host}", cleanup) for host in range(count)])
-        for host, namespace in enumerate(hosts._namespaces):
+        switch = namespace(f"{name}-switch", cleanup)
+        run_command(f"ip -n {switch} link add {_BRIDGE} type bridge")
+        run_command(f"ip -n {switch} link set {_BRIDGE} up")
+        names = [namespace(f"{name}-{host}", cleanup) for host in range(count)]
+        hosts = Hosts(names)
+        for host, own in enumerate(names):
             port = f"port{host}"
-            _run(f"ip link add {port} netns {switch} type veth peer name {INTERFACE} netns {namespace}")
-            _run(f"ip -n {switch} link set {port} master {_BRIDGE} up")
-            _run(f"ip -n {namespace} address add {hosts.address(host)}/24 dev {INTERFACE}")
-            _run(f"ip -n {namespace} link set {INTERFACE} up")
+            run_command(f"ip link add {port} netns {switch} type veth peer name {INTERFACE} netns {own}")
+            run_command(f"ip -n {switch} link set {port} master {_BRIDGE} up")
+            run_command(f"ip -n {own} address add {hosts.address(host)}/24 dev {INTERFACE}")
+            run_command(f"ip -n {own} link set {INTERFACE} up")
         yield hosts
 
 
@@ -88,14 +94,25 @@ def why_unavailable() -> str | None:
     return None
 
 
-def _namespace(name: str, cleanup: ExitStack) -> str:
-    _run(f"ip netns add {name}")
-    cleanup.callback(_run, f"ip netns delete {name}")
-    _run(f"ip -n {name} link set lo up")
+def namespace(name: str, cleanup: ExitStack) -> str:
+    """Make a namespace that has a loopback, and have it deleted with what is in it."""
+    cleanup.callback(_delete_namespace, name)  # before: Ctrl-C may come while it is made
+    run_command(f"ip netns add {name}")
+    run_command(f"ip -n {name} link set lo up")
     return name
 
 
-def _run(command: str) -> None:
+def _delete_namespace(name: str) -> None:
+    if (_NAMESPACES / name).exists():
+        run_command(f"ip netns delete {name}")
+
+
+def run_command(command: str) -> None:
+    """Run a command that says nothing if all is well.
+
+    Raises:
+        RuntimeError: it failed; with what it said.
+    """
     done = subprocess.run(command.split(), capture_output=True, text=True, timeout=30)
     if done.returncode != 0:
         raise RuntimeError(f"{command}: {done.stderr.strip()}")

@@ -7,15 +7,13 @@ import sys
 
 import pytest
 
-from tests.cluster.hosts import Hosts, cluster_of, why_unavailable
+from tests.cluster.hosts import BURST_BYTES, Hosts, cluster_of, why_unavailable
 
 pytestmark = pytest.mark.cluster
 
 TIME_LIMIT_S = 30
 TRANSFER_BYTES = 4 * 1024**2
 SLOW_RATE, SLOW_BYTES_PER_S = "80mbit", 10e6
-BURST_BYTES = 64 * 1024
-"""What a slow link lets through at once, before its rate holds."""
 
 RECEIVE = """
 import socket, sys, time
