@@ -11,16 +11,18 @@ import sys
 from collections.abc import Sequence
 
 from overlapscope import __version__
-from overlapscope.commands import demo, diagnose, lab, record, serve, stragglers, summary
+from overlapscope.commands import calibrate, demo, diagnose, lab, recommend, record, serve, stragglers, summary
 from overlapscope.errors import OverlapScopeError
 
 _DESCRIPTION = "See how much gradient communication hides under backward, and why the rest does not."
 _EPILOG = "Start with 'overlapscope demo': it records a short training run on this machine and opens it in the browser."
 _COMMANDS = {
+    "calibrate": calibrate,
     "demo": demo,
     "diagnose": diagnose,
     "lab": lab,
     "record": record,
+    "recommend": recommend,
     "serve": serve,
     "stragglers": stragglers,
     "summary": summary,

@@ -17,12 +17,14 @@ HEAVY = ("torch", "pandas", "pyarrow", "panel", "bokeh", "rich")
 def test_help_names_every_command_with_a_line() -> None:
     ran = overlapscope("--help")
     assert ran.returncode == 0
-    for command in ("demo", "diagnose", "lab", "record", "serve", "stragglers", "summary"):
+    for command in ("calibrate", "demo", "diagnose", "lab", "record", "serve", "stragglers", "summary"):
         assert f"    {command}" in [line.rstrip()[: 4 + len(command)] for line in ran.stdout.splitlines()]
     assert "overlapscope demo" in ran.stdout.splitlines()[-2] + ran.stdout.splitlines()[-1]
 
 
-@pytest.mark.parametrize("command", ["demo", "diagnose", "lab", "record", "serve", "stragglers", "summary"])
+@pytest.mark.parametrize(
+    "command", ["calibrate", "demo", "diagnose", "lab", "record", "serve", "stragglers", "summary"]
+)
 def test_help_of_a_command_is_the_docstring_of_its_module(command: str) -> None:
     ran = overlapscope(command, "--help")
     assert ran.returncode == 0

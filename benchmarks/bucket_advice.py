@@ -1,0 +1,220 @@
+"""Predicted step times against measured ones: how good the advice of ``overlapscope recommend`` is.
+
+    python -m benchmarks.bucket_advice FOLDER ...
+
+Each FOLDER is one that ``benchmarks.bucket_sweep`` has written: recordings of 30 steps, a calibration, and the step
+time of torch's own DDP with every size, really measured. For each recording, with and without the calibration:
+
+MAPE      mean of the absolute errors of the predicted step times, over all sizes
+shape     the same of step times as shares of the default's: without what one day is slower than another
+bias      mean of the errors: positive where predictions are too long
+in 90 %   share of the measured step times that lie in their interval
+regret    measured step time of the size with the shortest predicted one, over the shortest measured one
+gain      of that size over DDP's default, as measured
+
+The same for a straight line fitted to the same all-reduces, and for leaving DDP's default. Noise is the difference
+between the medians of odd and of even blocks of steps, the median of all sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from overlapscope.analysis.observations import lanes_of, observations_of
+from overlapscope.model.cost import CollectiveCost
+from overlapscope.model.fit import Fitted, fit
+from overlapscope.model.line import fit_line
+from overlapscope.model.observation import Spans
+from overlapscope.model.partition import Buckets
+from overlapscope.model.schedule import replay
+from overlapscope.trace.reader import read_trace
+
+RECORDINGS: Final = ("plain", "probe")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Truth:
+    """What was measured: Q partitions of one model over one link."""
+
+    labels: tuple[str, ...]
+    plans: tuple[Buckets, ...]
+    step_ns: NDArray[np.float64]
+    """(Q,)"""
+    noise: NDArray[np.float64]
+    """(Q,) as shares."""
+    default: int
+    """Which of them is DDP's default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """One way to predict, held against the truth."""
+
+    way: str
+    predicted_ns: NDArray[np.float64] | None
+    interval_ns: NDArray[np.float64] | None
+    """(2, Q)"""
+    chosen: int
+
+    def cells(self, truth: Truth) -> list[str]:
+        """A row of the table."""
+        errors = None if self.predicted_ns is None else self.predicted_ns / truth.step_ns - 1
+        held, shape = None, None
+        if self.predicted_ns is not None:
+            shape = self.predicted_ns / self.predicted_ns[truth.default] * truth.step_ns[truth.default] / truth.step_ns
+        if self.interval_ns is not None:
+            held = np.mean((self.interval_ns[0] <= truth.step_ns) & (truth.step_ns <= self.interval_ns[1]))
+        regret = truth.step_ns[self.chosen] / truth.step_ns.min() - 1
+        gain = 1 - truth.step_ns[self.chosen] / truth.step_ns[truth.default]
+        return [
+            self.way,
+            "" if errors is None else f"{np.abs(errors).mean():.1%}",
+            "" if shape is None else f"{np.abs(shape - 1).mean():.1%}",
+            "" if errors is None else f"{errors.mean():+.1%}",
+            "" if held is None else f"{held:.0%}",
+            truth.labels[self.chosen],
+            f"{regret:.1%}",
+            f"{gain:+.1%}",
+        ]
+
+
+def read_truth(folder: Path) -> Truth:
+    """The measured sizes; lists of caps are left out."""
+    content = json.loads((folder / "sweep.json").read_text())
+    rows = [each for each in content["measured"] if any(not s["bucket_cap_mb_list"] for s in each["settings"])]
+    is_default = [any(_is_default(setting) for setting in each["settings"]) for each in rows]
+    return Truth(
+        labels=tuple(each["label"] for each in rows),
+        plans=tuple(tuple(tuple(bucket) for bucket in each["buckets"]) for each in rows),
+        step_ns=np.array([each["median_ms"] * 1e6 for each in rows]),
+        noise=np.array([each["noise"] for each in rows]),
+        default=is_default.index(True),
+    )
+
+
+def _is_default(setting: dict[str, Any]) -> bool:
+    return setting["bucket_cap_mb"] is None and not setting["bucket_cap_mb_list"]
+
+
+def read_calibration(folder: Path) -> Spans | None:
+    """All-reduces that were measured alone."""
+    path = folder / "calibration.json"
+    if not path.exists():
+        return None
+    samples = [each for each in json.loads(path.read_text())["samples"] if each["in_flight"] == 1]
+    counts = [len(each["transfer_ns"]) for each in samples]
+    return Spans(
+        bytes=np.repeat([float(each["bytes"]) for each in samples], counts),
+        time_ns=np.concatenate([np.array(each["transfer_ns"], dtype=np.float64) for each in samples]),
+        cycle=np.concatenate([np.arange(count) for count in counts]),
+    )
+
+
+def scores(folder: Path, truth: Truth) -> Iterator[Score]:
+    """All ways to predict."""
+    calibration = read_calibration(folder)
+    for name in RECORDINGS:
+        path = folder / "traces" / name
+        if not path.exists():
+            continue
+        trace = read_trace(path)
+        observations, lanes = observations_of(trace), lanes_of(trace)
+        if name != RECORDINGS[0] and len(set(observations.plan.tolist())) == 1:
+            continue  # nothing was probed
+        for spans in (None, calibration) if calibration is not None else (None,):
+            fitted = fit(observations, lanes=lanes, calibration=spans)
+            way = name if spans is None else f"{name}, calibrated"
+            yield _score(way, fitted, truth)
+            yield _score(f"{way}: straight line", _with_line(fitted), truth, has_interval=False)
+    yield Score(way="leave it", predicted_ns=None, interval_ns=None, chosen=truth.default)
+
+
+def _score(way: str, fitted: Fitted, truth: Truth, *, has_interval: bool = True) -> Score:
+    predicted_ns = replay(truth.plans, fitted.work, fitted.costs).typical_ns
+    interval_ns = np.quantile(fitted.cycle_draws_ns(truth.plans), [0.05, 0.95], axis=0) if has_interval else None
+    return Score(way=way, predicted_ns=predicted_ns, interval_ns=interval_ns, chosen=int(np.argmin(predicted_ns)))
+
+
+def _with_line(fitted: Fitted) -> Fitted:
+    """The same with latency and bandwidth alone."""
+    cost = fitted.costs.collective
+    line = fit_line(cost.sizes_bytes, cost.times_ns) if fitted.calibration is None else _line_of(fitted.calibration)
+    straight = CollectiveCost(
+        world_size=cost.world_size,
+        sizes_bytes=cost.sizes_bytes[:1],
+        times_ns=line.time_ns(cost.sizes_bytes[:1]),
+        line=line,
+        is_identifiable=True,
+    )
+    return replace(fitted, costs=replace(fitted.costs, collective=straight))
+
+
+def _line_of(spans: Spans) -> Any:
+    return fit_line(spans.bytes, spans.time_ns)
+
+
+def print_case(console: Console, folder: Path, *, each_size: bool) -> None:
+    truth = read_truth(folder)
+    found = list(scores(folder, truth))
+    table = _table(
+        f"{folder.name}, noise {np.nanmedian(truth.noise):.1%}", "", "MAPE", "shape", "bias", "in 90 %", "chosen"
+    )
+    for heading in ("regret", "gain"):
+        table.add_column(heading, justify="right")
+    for score in found:
+        table.add_row(*score.cells(truth))
+    console.print(table)
+    if each_size:
+        ways = [score for score in found if score.interval_ns is not None]
+        sizes = _table("", "bucket_cap_mb", "buckets", "measured, ms", "noise", *(score.way for score in ways))
+        for place, label in enumerate(truth.labels):
+            cells = [_cell(score, place, truth) for score in ways]
+            measured = f"{truth.step_ns[place] / 1e6:.1f}"
+            sizes.add_row(label, str(len(truth.plans[place])), measured, f"{truth.noise[place]:.1%}", *cells)
+        console.print(sizes)
+
+
+def _cell(score: Score, place: int, truth: Truth) -> str:
+    assert score.predicted_ns is not None
+    assert score.interval_ns is not None
+    low, high = score.interval_ns[:, place] / 1e6
+    step_ns = score.predicted_ns[place]
+    return f"{step_ns / 1e6:.1f} ({low:.0f} to {high:.0f}) {step_ns / truth.step_ns[place] - 1:+.1%}"
+
+
+def _table(title: str, label: str, *headings: str) -> Table:
+    table = Table(title=title or None, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column(label, no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.bucket_advice",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER")
+    parser.add_argument("--sizes", action="store_true", help="show each size as well")
+    args = parser.parse_args()
+    console = Console(highlight=False, soft_wrap=True)
+    console.width = max(console.width, 160)
+    for folder in args.folders:
+        print_case(console, folder, each_size=args.sizes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""A recording, and a calibration if there is one -> the advice on bucket sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from overlapscope.analysis.observations import lanes_of, observations_of, reduced_models
+from overlapscope.errors import OverlapScopeError
+from overlapscope.model.calibration import CALIBRATION_FILE, Calibration, read_calibration
+from overlapscope.model.fit import Fitted, fit
+from overlapscope.model.observation import Spans
+from overlapscope.model.plan_file import PlanFile, PlannedParameter
+from overlapscope.model.recommend import Recommendation, recommend
+from overlapscope.trace.reader import Trace
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Advice:
+    """The advice, and what it rests on."""
+
+    fitted: Fitted
+    recommendation: Recommendation
+    parameters: tuple[PlannedParameter, ...]
+    """By number, as plans have them."""
+    is_calibrated: bool
+    other_models: int
+    """How many models of the run were not looked at, as they reduce less."""
+    missing_ranks: int
+    """Ranks that left no log. What the others wait for them looks like transfer."""
+
+    def plan_file(self) -> PlanFile:
+        """The best plan of all, for ``DistributedDataParallel(bucket_plan=...)``."""
+        advice, names = self.recommendation, [parameter.name for parameter in self.parameters]
+        return PlanFile(
+            parameters=self.parameters,
+            buckets=tuple(tuple(names[number] for number in bucket) for bucket in advice.free.buckets),
+            bucket_cap_mb_list=advice.free_caps_mb,
+            predicted={
+                "step_ns": advice.free.step_ns.value,
+                "step_low_ns": advice.free.step_ns.low,
+                "step_high_ns": advice.free.step_ns.high,
+                "step_now_ns": advice.now.step_ns.value,
+            },
+        )
+
+
+def advise(trace: Trace, calibration: Path | None = None) -> Advice:
+    """Fit the model to a recording and ask it.
+
+    Args:
+        calibration: a file of ``overlapscope calibrate``; one in the folder of the recording is found.
+
+    Raises:
+        OverlapScopeError: the recording doesn't tell enough, or the calibration is of another job.
+    """
+    observations = observations_of(trace)
+    lanes, measured = lanes_of(trace), None
+    found = _calibration(trace, calibration)
+    if found is not None:
+        lanes, measured = found.lanes, spans_of(found)
+        if found.world_size != observations.world_size:
+            raise OverlapScopeError(
+                f"{calibration or trace.path / CALIBRATION_FILE}: is of {found.world_size} ranks, the recording of "
+                f"{observations.world_size}: calibrate with as many ranks, or without --calibration remove the file"
+            )
+    fitted = fit(observations, lanes=lanes, calibration=measured)
+    return Advice(
+        fitted=fitted,
+        recommendation=recommend(fitted),
+        parameters=_parameters(trace),
+        is_calibrated=measured is not None,
+        other_models=len(reduced_models(trace)) - 1,
+        missing_ranks=max(0, observations.world_size - len(trace.ranks)),
+    )
+
+
+def spans_of(calibration: Calibration) -> Spans:
+    """All-reduces that had the wire to themselves."""
+    alone = [sample for sample in calibration.samples if sample.in_flight == 1]
+    counts = [len(sample.times_ns) for sample in alone]
+    return Spans(
+        bytes=np.repeat([float(sample.bytes) for sample in alone], counts),
+        time_ns=np.concatenate([np.asarray(sample.times_ns, dtype=np.float64) for sample in alone]),
+        cycle=np.concatenate([np.arange(count, dtype=np.int64) for count in counts]),
+    )
+
+
+def _calibration(trace: Trace, path: Path | None) -> Calibration | None:
+    beside = trace.path / CALIBRATION_FILE
+    if path is None and not beside.exists():
+        return None
+    return read_calibration(path or beside)
+
+
+def _parameters(trace: Trace) -> tuple[PlannedParameter, ...]:
+    plans = trace.plans[trace.plans["model"] == reduced_models(trace)[0]]
+    rows = plans.drop_duplicates("parameter").sort_values("parameter")
+    columns = (rows[name].tolist() for name in ("name", "shape", "dtype", "bytes"))
+    return tuple(
+        PlannedParameter(name=str(name), shape=_shape(str(shape)), dtype=str(dtype), bytes=int(bytes_))
+        for name, shape, dtype, bytes_ in zip(*columns, strict=True)
+    )
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    return () if text == "scalar" else tuple(int(length) for length in text.split("×"))

@@ -1,0 +1,116 @@
+"""What a step waits for, once its buckets are as good as they can be: told by taking each thing away."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+import numpy as np
+
+from overlapscope.model.cost import CollectiveCost
+from overlapscope.model.line import Line
+from overlapscope.model.partition import Buckets
+from overlapscope.model.schedule import Costs, replay, timeline
+from overlapscope.model.work import Work
+
+Limit = Literal["compute", "straggler", "latency", "bandwidth", "last bucket"]
+
+_LEAST_SHARE: Final = 0.02
+"""Of the step, for something to be called its limit."""
+_IDLE: Final = 0.1
+"""The last all-reduce found the wire idle if it waited for less than this share of its own time."""
+_NEXT_TO_NOTHING: Final = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Shares of the step time of one plan. They overlap, and need not add up."""
+
+    limit: Limit
+    """What is most worth changing. ``compute``: all else together is below 2 % of the step. ``last bucket``: it is the
+    bandwidth, but only for what becomes ready last, when no backward is left to hide it."""
+    exposed: float
+    """Of the step, in which all compute of backward is over and an all-reduce is not."""
+    communication: float
+    """By which the step were shorter without any all-reduce: also by what they slow compute down."""
+    latency: float
+    """By which it were shorter if an all-reduce of next to nothing took no time."""
+    bandwidth: float
+    """By which it were shorter if bytes took no time."""
+    straggler: float
+    """By which it were shorter if all ranks were as early as the middle one, of two the earlier one."""
+
+
+def limits_of(plan: Buckets, work: Work, costs: Costs) -> Limits:
+    """Look at one plan in the typical cycle."""
+    typical = work.typical()
+    table = [plan]
+    replayed = replay(table, typical, costs)
+    step_ns = float(replayed.cycle_ns[0, 0])
+
+    def gained(work: Work, costs: Costs) -> float:
+        return 1 - float(replay(table, work, costs).cycle_ns[0, 0]) / step_ns
+
+    collective = costs.collective
+    shares = {
+        "latency": gained(typical, replace(costs, collective=_without_latency(collective))),
+        "bandwidth": gained(typical, replace(costs, collective=_only_latency(collective))),
+        "straggler": gained(_without_straggler(work).typical(), costs),
+    }
+    exposed = float(replayed.exposed_ns[0, 0]) / step_ns
+    worst = max(shares, key=lambda name: shares[name])
+    limit: Limit
+    if shares[worst] < _LEAST_SHARE and exposed < _LEAST_SHARE:
+        limit = "compute"
+    elif worst == "bandwidth" and _is_last_bucket_alone(plan, typical, costs):
+        limit = "last bucket"
+    else:
+        limit = worst  # type: ignore[assignment]
+    return Limits(
+        limit=limit,
+        exposed=exposed,
+        communication=gained(typical, replace(costs, collective=without_time(collective))),
+        **shares,
+    )
+
+
+def without_time(cost: CollectiveCost) -> CollectiveCost:
+    """All-reduces that are over at once."""
+    return _with_times(cost, latencies=0.0, bytes_=0.0)
+
+
+def _without_latency(cost: CollectiveCost) -> CollectiveCost:
+    return _with_times(cost, latencies=0.0, bytes_=1.0)
+
+
+def _only_latency(cost: CollectiveCost) -> CollectiveCost:
+    return _with_times(cost, latencies=1.0, bytes_=0.0)
+
+
+def _with_times(cost: CollectiveCost, latencies: float, bytes_: float) -> CollectiveCost:
+    alpha_ns = cost.alpha_ns
+    times_ns = latencies * alpha_ns + bytes_ * (cost.times_ns - alpha_ns)
+    return replace(
+        cost,
+        # Their logarithms are interpolated, and the line is divided by.
+        times_ns=np.maximum(times_ns, _NEXT_TO_NOTHING),
+        line=Line(alpha_ns=max(latencies * cost.line.alpha_ns, _NEXT_TO_NOTHING), beta_ns=bytes_ * cost.line.beta_ns),
+    )
+
+
+def _without_straggler(work: Work) -> Work:
+    """One rank instead of all: what the middle one does, moment by moment."""
+    middle = (work.start_ns.shape[1] - 1) // 2
+    return replace(
+        work,
+        start_ns=np.sort(work.start_ns, axis=1)[:, [middle]],
+        ready_ns=np.sort(work.ready_ns, axis=1)[:, [middle]],
+        end_ns=np.sort(work.end_ns, axis=1)[:, [middle]],
+    )
+
+
+def _is_last_bucket_alone(plan: Buckets, work: Work, costs: Costs) -> bool:
+    drawn = timeline(plan, work, costs)
+    waited_ns = drawn.start_ns[-1] - drawn.launch_ns[:, -1].max()
+    under_way_ns = max(0.0, float(drawn.end_ns[:-1].max(initial=0.0) - drawn.launch_ns[:, -1].max()))
+    return bool(max(waited_ns, under_way_ns) <= _IDLE * (drawn.end_ns[-1] - drawn.start_ns[-1]))

@@ -1,0 +1,257 @@
+"""The advice: which bucket size, what it gains, how sure that is, and when to leave it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from overlapscope.model.coarse import coarse
+from overlapscope.model.fit import Fitted
+from overlapscope.model.limits import Limits, limits_of
+from overlapscope.model.partition import MB, NO_LIMIT, Buckets, Float64Array, Gradients
+from overlapscope.model.plan import UniformPlan, caps_mb_of, default_plan, uniform_plans
+from overlapscope.model.schedule import replay
+from overlapscope.model.search import best_plan
+from overlapscope.model.what_if import WhatIf, what_ifs_of
+
+Verdict = Literal["change", "leave it", "can't tell"]
+
+LEAST_GAIN: Final = 0.01
+"""A smaller share of the step is not worth a change."""
+_WORTH_KNOWING: Final = 0.05
+"""Where so much might be gained, and it is not sure that anything is, one should measure more."""
+_WITHIN: Final = 0.01
+_DRAWS: Final = 100
+_SIZES_SHOWN: Final = 14
+_SIZES_TRIED: Final = 250
+_MOST_BUCKETS: Final = 100
+"""Sizes so small that they make more buckets are not looked at: latency alone makes them slow."""
+_QUANTILES: Final = (0.05, 0.95)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A value, and between which it lies nine times out of ten."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Prediction:
+    """One bucket plan."""
+
+    buckets: Buckets
+    cap_mb: float | None
+    """A round ``bucket_cap_mb`` that gives it; None if none does, or only DDP's default."""
+    low_mb: float | None
+    """Caps of more than this, up to ``high_mb``, give the same buckets."""
+    high_mb: float | None
+    """Infinite if every larger cap does."""
+    is_default: bool
+    """Whether it is what DDP does when nothing is set."""
+    step_ns: Interval
+    exposed_ns: float
+    """After backward, until the last all-reduce is over."""
+    recorded_ns: float | None
+    """The median of the steps that were recorded with it."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Recommendation:
+    """See the module. Gains are shares of the step time before."""
+
+    verdict: Verdict
+    """``leave it``: at most next to nothing is to be gained. ``can't tell``: much may be, but it is not sure at all."""
+    now: Prediction
+    """The plan in force at the end of the recording."""
+    default: Prediction
+    best: Prediction
+    """The best of all that one size can express, DDP's default among them."""
+    good_from_mb: float | None
+    """Caps above this, up to ``good_to_mb``, are predicted within 1 % of the best."""
+    good_to_mb: float | None
+    gain: Interval
+    """Of the best size, over what is in force."""
+    gain_over_default: Interval
+    free: Prediction
+    """The best plan of all; it may be that of a size."""
+    free_gain: Interval
+    """Of that, over the best size."""
+    free_bucket_mb: tuple[float, ...]
+    """The sizes of its buckets."""
+    free_caps_mb: tuple[float, ...] | None
+    """The same as torch's ``bucket_cap_mb_list``, if it can be said so."""
+    sizes: tuple[Prediction, ...]
+    """Some sizes, small ones first, to be shown."""
+    limits: Limits
+    """Of the best size."""
+    what_ifs: tuple[WhatIf, ...]
+    missing: tuple[str, ...]
+    """What would make it surer."""
+
+    @property
+    def has_choice(self) -> bool:
+        """Whether sizes make any difference; a model of few parameters may have one plan for all of them."""
+        return len(self.free.buckets) > 1 or len({size.buckets for size in self.sizes}) > 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: plain values; buckets as the number of them and their lists of parameter numbers."""
+        return {name: _plain(getattr(self, name)) for name in self.__dataclass_fields__} | {
+            "has_choice": self.has_choice
+        }
+
+
+def recommend(fitted: Fitted, in_force: Buckets | None = None) -> Recommendation:
+    """Compare all sizes, search for the best plan, and say what to do.
+
+    Args:
+        in_force: the plan to compare with; that of the newest recorded step if not given.
+    """
+    observations, gradients = fitted.observations, fitted.work.gradients
+    in_force = in_force or observations.plans[int(observations.plan[-1])]
+    default = default_plan(gradients)
+    smallest = max(1, gradients.total_bytes // _MOST_BUCKETS)
+    uniform = uniform_plans(gradients, at_most=_SIZES_TRIED, smallest_cap_bytes=smallest)
+    step_ns = replay([plan.buckets for plan in uniform], fitted.work, fitted.costs).typical_ns
+    default_ns = float(replay([default.buckets], fitted.work, fitted.costs).typical_ns[0])
+    place = int(np.argmin(step_ns))
+    best = uniform[place] if step_ns[place] < default_ns else default
+    free = _best_of_all(fitted, [best.buckets, in_force])
+    shown = [uniform[number] for number in _shown(step_ns, place)]
+    predicted = _Predictions(fitted, [*shown, default, best], [in_force, free])
+    gain = predicted.gain(best.buckets, in_force)
+    good_from, good_to = _good_range(uniform, step_ns, best)
+    return Recommendation(
+        verdict=_verdict(gain, is_same=best.buckets == in_force),
+        now=predicted.of(in_force),
+        default=predicted.of_size(default),
+        best=predicted.of_size(best),
+        good_from_mb=good_from,
+        good_to_mb=good_to,
+        gain=gain,
+        gain_over_default=predicted.gain(best.buckets, default.buckets),
+        free=predicted.of(free),
+        free_gain=predicted.gain(free, best.buckets),
+        free_bucket_mb=tuple(float(gradients.bytes[list(bucket)].sum()) / MB for bucket in free),
+        free_caps_mb=_caps(free, gradients),
+        sizes=tuple(predicted.of_size(plan) for plan in shown),
+        limits=limits_of(best.buckets, fitted.work, fitted.costs),
+        what_ifs=what_ifs_of([*uniform, default], fitted.work, fitted.costs),
+        missing=_missing(fitted),
+    )
+
+
+def _best_of_all(fitted: Fitted, also: list[Buckets]) -> Buckets:
+    joined = coarse(fitted.work)
+    if joined is None:
+        return best_plan(fitted.work, fitted.costs, also=also)
+    plans = [*also, joined.expanded(best_plan(joined.work, fitted.costs))]
+    return plans[int(np.argmin(replay(plans, fitted.work, fitted.costs).cycle_ns.mean(axis=1)))]
+
+
+class _Predictions:
+    """Some plans, all in the same draws."""
+
+    def __init__(self, fitted: Fitted, sizes: Sequence[UniformPlan], others: Sequence[Buckets]) -> None:
+        self._size_of = {size.buckets: size for size in reversed(sizes)}
+        plans = list(dict.fromkeys([*self._size_of, *others]))
+        self._place = {plan: place for place, plan in enumerate(plans)}
+        replayed = replay(plans, fitted.work, fitted.costs)
+        self._step_ns, self._exposed_ns = replayed.typical_ns, np.median(replayed.exposed_ns, axis=1)
+        self._draws_ns = fitted.cycle_draws_ns(plans, _DRAWS)
+        self._recorded_ns = {fitted.observations.plans[check.plan]: check.recorded_ns for check in fitted.checks}
+
+    def of_size(self, size: UniformPlan) -> Prediction:
+        return self._prediction(size.buckets, size)
+
+    def of(self, plan: Buckets) -> Prediction:
+        return self._prediction(plan, self._size_of.get(plan))
+
+    def _prediction(self, plan: Buckets, size: UniformPlan | None) -> Prediction:
+        place = self._place[plan]
+        low, high = _bounds(size)
+        return Prediction(
+            buckets=plan,
+            cap_mb=size.cap_mb if size is not None and not size.is_default else None,
+            low_mb=low,
+            high_mb=high,
+            is_default=size is not None and size.is_default,
+            step_ns=_interval(float(self._step_ns[place]), self._draws_ns[:, place]),
+            exposed_ns=float(self._exposed_ns[place]),
+            recorded_ns=self._recorded_ns.get(plan),
+        )
+
+    def gain(self, plan: Buckets, over: Buckets) -> Interval:
+        """Of one plan over another, draw by draw."""
+        to, before = self._place[plan], self._place[over]
+        draws = 1 - self._draws_ns[:, to] / self._draws_ns[:, before]
+        return _interval(float(1 - self._step_ns[to] / self._step_ns[before]), draws)
+
+
+def _verdict(gain: Interval, *, is_same: bool) -> Verdict:
+    if is_same:
+        return "leave it"
+    if gain.value >= LEAST_GAIN and gain.low > 0:
+        return "change"
+    return "can't tell" if gain.high >= _WORTH_KNOWING and gain.value >= LEAST_GAIN else "leave it"
+
+
+def _good_range(
+    uniform: Sequence[UniformPlan], step_ns: Float64Array, best: UniformPlan
+) -> tuple[float | None, float | None]:
+    """The caps around the best one that are within 1 % of it."""
+    if best.is_default:
+        return None, None
+    first = last = next(number for number, plan in enumerate(uniform) if plan is best)
+    good = step_ns <= step_ns[first] * (1 + _WITHIN)
+    while first > 0 and good[first - 1]:
+        first -= 1
+    while last < len(uniform) - 1 and good[last + 1]:
+        last += 1
+    return _bounds(uniform[first])[0], _bounds(uniform[last])[1]
+
+
+def _bounds(size: UniformPlan | None) -> tuple[float | None, float | None]:
+    if size is None or size.is_default:
+        return None, None
+    return size.low_bytes / MB, float("inf") if size.high_bytes == NO_LIMIT else size.high_bytes / MB
+
+
+def _shown(step_ns: Float64Array, best: int) -> list[int]:
+    """Places of sizes that are spread over all of them, and the best."""
+    spread = np.linspace(0, len(step_ns) - 1, _SIZES_SHOWN).round().astype(np.int64)
+    return sorted({*spread.tolist(), best})
+
+
+def _interval(value: float, draws: Float64Array) -> Interval:
+    low, high = np.quantile(draws, _QUANTILES)
+    return Interval(value=value, low=min(value, float(low)), high=max(value, float(high)))
+
+
+def _caps(plan: Buckets, gradients: Gradients) -> tuple[float, ...] | None:
+    caps = caps_mb_of(plan, gradients)
+    return None if caps is None else tuple(caps)
+
+
+def _missing(fitted: Fitted) -> tuple[str, ...]:
+    missing = [fitted.costs.collective.missing]
+    if not fitted.compute_slowdown.is_known:
+        missing.append(
+            "By how much communication slows compute down does not show with one bucket plan: record with "
+            "--probe-buckets."
+        )
+    return tuple(each for each in missing if each)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Prediction):
+        fields = {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+        return fields | {"buckets": [list(bucket) for bucket in value.buckets]}
+    if isinstance(value, tuple | list):
+        return [_plain(each) for each in value]
+    return asdict(value) if hasattr(value, "__dataclass_fields__") else value

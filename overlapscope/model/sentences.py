@@ -1,0 +1,125 @@
+"""The advice as people read it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from overlapscope.model.limits import Limits
+from overlapscope.model.recommend import LEAST_GAIN, Interval, Prediction, Recommendation
+from overlapscope.units import format_ns
+
+_MOST_CAPS_SHOWN: Final = 12
+
+
+def headline(advice: Recommendation) -> str:
+    """What to do, in one sentence or two."""
+    if not advice.has_choice:
+        return f"Nothing to choose: every bucket size gives this model the same plan, {count_of(advice.now)}."
+    is_now = advice.best.buckets == advice.now.buckets
+    now, best = format_ns(advice.now.step_ns.value), format_ns(advice.best.step_ns.value)
+    if advice.verdict == "change":
+        text = f"Set {setting_of(advice.best)}" if not advice.best.is_default else "Leave bucket_cap_mb unset"
+        return f"{text}: {now} → {best} a step ({change_of(advice.gain)}).{_range(advice)}"
+    if is_now:
+        return f"Leave the bucket size: of all sizes what is in force is predicted to be the fastest, {now} a step."
+    would = f"{setting_of(advice.best)} would change the step of {now} by {change_of(advice.gain)}"
+    if advice.verdict == "leave it":
+        return f"Leave the bucket size, it does not matter here: the best, {would}."
+    return f"Can't tell yet: {would}."
+
+
+def free_plan(advice: Recommendation) -> str:
+    """What the best plan of all gives, which no single size may express."""
+    sizes_mb = ", ".join(f"{size:.3g}" for size in advice.free_bucket_mb[:_MOST_CAPS_SHOWN])
+    sizes_mb += ", ..." if len(advice.free_bucket_mb) > _MOST_CAPS_SHOWN else ""
+    if advice.free.buckets == advice.best.buckets or advice.free_gain.value < LEAST_GAIN / 10:
+        return "No plan of buckets of different sizes is predicted to be faster."
+    sure = "" if advice.free_gain.low > 0 else ", which may be nothing"
+    return (
+        f"Buckets of {sizes_mb} MB: {format_ns(advice.free.step_ns.value)} a step, "
+        f"{change_of(advice.free_gain)} against the best size{sure}."
+    )
+
+
+def limit(limits: Limits) -> str:
+    """What the step with the best size waits for."""
+    exposed = f"{_percent(limits.exposed)} of it is exposed communication"
+    if limits.limit == "compute":
+        return f"The step is limited by compute: {exposed}."
+    if limits.limit == "straggler":
+        return (
+            f"The step is limited by a straggler: were all ranks as early as the middle one, it were "
+            f"{_percent(limits.straggler)} shorter; {exposed}."
+        )
+    if limits.limit == "latency":
+        return (
+            f"The step is limited by the latency of its all-reduces: without any it were {_percent(limits.latency)} "
+            f"shorter; {exposed}."
+        )
+    without = f"were bytes sent in no time, it were {_percent(limits.bandwidth)} shorter"
+    if limits.limit == "last bucket":
+        return f"The step is limited by its last bucket, which nothing is left to hide: {without}; {exposed}."
+    return f"The step is limited by the bandwidth: {without}; {exposed}."
+
+
+def setting_of(prediction: Prediction) -> str:
+    """How to ask for a plan."""
+    if prediction.is_default:
+        return "DDP's default"
+    if prediction.cap_mb is None:
+        return count_of(prediction)
+    return f"bucket_cap_mb={prediction.cap_mb:g}"
+
+
+def count_of(prediction: Prediction) -> str:
+    """How many buckets."""
+    count = len(prediction.buckets)
+    return "1 bucket" if count == 1 else f"{count} buckets"
+
+
+def change_of(gain: Interval) -> str:
+    """Of the step time, with its interval."""
+    return f"{_signed(-gain.value)} %, 90 % interval {_signed(-gain.low)} to {_signed(-gain.high)} %"
+
+
+def band(low_mb: float | None, high_mb: float | None) -> str:
+    """Caps between which nothing changes."""
+    if low_mb is None or high_mb is None:
+        return ""
+    low, high = _round(low_mb, math.ceil), _round(high_mb, math.floor)
+    if math.isinf(high_mb):
+        return f"{low:g} and more"
+    if low_mb == 0:
+        return f"up to {high:g}"
+    return f"{low:g} to {high:g}" if low < high else f"{high_mb:.4g}"
+
+
+def caps_list(caps_mb: Sequence[float]) -> str:
+    """As an argument of torch's own DDP."""
+    return f"bucket_cap_mb_list=[{', '.join(f'{cap:g}' for cap in caps_mb)}]"
+
+
+def _range(advice: Recommendation) -> str:
+    caps = band(advice.good_from_mb, advice.good_to_mb)
+    return f" {caps[0].upper()}{caps[1:]} MB are within 1 %." if caps else ""
+
+
+def _round(number: float, to: object) -> float:
+    """To two digits, up or down."""
+    if number <= 0 or math.isinf(number):
+        return number
+    unit = 10.0 ** (math.floor(math.log10(number)) - 1)
+    return float(f"{to(round(number / unit, 6)) * unit:.6g}")  # type: ignore[operator]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * max(0.0, share):.0f} %"
+
+
+def _signed(share: float) -> str:
+    percent = 100 * share
+    text = f"{percent:.0f}" if abs(percent) >= 9.95 else f"{percent:.1f}"
+    number = float(text)
+    return "0" if number == 0 else f"{'+' if number > 0 else '−'}{text.lstrip('-')}"

@@ -1,0 +1,63 @@
+"""From a real training over gloo to the advice, and from the advice back into a training."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+import torch
+from torch import nn
+
+from instrumented_ddp import DistributedDataParallel
+from overlapscope.analysis.advice import advise
+from overlapscope.model.plan_file import write_plan
+from overlapscope.trace.environment import DETAIL_VARIABLE, PROBE_VARIABLE
+from overlapscope.trace.reader import read_trace
+from tests.cluster.ranks import run_ranks
+from tests.commands.command_line import overlapscope
+
+pytestmark = pytest.mark.cluster
+
+WIDTH, LAYERS, STEPS = 192, 8, 32
+
+
+def make_model() -> nn.Sequential:
+    return nn.Sequential(*[layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())])
+
+
+def train(trace: str, plan: str | None) -> list[list[str]]:
+    """Train, with probing where no plan is given; the names in each bucket at the end."""
+    os.environ[PROBE_VARIABLE] = "0" if plan else "1"
+    os.environ[DETAIL_VARIABLE] = "parameters"
+    model = DistributedDataParallel(make_model(), trace=trace, bucket_plan=plan)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(torch.randn(64, WIDTH)).square().mean().backward()
+        optimizer.step()
+    names = [parameter.name for parameter in model.bucket_plan.parameters]
+    return [[names[number] for number in bucket] for bucket in model.bucket_plan.buckets]
+
+
+def test_a_probed_training_is_advised_and_takes_the_plan_that_it_is_given(tmp_path):
+    run_ranks(train, 2, str(tmp_path / "probed"), None)
+    trace = read_trace(tmp_path / "probed")
+    advice = advise(trace)
+    found, observations = advice.recommendation, advice.fitted.observations
+    assert len(set(observations.plan.tolist())) > 2, "several plans were probed"
+    assert observations.has_common_clock
+    assert found.missing == ()
+    assert found.best.step_ns.value > 0
+    path = tmp_path / "plan.json"
+    write_plan(path, advice.plan_file())
+    wanted = json.loads(path.read_text())["buckets"]
+    trained, _ = run_ranks(train, 2, str(tmp_path / "planned"), str(path))
+    assert trained == wanted
+
+
+def test_the_command_reads_it(tmp_path):
+    run_ranks(train, 2, str(tmp_path), None)
+    ran = overlapscope("recommend", tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert "2 ranks, 16 gradients of 1.13 MB" in ran.stdout
