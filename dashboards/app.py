@@ -15,7 +15,7 @@ from bokeh.io import curdoc
 from rich.console import Console
 from rich.progress import Progress
 
-from dashboards.pages import order, overview, problem, stragglers, timeline
+from dashboards.pages import buckets, order, overview, problem, stragglers, timeline
 from dashboards.pages.shell import BuildPage
 from dashboards.recording import Recording
 from overlapscope.errors import OverlapScopeError
@@ -25,10 +25,12 @@ ROUTES: Final[dict[str, BuildPage]] = {
     "/timeline": timeline.build,
     "/stragglers": stragglers.build,
     "/order": order.build,
+    "/buckets": buckets.build,
     # Every plot alone, to embed or to look at on its own.
     "/plots/timeline": partial(timeline.build, is_plain=True),
     "/plots/stragglers": stragglers.build_heatmap,
     "/plots/order": partial(order.build, is_plain=True),
+    "/plots/buckets": partial(buckets.build, is_plain=True),
     **overview.TREND_ROUTES,
 }
 

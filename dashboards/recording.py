@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
 
 from dashboards.diagnosis import Diagnosis
+from dashboards.forecast import Forecast
 from overlapscope.analysis.cycles import Cycles, cycles_of
 from overlapscope.analysis.heatmap import Heatmap
 from overlapscope.analysis.lanes import LanesByRank
@@ -77,6 +79,11 @@ class Snapshot:
     def heatmap(self) -> Heatmap | None:
         """Its ranks and steps as a map; None without cycles."""
         return None if self.cycles is None else Heatmap(self.cycles, hosts_of(self.trace))
+
+    @cached_property
+    def forecast(self) -> Future[Forecast]:
+        """What other buckets would take; made beside, and begun when a page first needs it."""
+        return Forecast.soon(self.trace)
 
 
 class Recording:

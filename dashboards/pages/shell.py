@@ -25,7 +25,13 @@ Arguments = Mapping[str, Sequence[bytes]]
 BuildPage = Callable[[Document, Snapshot, Arguments], None]
 """Fills a document with a page."""
 
-NAVIGATION: Final = (("./", "Overview"), ("timeline", "Timeline"), ("stragglers", "Stragglers"), ("order", "Order"))
+NAVIGATION: Final = (
+    ("./", "Overview"),
+    ("timeline", "Timeline"),
+    ("buckets", "Buckets"),
+    ("stragglers", "Stragglers"),
+    ("order", "Order"),
+)
 """Route and label of each page in the header."""
 
 _ENVIRONMENT: Final = Environment(

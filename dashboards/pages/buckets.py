@@ -1,0 +1,210 @@
+"""Which bucket size: what each would take, what a step looks like with it, and how to set it."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from bokeh.document import Document
+
+from dashboards.forecast import SPECIALS, Forecast, Options
+from dashboards.pages.headline import Headline
+from dashboards.pages.shell import Arguments, is_order_alone, render, render_part
+from dashboards.plots.bucket_figure import CURVE_LEFT_PX, CURVE_RIGHT_PX
+from dashboards.plots.bucket_layout import HEAD_PX, LANE_PX, RANK_PX
+from dashboards.plots.bucket_tooltip import caps_text
+from dashboards.plots.buckets import BucketsPlot, Choice, Chosen
+from dashboards.recording import Snapshot
+from dashboards.typical_step import Step
+from overlapscope.analysis.lanes import BUCKET_SLOTS
+from overlapscope.errors import OverlapScopeError
+from overlapscope.model.recommend import Interval
+from overlapscope.model.sentences import free_plan, headline, limit
+from overlapscope.units import format_bytes, format_ns, format_share
+
+_PATIENCE_S: Final = 0.5
+"""What takes longer is waited for by the browser."""
+_LARGEST_MB: Final = 1e6
+
+Awaited = TypeVar("Awaited")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shortcut:
+    """A button that chooses a plan."""
+
+    special: str
+    label: str
+    hint: str
+
+
+_SHORTCUTS: Final = (
+    Shortcut(special="", label="Best size", hint="The best that one size can give  B"),
+    Shortcut(special="best", label="Best plan", hint="The best of all plans; its buckets need not be of one size  P"),
+    Shortcut(special="present", label="As it is now", hint="What the job was recorded with  N"),
+    Shortcut(special="default", label="DDP's default", hint="A first bucket of 1 MB, then 25 MB  D"),
+)
+
+
+def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_plain: bool = False) -> None:
+    """Fill a document with the page, for the size and options that the address asks for."""
+    if is_order_alone(snapshot.trace):
+        _build_reason(document, snapshot, "no bucket of gradients was recorded, only collectives")
+        return
+    choice = choice_of(arguments)
+    try:
+        forecast = _soon(snapshot.forecast)
+        curve = None if forecast is None else _soon(forecast.curve(choice.options))
+    except OverlapScopeError as error:
+        _build_reason(document, snapshot, str(error))
+        return
+    if forecast is None or curve is None:
+        render(document, "computing.html", title="Buckets", trace=snapshot.trace)
+        return
+    plot = BucketsPlot(forecast, choice, curve, lambda chosen, step: describe(forecast, chosen, step))
+    document.js_on_event("document_ready", plot.start_script)
+    first_mb = choice.options.first_mb
+    render(
+        document,
+        "buckets_plot.html" if is_plain else "buckets.html",
+        title="Buckets",
+        trace=snapshot.trace,
+        roots=plot.roots,
+        is_plain=is_plain,
+        sentence=headline(forecast.advice.recommendation),
+        further=[free_plan(forecast.advice.recommendation), limit(forecast.advice.recommendation.limits)],
+        basis=basis_of(forecast),
+        missing=forecast.advice.recommendation.missing,
+        shortcuts=_SHORTCUTS,
+        first_mb=None if first_mb is None else f"{first_mb:g}",
+        is_compressed=choice.options.is_compressed,
+        chosen=plot.describe(),
+        ranks=[int(plot.step.ranks[place]) for place in plot.shown],
+        all_ranks=forecast.fitted.observations.world_size,
+        step_number=forecast.step.number,
+        step_px=plot.layout.step_px,
+        head_px=HEAD_PX,
+        rank_px=RANK_PX,
+        lane_px=LANE_PX,
+        curve_left_px=CURVE_LEFT_PX,
+        curve_right_px=CURVE_RIGHT_PX,
+        bucket_slots=BUCKET_SLOTS,
+    )
+
+
+def choice_of(arguments: Arguments) -> Choice:
+    """That of ``?cap_mb=…&plan=…&first=…&compression=…``; what makes no sense is ignored."""
+    plan = _text(arguments, "plan")
+    return Choice(
+        options=Options(
+            first_mb=_size_mb(_text(arguments, "first")), is_compressed=_text(arguments, "compression") == "fp16"
+        ),
+        cap_mb=_size_mb(_text(arguments, "cap_mb")),
+        special=next((name for name in SPECIALS if name == plan), None),
+    )
+
+
+def basis_of(forecast: Forecast) -> str:
+    """What the prediction rests on."""
+    observations = forecast.fitted.observations
+    steps, plans = len(observations.steps), len(observations.plans)
+    calibrated = ", and a calibration" if forecast.advice.is_calibrated else ""
+    return (
+        f"Predicted from {steps:,} step{'s' * (steps != 1)} of {observations.world_size:,} ranks, with {plans} bucket "
+        f"plan{'s' * (plans != 1)}{calibrated}."
+    )
+
+
+def describe(forecast: Forecast, chosen: Chosen, step: Step) -> str:
+    """The markup of the figures of what is chosen, and of the setting that gives it."""
+    curve, place, options = chosen.curve, chosen.place, chosen.choice.options
+    low, high = curve.interval_ns[:, place]
+    code = forecast.code_of(curve, place, chosen.choice.special)
+    size = curve.sizes[place] if place < len(curve.sizes) and chosen.choice.special is None else None
+    return render_part(
+        "buckets_chosen.html",
+        headlines=[
+            Headline(
+                label="Predicted step time",
+                value=format_ns(curve.predicted_ns[place]),
+                note=f"{format_ns(low)} to {format_ns(high)}",
+                colour="accent",
+            ),
+            _against_now(forecast.gain_of(curve, place)),
+            Headline(
+                label="Exposed",
+                value=format_ns(curve.exposed_ns[place]),
+                note=f"{format_share(curve.exposed_ns[place] / curve.predicted_ns[place])} of the step",
+                colour="exposed",
+            ),
+            Headline(
+                label="Buckets",
+                value=f"{len(step.plan):,}",
+                note=_range_text(int(step.bytes.min()), int(step.bytes.max())),
+                colour="span-bucket-0",
+            ),
+        ],
+        code=code,
+        hook="model.register_comm_hook(None, default_hooks.fp16_compress_hook)" if options.is_compressed else "",
+        caps="" if size is None else caps_text(size),
+        plan_file=code.startswith("bucket_plan"),
+        needs_list="bucket_cap_mb_list" in code,
+    )
+
+
+def _against_now(gain: Interval) -> Headline:
+    value, low, high = (_signed(-share) for share in (gain.value, gain.low, gain.high))
+    return Headline(
+        label="Against now",
+        value=value,
+        note=f"{low} to {high}" if low != high else "as it is set now",
+        colour="hidden",
+    )
+
+
+def _signed(share: float) -> str:
+    text = format_share(abs(share))
+    sign = "+" if share > 0 else "\N{MINUS SIGN}"
+    return "0 %" if text == "0.0 %" else f"{sign}{text}"
+
+
+def _range_text(least: int, most: int) -> str:
+    return f"of {format_bytes(most)}" if least == most else f"{format_bytes(least)} to {format_bytes(most)}"
+
+
+def _soon(future: Future[Awaited]) -> Awaited | None:
+    """What is ready, or nearly."""
+    try:
+        return future.result(_PATIENCE_S)
+    except TimeoutError:
+        return None
+
+
+def _build_reason(document: Document, snapshot: Snapshot, reason: str) -> None:
+    what, _, todo = reason.removeprefix(f"{snapshot.trace.path}: ").partition(": ")
+    render(
+        document,
+        "problem.html",
+        title="Buckets",
+        trace=snapshot.trace,
+        headline="No bucket size can be predicted from this recording",
+        message=f"{what[:1].upper()}{what[1:]}.",
+        advice=f"{todo[:1].upper()}{todo[1:]}."
+        if todo
+        else "Record some 30 steps of a model that is wrapped in "
+        "DistributedDataParallel: 'overlapscope record --probe-buckets -o FOLDER -- torchrun ...'.",
+    )
+
+
+def _text(arguments: Arguments, name: str) -> str:
+    return b",".join(arguments.get(name, [])).decode(errors="replace")
+
+
+def _size_mb(text: str) -> float | None:
+    try:
+        size_mb = float(text)
+    except ValueError:
+        return None
+    return size_mb if math.isfinite(size_mb) and 0 < size_mb <= _LARGEST_MB else None

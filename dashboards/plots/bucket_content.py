@@ -1,0 +1,136 @@
+"""What is drawn of two steps and of a plan: columns for Bokeh."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from dashboards.plots.bucket_layout import BucketLayout
+from dashboards.typical_step import Step
+from overlapscope.analysis.density import index_spans
+from overlapscope.analysis.lanes import CATEGORIES, bucket_categories
+from overlapscope.model.partition import Buckets, Float64Array, Gradients
+from overlapscope.units import format_bytes, format_ns
+
+Columns = dict[str, Any]
+
+SPAN_COLUMNS: Final = ("left", "right", "top", "bottom", "category")
+READY_COLUMNS: Final = ("x", "top", "bottom", "category")
+LABEL_COLUMNS: Final = ("x", "y", "text")
+END_COLUMNS: Final = ("x", "top", "bottom", "y", "text")
+
+_BEFORE_BACKWARD: Final = CATEGORIES.index("forward")
+_BACKWARD: Final = CATEGORIES.index("backward")
+_EXPOSED: Final = CATEGORIES.index("finalise")
+_PX_PER_LETTER: Final = 6.4
+_MIN_LABELLED_PX: Final = 11
+
+
+def span_columns(step: Step, shown: list[int], layout: BucketLayout, place: int) -> Columns:
+    """Phases and all-reduces as rectangles; all-reduces that run at a time share the height of their lane.
+
+    Args:
+        shown: places of the ranks to draw.
+        place: 0 for the upper step, 1 for the lower one.
+    """
+    rows: list[tuple[Any, ...]] = []
+    for row, rank in enumerate(shown):
+        top, bottom = layout.lane_px(place, row, "backward")
+        begin, end = float(step.backward_start_ns[rank]), float(step.backward_end_ns[rank])
+        rows.append((0.0, begin, top + 1, bottom - 1, _BEFORE_BACKWARD))
+        rows.append((begin, end, top + 1, bottom - 1, _BACKWARD))
+        if step.exposed_ns[rank] > 0:
+            rows.append((end, end + float(step.exposed_ns[rank]), top + 1, bottom - 1, _EXPOSED))
+        rows += [each[:5] for each in _transfers(step, rank, row, layout, place)]
+    return _columns(SPAN_COLUMNS, rows)
+
+
+def ready_columns(step: Step, shown: list[int], layout: BucketLayout, place: int) -> Columns:
+    """When the last gradient of each bucket was there."""
+    rows: list[tuple[Any, ...]] = []
+    categories = bucket_categories(np.arange(len(step.plan))).tolist()
+    for row, rank in enumerate(shown):
+        top, bottom = layout.lane_px(place, row, "ready")
+        moments = step.ready_ns[rank].tolist()
+        rows += [(moment, top + 1, bottom - 1, each) for moment, each in zip(moments, categories, strict=True)]
+    return _columns(READY_COLUMNS, rows)
+
+
+def label_columns(step: Step, shown: list[int], layout: BucketLayout, place: int, ns_per_px: float) -> Columns:
+    """Names of what is wide enough to hold them."""
+    rows: list[tuple[Any, ...]] = []
+
+    def add(left: float, right: float, middle: float, *texts: str) -> None:
+        room_px = (right - left) / ns_per_px - 10
+        fitting = next((text for text in texts if len(text) * _PX_PER_LETTER < room_px), None)
+        if fitting:
+            rows.append((left + 5 * ns_per_px, middle, fitting))
+
+    for row, rank in enumerate(shown):
+        middle = sum(layout.lane_px(place, row, "backward")) / 2
+        begin, end = float(step.backward_start_ns[rank]), float(step.backward_end_ns[rank])
+        exposed_ns = float(step.exposed_ns[rank])
+        add(0.0, begin, middle, "optimizer, data, forward", "before")
+        add(begin, end, middle, "backward")
+        add(end, end + exposed_ns, middle, f"exposed {format_ns(exposed_ns)}", "exposed")
+        for left, right, top, bottom, _, bucket in _transfers(step, rank, row, layout, place):
+            if bottom - top >= _MIN_LABELLED_PX:
+                size = format_bytes(int(step.bytes[bucket]))
+                add(left, right, (top + bottom) / 2, f"bucket {bucket} · {size}", f"{bucket} · {size}", f"{bucket}")
+    return _columns(LABEL_COLUMNS, rows)
+
+
+def end_columns(step: Step, layout: BucketLayout, place: int) -> Columns:
+    """Where the step is over."""
+    top, bottom = place * layout.step_px + 4, (place + 1) * layout.step_px - 6
+    return _columns(END_COLUMNS, [(step.cycle_ns, top, bottom, top + 8, format_ns(step.cycle_ns))])
+
+
+def strip_columns(gradients: Gradients, plan: Buckets) -> Columns:
+    """A plan: each parameter in the order of gradients, as wide as its bytes, in the colour of its bucket."""
+    bucket_of = np.zeros(len(gradients.bytes), dtype=np.int64)
+    for number, bucket in enumerate(plan):
+        bucket_of[list(bucket)] = number
+    sizes = gradients.bytes[gradients.order]
+    right: Float64Array = np.cumsum(sizes).astype(np.float64)
+    return {
+        "left": right - sizes,
+        "right": right,
+        "category": bucket_categories(bucket_of[gradients.order]),
+        "bucket": bucket_of[gradients.order],
+    }
+
+
+def strip_label_columns(gradients: Gradients, plan: Buckets, bytes_per_px: float) -> Columns:
+    """Number and size of each bucket, on the widest of its stretches that can hold them."""
+    strip = strip_columns(gradients, plan)
+    begins = np.flatnonzero(np.diff(strip["bucket"], prepend=-1))
+    ends = np.append(begins[1:], len(strip["bucket"])) - 1
+    rows = []
+    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+        bucket = int(strip["bucket"][begin])
+        left, right = float(strip["left"][begin]), float(strip["right"][end])
+        size = format_bytes(int(gradients.bytes[list(plan[bucket])].sum()))
+        room_px = (right - left) / bytes_per_px - 6
+        texts = (f"{bucket} · {size}", str(bucket))
+        fitting = next((text for text in texts if len(text) * _PX_PER_LETTER < room_px), None)
+        if fitting:
+            rows.append(((left + right) / 2, 0.5, fitting))
+    return _columns(LABEL_COLUMNS, rows)
+
+
+def _transfers(step: Step, rank: int, row: int, layout: BucketLayout, place: int) -> list[tuple[Any, ...]]:
+    """Left, right, top, bottom, category and number of each all-reduce."""
+    top, bottom = layout.lane_px(place, row, "communication")
+    starts, ends = (np.rint(moments[rank]).astype(np.int64) for moments in (step.start_ns, step.end_ns))
+    numbers = np.arange(len(starts))
+    spans = index_spans(starts, ends, bucket_categories(numbers), numbers)
+    height = (bottom - top - 2) / spans.stack_heights
+    tops = top + 1 + spans.stack * height
+    columns = (spans.starts_ns, spans.ends_ns, tops, tops + height, spans.categories, spans.rows)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def _columns(names: tuple[str, ...], rows: list[tuple[Any, ...]]) -> Columns:
+    return {name: [row[place] for row in rows] for place, name in enumerate(names)}

@@ -1,0 +1,121 @@
+"""What is drawn of predicted step times against bucket sizes: columns for Bokeh."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from dashboards.forecast import Curve, Forecast, Options
+from overlapscope.model.partition import MB
+from overlapscope.model.plan import DEFAULT_CAP_BYTES
+
+CURVE_COLUMNS: Final = ("x", "predicted", "low", "high")
+MARK_COLUMNS: Final = ("x", "y", "text", "align", "x_offset", "y_offset")
+MEASURED_COLUMNS: Final = ("x", "y", "low", "high")
+
+Range = tuple[float, float]
+
+_DEFAULT_MB: Final = DEFAULT_CAP_BYTES / MB
+_MOST_TIMES: Final = 2000
+"""The smallest cap that is shown is this part of the largest."""
+_LEAST_SPREAD: Final = 0.12
+"""A smaller share of the step than this may not fill the height of the plot: it would look like much."""
+_MOST_SPREAD: Final = 1.5
+"""A longer step than so many times the fastest, and it, leaves the plot."""
+_WITHIN: Final = 1.645
+"""Standard errors to either side, nine times out of ten."""
+
+
+def size_range_mb(curve: Curve) -> Range:
+    """From the smallest to the largest cap that is worth a try."""
+    highest_mb = 2 * max(curve.sizes[-1].low_bytes / MB, _DEFAULT_MB)
+    return min(max(curve.sizes[0].high_bytes / MB / 4, highest_mb / _MOST_TIMES), 0.5), highest_mb
+
+
+def time_range_ns(curve: Curve) -> Range:
+    """The step times to show: all, but for those of sizes that are hopeless."""
+    fastest = float(curve.predicted_ns.min())
+    low, high = float(curve.interval_ns[0].min()), float(curve.interval_ns[1].max())
+    high = min(high, fastest * (1 + _MOST_SPREAD))
+    missing = max(0.0, _LEAST_SPREAD * fastest - (high - low)) / 2
+    margin = 0.08 * (high - low + 2 * missing)
+    return max(0.0, low - missing - margin), high + missing + 2 * margin
+
+
+def curve_columns(curve: Curve, sizes_mb: Range) -> dict[str, Any]:
+    """One flat piece for each partition, over all the caps that give it."""
+    highs_mb = [size.high_bytes / MB for size in curve.sizes[:-1]]
+    edges = np.clip([sizes_mb[0], *highs_mb, sizes_mb[1]], *sizes_mb)
+    places = np.repeat(np.flatnonzero(np.diff(edges) > 0), 2)
+    return {
+        "x": edges[places + np.tile([0, 1], len(places) // 2)],
+        "predicted": curve.predicted_ns[places],
+        "low": curve.interval_ns[0][places],
+        "high": curve.interval_ns[1][places],
+    }
+
+
+def mark_columns(curve: Curve, sizes_mb: Range) -> dict[str, Any]:
+    """The best size, what is set now, and DDP's default; those that are one plan share a mark.
+
+    What is set now is on no curve but that of the job as it is.
+    """
+    names: dict[tuple[float, int], list[str]] = {}
+
+    def add(x_mb: float | None, place: int, name: str) -> None:
+        if x_mb is not None:
+            names.setdefault((x_mb, place), []).append(name)
+
+    add(_x_mb(curve, curve.fastest), curve.fastest, "best size")
+    present, default = curve.special["present"], curve.special["default"]
+    if curve.options == Options():
+        add(_DEFAULT_MB if present == default else _x_mb(curve, present), present, "now")
+    add(_DEFAULT_MB, default, "DDP's default")
+    is_right = [np.log(x / sizes_mb[0]) > 0.7 * np.log(sizes_mb[1] / sizes_mb[0]) for x, _ in names]
+    return {
+        "x": [x for x, _ in names],
+        "y": [float(curve.predicted_ns[place]) for _, place in names],
+        "text": [", ".join(each) for each in names.values()],
+        "align": ["right" if right else "left" for right in is_right],
+        "x_offset": [-9 if right else 9 for right in is_right],
+        # Below the best there is no line to hide.
+        "y_offset": [12 if place == curve.fastest else -11 for _, place in names],
+    }
+
+
+def free_columns(curve: Curve, sizes_mb: Range) -> dict[str, Any]:
+    """The best plan, if no single size gives it."""
+    place = curve.special["best"]
+    is_free = place >= len(curve.sizes) and place != curve.special["default"]
+    rows = [(sizes_mb[0], float(curve.predicted_ns[place]), "best plan, of unequal buckets")] if is_free else []
+    return {name: [row[at] for row in rows] for at, name in enumerate(("x", "y", "text"))}
+
+
+def measured_columns(forecast: Forecast, curve: Curve) -> dict[str, Any]:
+    """The recorded plans that a size gives, as they were recorded: without compression and a limit of the first."""
+    rows: dict[str, list[float]] = {name: [] for name in MEASURED_COLUMNS}
+    if curve.options.is_compressed:
+        return rows
+    recorded = forecast.fitted.observations.plans
+    for check in forecast.fitted.checks:
+        x_mb = _x_of(curve, recorded[check.plan])
+        if x_mb is None:
+            continue
+        off = np.exp(_WITHIN * (check.noise if np.isfinite(check.noise) else 0.0))
+        for name, value in zip(
+            MEASURED_COLUMNS, (x_mb, check.recorded_ns, check.recorded_ns / off, check.recorded_ns * off), strict=True
+        ):
+            rows[name].append(float(value))
+    return rows
+
+
+def _x_of(curve: Curve, plan: Any) -> float | None:
+    if plan == curve.plans[curve.special["default"]]:
+        return _DEFAULT_MB
+    return _x_mb(curve, curve.plans.index(plan)) if plan in curve.plans else None
+
+
+def _x_mb(curve: Curve, place: int) -> float | None:
+    """A round cap that gives a plan; None if none does."""
+    return curve.sizes[place].cap_mb if place < len(curve.sizes) else None

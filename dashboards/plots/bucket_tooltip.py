@@ -1,0 +1,93 @@
+"""What people read when they point at a size, at a bucket of a step or at a parameter."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dashboards.forecast import Curve
+from dashboards.plots.bucket_layout import BucketLayout
+from dashboards.typical_step import Step
+from overlapscope.model.partition import MB, NO_LIMIT, Buckets, Gradients
+from overlapscope.model.plan import UniformPlan
+from overlapscope.units import format_bytes, format_moment_ns, format_ns
+
+Rows = list[tuple[str, str]]
+Tooltip = tuple[str, Rows]
+
+_NEAR_PX = 4
+
+
+def size_tooltip(curve: Curve, x_mb: float) -> Tooltip:
+    """For a place on the curve."""
+    place = curve.size_at(x_mb)
+    low, high = curve.interval_ns[:, place]
+    rows = [
+        ("predicted", format_ns(curve.predicted_ns[place])),
+        ("90 % interval", f"{format_ns(low)} to {format_ns(high)}"),
+        ("exposed", format_ns(curve.exposed_ns[place])),
+        ("buckets", f"{len(curve.plans[place]):,}"),
+    ]
+    return caps_text(curve.sizes[place]), rows
+
+
+def caps_text(size: UniformPlan) -> str:
+    """Which caps give the same buckets."""
+    low, high = size.low_bytes / MB, size.high_bytes / MB
+    if size.high_bytes == NO_LIMIT:
+        return f"Any size above {low:.3g} MB"
+    return f"Any size up to {high:.3g} MB" if low <= 0 else f"Sizes above {low:.3g} MB, up to {high:.3g} MB"
+
+
+def step_tooltip(step: Step, shown: list[int], layout: BucketLayout, x: float, y: float, ns_per_px: float) -> Tooltip:
+    """For a place on one of the two steps; no title if there is nothing."""
+    found = _bucket_at(step, shown, layout, x, y, ns_per_px)
+    if found is None:
+        return "", []
+    rank, bucket = found
+    last = float(step.launch_ns[:, bucket].max())
+    waits = last - float(step.launch_ns[rank, bucket])
+    return f"Bucket {bucket} · {format_bytes(int(step.bytes[bucket]))}", [
+        ("rank", str(int(step.ranks[rank]))),
+        ("parameters", f"{len(step.plan[bucket]):,}"),
+        ("ready", format_moment_ns(round(step.ready_ns[rank, bucket]))),
+        ("launched", format_moment_ns(round(step.launch_ns[rank, bucket]))),
+        ("waits for ranks", format_ns(waits)),
+        ("waits for the link", format_ns(max(0.0, float(step.start_ns[rank, bucket]) - last))),
+        ("start", format_moment_ns(round(step.start_ns[rank, bucket]))),
+        ("end", format_moment_ns(round(step.end_ns[rank, bucket]))),
+        ("duration", format_ns(float(step.end_ns[rank, bucket] - step.start_ns[rank, bucket]))),
+    ]
+
+
+def parameter_tooltip(gradients: Gradients, plan: Buckets, at_bytes: float) -> Tooltip:
+    """For a place on the strip."""
+    right = np.cumsum(gradients.bytes[gradients.order])
+    place = min(int(np.searchsorted(right, at_bytes, side="right")), len(right) - 1)
+    number = int(gradients.order[place])
+    bucket = next(at for at, members in enumerate(plan) if number in members)
+    members = plan[bucket]
+    return gradients.names[number], [
+        ("size", format_bytes(int(gradients.bytes[number]))),
+        ("gradient", f"{place + 1:,} of {len(right):,}"),
+        ("bucket", f"{bucket} of {len(plan):,}, {format_bytes(int(gradients.bytes[list(members)].sum()))}"),
+        ("its parameters", f"{len(members):,}"),
+    ]
+
+
+def _bucket_at(
+    step: Step, shown: list[int], layout: BucketLayout, x: float, y: float, ns_per_px: float
+) -> tuple[int, int] | None:
+    """Place of the rank and number of the bucket, of those near the pointer the shortest."""
+    y -= layout.step_px * (y >= layout.step_px)
+    for row, rank in enumerate(shown):
+        near = _NEAR_PX * ns_per_px
+        top, bottom = layout.lane_px(0, row, "ready")
+        if top <= y < bottom:
+            away = np.abs(step.ready_ns[rank] - x)
+            return (rank, int(np.argmin(away))) if away.min() <= near else None
+        top, bottom = layout.lane_px(0, row, "communication")
+        if top <= y < bottom:
+            starts, ends = step.start_ns[rank], step.end_ns[rank]
+            hit = np.flatnonzero((starts - near <= x) & (x <= ends + near))
+            return (rank, int(hit[np.argmin((ends - starts)[hit])])) if len(hit) else None
+    return None

@@ -1,0 +1,256 @@
+"""Step time against bucket size, and what a step looks like with the size that is chosen.
+
+The browser asks, the server answers: it replays the step with other buckets, which takes a millisecond or a few. Other
+options need another curve, which takes longer and is made beside; until it is there, the plots stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final
+
+from bokeh.models import ColumnDataSource, CustomJS, Range1d
+
+from dashboards.forecast import SPECIALS, Curve, Forecast, Options, Special
+from dashboards.plots import bucket_content as content
+from dashboards.plots import bucket_curve
+from dashboards.plots.bucket_figure import draw_curve, draw_steps, draw_strip, draw_time
+from dashboards.plots.bucket_layout import BucketLayout
+from dashboards.plots.bucket_tooltip import Tooltip, parameter_tooltip, size_tooltip, step_tooltip
+from dashboards.typical_step import Step
+
+MOST_RANKS: Final = 4
+_FIRST_WIDTH_PX: Final = 1150
+_ROOM: Final = 1.03
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What the user asks for."""
+
+    options: Options = field(default_factory=Options)
+    cap_mb: float | None = None
+    """A bucket size; the best one if not given."""
+    special: Special | None = None
+    """A plan that no size need give, instead of a size."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """A choice, and the plan that it comes to."""
+
+    choice: Choice
+    curve: Curve
+    place: int
+
+
+class BucketsPlot:
+    """The curve, the two steps with their axis, and the strip of the plan (``roots``); and the dialogue about them.
+
+    Args:
+        curve: under the options of the choice.
+        describe: makes the markup that tells what is chosen.
+    """
+
+    def __init__(
+        self, forecast: Forecast, choice: Choice, curve: Curve, describe: Callable[[Chosen, Step], str]
+    ) -> None:
+        self._forecast = forecast
+        self._describe = describe
+        recorded = forecast.step.recorded
+        self.shown = shown_ranks(recorded)
+        self.layout = BucketLayout(ranks=len(self.shown))
+        self.curve = ColumnDataSource(data=dict.fromkeys(bucket_curve.CURVE_COLUMNS, ()))
+        self.free = ColumnDataSource(data={"x": [], "y": [], "text": []})
+        self.marks = ColumnDataSource(data=dict.fromkeys(bucket_curve.MARK_COLUMNS, ()))
+        self.measured = ColumnDataSource(data=dict.fromkeys(bucket_curve.MEASURED_COLUMNS, ()))
+        self.point = ColumnDataSource(data={"x": [], "y": []})
+        self.spans, self.ready, self.labels, self.ends = (
+            (ColumnDataSource(data=dict.fromkeys(names, ())), ColumnDataSource(data=dict.fromkeys(names, ())))
+            for names in (content.SPAN_COLUMNS, content.READY_COLUMNS, content.LABEL_COLUMNS, content.END_COLUMNS)
+        )
+        self.strip = ColumnDataSource(data=content.strip_columns(forecast.gradients, recorded.plan))
+        self.strip_labels = ColumnDataSource(data=dict.fromkeys(content.LABEL_COLUMNS, ()))
+
+        self.asked = ColumnDataSource(
+            data=dict.fromkeys(("id", "cap_mb", "move", "special", "first_mb", "is_compressed", "width_px"), ())
+        )
+        self.answer = ColumnDataSource(
+            data=dict.fromkeys(("id", "cap_mb", "special", "first_mb", "is_compressed", "markup"), ())
+        )
+        self.pointed = ColumnDataSource(data=dict.fromkeys(("id", "plot", "x", "y", "ns_per_px"), ()))
+        self.tooltip = ColumnDataSource(data=dict.fromkeys(("id", "title", "label", "value"), ()))
+
+        self.size_range, self.time_range = Range1d(), Range1d()
+        self._length_ns = _longest_ns(forecast) * _ROOM
+        self.step_range = Range1d(start=0, end=self._length_ns, bounds=(0, self._length_ns))
+        self.root = draw_curve(
+            self.size_range,
+            self.time_range,
+            curve=self.curve,
+            free=self.free,
+            marks=self.marks,
+            measured=self.measured,
+            chosen=self.point,
+        )
+        # The browser sends back changes only of what a root refers to.
+        self.root.tags = [{"dialogue": [self.asked, self.answer, self.pointed, self.tooltip]}]
+        self.steps = draw_steps(
+            self.layout, self.step_range, spans=self.spans, ready=self.ready, labels=self.labels, ends=self.ends
+        )
+        self.time = draw_time(self.step_range)
+        self.plan = draw_strip(forecast.gradients.total_bytes, self.strip, self.strip_labels)
+        self.asked.on_change("data", self._on_asked)
+        self.pointed.on_change("data", self._on_pointed)
+        self._width_px = _FIRST_WIDTH_PX
+        self._draw_curve(curve)
+        self._draw_step(0, recorded)
+        self.chosen = Chosen(choice=choice, curve=curve, place=0)
+        self.step = recorded
+        self.update(choice, curve)
+
+    @property
+    def roots(self) -> list[Any]:
+        """All figures."""
+        return [self.root, self.steps, self.time, self.plan]
+
+    @property
+    def start_script(self) -> CustomJS:
+        """For the browser to run when the document is ready: connects slider, mouse, keys and address to this plot."""
+        names = ("root", "steps", "time", "plan", "size_range", "step_range", "asked", "answer", "pointed", "tooltip")
+        return CustomJS(
+            args={"plot": {name: getattr(self, name) for name in names}},
+            code="window.overlapscope.startBuckets(plot)",
+        )
+
+    def update(self, choice: Choice, curve: Curve) -> None:
+        """Show another choice.
+
+        Args:
+            curve: under its options.
+        """
+        if curve is not self.chosen.curve:
+            self._draw_curve(curve)
+        if choice.special is None and choice.cap_mb is None and curve.is_default_best:
+            choice = replace(choice, special="default")
+        place = curve.fastest if choice.cap_mb is None else curve.size_at(choice.cap_mb)
+        place = place if choice.special is None else curve.special[choice.special]
+        self.chosen = Chosen(choice=choice, curve=curve, place=place)
+        plan = curve.plans[place]
+        self.step = self._forecast.step.with_buckets(plan, self._forecast.costs(choice.options))
+        self._draw_step(1, self.step)
+        gradients = self._forecast.gradients
+        self.strip.data = content.strip_columns(gradients, plan)
+        bytes_per_px = gradients.total_bytes / self._width_px
+        self.strip_labels.data = content.strip_label_columns(gradients, plan, bytes_per_px)
+        x_mb = 25.0 if choice.special == "default" else self.cap_mb
+        y_ns = [float(curve.predicted_ns[place])]
+        self.point.data = {"x": [] if x_mb is None else [x_mb], "y": [] if x_mb is None else y_ns}
+
+    @property
+    def cap_mb(self) -> float | None:
+        """The size on which the slider stands; None if no size gives the plan."""
+        choice, curve, place = self.chosen.choice, self.chosen.curve, self.chosen.place
+        if choice.special is None and choice.cap_mb is not None:
+            return choice.cap_mb
+        return curve.sizes[place].cap_mb if place < len(curve.sizes) else None
+
+    def _draw_curve(self, curve: Curve) -> None:
+        sizes_mb, times_ns = bucket_curve.size_range_mb(curve), bucket_curve.time_range_ns(curve)
+        self.size_range.update(start=sizes_mb[0], end=sizes_mb[1])
+        self.time_range.update(start=times_ns[0], end=times_ns[1])
+        self.curve.data = bucket_curve.curve_columns(curve, sizes_mb)
+        self.marks.data = bucket_curve.mark_columns(curve, sizes_mb)
+        self.measured.data = bucket_curve.measured_columns(self._forecast, curve)
+        self.free.data = bucket_curve.free_columns(curve, sizes_mb)
+
+    def _draw_step(self, place: int, step: Step) -> None:
+        ns_per_px = self._length_ns / self._width_px
+        self.spans[place].data = content.span_columns(step, self.shown, self.layout, place)
+        self.ready[place].data = content.ready_columns(step, self.shown, self.layout, place)
+        self.labels[place].data = content.label_columns(step, self.shown, self.layout, place, ns_per_px)
+        self.ends[place].data = content.end_columns(step, self.layout, place)
+
+    def _on_asked(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
+        choice = _choice_of(asked, self.chosen)
+        future, document = self._forecast.curve(choice.options), self.root.document
+        if future.done() or document is None:
+            self._answer(asked, choice, future)
+        else:
+            answer = partial(self._answer, asked, choice)
+            future.add_done_callback(lambda done: document.add_next_tick_callback(partial(answer, done)))
+
+    def _answer(self, asked: dict[str, Any], choice: Choice, curve: Future[Curve]) -> None:
+        width_px = int(asked["width_px"][0])
+        if width_px != self._width_px:
+            self._width_px = width_px
+            self._draw_step(0, self._forecast.step.recorded)
+        self.update(choice, curve.result())
+        choice = self.chosen.choice
+        # Last, so that the browser, which waits for it, has everything else by then.
+        self.answer.data = {
+            "id": asked["id"],
+            "cap_mb": [self.cap_mb],
+            "special": [choice.special or ""],
+            "first_mb": [choice.options.first_mb],
+            "is_compressed": [choice.options.is_compressed],
+            "markup": [self.describe()],
+        }
+
+    def describe(self) -> str:
+        """The markup of what is chosen."""
+        return self._describe(self.chosen, self.step)
+
+    def _on_pointed(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
+        title, rows = self._tooltip(asked["plot"][0], float(asked["x"][0]), float(asked["y"][0]), asked)
+        lines = max(1, len(rows))
+        self.tooltip.data = {
+            "id": asked["id"] * lines,
+            "title": [title] * lines,
+            "label": [label for label, _ in rows] or [""],
+            "value": [text for _, text in rows] or [""],
+        }
+
+    def _tooltip(self, plot: str, x: float, y: float, asked: dict[str, Any]) -> Tooltip:
+        if plot == "curve":
+            return size_tooltip(self.chosen.curve, x)
+        if plot == "strip":
+            return parameter_tooltip(self._forecast.gradients, self.step.plan, x)
+        step = self._forecast.step.recorded if y < self.layout.step_px else self.step
+        return step_tooltip(step, self.shown, self.layout, x, y, float(asked["ns_per_px"][0]))
+
+
+def shown_ranks(step: Step) -> list[int]:
+    """Places of the ranks to draw: all if they are few, else those that end backward first and last, and between."""
+    count = len(step.ranks)
+    if count <= MOST_RANKS:
+        return list(range(count))
+    by_end = step.backward_end_ns.argsort().tolist()
+    return sorted(by_end[round(at * (count - 1) / (MOST_RANKS - 1))] for at in range(MOST_RANKS))
+
+
+def _choice_of(asked: dict[str, Any], before: Chosen) -> Choice:
+    first_mb, cap_mb, special = asked["first_mb"][0], asked["cap_mb"][0], asked["special"][0]
+    options = Options(
+        first_mb=None if first_mb is None else float(first_mb), is_compressed=bool(asked["is_compressed"][0])
+    )
+    choice = Choice(
+        options=options,
+        cap_mb=None if cap_mb is None else float(cap_mb),
+        special=next((name for name in SPECIALS if name == special), None),
+    )
+    move = int(asked["move"][0])
+    if not move:
+        return choice
+    sizes = before.curve.sizes
+    place = before.place if before.place < len(sizes) else before.curve.fastest - move
+    return replace(choice, cap_mb=sizes[min(max(place + move, 0), len(sizes) - 1)].cap_mb, special=None)
+
+
+def _longest_ns(forecast: Forecast) -> float:
+    """The time axis holds all plans but hopeless ones, so that it stays when the slider is moved."""
+    recorded_ns = forecast.step.recorded.cycle_ns
+    return max(recorded_ns, min(float(forecast.reference.predicted_ns.max()), 1.6 * recorded_ns))
