@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final, Literal
 
 import numpy as np
@@ -164,9 +164,6 @@ class Forecast:
             special[name] = plans.index(buckets)
         table = table_of(plans, self.gradients)
         replayed = replay(table, fitted.work, costs)
-        draws = fitted.draws(_DRAWS)
-        drawn_ns = np.array([replay(table, work, _costs_under(options, drawn)).typical_ns for work, drawn in draws])
-        off = np.random.default_rng(0).standard_normal(drawn_ns.shape)
         return Curve(
             options=options,
             sizes=sizes,
@@ -174,7 +171,7 @@ class Forecast:
             plans=tuple(plans),
             predicted_ns=replayed.typical_ns,
             exposed_ns=np.median(replayed.exposed_ns, axis=1),
-            draws_ns=drawn_ns * np.exp(fitted.model_error * off),
+            draws_ns=fitted.cycle_draws_ns(table, _DRAWS, under=partial(_costs_under, options)),
         )
 
     def _best_plan(self, options: Options) -> Buckets:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
@@ -21,8 +21,10 @@ from overlapscope.model.work import Backward, Work, backward_of
 
 _ENOUGH_CYCLES: Final = 8
 _LEAST_ERROR: Final = 0.015
-"""Predictions of plans that were not recorded are off by so much, whatever those that were recorded show."""
+"""Predictions of plans that were not recorded are off by so much, whatever those that were recorded show. Like the
+next one a share of the step, and seen in one sweep of sizes so far (``benchmarks/bucket_advice.py``)."""
 _OTHER_DAY: Final = 0.02
+"""By which the same training is slower or faster another time."""
 _ROUNDS: Final = 6
 """Latency, which two lanes hide from each other, is known better each time."""
 
@@ -102,17 +104,29 @@ class Fitted:
         beyond = [np.log(check.recorded_ns / check.predicted_ns) ** 2 - check.noise**2 for check in self.checks]
         return float(np.sqrt(max(0.0, np.nanmean(beyond)))) if np.isfinite(beyond).any() else 0.0
 
-    def cycle_draws_ns(self, plans: PlanTable | Sequence[Buckets], count: int = 100, seed: int = 0) -> Float64Array:
+    def cycle_draws_ns(
+        self,
+        plans: PlanTable | Sequence[Buckets],
+        count: int = 100,
+        seed: int = 0,
+        under: Callable[[Costs], Costs] = lambda costs: costs,
+    ) -> Float64Array:
         """The typical step time of plans, again and again with models that are as likely.
 
         All plans of a draw share its model, so that differences of two plans are surer than either; what the model
         is off by (``model_error``) is each plan's own. All plans are off alike by what another day is slower or faster.
 
+        Args:
+            plans: Q of them.
+            count: how many draws.
+            seed: of the draws.
+            under: what else shall be different, as with compression.
+
         Returns:
             (D, Q)
         """
         table = plans if isinstance(plans, PlanTable) else table_of(plans, self.work.gradients)
-        typical_ns = np.array([replay(table, work, costs).typical_ns for work, costs in self.draws(count, seed)])
+        typical_ns = np.array([replay(table, work, under(costs)).typical_ns for work, costs in self.draws(count, seed)])
         chance = np.random.default_rng(seed).standard_normal((count, 1 + len(table)))
         off = _OTHER_DAY * chance[:, :1] + max(self.model_error, _LEAST_ERROR) * chance[:, 1:]
         drawn: Float64Array = typical_ns * np.exp(off)
