@@ -18,7 +18,7 @@ from overlapscope.model.recommend import Prediction, Recommendation
 from overlapscope.trace.reader import Trace
 from overlapscope.units import format_bytes, format_ns, format_share
 
-_LEAST_WIDTH: Final = 80
+_LEAST_WIDTH: Final = 100
 
 
 def print_text(trace: Trace, advice: Advice, plan_path: Path | None) -> None:
@@ -40,7 +40,7 @@ def print_text(trace: Trace, advice: Advice, plan_path: Path | None) -> None:
         console.print(_size_table(found))
     console.print(sentences.limit(found.limits), markup=False)
     console.print(sentences.free_plan(found), markup=False)
-    if found.free.buckets != found.best.buckets and found.free_caps_mb is not None:
+    if found.is_free_faster and found.free_caps_mb is not None:
         console.print(f"  In torch's own DDP: {sentences.caps_list(found.free_caps_mb)}", markup=False)
     if plan_path is not None:
         console.print(f"  Written to {plan_path}: DistributedDataParallel(bucket_plan=...) takes it.", markup=False)

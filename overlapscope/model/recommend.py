@@ -99,6 +99,11 @@ class Recommendation:
         """Whether sizes make any difference; a model of few parameters may have one plan for all of them."""
         return len(self.free.buckets) > 1 or len({size.buckets for size in self.sizes}) > 1
 
+    @property
+    def is_free_faster(self) -> bool:
+        """Whether buckets of different sizes are predicted to gain something over the best size."""
+        return self.free.buckets != self.best.buckets and self.free_gain.value >= LEAST_GAIN / 10
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON: plain values; buckets as the number of them and their lists of parameter numbers."""
         return {name: _plain(getattr(self, name)) for name in self.__dataclass_fields__} | {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from overlapscope.model.limits import Limits
-from overlapscope.model.recommend import LEAST_GAIN, Interval, Prediction, Recommendation
+from overlapscope.model.recommend import Interval, Prediction, Recommendation
 from overlapscope.units import format_ns
 
 _MOST_CAPS_SHOWN: Final = 12
@@ -34,7 +34,7 @@ def free_plan(advice: Recommendation) -> str:
     """What the best plan of all gives, which no single size may express."""
     sizes_mb = ", ".join(f"{size:.3g}" for size in advice.free_bucket_mb[:_MOST_CAPS_SHOWN])
     sizes_mb += ", ..." if len(advice.free_bucket_mb) > _MOST_CAPS_SHOWN else ""
-    if advice.free.buckets == advice.best.buckets or advice.free_gain.value < LEAST_GAIN / 10:
+    if not advice.is_free_faster:
         return "No plan of buckets of different sizes is predicted to be faster."
     sure = "" if advice.free_gain.low > 0 else ", which may be nothing"
     return (
