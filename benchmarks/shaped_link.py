@@ -27,6 +27,9 @@ from tests.cluster.hosts import INTERFACE, Hosts, cluster_of, namespace, run_com
 from tests.cluster.processes import ROOT, run_together
 
 CHECK_TIME_LIMIT_S: Final = 60
+_BURST_BYTES: Final = 128 * 1024
+"""Segments of TCP, of up to 64 KB and their headers, have to fit: the kernel would cut larger ones into packets of
+1,500 bytes, and then hardly reach 1 Gbit/s on a busy core."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +109,7 @@ def ranks_over(link: Link, count: int = 2) -> Iterator[Ranks]:
             hosts, carriers = cleanup.enter_context(cluster_of(count)), ()
         if link.rate is not None:
             for host in range(count):
-                hosts.slow_down(host, link.rate)
+                hosts.slow_down(host, link.rate, _BURST_BYTES)
         prefixes = tuple(tuple(hosts.command(host)) for host in range(count))
         yield Ranks(prefixes, tuple(hosts.address(host) for host in range(count)), INTERFACE, carriers)
 

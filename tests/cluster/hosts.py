@@ -18,9 +18,8 @@ from typing import Final
 
 INTERFACE: Final = "eth0"
 """The name that every host has for its link to the switch."""
-BURST_BYTES: Final = 128 * 1024
-"""What a slow link lets through at once, before its rate holds. Segments of TCP, of up to 64 KB and their headers, have
-to fit: the kernel would cut larger ones into packets of 1,500 bytes, and then hardly reach 1 Gbit/s on a busy core."""
+BURST_BYTES: Final = 64 * 1024
+"""What a slow link lets through at once, before its rate holds."""
 _BRIDGE: Final = "bridge"
 _NAMESPACES: Final = Path("/run/netns")
 
@@ -43,14 +42,15 @@ class Hosts:
         """The IPv4 address of a host, for the others of its cluster."""
         return f"10.0.0.{host + 1}"
 
-    def slow_down(self, host: int, rate: str) -> None:
+    def slow_down(self, host: int, rate: str, burst_bytes: int = BURST_BYTES) -> None:
         """Limit what a host can send.
 
         Args:
             host: whose link to the switch is limited, in that direction alone.
             rate: as ``tc`` writes it, such as ``100mbit``.
+            burst_bytes: let through at once, before the rate holds.
         """
-        limit = f"tbf rate {rate} burst {BURST_BYTES} latency 400ms"
+        limit = f"tbf rate {rate} burst {burst_bytes} latency 400ms"
         run_command(f"tc -n {self._namespaces[host]} qdisc replace dev {INTERFACE} root {limit}")
 
 
