@@ -14,7 +14,7 @@ from dashboards.typical_step import TypicalStep
 from overlapscope.analysis.advice import Advice, advise
 from overlapscope.model.coarse import coarse
 from overlapscope.model.partition import MB, Buckets, Float64Array, Gradients
-from overlapscope.model.plan import UniformPlan, caps_mb_of, default_plan, uniform_plans
+from overlapscope.model.plan import UniformPlan, caps_mb_of, caps_setting, default_plan, uniform_plans
 from overlapscope.model.plan_table import table_of
 from overlapscope.model.recommend import Interval
 from overlapscope.model.schedule import Costs, replay
@@ -145,9 +145,9 @@ class Forecast:
         if special == "default" or (special == "present" and self._present == default_plan(self.gradients).buckets):
             return "bucket_cap_mb=None"
         if special is not None:
-            return _code_of(curve.plans[place], self.gradients)
+            return _setting_of(curve.plans[place], self.gradients)
         cap_mb, first_mb = curve.sizes[place].cap_mb, curve.options.first_mb
-        return _cap_code([cap_mb] if first_mb is None else [first_mb, cap_mb])
+        return caps_setting([cap_mb] if first_mb is None else [first_mb, cap_mb])
 
     def _curve(self, options: Options) -> Curve:
         fitted, costs = self.fitted, self.costs(options)
@@ -195,12 +195,6 @@ def _costs_under(options: Options, costs: Costs) -> Costs:
     return replace(costs, collective=of_half_the_bytes(costs.collective)) if options.is_compressed else costs
 
 
-def _code_of(buckets: Buckets, gradients: Gradients) -> str:
+def _setting_of(buckets: Buckets, gradients: Gradients) -> str:
     caps_mb = caps_mb_of(buckets, gradients)
-    return 'bucket_plan="plan.json"' if caps_mb is None else _cap_code(caps_mb)
-
-
-def _cap_code(caps_mb: Sequence[float]) -> str:
-    if len(set(caps_mb)) == 1:
-        return f"bucket_cap_mb={caps_mb[0]:.8g}"
-    return f"bucket_cap_mb_list=[{', '.join(f'{cap:.8g}' for cap in caps_mb)}]"
+    return 'bucket_plan="plan.json"' if caps_mb is None else caps_setting(caps_mb)

@@ -14,6 +14,7 @@ from rich.table import Table
 from overlapscope.analysis.advice import Advice
 from overlapscope.commands.json_text import json_text
 from overlapscope.model import sentences
+from overlapscope.model.plan import caps_setting
 from overlapscope.model.recommend import Prediction, Recommendation
 from overlapscope.trace.reader import Trace
 from overlapscope.units import format_bytes, format_ns, format_share
@@ -41,7 +42,7 @@ def print_text(trace: Trace, advice: Advice, plan_path: Path | None) -> None:
     console.print(sentences.limit(found.limits), markup=False)
     console.print(sentences.free_plan(found), markup=False)
     if found.is_free_faster and found.free_caps_mb is not None:
-        console.print(f"  In torch's own DDP: {sentences.caps_list(found.free_caps_mb)}", markup=False)
+        console.print(f"  In torch's own DDP: {caps_setting(found.free_caps_mb)}", markup=False)
     if plan_path is not None:
         console.print(f"  Written to {plan_path}: DistributedDataParallel(bucket_plan=...) takes it.", markup=False)
     console.print("\nWhat if, each with the size that is best for it")

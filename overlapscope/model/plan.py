@@ -6,7 +6,7 @@ Many caps give the same partition, so plans are listed by partition, each with t
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -117,6 +117,12 @@ def caps_mb_of(buckets: Buckets, gradients: Gradients) -> list[float] | None:
         caps.pop()
     caps = caps or [DEFAULT_CAP_BYTES / MB]
     return caps if fill(gradients, [int(cap * MB) for cap in caps]) == buckets else None
+
+
+def caps_setting(caps_mb: Sequence[float]) -> str:
+    """Caps as an argument of DistributedDataParallel, to the last digit: where bands are narrow, it counts."""
+    texts = [repr(float(cap)).removesuffix(".0") for cap in caps_mb]
+    return f"bucket_cap_mb={texts[0]}" if len(set(texts)) == 1 else f"bucket_cap_mb_list=[{', '.join(texts)}]"
 
 
 def round_cap_mb(low_bytes: int, high_bytes: int) -> float:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Final
 
 from overlapscope.model.limits import Limits
+from overlapscope.model.plan import caps_setting
 from overlapscope.model.recommend import Interval, Prediction, Recommendation
 from overlapscope.units import format_ns
 
@@ -70,7 +70,7 @@ def setting_of(prediction: Prediction) -> str:
         return "DDP's default"
     if prediction.cap_mb is None:
         return count_of(prediction)
-    return f"bucket_cap_mb={prediction.cap_mb:g}"
+    return caps_setting([prediction.cap_mb])
 
 
 def count_of(prediction: Prediction) -> str:
@@ -94,11 +94,6 @@ def band(low_mb: float | None, high_mb: float | None) -> str:
     if low_mb == 0:
         return f"up to {high:g}"
     return f"{low:g} to {high:g}" if low < high else f"{high_mb:.4g}"
-
-
-def caps_list(caps_mb: Sequence[float]) -> str:
-    """As an argument of torch's own DDP."""
-    return f"bucket_cap_mb_list=[{', '.join(f'{cap:g}' for cap in caps_mb)}]"
 
 
 def _range(advice: Recommendation) -> str:

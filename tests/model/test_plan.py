@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlapscope.model.partition import ALONE, MB, NO_LIMIT, Gradients, fill
-from overlapscope.model.plan import caps_mb_of, default_plan, round_cap_mb, uniform_plans
+from overlapscope.model.plan import caps_mb_of, caps_setting, default_plan, round_cap_mb, uniform_plans
 from tests.model.test_partition import gradients, limits, of
 
 first_limits = st.none() | st.integers(1, 2000)
@@ -95,3 +95,16 @@ def test_caps_are_round_numbers() -> None:
 @given(st.integers(0, 10**10), st.integers(1, 10**9))
 def test_a_round_cap_lies_in_its_band(low: int, width: int) -> None:
     assert low < int(round_cap_mb(low, low + width) * MB) <= low + width
+
+
+@given(gradients(kinds=(0,)))
+def test_a_cap_that_is_printed_gives_the_plan_that_it_was_printed_for(gradients: Gradients) -> None:
+    for plan in uniform_plans(gradients):
+        name, _, value = caps_setting([plan.cap_mb]).partition("=")
+        assert name == "bucket_cap_mb"
+        assert fill(gradients, [int(float(value) * MB)]) == plan.buckets
+
+
+def test_caps_are_printed_as_one_would_write_them() -> None:
+    assert caps_setting([25.0]) == "bucket_cap_mb=25"
+    assert caps_setting([1.0, 4.0053711, 25.0]) == "bucket_cap_mb_list=[1, 4.0053711, 25]"
