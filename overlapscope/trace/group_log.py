@@ -16,7 +16,7 @@ import mmap
 import os
 import struct
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -333,14 +333,4 @@ class GroupLog:
             self._allocated = wanted
 
     def _write_header(self, *, closed: bool = False) -> None:
-        h = self.header
-        self._buffer[:HEADER_BYTES] = GroupHeader(
-            name=h.name,
-            ranks=h.ranks,
-            rank=h.rank,
-            description=h.description,
-            backend=h.backend,
-            point_to_point=h.point_to_point,
-            capacity=self._capacity,
-            closed=closed,
-        ).pack()
+        self._buffer[:HEADER_BYTES] = replace(self.header, capacity=self._capacity, closed=closed).pack()
