@@ -7,12 +7,12 @@ import torch
 import torch.distributed as dist
 
 from instrumented_ddp import DistributedDataParallel
+from tests.cluster.beside_stock import STEPS, train_both
 from tests.cluster.models import loss_of, make_batch, make_model
 from tests.cluster.ranks import run_ranks
 
 pytestmark = pytest.mark.cluster
 
-STEPS = 4
 MODELS = ("mlp", "convnet", "transformer")
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -31,29 +31,7 @@ def train_beside_stock(trace: str, bucket_cap_mb: float | None) -> list[str]:
                     make_model(name, dtype), bucket_cap_mb=bucket_cap_mb, gradient_as_bucket_view=view
                 )
                 case = f"{name} {dtype} view={view}"
-                differences += [f"{case}: {what}" for what in _train_both(name, dtype, rank, ours, stock)]
-    return differences
-
-
-def _train_both(name: str, dtype: torch.dtype, rank: int, ours: torch.nn.Module, stock: torch.nn.Module) -> list[str]:
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in (ours, stock)]
-    differences = []
-    for step in range(STEPS):
-        for model, optimizer in zip((ours, stock), optimizers, strict=True):
-            # Every other step keeps gradients in place, so that autograd adds to what is already there.
-            optimizer.zero_grad(set_to_none=step % 2 == 0)
-            if step == 2:
-                with model.no_sync():
-                    loss_of(model, make_batch(name, dtype, 100, rank)).backward()
-            loss_of(model, make_batch(name, dtype, step, rank)).backward()
-        for (parameter_name, own), other in zip(ours.named_parameters(), stock.parameters(), strict=True):
-            if not torch.equal(own.grad, other.grad):
-                differences.append(f"step {step}: gradient of {parameter_name}")
-        for optimizer in optimizers:
-            optimizer.step()
-    for (buffer_name, own), other in zip(ours.named_buffers(), stock.buffers(), strict=True):
-        if not torch.equal(own, other):
-            differences.append(f"buffer {buffer_name}")
+                differences += [f"{case}: {what}" for what in train_both(name, dtype, rank, ours, stock)]
     return differences
 
 

@@ -16,14 +16,14 @@ from instrumented_ddp import DistributedDataParallel
 from instrumented_ddp.bucket_plan import describe_parameters
 from overlapscope.errors import OverlapScopeError
 from overlapscope.model.plan_file import PlanFile, write_plan
-from tests.cluster.models import loss_of, make_batch, make_model
+from tests.cluster.beside_stock import train_both
+from tests.cluster.models import make_model
 from tests.cluster.plans import as_file, random_plan
 from tests.cluster.ranks import run_ranks
 from tests.cluster.same_as_stock.training import Branches, batch
 
 pytestmark = pytest.mark.cluster
 
-STEPS = 4
 Buckets = tuple[tuple[str, ...], ...]
 
 
@@ -50,27 +50,9 @@ def train_beside_stock(folder: str, options: dict[str, bool]) -> list[str]:
             write_plan(file, plan)
         ours = DistributedDataParallel(make_model(name, dtype), bucket_plan=file, **options)
         stock = nn.parallel.DistributedDataParallel(make_model(name, dtype), **options)
-        differences += [f"{name} {dtype}: {what}" for what in _train_both(name, dtype, rank, ours, stock)]
+        differences += [f"{name} {dtype}: {what}" for what in train_both(name, dtype, rank, ours, stock)]
         if buckets_of(ours) != plan.buckets:
             differences.append(f"{name} {dtype}: another plan is in force")
-    return differences
-
-
-def _train_both(name: str, dtype: torch.dtype, rank: int, ours: nn.Module, stock: nn.Module) -> list[str]:
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in (ours, stock)]
-    differences = []
-    for step in range(STEPS):
-        for model, optimizer in zip((ours, stock), optimizers, strict=True):
-            optimizer.zero_grad(set_to_none=step % 2 == 0)
-            if step == 2:
-                with model.no_sync():
-                    loss_of(model, make_batch(name, dtype, 100, rank)).backward()
-            loss_of(model, make_batch(name, dtype, step, rank)).backward()
-        for (parameter_name, own), other in zip(ours.named_parameters(), stock.parameters(), strict=True):
-            if not torch.equal(own.grad, other.grad):
-                differences.append(f"step {step}: gradient of {parameter_name}")
-        for optimizer in optimizers:
-            optimizer.step()
     return differences
 
 
