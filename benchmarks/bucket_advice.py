@@ -19,7 +19,6 @@ between the medians of odd and of even blocks of steps, the median of all sizes.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +30,11 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.sweep_file import Measured, read_sweep
+from benchmarks.swept_training import Setting
+from overlapscope.analysis.advice import spans_of
 from overlapscope.analysis.observations import lanes_of, observations_of
+from overlapscope.model.calibration import CALIBRATION_FILE, read_calibration
 from overlapscope.model.cost import CollectiveCost
 from overlapscope.model.fit import Fitted, fit
 from overlapscope.model.line import fit_line
@@ -90,40 +93,30 @@ class Score:
 
 
 def read_truth(folder: Path) -> Truth:
-    """The measured sizes; lists of caps are left out."""
-    content = json.loads((folder / "sweep.json").read_text())
-    rows = [each for each in content["measured"] if any(not s["bucket_cap_mb_list"] for s in each["settings"])]
-    is_default = [any(_is_default(setting) for setting in each["settings"]) for each in rows]
+    """The sizes, of torch's DDP; the best plan that no size gives is left out."""
+    rows = [each for each in read_sweep(folder / "sweep.json").measured if not each.is_ours and _has_size(each)]
     return Truth(
-        labels=tuple(each["label"] for each in rows),
-        plans=tuple(tuple(tuple(bucket) for bucket in each["buckets"]) for each in rows),
-        step_ns=np.array([each["median_ms"] * 1e6 for each in rows]),
-        noise=np.array([each["noise"] for each in rows]),
-        default=is_default.index(True),
+        labels=tuple(each.label for each in rows),
+        plans=tuple(tuple(tuple(bucket) for bucket in each.buckets) for each in rows),
+        step_ns=np.array([each.median_ms * 1e6 for each in rows]),
+        noise=np.array([each.noise for each in rows]),
+        default=next(place for place, each in enumerate(rows) if Setting() in each.settings),
     )
 
 
-def _is_default(setting: dict[str, Any]) -> bool:
-    return setting["bucket_cap_mb"] is None and not setting["bucket_cap_mb_list"]
+def _has_size(measured: Measured) -> bool:
+    return any(setting.bucket_cap_mb_list is None for setting in measured.settings)
 
 
-def read_calibration(folder: Path) -> Spans | None:
+def read_spans(folder: Path) -> Spans | None:
     """All-reduces that were measured alone."""
-    path = folder / "calibration.json"
-    if not path.exists():
-        return None
-    samples = [each for each in json.loads(path.read_text())["samples"] if each["in_flight"] == 1]
-    counts = [len(each["transfer_ns"]) for each in samples]
-    return Spans(
-        bytes=np.repeat([float(each["bytes"]) for each in samples], counts),
-        time_ns=np.concatenate([np.array(each["transfer_ns"], dtype=np.float64) for each in samples]),
-        cycle=np.concatenate([np.arange(count) for count in counts]),
-    )
+    path = folder / CALIBRATION_FILE
+    return spans_of(read_calibration(path)) if path.exists() else None
 
 
 def scores(folder: Path, truth: Truth) -> Iterator[Score]:
     """All ways to predict."""
-    calibration = read_calibration(folder)
+    calibration = read_spans(folder)
     for name in RECORDINGS:
         path = folder / "traces" / name
         if not path.exists():

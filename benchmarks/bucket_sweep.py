@@ -1,17 +1,19 @@
 """The step time of every bucket size, really measured, for one model over one link: what predictions are held against.
 
-    python -m benchmarks.bucket_sweep FOLDER --model gpt --link 1gbit [--cap-lists 1,8,16 2,2,40]
+    python -m benchmarks.bucket_sweep FOLDER --model gpt --link 1gbit
 
 Two ranks train over gloo with torch's own DDP, one thread each. Settings that lead to the same buckets are measured
 once. A step is timed from the end of the one before to its own end, each the end on the rank that is last. A setting
 has the median of its steps, and as its noise the difference between the medians of its odd and its even blocks. Blocks
-during which the machine was busy with something else are measured again. FOLDER then holds
+during which the machine was busy with something else are measured again. Before that, two recordings are made to
+predict from, and one of them tells the best plan of all. That plan is among the settings, in torch's DDP as
+``bucket_cap_mb_list`` and in ours as ``bucket_plan``; ours with the default is there to compare it with. FOLDER holds
 
-sweep.json        all of that, with every single time, the buckets, and what the link and the machine were like
-calibration.json  all-reduces of 1 KiB to 64 MiB, alone and two at a time
 traces/plain      a recording of 30 steps with our DDP and its default buckets
-traces/cap-...    short recordings with other bucket sizes
-traces/probe      with --probe-buckets: a recording of 30 steps that tries several plans
+traces/probe      a recording of 30 steps that tries several plans
+calibration.json  of ``overlapscope calibrate``
+plan.json         the best plan, if it is one that no single size gives
+sweep.json        all step times, the buckets, and what the link and the machine were like
 """
 
 from __future__ import annotations
@@ -24,139 +26,32 @@ import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.all_reduce_times import read_samples
-from benchmarks.quiet_machine import QUIET_CORES, wait_until_quiet
-from benchmarks.shaped_link import LINKS, LinkCheck, Ranks, check, ranks_over
-from benchmarks.swept_training import MODELS, Block, Partition, Setting, Task
+from benchmarks.quiet_machine import wait_until_quiet
+from benchmarks.shaped_link import LINKS, Ranks, check, ranks_over
+from benchmarks.sweep_file import Measured, Sweep
+from benchmarks.swept_training import MODELS, WORLD_SIZE, Block, Partition, Setting, Task
+from overlapscope.analysis.advice import advise
+from overlapscope.model.plan_file import write_plan
 from overlapscope.trace.environment import DETAIL_VARIABLE, TRACE_VARIABLE
+from overlapscope.trace.reader import read_trace
 
-WORLD_SIZE: Final = 2
-CAPS_MB: Final = (0.1, 0.5, 1, 2, 3.5, 5, 7, 10, 15, 25, 50, 100)
+CAPS_MB: Final = (0.1, 1, 2, 3.5, 5, 7, 10, 15, 25, 50, 100)
 ROUNDS, STEPS = 6, 4
 RECORDED_STEPS: Final = 30
-CAPS_OF_RECORDINGS_MB: Final = (0.1, 1, 5, 25, 1000)
-RECORDED_STEPS_PER_CAP: Final = 8
+LARGEST_CALIBRATED_MB: Final = 64
 PROBE_VARIABLE: Final = "OVERLAPSCOPE_PROBE_BUCKETS"
 TIME_LIMIT_S: Final = 900
 LONGEST_WAIT_S: Final = 15
 """For a quiet machine, before ranks are started."""
 MB: Final = 1024**2
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """One way to fill the buckets."""
-
-    settings: tuple[Setting, ...]
-    """All that lead to it."""
-    buckets: Partition
-    bucket_bytes: tuple[int, ...]
-    step_ns: NDArray[np.int64]
-    """(blocks, steps): every step's time."""
-    cores_of_others: tuple[float, ...]
-    """In each block, how many cores were busy with what is not the training."""
-
-    @property
-    def label(self) -> str:
-        """Its settings, the caps among them as a range."""
-        caps = [setting.bucket_cap_mb for setting in self.settings if setting.bucket_cap_mb is not None]
-        others = [setting.label for setting in self.settings if setting.bucket_cap_mb is None]
-        span = [f"{caps[0]:g}" if len(caps) == 1 else f"{caps[0]:g} to {caps[-1]:g}"] if caps else []
-        return "; ".join(others + span)
-
-    @property
-    def quiet_step_ns(self) -> NDArray[np.int64]:
-        """(blocks, steps) of the blocks that count: the quiet ones; if none was, the quietest."""
-        cores = np.array(self.cores_of_others)
-        return self.step_ns[cores <= max(QUIET_CORES, cores.min())]
-
-    @property
-    def median_ms(self) -> float:
-        """The step time."""
-        return float(np.median(self.quiet_step_ns)) / 1e6
-
-    @property
-    def noise(self) -> float:
-        """Difference between the medians of odd and of even blocks, as a share of the median. NaN if there is one."""
-        step_ns = self.quiet_step_ns
-        if len(step_ns) < 2:
-            return math.nan
-        return float(abs(np.median(step_ns[::2]) - np.median(step_ns[1::2])) / np.median(step_ns))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sweep:
-    """All ways to fill the buckets of one model, over one link."""
-
-    model: str
-    link: str
-    parameters: tuple[tuple[str, int], ...]
-    """Name and bytes, by number."""
-    link_check: LinkCheck
-    measured: tuple[Measured, ...]
-
-    def write(self, path: Path) -> None:
-        """To a JSON file, with medians and noise for readers that are not ``read_sweep``."""
-        content = {
-            "format": "overlapscope bucket sweep",
-            "version": 1,
-            "world_size": WORLD_SIZE,
-            "backend": "gloo",
-            "torch": torch.__version__,
-            **asdict(self),
-            "measured": [
-                {
-                    "label": each.label,
-                    "median_ms": each.median_ms,
-                    "noise": each.noise,
-                    "settings": [asdict(setting) for setting in each.settings],
-                    "bucket_bytes": each.bucket_bytes,
-                    "buckets": each.buckets,
-                    "step_ns": each.step_ns.tolist(),
-                    "cores_of_others": each.cores_of_others,
-                }
-                for each in self.measured
-            ],
-        }
-        path.write_text(json.dumps(content, indent=1))
-
-
-def read_sweep(path: Path) -> Sweep:
-    """What ``Sweep.write`` has written."""
-    content = json.loads(path.read_text())
-    measured = [
-        Measured(
-            settings=tuple(_read_setting(setting) for setting in each["settings"]),
-            buckets=each["buckets"],
-            bucket_bytes=tuple(each["bucket_bytes"]),
-            step_ns=np.array(each["step_ns"]),
-            cores_of_others=tuple(each["cores_of_others"]),
-        )
-        for each in content["measured"]
-    ]
-    return Sweep(
-        model=content["model"],
-        link=content["link"],
-        parameters=tuple((name, size) for name, size in content["parameters"]),
-        link_check=LinkCheck(**content["link_check"]),
-        measured=tuple(measured),
-    )
-
-
-def _read_setting(content: dict[str, Any]) -> Setting:
-    caps = content["bucket_cap_mb_list"]
-    return Setting(bucket_cap_mb=content["bucket_cap_mb"], bucket_cap_mb_list=None if caps is None else tuple(caps))
 
 
 def sweep(model: str, link: str, ranks: Ranks, settings: Sequence[Setting], time_limit_s: float) -> Sweep:
@@ -172,16 +67,16 @@ def sweep(model: str, link: str, ranks: Ranks, settings: Sequence[Setting], time
     link_check = check(ranks)
     with tempfile.TemporaryDirectory() as folder:
         task.write(Path(folder, "task.json"))
-        _run(ranks, "swept_training", folder, time_limit_s=time_limit_s + TIME_LIMIT_S)
+        _run(ranks, "benchmarks.swept_training", folder, time_limit_s=time_limit_s + TIME_LIMIT_S)
         seen = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(WORLD_SIZE)]
     parameters = tuple((name, each.nbytes) for name, each in MODELS[model]().module.named_parameters())
-    by_partition: dict[str, list[Setting]] = {}
+    alike: dict[tuple[bool, str], list[Setting]] = {}
     for setting, partition in zip(task.settings, seen[0]["partitions"], strict=True):
-        by_partition.setdefault(json.dumps(partition), []).append(setting)
+        alike.setdefault((setting.is_ours, json.dumps(partition)), []).append(setting)
     blocks_of_ranks = [[Block(*block) for block in rank["blocks"]] for rank in seen]
     measured = [
         _measured(number, tuple(same), json.loads(partition), parameters, blocks_of_ranks)
-        for number, (partition, same) in enumerate(by_partition.items())
+        for number, ((_, partition), same) in enumerate(alike.items())
     ]
     return Sweep(model=model, link=link, parameters=parameters, link_check=link_check, measured=tuple(measured))
 
@@ -206,24 +101,35 @@ def _measured(
 
 
 def calibrate(ranks: Ranks, path: Path) -> None:
-    """Time all-reduces of many sizes over the link, in about 20 s at 1 Gbit/s, and write them to a JSON file."""
+    """Time all-reduces of many sizes over the link, in some seconds."""
     with tempfile.TemporaryDirectory() as folder:
-        _run(ranks, "all_reduce_times", folder)
-        samples = read_samples(Path(folder), WORLD_SIZE)
-    content = {"format": "overlapscope all-reduce samples", "version": 1, "world_size": WORLD_SIZE, "backend": "gloo"}
-    path.write_text(json.dumps(content | {"samples": samples}))
+        meeting = f"file://{folder}/rendezvous"
+        options = ("--init-method", meeting, "--max-mb", str(LARGEST_CALIBRATED_MB))
+        _run(ranks, "instrumented_ddp.calibrate", "-o", str(path.absolute()), *options)
 
 
-def record(
-    ranks: Ranks, model: str, steps: int, trace: Path, cap_mb: float | None = None, *, probe_buckets: bool = False
-) -> None:
+def record(ranks: Ranks, model: str, trace: Path, *, probe_buckets: bool) -> None:
     """Record some steps with our DDP, with the times at which every gradient was ready."""
     variables = {TRACE_VARIABLE: str(trace.absolute()), DETAIL_VARIABLE: "parameters"}
     if probe_buckets:
         variables[PROBE_VARIABLE] = "1"
-    caps = [] if cap_mb is None else [str(cap_mb)]
     with tempfile.TemporaryDirectory() as folder:
-        _run(ranks, "recorded_training", f"{folder}/rendezvous", model, str(steps), *caps, variables=variables)
+        arguments = (f"{folder}/rendezvous", model, str(RECORDED_STEPS))
+        _run(ranks, "benchmarks.recorded_training", *arguments, variables=variables)
+
+
+def settings_of_best_plan(folder: Path) -> list[Setting]:
+    """The plan that is best by the recording with probes, and our default. Nothing if one size gives that plan."""
+    advice = advise(read_trace(folder / "traces" / "probe"), folder / "calibration.json")
+    found = advice.recommendation
+    if found.free.buckets == found.best.buckets:
+        return []
+    plan = folder / "plan.json"
+    write_plan(plan, advice.plan_file())
+    ours = [Setting(is_ours=True), Setting(bucket_plan=str(plan.absolute()), is_ours=True)]
+    if found.free_caps_mb is None:
+        return ours
+    return [Setting(bucket_cap_mb_list=tuple(found.free_caps_mb)), *ours]
 
 
 def table_of(sweep: Sweep) -> Table:
@@ -258,7 +164,7 @@ def _run(
 ) -> None:
     wait_until_quiet(LONGEST_WAIT_S)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **(variables or {})}
-    ranks.run([sys.executable, "-m", f"benchmarks.{module}", *arguments], environment, time_limit_s)
+    ranks.run([sys.executable, "-m", module, *arguments], environment, time_limit_s)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -273,33 +179,25 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--caps", type=float, nargs="*", default=CAPS_MB, metavar="MB", help="instead of the usual ones"
     )
-    parser.add_argument("--cap-lists", nargs="*", default=[], metavar="MB,MB,...", help="as bucket_cap_mb_list")
     parser.add_argument(
         "--seconds", type=float, default=240, help="for the sweep, if the machine is not quiet (default: 240)"
     )
-    parser.add_argument("--probe-buckets", action="store_true", help="record with several bucket plans as well")
     return parser.parse_args()
 
 
 def main() -> None:
     args = parse_arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that links are taken down
-    settings = [
-        Setting(),
-        *(Setting(bucket_cap_mb=cap) for cap in args.caps),
-        *(Setting(bucket_cap_mb_list=tuple(map(float, caps.split(",")))) for caps in args.cap_lists),
-    ]
     args.folder.mkdir(parents=True, exist_ok=True)
     traces = args.folder / "traces"
     with ranks_over(LINKS[args.link], WORLD_SIZE) as ranks:
-        record(ranks, args.model, RECORDED_STEPS, traces / "plain")
-        if args.probe_buckets:
-            record(ranks, args.model, RECORDED_STEPS, traces / "probe", probe_buckets=True)
+        record(ranks, args.model, traces / "plain", probe_buckets=False)
+        record(ranks, args.model, traces / "probe", probe_buckets=True)
         calibrate(ranks, args.folder / "calibration.json")
+        sizes = [Setting(), *(Setting(bucket_cap_mb=cap) for cap in args.caps)]
+        settings = [*sizes, *settings_of_best_plan(args.folder)]
         measured = sweep(args.model, args.link, ranks, settings, args.seconds)
         measured.write(args.folder / "sweep.json")
-        for cap_mb in CAPS_OF_RECORDINGS_MB:
-            record(ranks, args.model, RECORDED_STEPS_PER_CAP, traces / f"cap-{cap_mb:g}", cap_mb)
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, 120)
     console.print(table_of(measured))

@@ -1,6 +1,6 @@
 """One rank of a training with our DDP, recorded if the environment says so; benchmarks/bucket_sweep.py starts it.
 
-RANK=0 WORLD_SIZE=2 python -m benchmarks.recorded_training RENDEZVOUS MODEL STEPS [BUCKET_CAP_MB]
+RANK=0 WORLD_SIZE=2 python -m benchmarks.recorded_training RENDEZVOUS MODEL STEPS
 """
 
 from __future__ import annotations
@@ -11,19 +11,18 @@ import sys
 import torch
 import torch.distributed as dist
 
-from benchmarks.swept_training import MODELS, Setting, training_step
+from benchmarks.swept_training import MODELS, training_step
 from instrumented_ddp import DistributedDataParallel
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    rendezvous, model, steps, *caps = sys.argv[1:]
+    rendezvous, model, steps = sys.argv[1:]
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
     torch.manual_seed(0)
     workload = MODELS[model]()
-    setting = Setting(bucket_cap_mb=float(caps[0]) if caps else None)
-    step = training_step(workload, DistributedDataParallel(workload.module, **setting.arguments))
+    step = training_step(workload, DistributedDataParallel(workload.module))
     for _ in range(int(steps)):
         step()
     dist.barrier()

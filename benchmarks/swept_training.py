@@ -2,11 +2,11 @@
 
     RANK=0 WORLD_SIZE=2 python -m benchmarks.swept_training FOLDER
 
-FOLDER/task.json says what to do (``Task``). Every setting has an instance of torch's DDP, and all share one set of
-weights. They train in blocks of steps, in another order in every round, so that what drifts meets all alike. A block
-begins when the machine is quiet, if that is soon, and one during which others were busy is measured again. Every rank
-leaves FOLDER/RANK.json: how DDP itself says it has filled the buckets of each setting, and the ends of its steps on
-the clock that the processes of a machine share.
+FOLDER/task.json says what to do (``Task``). Every setting has an instance of torch's DDP, or of ours, and all share one
+set of weights. They train in blocks of steps, in another order in every round, so that what drifts meets all alike. A
+block begins when the machine is quiet, if that is soon, and one during which others were busy is measured again. Every
+rank leaves FOLDER/RANK.json: how the buckets of each setting are filled, and the ends of its steps on the clock that
+the processes of a machine share.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -26,9 +26,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import instrumented_ddp
 from benchmarks.models import KNOWN_MODELS, LARGE_MODELS, SMALL_MODELS, Workload, share_weights
 from benchmarks.quiet_machine import QUIET_CORES, cores_between, cpu_use, wait_until_quiet
 
+WORLD_SIZE: Final = 2
 MODELS: Final = SMALL_MODELS | LARGE_MODELS | KNOWN_MODELS
 WARM_UP_STEPS: Final = 3
 """Of each instance. DDP rebuilds its buckets in the second step."""
@@ -47,18 +49,32 @@ class Setting:
 
     bucket_cap_mb: float | None = None
     bucket_cap_mb_list: tuple[float, ...] | None = None
+    bucket_plan: str | None = None
+    """A file. Only our DDP takes it."""
+    is_ours: bool = False
+    """Our DDP, which records nothing, instead of torch's."""
+
+    @classmethod
+    def read(cls, content: Mapping[str, Any]) -> Setting:
+        """From what ``dataclasses.asdict`` and JSON have made of one."""
+        caps = content["bucket_cap_mb_list"]
+        return cls(**{**content, "bucket_cap_mb_list": None if caps is None else tuple(caps)})
 
     @property
     def label(self) -> str:
-        """For tables: ``default``, ``5``, or ``1,4,8`` for a list."""
-        if self.bucket_cap_mb_list is not None:
-            return ",".join(f"{cap:g}" for cap in self.bucket_cap_mb_list)
-        return "default" if self.bucket_cap_mb is None else f"{self.bucket_cap_mb:g}"
+        """For tables: ``default``, ``5``, ``list`` or ``our DDP, plan``."""
+        if self.bucket_plan is not None:
+            how = "plan"
+        elif self.bucket_cap_mb_list is not None:
+            how = "list"
+        else:
+            how = "default" if self.bucket_cap_mb is None else f"{self.bucket_cap_mb:g}"
+        return f"our DDP, {how}" if self.is_ours else how
 
     @property
     def arguments(self) -> dict[str, Any]:
         """For DDP."""
-        given = dataclasses.asdict(self)
+        given = {name: value for name, value in dataclasses.asdict(self).items() if name != "is_ours"}
         return {name: value for name, value in given.items() if value is not None}
 
 
@@ -66,7 +82,7 @@ class Block(NamedTuple):
     """Some steps of one setting."""
 
     number: int
-    """Of the distinct partition, in the order of the settings."""
+    """Of the distinct wrapper and partition, in the order of the settings."""
     cores_of_others: float
     """That were busy meanwhile."""
     ends_ns: list[int]
@@ -93,16 +109,12 @@ class Task:
         """From a JSON file that ``write`` has written."""
         content = json.loads(path.read_text())
         carriers = tuple(content.pop("carriers"))
-        settings = [
-            Setting(bucket_cap_mb=cap, bucket_cap_mb_list=None if caps is None else tuple(caps))
-            for cap, caps in content.pop("settings")
-        ]
-        return cls(settings=tuple(settings), carriers=carriers, **content)
+        settings = tuple(map(Setting.read, content.pop("settings")))
+        return cls(settings=settings, carriers=carriers, **content)
 
     def write(self, path: Path) -> None:
         """To a JSON file."""
-        settings = [(setting.bucket_cap_mb, setting.bucket_cap_mb_list) for setting in self.settings]
-        path.write_text(json.dumps(dataclasses.asdict(self) | {"settings": settings}))
+        path.write_text(json.dumps(dataclasses.asdict(self)))
 
 
 def training_step(workload: Workload, model: nn.Module) -> Callable[[], None]:
@@ -119,10 +131,13 @@ def training_step(workload: Workload, model: nn.Module) -> Callable[[], None]:
 
 def warmed_up(workload: Workload, setting: Setting) -> tuple[Callable[[], None], Partition]:
     """A training step of a new instance that has rebuilt its buckets, and how they are filled."""
-    model = DistributedDataParallel(share_weights(workload.module), **setting.arguments)
+    wrapper = instrumented_ddp.DistributedDataParallel if setting.is_ours else DistributedDataParallel
+    model = wrapper(share_weights(workload.module), **setting.arguments)
     step = training_step(workload, model)
     for _ in range(WARM_UP_STEPS):
         step()
+    if isinstance(model, instrumented_ddp.DistributedDataParallel):
+        return step, [list(bucket) for bucket in model.bucket_plan.buckets]
     buckets = model._get_ddp_logging_data()["rebuilt_per_bucket_param_indices"].split(", ")
     return step, [[int(number) for number in bucket.split()] for bucket in buckets]
 
@@ -132,7 +147,7 @@ def measure(task: Task) -> tuple[list[Partition], list[Block]]:
 
     Returns:
         Partitions of all settings, and the blocks in the order in which they were measured, as this rank saw them.
-        Settings with the partition of one before are not measured again.
+        Settings with the wrapper and the partition of one before are not measured again.
     """
     torch.manual_seed(0)
     workload = MODELS[task.model]()
@@ -140,7 +155,7 @@ def measure(task: Task) -> tuple[list[Partition], list[Block]]:
     partitions = []
     for setting in task.settings:
         step, partition = warmed_up(workload, setting)
-        steps.setdefault(json.dumps(partition), step)
+        steps.setdefault(json.dumps([setting.is_ours, partition]), step)
         partitions.append(partition)
     distinct = list(steps.values())
     blocks: list[Block] = []
