@@ -35,8 +35,6 @@ _LARGEST_MB: Final = 256
 _BYTES_PER_MB: Final = 1024**2
 _LONGEST_NS: Final = 500_000_000
 """No size is measured that would take longer."""
-_PAIRS_BELOW_BYTES: Final = 256 * 1024
-"""Of two small all-reduces most is latency, which they share if they run at a time."""
 _WARM_UPS: Final = 2
 _FEWEST_TIMES: Final = 5
 _MOST_TIMES: Final = 50
@@ -59,24 +57,20 @@ class Sweep:
         self._group = group
         self._device = device
 
-    def measure(self, size_bytes: int, in_flight: int = 1) -> AllReduceSample:
+    def measure(self, size_bytes: int) -> AllReduceSample:
         """Time all-reduces of one size, so often that the median is steady. Called on all ranks."""
-        tensors = [torch.zeros(max(1, size_bytes // _BYTES_PER_ELEMENT), device=self._device) for _ in range(in_flight)]
-        warm_up_ns = [self._time_ns(tensors) for _ in range(_WARM_UPS)]
+        tensor = torch.zeros(max(1, size_bytes // _BYTES_PER_ELEMENT), device=self._device)
+        warm_up_ns = [self._time_ns(tensor) for _ in range(_WARM_UPS)]
         repeats = min(max(_TIME_A_SIZE_NS // self._slowest(min(warm_up_ns)), _FEWEST_TIMES), _MOST_TIMES)
-        own_ns = torch.tensor([self._time_ns(tensors) for _ in range(repeats)])
+        own_ns = torch.tensor([self._time_ns(tensor) for _ in range(repeats)])
         # The last rank to launch has waited for nobody.
-        return AllReduceSample(
-            bytes=size_bytes, in_flight=in_flight, times_ns=tuple(self._reduced(own_ns, dist.ReduceOp.MIN).tolist())
-        )
+        times_ns = self._reduced(own_ns, dist.ReduceOp.MIN).tolist()
+        return AllReduceSample(bytes=size_bytes, times_ns=tuple(times_ns))
 
-    def _time_ns(self, tensors: Sequence[torch.Tensor]) -> int:
+    def _time_ns(self, tensor: torch.Tensor) -> int:
         self._finish()
         start_ns = host_now_ns()
-        works = [dist.all_reduce(tensor, group=self._group, async_op=True) for tensor in tensors]
-        for work in works:
-            assert work is not None
-            work.wait()
+        dist.all_reduce(tensor, group=self._group)
         self._finish()
         return host_now_ns() - start_ns
 
@@ -110,16 +104,15 @@ def sweep(group: dist.ProcessGroup, device: torch.device, largest_bytes: int) ->
     if is_printing:
         where = f"{len(set(hosts))} host{'s' if len(set(hosts)) > 1 else ''}"
         print(f"all-reduce of {world_size} ranks on {where}, {group.name()}, {name}; float32, out of training")
-        print(f"{'size':>8} {'in flight':>9} {'time':>9} {'algbw':>12} {'busbw':>12} {'times':>6}", flush=True)
+        print(f"{'size':>8} {'time':>9} {'algbw':>12} {'busbw':>12} {'times':>6}", flush=True)
     measure = Sweep(group, device).measure
     samples: list[AllReduceSample] = []
     size_bytes = _SMALLEST_BYTES
-    measure(size_bytes, 2)  # not kept: connections are made, and threads started
+    measure(size_bytes)  # not kept: connections are made, and threads started
     while size_bytes <= largest_bytes:
-        for in_flight in (1, 2) if size_bytes <= _PAIRS_BELOW_BYTES else (1,):
-            samples.append(measure(size_bytes, in_flight))
-            if is_printing:
-                print(_row(samples[-1], world_size), flush=True)
+        samples.append(measure(size_bytes))
+        if is_printing:
+            print(_row(samples[-1], world_size), flush=True)
         size_bytes *= 2
         # All ranks have the same samples, so they stop at the same size.
         if 2 * samples[-1].time_ns > _LONGEST_NS:
@@ -128,11 +121,10 @@ def sweep(group: dist.ProcessGroup, device: torch.device, largest_bytes: int) ->
 
 
 def _row(sample: AllReduceSample, world_size: int) -> str:
-    all_bytes = sample.bytes * sample.in_flight
-    algbw = algbw_gb_per_s(all_bytes, sample.time_ns)
-    busbw = busbw_gb_per_s(all_bytes, sample.time_ns, world_size)
+    algbw = algbw_gb_per_s(sample.bytes, sample.time_ns)
+    busbw = busbw_gb_per_s(sample.bytes, sample.time_ns, world_size)
     return (
-        f"{format_bytes(sample.bytes):>8} {sample.in_flight:>9} {format_ns(sample.time_ns):>9} {algbw:>7.3f} GB/s "
+        f"{format_bytes(sample.bytes):>8} {format_ns(sample.time_ns):>9} {algbw:>7.3f} GB/s "
         f"{busbw:>7.3f} GB/s {len(sample.times_ns):>6}"
     )
 
@@ -179,8 +171,7 @@ def _run(args: argparse.Namespace) -> None:
         calibration = sweep(group, device, args.max_mb * _BYTES_PER_MB)
         if group.rank() == 0:
             write_calibration(args.output, calibration)
-            lanes = "two collectives at a time" if calibration.lanes == 2 else "one collective at a time"
-            print(f"{group.name()} runs {lanes}; written to {args.output}", flush=True)
+            print(f"written to {args.output}", flush=True)
     finally:
         dist.destroy_process_group()
 

@@ -57,16 +57,16 @@ def advise(trace: Trace, calibration: Path | None = None) -> Advice:
         OverlapScopeError: the recording doesn't tell enough, or the calibration is of another job.
     """
     observations = observations_of(trace)
-    lanes, measured = lanes_of(trace), None
+    measured = None
     found = _calibration(trace, calibration)
     if found is not None:
-        lanes, measured = found.lanes, spans_of(found)
+        measured = spans_of(found)
         if found.world_size != observations.world_size:
             raise OverlapScopeError(
                 f"{calibration or trace.path / CALIBRATION_FILE}: is of {found.world_size} ranks, the recording of "
                 f"{observations.world_size}: calibrate with as many ranks, or without --calibration remove the file"
             )
-    fitted = fit(observations, lanes=lanes, calibration=measured)
+    fitted = fit(observations, lanes=lanes_of(trace), calibration=measured)
     return Advice(
         fitted=fitted,
         recommendation=recommend(fitted),
@@ -78,12 +78,12 @@ def advise(trace: Trace, calibration: Path | None = None) -> Advice:
 
 
 def spans_of(calibration: Calibration) -> Spans:
-    """All-reduces that had the wire to themselves."""
-    alone = [sample for sample in calibration.samples if sample.in_flight == 1]
-    counts = [len(sample.times_ns) for sample in alone]
+    """Every all-reduce that was measured."""
+    samples = calibration.samples
+    counts = [len(sample.times_ns) for sample in samples]
     return Spans(
-        bytes=np.repeat([float(sample.bytes) for sample in alone], counts),
-        time_ns=np.concatenate([np.asarray(sample.times_ns, dtype=np.float64) for sample in alone]),
+        bytes=np.repeat([float(sample.bytes) for sample in samples], counts),
+        time_ns=np.concatenate([np.asarray(sample.times_ns, dtype=np.float64) for sample in samples]),
         cycle=np.concatenate([np.arange(count, dtype=np.int64) for count in counts]),
     )
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.format import write_json
@@ -30,10 +29,8 @@ class AllReduceSample:
 
     bytes: int
     """Of each."""
-    in_flight: int
-    """How many were launched together, one behind the other; 1: alone."""
     times_ns: tuple[int, ...]
-    """From the last rank's launch until all of them were over, a measurement each."""
+    """From the last rank's launch to the end, a measurement each."""
 
     @property
     def time_ns(self) -> float:
@@ -56,40 +53,6 @@ class Calibration:
     def world_size(self) -> int:
         """How many ranks took part."""
         return len(self.hosts)
-
-    def alone(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Every measurement of a collective that had the wire to itself.
-
-        Returns:
-            bytes: (M,) of each measurement.
-            times_ns: (M,)
-        """
-        alone = [sample for sample in self.samples if sample.in_flight == 1]
-        sizes = [np.full(len(sample.times_ns), sample.bytes, np.int64) for sample in alone]
-        times = [np.asarray(sample.times_ns, np.int64) for sample in alone]
-        return np.concatenate(sizes), np.concatenate(times)
-
-    @property
-    def saved_by_two(self) -> float:
-        """Which share of their time two small collectives save when they are in flight together.
-
-        0: they run one after the other. 0.5: side by side. NaN if it was not measured.
-        """
-        alone = {sample.bytes: sample.time_ns for sample in self.samples if sample.in_flight == 1}
-        pairs = {sample.bytes: sample.time_ns for sample in self.samples if sample.in_flight == 2}
-        small_ns = _STILL_SMALL * min(alone.values())
-        saved = [1 - pairs[size] / (2 * alone[size]) for size in pairs if alone.get(size, np.inf) <= small_ns]
-        return float(np.median(saved)) if saved else float("nan")
-
-    @property
-    def lanes(self) -> int:
-        """How many collectives the backend runs at a time: 1 or 2."""
-        return 2 if self.saved_by_two > _HALFWAY else 1
-
-
-_HALFWAY: Final = 0.25
-_STILL_SMALL: Final = 1.5
-"""An all-reduce that takes up to so many times the shortest is mostly latency. Bytes share one link in any case."""
 
 
 def algbw_gb_per_s(size_bytes: int, time_ns: float) -> float:
@@ -115,10 +78,7 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
         "device": calibration.device,
         "world_size": calibration.world_size,
         "hosts": list(calibration.hosts),
-        "samples": [
-            {"bytes": sample.bytes, "in_flight": sample.in_flight, "times_ns": list(sample.times_ns)}
-            for sample in calibration.samples
-        ],
+        "samples": [{"bytes": sample.bytes, "times_ns": list(sample.times_ns)} for sample in calibration.samples],
     }
     try:
         write_json(path, content)
@@ -154,14 +114,13 @@ def _calibration_of(content: dict[str, Any]) -> Calibration:
     samples = tuple(
         AllReduceSample(
             bytes=int(sample["bytes"]),
-            in_flight=int(sample["in_flight"]),
             times_ns=tuple(int(time_ns) for time_ns in sample["times_ns"]),
         )
         for sample in content["samples"]
     )
     hosts = tuple(str(host) for host in content["hosts"])
-    if len(hosts) < 2 or not any(sample.in_flight == 1 for sample in samples):
+    if len(hosts) < 2 or not samples:
         raise ValueError("nothing was measured")
-    if any(min(sample.bytes, sample.in_flight, *(sample.times_ns or (0,))) <= 0 for sample in samples):
+    if any(min(sample.bytes, *(sample.times_ns or (0,))) <= 0 for sample in samples):
         raise ValueError("an all-reduce that was measured takes some time")
     return Calibration(backend=str(content["backend"]), device=str(content["device"]), hosts=hosts, samples=samples)

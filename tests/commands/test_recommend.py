@@ -23,9 +23,8 @@ def folder(tmp_path: Path) -> Path:
 
 def calibrated(folder: Path, ranks: int = 2) -> Path:
     samples = [
-        AllReduceSample(bytes=size, in_flight=together, times_ns=tuple([together * (300_000 + size // 20)] * 5))
+        AllReduceSample(bytes=size, times_ns=tuple([300_000 + size // 20] * 5))
         for size in (1024, 1024**2, 16 * 1024**2, 64 * 1024**2)
-        for together in (1, 2)
     ]
     calibration = Calibration(backend="gloo", device="cpu", hosts=tuple(["node0"] * ranks), samples=tuple(samples))
     path = folder / "calibration.json"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,19 +22,8 @@ from overlapscope.model.calibration import (
 samples = st.builds(
     AllReduceSample,
     bytes=st.integers(1, 2**30),
-    in_flight=st.just(1),
     times_ns=st.lists(st.integers(1, 2**40), min_size=1, max_size=5).map(tuple),
 )
-
-
-def calibration_of(*measured: tuple[int, int, int]) -> Calibration:
-    """Of (bytes, in flight, time)."""
-    return Calibration(
-        backend="gloo",
-        device="cpu",
-        hosts=("a", "b"),
-        samples=tuple(AllReduceSample(bytes=b, in_flight=f, times_ns=(t,)) for b, f, t in measured),
-    )
 
 
 @given(st.lists(samples, min_size=1, max_size=5))
@@ -53,32 +41,13 @@ def test_bandwidths_are_those_of_nccl_tests() -> None:
     assert busbw_gb_per_s(10**9, 1e9, world_size=4) == 1.5
 
 
-def test_measurements_alone_are_listed_one_by_one() -> None:
-    sizes, times_ns = calibration_of((1024, 1, 10), (1024, 2, 15), (2048, 1, 20)).alone()
-    np.testing.assert_array_equal(sizes, [1024, 2048])
-    np.testing.assert_array_equal(times_ns, [10, 20])
-
-
-@pytest.mark.parametrize(("pair_ns", "saved", "lanes"), [(200, 0.0, 1), (100, 0.5, 2), (120, 0.4, 2), (170, 0.15, 1)])
-def test_two_small_ones_together_tell_how_many_run_at_a_time(pair_ns: int, saved: float, lanes: int) -> None:
-    large = [(2**20, 1, 10_000), (2**20, 2, 20_000)]  # they share the link, however many run at a time
-    calibration = calibration_of((1024, 1, 100), (1024, 2, pair_ns), *large)
-    assert calibration.saved_by_two == pytest.approx(saved)
-    assert calibration.lanes == lanes
-
-
-def test_where_no_pairs_were_measured_one_runs_at_a_time() -> None:
-    assert np.isnan(calibration_of((1024, 1, 100)).saved_by_two)
-    assert calibration_of((1024, 1, 100)).lanes == 1
-
-
 GOOD = {
     "format": "overlapscope calibration",
     "version": 1,
     "backend": "gloo",
     "device": "cpu",
     "hosts": ["a", "b"],
-    "samples": [{"bytes": 1024, "in_flight": 1, "times_ns": [5]}],
+    "samples": [{"bytes": 1024, "times_ns": [5]}],
 }
 
 
@@ -92,11 +61,11 @@ GOOD = {
         (json.dumps(GOOD | {"samples": []}), "is damaged; make it again with 'overlapscope calibrate'"),
         (json.dumps(GOOD | {"hosts": ["a"]}), "is damaged; make it again with 'overlapscope calibrate'"),
         (
-            json.dumps(GOOD | {"samples": [{"bytes": 1024, "in_flight": 1, "times_ns": [0]}]}),
+            json.dumps(GOOD | {"samples": [{"bytes": 1024, "times_ns": [0]}]}),
             "is damaged; make it again with 'overlapscope calibrate'",
         ),
         (
-            json.dumps(GOOD | {"samples": [{"bytes": 1024, "in_flight": 1, "times_ns": []}]}),
+            json.dumps(GOOD | {"samples": [{"bytes": 1024, "times_ns": []}]}),
             "is damaged; make it again with 'overlapscope calibrate'",
         ),
     ],
@@ -111,5 +80,6 @@ def test_a_bad_file_is_one_line(tmp_path: Path, text: str | None, said: str) -> 
 
 
 def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    calibration = Calibration(backend="gloo", device="cpu", hosts=("a", "b"), samples=())
     with pytest.raises(OverlapScopeError, match=r"nowhere/c.json: can't be written \(No such file"):
-        write_calibration(tmp_path / "nowhere" / "c.json", calibration_of((1024, 1, 1)))
+        write_calibration(tmp_path / "nowhere" / "c.json", calibration)
