@@ -19,8 +19,7 @@ import torch
 import torch.distributed as dist
 
 from instrumented_ddp.records import BucketRecords
-from instrumented_ddp.timing import Mark, host_now_ns
-from overlapscope.trace.writer import EventLog
+from instrumented_ddp.timing import Mark, RecordLog, host_now_ns
 
 NO_TIMEOUT: Final = timedelta(0)
 """That of the process group, that is."""
@@ -69,7 +68,7 @@ class CompletionWatch:
         log: where the records go; it must outlive ``close``.
     """
 
-    def __init__(self, log: EventLog) -> None:
+    def __init__(self, log: RecordLog) -> None:
         self._log = log
         self._launched: SimpleQueue[Collective | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []

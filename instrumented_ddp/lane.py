@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from instrumented_ddp.collective_log.purposes import Purpose, launched_for
 from instrumented_ddp.completion import Collective
-from instrumented_ddp.recorder import Recorder
+from instrumented_ddp.observer import Observer
 from instrumented_ddp.records import BucketRecords
 from instrumented_ddp.timing import Timeline, host_now_ns
 
@@ -49,9 +49,9 @@ class Lane(Protocol):
 class HostLane:
     """See the module's docstring."""
 
-    def __init__(self, group: dist.ProcessGroup, recorder: Recorder | None) -> None:
+    def __init__(self, group: dist.ProcessGroup, observer: Observer | None) -> None:
         self._group = group
-        self._recorder = recorder
+        self._observer = observer
         self._sum = dist.AllreduceOptions()
         self._newest: Collective | None = None
 
@@ -74,7 +74,7 @@ class HostLane:
 
     def wait(self, collective: Collective) -> None:
         """Block the host; called at the end of backward and nowhere else."""
-        if self._recorder is None:
+        if self._observer is None:
             collective.wait()
             return
         _note_if_running(collective)
@@ -83,14 +83,14 @@ class HostLane:
 
     def announce(self, records: BucketRecords | None) -> Collective:
         """Write the launch record."""
-        recorder = self._recorder
-        if recorder is None:
+        observer = self._observer
+        if observer is None:
             return Collective(records, step=0)
         if self._newest is not None:
             _note_if_running(self._newest)
-        collective = self._newest = Collective(records, recorder.step)
+        collective = self._newest = Collective(records, observer.step)
         if records is not None:
-            collective.launch_ns = collective.running_ns = recorder.launches(records)
+            collective.launch_ns = collective.running_ns = observer.launches(records)
         return collective
 
     def launched(self, collective: Collective, work: dist.Work) -> None:
@@ -99,8 +99,8 @@ class HostLane:
         self._watch(collective)
 
     def _watch(self, collective: Collective) -> None:
-        if self._recorder is not None:
-            self._recorder.completions.add(collective)
+        if self._observer is not None:
+            self._observer.completions.add(collective)
 
 
 def _note_if_running(collective: Collective) -> None:
@@ -113,11 +113,11 @@ def _note_if_running(collective: Collective) -> None:
 class StreamLane:
     """See the module's docstring."""
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device, recorder: Recorder | None) -> None:
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, observer: Observer | None) -> None:
         self._group = group
         self._device = device
-        self._recorder = recorder
-        self._timeline: Timeline | None = recorder.timeline_on(device) if recorder is not None else None
+        self._observer = observer
+        self._timeline: Timeline | None = observer.timeline_on(device) if observer is not None else None
         self._sum = dist.AllreduceOptions()
         self._stream = torch.cuda.Stream(device)
         self._work_can_block_a_stream = hasattr(dist.Work, "block_current_stream")
@@ -163,11 +163,11 @@ class StreamLane:
 
     def announce(self, records: BucketRecords | None) -> Collective:
         """Write the launch record, and mark the current stream."""
-        recorder, timeline = self._recorder, self._timeline
-        if recorder is None or timeline is None or records is None:
+        observer, timeline = self._observer, self._timeline
+        if observer is None or timeline is None or records is None:
             return Collective(records, step=0)
-        collective = Collective(records, recorder.step)
-        recorder.launches(records)
+        collective = Collective(records, observer.step)
+        observer.launches(records)
         collective.start = timeline.mark()
         return collective
 
@@ -177,8 +177,8 @@ def _of_hook(records: BucketRecords | None) -> Purpose | None:
     return None if records is None else replace(records.purpose, role="hook")
 
 
-def lane_of(device: torch.device, group: dist.ProcessGroup, recorder: Recorder | None) -> Lane:
+def lane_of(device: torch.device, group: dist.ProcessGroup, observer: Observer | None) -> Lane:
     """The lane on which a device communicates."""
     if device.type == "cuda":
-        return StreamLane(group, device, recorder)
-    return HostLane(group, recorder)
+        return StreamLane(group, device, observer)
+    return HostLane(group, observer)

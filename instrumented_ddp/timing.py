@@ -14,10 +14,17 @@ from typing import Any, Final, Protocol
 import torch
 
 from overlapscope.trace.format import Flag
-from overlapscope.trace.writer import EventLog
 
 host_now_ns = time.monotonic_ns
 """The clock of every time in a trace; on Linux all processes of one boot share it."""
+
+
+class RecordLog(Protocol):
+    """Where records go: an ``EventLog``, or memory."""
+
+    def append(self, body: bytes, step: int, start_ns: int, end_ns: int, end_uncertainty_ns: int = 0) -> None:
+        """Store one record."""
+
 
 Mark = Any
 """A point on a device's time line: an int (host nanoseconds) or a device event."""
@@ -48,7 +55,7 @@ class HostTimeline:
     flags = Flag.NONE
     mark = staticmethod(host_now_ns)
 
-    def __init__(self, log: EventLog) -> None:
+    def __init__(self, log: RecordLog) -> None:
         self.write = log.append
 
     def step_begins(self) -> None:
@@ -75,7 +82,7 @@ class CudaTimeline:
 
     flags = Flag.DEVICE_CLOCK
 
-    def __init__(self, log: EventLog, device: torch.device) -> None:
+    def __init__(self, log: RecordLog, device: torch.device) -> None:
         self._log = log
         self._device = device
         self._anchor_stream = torch.cuda.Stream(device)
@@ -189,6 +196,6 @@ def _distance_ns(start: torch.cuda.Event, end: torch.cuda.Event) -> int:
     return round(start.elapsed_time(end) * _NS_PER_MS)
 
 
-def timeline_of(device: torch.device, log: EventLog) -> Timeline:
+def timeline_of(device: torch.device, log: RecordLog) -> Timeline:
     """The time line on which a device's work is timed."""
     return CudaTimeline(log, device) if device.type == "cuda" else HostTimeline(log)
