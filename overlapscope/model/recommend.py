@@ -101,8 +101,11 @@ class Recommendation:
 
     @property
     def is_free_faster(self) -> bool:
-        """Whether buckets of different sizes are predicted to gain something over the best size."""
-        return self.free.buckets != self.best.buckets and self.free_gain.value >= LEAST_GAIN / 10
+        """Whether buckets of different sizes are predicted to gain something over the best size.
+
+        The best of many predictions is too good by chance, so a gain that is smaller than an error would be none.
+        """
+        return self.free.buckets != self.best.buckets and self.free_gain.value >= LEAST_GAIN
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: plain values; buckets as the number of them and their lists of parameter numbers."""
