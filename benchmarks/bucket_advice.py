@@ -12,8 +12,10 @@ in 90 %   share of the measured step times that lie in their interval
 regret    measured step time of the size with the shortest predicted one, over the shortest measured one
 gain      of that size over DDP's default, as measured
 
-The same for a straight line fitted to the same all-reduces, and for leaving DDP's default. Noise is the difference
-between the medians of odd and of even blocks of steps, the median of all sizes.
+The same for a straight line fitted to the same all-reduces, for a Bayesian search among the measured sizes (regret and
+gain are then means of some searches, and *chosen* is what most of them choose), for leaving DDP's default, and for the
+best plan of all, really run with torch's DDP and with ours. Noise is the difference between the medians of odd and of
+even blocks of steps, the median of all sizes.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.bayesian_search import SAMPLES, STEPS_PER_SAMPLE, search
 from benchmarks.sweep_file import Measured, read_sweep
 from benchmarks.swept_training import Setting
 from overlapscope.analysis.advice import spans_of
@@ -44,6 +47,7 @@ from overlapscope.model.schedule import replay
 from overlapscope.trace.reader import read_trace
 
 RECORDINGS: Final = ("plain", "probe")
+SEARCHES: Final = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +60,14 @@ class Truth:
     """(Q,)"""
     noise: NDArray[np.float64]
     """(Q,) as shares."""
+    steps_ns: tuple[NDArray[np.float64], ...]
+    """Of each, all that count."""
+    caps_mb: NDArray[np.float64]
+    """(Q,) one that gives it; NaN for DDP's default."""
     default: int
     """Which of them is DDP's default."""
+    others: tuple[Measured, ...]
+    """The best plan of all, and what our DDP took."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,13 +104,18 @@ class Score:
 
 def read_truth(folder: Path) -> Truth:
     """The sizes, of torch's DDP; the best plan that no size gives is left out."""
-    rows = [each for each in read_sweep(folder / "sweep.json").measured if not each.is_ours and _has_size(each)]
+    measured = read_sweep(folder / "sweep.json").measured
+    rows = [each for each in measured if not each.is_ours and _has_size(each)]
+    caps = [[s.bucket_cap_mb for s in each.settings if s.bucket_cap_mb is not None] for each in rows]
     return Truth(
         labels=tuple(each.label for each in rows),
         plans=tuple(tuple(tuple(bucket) for bucket in each.buckets) for each in rows),
         step_ns=np.array([each.median_ms * 1e6 for each in rows]),
         noise=np.array([each.noise for each in rows]),
+        steps_ns=tuple(each.quiet_step_ns.ravel().astype(np.float64) for each in rows),
+        caps_mb=np.array([of_row[0] if of_row else np.nan for of_row in caps]),
         default=next(place for place, each in enumerate(rows) if Setting() in each.settings),
+        others=tuple(each for each in measured if each not in rows),
     )
 
 
@@ -157,6 +172,31 @@ def _line_of(spans: Spans) -> Any:
     return fit_line(spans.bytes, spans.time_ns)
 
 
+def searched(truth: Truth) -> Iterator[list[str]]:
+    """Rows of the search by trying, after some samples and after all."""
+    places = np.flatnonzero(~np.isnan(truth.caps_mb))
+    steps_ns = [truth.steps_ns[place] for place in places]
+    searches = [search(truth.caps_mb[places].tolist(), steps_ns, seed).chosen for seed in range(SEARCHES)]
+    for samples in (5, 10, SAMPLES):
+        chosen = places[[each[samples - 1] for each in searches]]
+        step_ns = truth.step_ns[chosen].mean()
+        most_often = int(np.bincount(chosen).argmax())
+        yield [
+            f"Bayesian search, {samples} samples of {STEPS_PER_SAMPLE} steps",
+            *[""] * 4,
+            truth.labels[most_often],
+            f"{step_ns / truth.step_ns.min() - 1:.1%}",
+            f"{1 - step_ns / truth.step_ns[truth.default]:+.1%}",
+        ]
+
+
+def _measured_otherwise(truth: Truth) -> Iterator[list[str]]:
+    for each in truth.others:
+        step_ns = each.median_ms * 1e6
+        over = f"{step_ns / truth.step_ns.min() - 1:+.1%}"
+        yield [each.label, *[""] * 4, "", over, f"{1 - step_ns / truth.step_ns[truth.default]:+.1%}"]
+
+
 def print_case(console: Console, folder: Path, *, each_size: bool) -> None:
     truth = read_truth(folder)
     found = list(scores(folder, truth))
@@ -167,6 +207,8 @@ def print_case(console: Console, folder: Path, *, each_size: bool) -> None:
         table.add_column(heading, justify="right")
     for score in found:
         table.add_row(*score.cells(truth))
+    for cells in (*searched(truth), *_measured_otherwise(truth)):
+        table.add_row(*cells)
     console.print(table)
     if each_size:
         ways = [score for score in found if score.interval_ns is not None]

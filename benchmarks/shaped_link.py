@@ -71,6 +71,15 @@ class Ranks:
     """Name of the link, at each of them."""
     carriers: tuple[int, ...] = ()
     """Processes that carry packets between them, by id."""
+    hosts: Hosts | None = None
+    """If they are on hosts of their own."""
+
+    def set_rate(self, rate: str) -> None:
+        """Let each send no faster than that from now on, as ``tc`` writes it."""
+        if self.hosts is None:
+            raise RuntimeError("the loopback has no rate")
+        for host in range(len(self.prefixes)):
+            self.hosts.slow_down(host, rate, _BURST_BYTES)
 
     def only(self, one: int, other: int) -> Ranks:
         """Two of them, as ranks 0 and 1."""
@@ -107,11 +116,12 @@ def ranks_over(link: Link, count: int = 2) -> Iterator[Ranks]:
             carriers: tuple[int, ...] = (delay_line,)
         else:
             hosts, carriers = cleanup.enter_context(cluster_of(count)), ()
-        if link.rate is not None:
-            for host in range(count):
-                hosts.slow_down(host, link.rate, _BURST_BYTES)
         prefixes = tuple(tuple(hosts.command(host)) for host in range(count))
-        yield Ranks(prefixes, tuple(hosts.address(host) for host in range(count)), INTERFACE, carriers)
+        addresses = tuple(hosts.address(host) for host in range(count))
+        ranks = Ranks(prefixes, addresses, INTERFACE, carriers, hosts)
+        if link.rate is not None:
+            ranks.set_rate(link.rate)
+        yield ranks
 
 
 @contextmanager
