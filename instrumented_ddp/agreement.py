@@ -15,6 +15,7 @@ from torch.distributed.distributed_c10d import AllgatherOptions, BroadcastOption
 
 from instrumented_ddp.bucket_plan import BucketPlan, ParameterSpec, fingerprint
 from instrumented_ddp.completion import NO_TIMEOUT
+from instrumented_ddp.plan_schedule import Wish
 from overlapscope.errors import OverlapScopeError
 
 Signature = tuple[str, tuple[int, ...], str]
@@ -26,28 +27,28 @@ class DisagreementError(RuntimeError):
 
 
 def check_same_parameters(
-    parameters: Sequence[ParameterSpec], group: dist.ProcessGroup, device: torch.device, *, would_probe: bool = False
+    parameters: Sequence[ParameterSpec], group: dist.ProcessGroup, device: torch.device, *, wish: Wish = Wish.NONE
 ) -> bool:
     """Compare this rank's parameters with those of all ranks.
 
     Args:
-        would_probe: whether this rank was asked to probe bucket plans.
+        wish: what this rank was asked to do with its bucket plans.
 
     Returns:
-        Whether all ranks were.
+        Whether all ranks were asked for the same.
 
     Raises:
         DisagreementError: on every rank, naming the first parameter that differs.
     """
     signatures = [parameter.signature for parameter in parameters]
-    content = bytearray.fromhex(fingerprint(signatures)) + bytes([would_probe])
+    content = bytearray.fromhex(fingerprint(signatures)) + bytes([wish])
     own = torch.frombuffer(content, dtype=torch.uint8).to(device)
     answers = [torch.empty_like(own) for _ in range(group.size())]
     group.allgather([answers], [own], AllgatherOptions()).wait(NO_TIMEOUT)
-    *_, all_would_probe = torch.stack(answers).amin(0).tolist()
+    wishes = {int(answer[-1]) for answer in answers}
     # Every rank sees the same hashes, so all of them take the slow path together or none does.
     if all(torch.equal(answer[:-1], own[:-1]) for answer in answers):
-        return bool(all_would_probe)
+        return wishes == {wish}
     everyones: list[tuple[list[Signature], list[str]]] = [([], []) for _ in range(group.size())]
     dist.all_gather_object(everyones, (signatures, [parameter.module for parameter in parameters]), group=group)
     lists, modules = [theirs for theirs, _ in everyones], [classes for _, classes in everyones]

@@ -20,8 +20,7 @@ from instrumented_ddp.comm_hooks import GradBucket, builtin_hook, python_hook
 from instrumented_ddp.completion import NO_TIMEOUT, Collective
 from instrumented_ddp.lane import Lane, lane_of
 from instrumented_ddp.logging_data import Logger
-from instrumented_ddp.plan_schedule import PlanSchedule
-from instrumented_ddp.probing import Probing
+from instrumented_ddp.plan_schedule import PlanSchedule, Wish, WishedSchedule
 from instrumented_ddp.reducer import Reducer
 from instrumented_ddp.static_graph import StaticGraph
 
@@ -52,7 +51,7 @@ class C10dReducer(Reducer):
         group: the ranks whose gradients are averaged.
         rebuild_limits_bytes: of the buckets of the second plan, which follows the order of the gradients.
         rebuild_plan: the second plan, if it is known already.
-        probing: to be begun as soon as ranks agree on it, if this one was asked to.
+        wish: what this process was asked to do with its plans. A schedule for that is set as ``wished``.
         bucket_bytes_cap: for the logging data.
         others: as in ``Reducer``.
     """
@@ -66,13 +65,15 @@ class C10dReducer(Reducer):
         rebuild_limits_bytes: Sequence[int],
         rebuild_plan: BucketPlan | None,
         bucket_bytes_cap: int,
-        probing: Probing | None,
+        wish: Wish,
         **others: Any,
     ) -> None:
         super().__init__(parameters, plan, group, **others)
         self._rebuild_limits_bytes = rebuild_limits_bytes
         self._rebuild_plan = rebuild_plan
-        self._probing = probing
+        self._wish = wish
+        self.wished: WishedSchedule | None = None
+        """To be followed as soon as ranks agree on it."""
         self.plan_schedule: PlanSchedule | None = None
         """Followed from one backward to the next, as long as there is one."""
         self._reductions_when_asked = -1
@@ -104,11 +105,6 @@ class C10dReducer(Reducer):
     def _check_reducer_finalized(self) -> None:
         self.ensure_prior_reduction_finished()
 
-    def _remove_autograd_hooks(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
-
     def _install_post_backward_futures(self, futures: list[torch._C.Future[Any]]) -> None:
         self._futures += futures
 
@@ -122,25 +118,26 @@ class C10dReducer(Reducer):
         with launched_for(Purpose(role="plan", model=self._model_number)):
             device = self._parameters[0].device
             # Construction may have left it out (init_sync=False), and a plan is rank 0's numbers of parameters.
-            would_probe = self._probing is not None and self._probing.is_possible
-            probe = check_same_parameters(self.plan.parameters, self._group, device, would_probe=would_probe)
+            is_possible = self.wished is not None and self.wished.is_possible
+            wish = self._wish if is_possible else Wish.NONE
+            everybody_would = check_same_parameters(self.plan.parameters, self._group, device, wish=wish)
             plan = agree_on_plan(self._rebuild_plan or self._plan_from_observed_order(), self._group, device)
             self.adopt(plan, "rebuild")
-            self.prepare_probing(self.observed_order, everybody_would=probe)
+            self.prepare_schedule(self.observed_order, everybody_would=everybody_would)
         self.has_rebuilt_buckets = True
         return True
 
-    def prepare_probing(self, order: Sequence[int], *, everybody_would: bool) -> None:
-        """Agree on the plans to probe, on ranks that were asked to, if all were. Called on all ranks.
+    def prepare_schedule(self, order: Sequence[int], *, everybody_would: bool) -> None:
+        """Agree on the schedule of plans, on ranks that were asked for it, if all were. Called on all ranks.
 
         Args:
             order: of the gradients, as far as it is known; rank 0's counts.
-            everybody_would: whether all ranks were asked to.
+            everybody_would: whether all ranks were asked for the same.
         """
-        if self._probing is None:
+        if self.wished is None:
             return
-        self._probing.agree(self.plan, order, self._group, after=self.reductions, everybody_would=everybody_would)
-        self.plan_schedule = self._probing
+        self.wished.agree(self.plan, order, self._group, after=self.reductions, everybody_would=everybody_would)
+        self.plan_schedule = self.wished
 
     def follow_plan_schedule(self) -> None:
         """Take another plan if it is time. Called at the beginning of a forward that is to be reduced."""
@@ -180,7 +177,7 @@ class C10dReducer(Reducer):
 
     def _update_process_group(self, group: dist.ProcessGroup) -> None:
         self._group = group
-        self._lanes = {device: lane_of(device, group, self._recorder) for device in self._lanes}
+        self._lanes = {device: lane_of(device, group, self.observer) for device in self._lanes}
         for bucket in self.buckets:
             bucket.lane = self._lanes[bucket.parameters[0].device]
         if self._usage is not None:
@@ -221,18 +218,18 @@ class C10dReducer(Reducer):
         if self._comm_hook is not None:
             self._fail("register_comm_hook or register_builtin_comm_hook can only be called once.")
         self._comm_hook = python_hook(state, hook)
-        self._stop_probing()
+        self._keep_plan()
 
     def register_builtin_comm_hook(self, kind: BuiltinCommHookType) -> None:
         """Let one of torch's hooks reduce the buckets."""
         if self._comm_hook is not None:
             self._fail("register_builtin_comm_hook or register_comm_hook can only be called once.")
         self._comm_hook = builtin_hook(kind, self._group)
-        self._stop_probing()
+        self._keep_plan()
 
-    def _stop_probing(self) -> None:
-        if self._probing is not None:
-            self._probing.is_impossible("a communication hook may keep a state for each bucket, so the plan must stay")
+    def _keep_plan(self) -> None:
+        if self.wished is not None:
+            self.wished.is_impossible("a communication hook may keep a state for each bucket, so the plan must stay")
 
     def _run_comm_hook(self, bucket: GradBucket) -> Shadow:
         return Shadow(bucket.bucket.lane, self.reduce(bucket))

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils._pytree import tree_leaves
 
 from instrumented_ddp.agreement import agree_on_plan, check_same_parameters
+from instrumented_ddp.auto.schedule import AutoBuckets
 from instrumented_ddp.bucket_plan import NO_LIMIT, BucketPlan, describe_parameters, dtype_name, plan_in_module_order
 from instrumented_ddp.c10d_reducer import C10dReducer
 from instrumented_ddp.collective_log.bypass import Bypass
@@ -31,7 +32,9 @@ from instrumented_ddp.collective_log.collectives import Collectives, collectives
 from instrumented_ddp.collective_log.purposes import Purpose, launched_for
 from instrumented_ddp.logging_data import Logger
 from instrumented_ddp.metadata import is_plain, rank_of_this_process
-from instrumented_ddp.planned_buckets import plan_for, refuse_caps_beside_plan
+from instrumented_ddp.observer import Observer
+from instrumented_ddp.plan_schedule import Wish
+from instrumented_ddp.planned_buckets import AUTO, is_auto, plan_for, refuse_caps_beside_plan
 from instrumented_ddp.probing import Probing, is_asked_to_probe
 from instrumented_ddp.recorder import Recorder, make_recorder
 from instrumented_ddp.records import BucketRecords, buffer_records
@@ -55,11 +58,12 @@ class DistributedDataParallel(TorchDDP):
         bucket_plan: which gradients to reduce together, in the place of ``bucket_cap_mb``: the path of a plan as
             ``overlapscope recommend`` writes it, or a plan already read. Rank 0's decides. It takes effect when stock
             DDP rebuilds its buckets: after the first backward; at once where it doesn't (``find_unused_parameters``).
-        kwargs: those of ``torch.nn.parallel.DistributedDataParallel``, under its names.
+        kwargs: those of ``torch.nn.parallel.DistributedDataParallel``, under its names. ``bucket_cap_mb="auto"`` has
+            the buckets chosen while the model trains: some 60 steps measure and try several plans.
 
     Raises:
         DisagreementError: the ranks' modules differ.
-        OverlapScopeError: the bucket plan can't be read, or is for another module.
+        OverlapScopeError: the bucket plan can't be read, or is for another module; sizes of buckets are given twice.
 
     Example::
 
@@ -85,11 +89,18 @@ class DistributedDataParallel(TorchDDP):
         except TypeError:
             super().__init__(*args, **kwargs)  # says what is wrong, in its own words
             raise
+        if bucket_plan is not None:
+            refuse_caps_beside_plan(arguments.arguments)
+        self._is_auto = is_auto(arguments.arguments)
+        if self._is_auto:
+            arguments.arguments["bucket_cap_mb"] = None
+        args, kwargs = arguments.args[1:], arguments.kwargs
         arguments.apply_defaults()
         # Torch's constructor calls back, to build the reducer, before it returns.
         self._arguments = {name: value for name, value in arguments.arguments.items() if is_plain(value)}
+        if self._is_auto:
+            self._arguments["bucket_cap_mb"] = AUTO
         if bucket_plan is not None:
-            refuse_caps_beside_plan(arguments.arguments)
             self._arguments["bucket_plan"] = str(bucket_plan) if isinstance(bucket_plan, str | Path) else "given"
         self._given_plan = bucket_plan
         self._planned: BucketPlan | None = None
@@ -119,9 +130,13 @@ class DistributedDataParallel(TorchDDP):
         if self._collectives is not None:
             frozen = [name for name, parameter in self.module.named_parameters() if not parameter.requires_grad]
             self._model_number = self._collectives.add_model(self.module, self._specs, frozen)
-        self._is_asked_to_probe = self._collectives is not None and is_asked_to_probe(self._collectives.folder)
-        self._all_would_probe = self._has_to_agree and check_same_parameters(
-            self._specs, self.process_group, self.device, would_probe=self._is_asked_to_probe
+        self._wish = Wish.NONE
+        if self._is_auto:
+            self._wish = Wish.AUTO
+        elif self._collectives is not None and is_asked_to_probe(self._collectives.folder):
+            self._wish = Wish.PROBE
+        self._everybody_would = self._has_to_agree and check_same_parameters(
+            self._specs, self.process_group, self.device, wish=self._wish
         )
         return parameters, is_sparse
 
@@ -136,8 +151,6 @@ class DistributedDataParallel(TorchDDP):
         self._buffer_records: BucketRecords | None = None
         if self.recorder is not None:
             self._bypass = self.recorder.add_model(self._model_number, self.module, parameters, self._arguments)
-        # Also where nothing can be recorded after all: other ranks have been told that this one takes part.
-        probing = Probing(self.recorder, self._model_number) if self._is_asked_to_probe else None
         plan = self._first_plan(static_graph)
         self.reducer = C10dReducer(
             parameters,
@@ -146,12 +159,12 @@ class DistributedDataParallel(TorchDDP):
             rebuild_limits_bytes=self._rebuild_limits_bytes(),
             rebuild_plan=self._planned,
             bucket_bytes_cap=self.bucket_bytes_cap,
-            probing=probing,
+            wish=self._wish,
             find_unused_parameters=self.find_unused_parameters,
             gradient_as_bucket_view=self.gradient_as_bucket_view,
             skip_all_reduce_unused_params=getattr(self, "skip_all_reduce_unused_params", False),  # torch 2.8
             batched_grad_copy=getattr(self, "batched_grad_copy", False),  # torch 2.13
-            recorder=self.recorder,
+            observer=self.recorder,
             model_number=self._model_number,
         )
         if not getattr(self, "_use_python_reducer", False):  # there torch.compile reduces
@@ -161,6 +174,11 @@ class DistributedDataParallel(TorchDDP):
         if self.mixed_precision is not None:  # torch calls our reducer by these numbers
             for index, parameter in enumerate(parameters):
                 parameter._idx = index  # type: ignore[attr-defined]
+        # Also where nothing can be recorded after all: other ranks have been told that this one takes part.
+        if self._wish is Wish.PROBE:
+            self.reducer.wished = Probing(self.recorder, self._model_number)
+        elif self._wish is Wish.AUTO:
+            self.reducer.wished = AutoBuckets(self.reducer, self.recorder, self._model_number, self.device)
         self.logger = Logger(self.reducer, parameters, self.process_group)
         self.reducer.set_logger(self.logger)
         self.logger.set_construction_data_and_log(
@@ -174,7 +192,7 @@ class DistributedDataParallel(TorchDDP):
         if not self.reducer.should_rebuild_buckets and not static_graph:
             with launched_for(Purpose(role="construction")):
                 in_module_order = range(len(parameters))
-                self.reducer.prepare_probing(in_module_order[::-1], everybody_would=self._all_would_probe)
+                self.reducer.prepare_schedule(in_module_order[::-1], everybody_would=self._everybody_would)
         self._passing_sync_batchnorm_handle(self.module)
 
     def _first_plan(self, static_graph: bool) -> BucketPlan:
@@ -253,7 +271,11 @@ class DistributedDataParallel(TorchDDP):
     def _post_forward(self, output: Any) -> Any:
         recorder = self.recorder
         if recorder is None:
-            return super()._post_forward(output)
+            output = super()._post_forward(output)
+            meter = self.reducer.observer
+            if meter is not None and torch.is_grad_enabled() and self.require_backward_grad_sync:
+                _tell_of_backward(meter, output, no_sync=False)
+            return output
         is_training = torch.is_grad_enabled()
         recorder.leave(Phase.FORWARD if is_training else Phase.EVALUATION)
         output = super()._post_forward(output)
@@ -361,23 +383,23 @@ def _start_recording(
         return None
 
 
-def _tell_of_backward(recorder: Recorder, output: Any, *, no_sync: bool) -> None:
+def _tell_of_backward(observer: Observer, output: Any, *, no_sync: bool) -> None:
     """Have the recorder told when the first gradient of the output arrives, and when autograd is done."""
-    begin = _backward_hook(recorder, no_sync=no_sync)
+    begin = _backward_hook(observer, no_sync=no_sync)
     leaves = [output] if isinstance(output, torch.Tensor) else tree_leaves(output)
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
             leaf.register_hook(begin)
 
 
-def _backward_hook(recorder: Recorder, *, no_sync: bool) -> Callable[[torch.Tensor], None]:
+def _backward_hook(observer: Observer, *, no_sync: bool) -> Callable[[torch.Tensor], None]:
     def end() -> None:
-        recorder.leave(Phase.BACKWARD)
+        observer.leave(Phase.BACKWARD)
 
     def begin(_: torch.Tensor) -> None:
-        if recorder.phase is not Phase.BACKWARD:
-            recorder.note_caller()
-            recorder.enter(Phase.BACKWARD, no_sync=no_sync)
+        if observer.phase is not Phase.BACKWARD:
+            observer.note_caller()
+            observer.enter(Phase.BACKWARD, no_sync=no_sync)
             torch.autograd.Variable._execution_engine.queue_callback(end)
 
     return begin

@@ -1,14 +1,33 @@
-"""``bucket_plan=``: a plan that was made elsewhere, for the parameters of this module."""
+"""What the wrapper is told of buckets: ``bucket_plan=``, one that was made elsewhere; ``bucket_cap_mb="auto"``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from instrumented_ddp.bucket_plan import BucketPlan, ParameterSpec, dtype_name
 from overlapscope.errors import OverlapScopeError
 from overlapscope.model.plan_file import PlanFile, PlannedParameter, read_plan
+
+AUTO: Final = "auto"
+"""``bucket_cap_mb`` that leaves the choice to us."""
+
+
+def is_auto(arguments: Mapping[str, Any]) -> bool:
+    """Whether the sizes of buckets are to be chosen while the model trains.
+
+    Raises:
+        OverlapScopeError: they are given as well, or ``bucket_cap_mb`` is another word.
+    """
+    cap_mb = arguments.get("bucket_cap_mb")
+    if not isinstance(cap_mb, str):
+        return False
+    if cap_mb != AUTO:
+        raise OverlapScopeError(f'bucket_cap_mb={cap_mb!r}: a number of MB is wanted, None or "{AUTO}"')
+    if arguments.get("bucket_cap_mb_list") is not None:
+        raise OverlapScopeError(f'bucket_cap_mb="{AUTO}" and bucket_cap_mb_list both say how large buckets are')
+    return True
 
 
 def refuse_caps_beside_plan(arguments: Mapping[str, Any]) -> None:

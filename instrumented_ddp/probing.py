@@ -18,7 +18,7 @@ from instrumented_ddp.bucket_plan import BucketPlan, kinds_of
 from instrumented_ddp.plan_schedule import PlanChange
 from instrumented_ddp.recorder import Recorder
 from overlapscope.model.partition import Gradients
-from overlapscope.model.probe import Probe, probe
+from overlapscope.model.probe import probe
 from overlapscope.trace.environment import recording_from_environment
 
 _WARM_UP_STEPS: Final = 3
@@ -74,13 +74,7 @@ class Probing:
         if group.size() == 1:
             self.is_impossible("a single rank has nothing to reduce")
             return
-        device = own.parameters[0].device
-        proposed = _propose(own, order)
-        self._plan_of_step = agree_on_numbers(proposed.plan_of_step.tolist(), group, device)
-        plans = [BucketPlan(own.parameters, buckets) for buckets in proposed.plans]
-        # What other ranks propose is not looked at, and may be more or less.
-        plans = plans if group.rank() == 0 else [own] * (max(self._plan_of_step) + 1)
-        self._plans = [agree_on_plan(plan, group, device) for plan in plans]
+        self._plans, self._plan_of_step = agree_on_probe(own, order, group)
         if len(self._plans) == 1:
             self.is_impossible("the model is so small that every bucket size gives the same plan")
             return
@@ -119,15 +113,39 @@ class Probing:
             self._recorder.probing_is(self._model, {"state": state, **(steps if self._plan_of_step else {}), **more})
 
 
-def _propose(own: BucketPlan, order: Sequence[int]) -> Probe:
-    parameters = own.parameters
+def agree_on_probe(
+    own: BucketPlan, order: Sequence[int], group: dist.ProcessGroup
+) -> tuple[list[BucketPlan], list[int]]:
+    """Rank 0's probe on every rank. Called on all ranks.
+
+    Args:
+        own: the plan in force.
+        order: in which gradients are expected.
+
+    Returns:
+        The plans, and which of them each step runs with.
+    """
+    device = own.parameters[0].device
+    proposed = probe(gradients_of(own, order))
+    plan_of_step = agree_on_numbers(proposed.plan_of_step.tolist(), group, device)
+    plans = [BucketPlan(own.parameters, buckets) for buckets in proposed.plans]
+    # What other ranks propose is not looked at, and may be more or less.
+    plans = plans if group.rank() == 0 else [own] * (max(plan_of_step) + 1)
+    return [agree_on_plan(plan, group, device) for plan in plans], plan_of_step
+
+
+def gradients_of(plan: BucketPlan, order: Sequence[int]) -> Gradients:
+    """A plan's parameters as the model of ``overlapscope.model`` wants them.
+
+    Args:
+        order: of the gradients, as far as it is known.
+    """
+    parameters = plan.parameters
     known = set(order)
     rest = [index for index in range(len(parameters)) if index not in known]
-    return probe(
-        Gradients(
-            names=tuple(spec.name for spec in parameters),
-            bytes=np.array([spec.bytes for spec in parameters], np.int64),
-            kinds=np.array(kinds_of(parameters), np.int64),
-            order=np.array([*order, *rest], np.int64),
-        )
+    return Gradients(
+        names=tuple(spec.name for spec in parameters),
+        bytes=np.array([spec.bytes for spec in parameters], np.int64),
+        kinds=np.array(kinds_of(parameters), np.int64),
+        order=np.array([*order, *rest], np.int64),
     )

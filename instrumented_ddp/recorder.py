@@ -170,6 +170,10 @@ class Recorder:
         """How far the probing of a model's bucket plans has come, for ``run.json``."""
         self._note_of_model(model, "probing", state)
 
+    def choosing_is(self, model: int, state: dict[str, Any]) -> None:
+        """How far ``bucket_cap_mb="auto"`` of a model has come, for ``run.json``."""
+        self._note_of_model(model, "auto", state)
+
     def plan_takes_effect(self, model: int, epoch: int, plan: BucketPlan, reason: str) -> PlanRecords:
         """Write a plan beside the log.
 

@@ -33,7 +33,7 @@ from instrumented_ddp.comm_hooks import GradBucket, Hook, result_of
 from instrumented_ddp.completion import Collective
 from instrumented_ddp.lane import Lane, lane_of
 from instrumented_ddp.logging_data import Logger, RuntimeStats
-from instrumented_ddp.recorder import Recorder
+from instrumented_ddp.observer import Observer
 from instrumented_ddp.records import all_reduce_records
 from instrumented_ddp.static_graph import StaticGraph
 from instrumented_ddp.unused_parameters import UsageMap, find_unused
@@ -53,7 +53,7 @@ class Reducer:
         gradient_as_bucket_view: ``parameter.grad`` is a view of the bucket instead of a copy.
         skip_all_reduce_unused_params: a bucket of which no parameter is used is not reduced.
         batched_grad_copy: divide a bucket as a whole; gradients are copied a bucket at a time either way.
-        recorder: told of everything that happens, if there is one.
+        observer: told of everything that happens, if there is one.
         model_number: of the module, in the recording.
     """
 
@@ -67,7 +67,7 @@ class Reducer:
         gradient_as_bucket_view: bool,
         skip_all_reduce_unused_params: bool,
         batched_grad_copy: bool,
-        recorder: Recorder | None,
+        observer: Observer | None,
         model_number: int,
     ) -> None:
         self._names = [parameter.name for parameter in plan.parameters]
@@ -77,16 +77,16 @@ class Reducer:
         self.gradient_as_bucket_view = self.gradients_are_views = gradient_as_bucket_view
         self._skip_all_reduce_unused_params = skip_all_reduce_unused_params
         self._batched_grad_copy = batched_grad_copy
-        self._recorder = recorder
+        self.observer = observer
         self._model_number = model_number
-        self._board = recorder.readiness_board(model_number, len(parameters)) if recorder is not None else None
+        self._board = observer.readiness_board(model_number, len(parameters)) if observer is not None else None
         self._none_is_ready = bytes(len(parameters))
         self._is_ready = (  # where others can look for what is missing when this process hangs or is dead
-            recorder.ready_board(model_number, len(parameters))
-            if recorder is not None
+            observer.ready_board(model_number, len(parameters))
+            if observer is not None
             else memoryview(bytearray(len(parameters)))
         )
-        self._lanes = {device: lane_of(device, group, recorder) for device in {p.device for p in parameters}}
+        self._lanes = {device: lane_of(device, group, observer) for device in {p.device for p in parameters}}
         self._static_graph: StaticGraph | None = None
         self._usage = self._make_usage_map() if find_unused_parameters else None
         self.unused: list[int] = []
@@ -103,7 +103,8 @@ class Reducer:
         self._expects_gradients = False
         self._must_finalise = False
         self._gradient_records: list[bytes] = []  # refilled in place: hooks hold on to it
-        self._plans_made = 0
+        self.plans: list[BucketPlan] = []
+        """All so far, by epoch."""
         self.reductions = 0
         """How many backward passes have been reduced so far; equal on all ranks between two of them."""
         self.buckets_reduced = 0
@@ -125,15 +126,15 @@ class Reducer:
         """Take a bucket plan from here on. Not during a backward.
 
         Args:
-            reason: for the recording: ``construction``, ``rebuild``, ``mixed_precision``, ``probe`` (to measure it) or
-                ``return`` (to the plan before).
+            reason: for the recording: ``construction``, ``rebuild``, ``mixed_precision``, ``probe`` (to measure it),
+                ``return`` (to the plan before) or ``auto`` (it is the fastest).
         """
         self.plan, self.plan_reason = plan, reason
-        recorder, records = self._recorder, None
-        if recorder is not None:
-            records = recorder.plan_takes_effect(self._model_number, self._plans_made, plan, reason)
+        observer, records = self.observer, None
+        if observer is not None:
+            records = observer.plan_takes_effect(self._model_number, len(self.plans), plan, reason)
             self._gradient_records[:] = records.gradient_ready
-        self._plans_made += 1
+        self.plans.append(plan)
         self.buckets = []
         for number, indices in enumerate(plan.buckets):
             device = self._parameters[indices[0]].device
@@ -147,13 +148,22 @@ class Reducer:
                     gradients_are_views=self.gradients_are_views,
                     is_divided_as_a_whole=self._batched_grad_copy,
                     lane=self._lanes[device],
-                    timeline=recorder.timeline_on(device) if recorder is not None else None,
+                    timeline=observer.timeline_on(device) if observer is not None else None,
                     records=records.buckets[number] if records is not None else None,
                 )
             )
         self._bucket_of = {index: bucket for bucket in self.buckets for index in bucket.indices}
         self._is_ready[:] = self._none_is_ready
         self._next_bucket = 0
+
+    def observe_by(self, observer: Observer | None) -> None:
+        """Tell somebody else of what happens from here on. Not during a backward; ``adopt`` a plan afterwards."""
+        self.observer = observer
+        self._board = observer.readiness_board(self._model_number, len(self._parameters)) if observer else None
+        self._lanes = {device: lane_of(device, self._group, observer) for device in self._lanes}
+        if self._hooks:  # they hold the observer before
+            self._remove_autograd_hooks()
+            self.register_hooks()
 
     @property
     def should_rebuild_buckets(self) -> bool:
@@ -201,25 +211,30 @@ class Reducer:
             hooks = [_one_at_a_time(hook, lock) for hook in hooks]
         self._hooks = [node.register_hook(hook) for node, hook in zip(self._accumulators, hooks, strict=True)]
 
+    def _remove_autograd_hooks(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
     def _make_hook(self, index: int) -> Callable[..., None]:
-        recorder, on_gradient = self._recorder, self.on_gradient
-        if recorder is not None and recorder.detail != "buckets":
-            return self._make_recording_hook(recorder, index)
+        observer, on_gradient = self.observer, self.on_gradient
+        if observer is not None and observer.detail != "buckets":
+            return self._make_recording_hook(observer, index)
 
         def hook(*_: object) -> None:
             on_gradient(index)
 
         return hook
 
-    def _make_recording_hook(self, recorder: Recorder, index: int) -> Callable[..., None]:
+    def _make_recording_hook(self, observer: Observer, index: int) -> Callable[..., None]:
         on_gradient = self.on_gradient
-        timeline = recorder.timeline_on(self._parameters[index].device)
+        timeline = observer.timeline_on(self._parameters[index].device)
         mark, write, records, board = timeline.mark, timeline.write, self._gradient_records, self._board
 
         def recording_hook(*_: object) -> None:
             now = mark()
             if board is None or not self._expects_gradients:
-                write(records[index], recorder.step, now, now)
+                write(records[index], observer.step, now, now)
             else:
                 board[index] = now
             on_gradient(index)
@@ -228,8 +243,8 @@ class Reducer:
 
     def on_gradient(self, index: int) -> None:
         """A gradient has been accumulated."""
-        if not self._expects_gradients and self._recorder is not None:
-            self._recorder.gradient_is_not_reduced(self._model_number)
+        if not self._expects_gradients and self.observer is not None:
+            self.observer.gradient_is_not_reduced(self._model_number)
         if self._usage is not None and not self._is_complete(index, self._usage):
             return
         if self._expects_gradients:
@@ -273,21 +288,21 @@ class Reducer:
         self._copy_in_small(bucket)
         bucket.is_ready = True
         self._launch_ready_buckets()
-        if self._recorder is not None and self._board is not None:  # after the launch, which must not wait for them
-            self._recorder.gradients_were_ready(bucket.indices, self._gradient_records, self._board)
+        if self.observer is not None and self._board is not None:  # after the launch, which must not wait for them
+            self.observer.gradients_were_ready(bucket.indices, self._gradient_records, self._board)
 
     def _copy_in_small(self, bucket: Bucket) -> None:
-        recorder, records, timeline = self._recorder, bucket.records, bucket.timeline
-        if recorder is None or records is None or timeline is None:
+        observer, records, timeline = self.observer, bucket.records, bucket.timeline
+        if observer is None or records is None or timeline is None:
             bucket.copy_in_small(self._divisor())
             return
-        if recorder.phase is not Phase.BACKWARD:  # no output of the module was seen to get a gradient
-            recorder.note_caller()
-            recorder.enter(Phase.BACKWARD)
+        if observer.phase is not Phase.BACKWARD:  # no output of the module was seen to get a gradient
+            observer.note_caller()
+            observer.enter(Phase.BACKWARD)
         ready = timeline.mark()
         bucket.copy_in_small(self._divisor())
-        timeline.write(records.ready, recorder.step, ready, ready)
-        timeline.write(records.copy_in, recorder.step, ready, timeline.mark())
+        timeline.write(records.ready, observer.step, ready, ready)
+        timeline.write(records.copy_in, observer.step, ready, timeline.mark())
 
     def _launch_ready_buckets(self) -> None:
         """Launch what is ready and has no predecessor that is not."""
@@ -331,15 +346,15 @@ class Reducer:
 
     def _finalise(self) -> None:
         """Wait for every bucket in order and hand the averages to the parameters."""
-        recorder = self._recorder
+        observer = self.observer
         self.stats.mark("backward_compute_end")
         if self.should_rebuild_buckets and (self._static_graph is None or self._static_graph.is_known):
             self.observed_order = self.ready_order + (self.unused if self._static_graph is not None else [])
         self._expects_gradients = False
         self._must_finalise = False
         self._participants = None
-        if recorder is not None:
-            recorder.enter(Phase.FINALISE)
+        if observer is not None:
+            observer.enter(Phase.FINALISE)
         try:
             for bucket in self.buckets:
                 if bucket.collective is not None:  # else it was skipped, because no rank has used it
@@ -347,31 +362,31 @@ class Reducer:
             for future in self._futures:
                 future.wait()
         except Exception:  # of the backend, or of a communication hook
-            if recorder is not None:
-                recorder.incident()
+            if observer is not None:
+                observer.incident()
             raise
         self._futures = []
         self._settle_usage()
         self.reductions += 1
         self.stats.mark("backward_comm_end")
-        if recorder is not None:
-            recorder.leave(Phase.FINALISE)
-            recorder.gradients_are_reduced(self._model_number)
+        if observer is not None:
+            observer.leave(Phase.FINALISE)
+            observer.gradients_are_reduced(self._model_number)
 
     def _finalise_bucket(self, bucket: Bucket) -> None:
-        recorder, collective, timeline = self._recorder, bucket.collective, bucket.timeline
+        observer, collective, timeline = self.observer, bucket.collective, bucket.timeline
         assert collective is not None
         bucket.lane.wait(collective)
         result = result_of(collective.work) if isinstance(collective.work, torch._C.Future) else bucket.buffer
         if self._optimizer_runs_in_backward:  # it has used the gradients already
             return
         is_used_anywhere = self._usage.is_used_anywhere if self._usage is not None else None
-        if recorder is None or bucket.records is None or timeline is None:
+        if observer is None or bucket.records is None or timeline is None:
             bucket.copy_out(result, is_used_anywhere)
             return
         start = timeline.mark()
         bucket.copy_out(result, is_used_anywhere)
-        timeline.write(bucket.records.copy_out, recorder.step, start, timeline.mark())
+        timeline.write(bucket.records.copy_out, observer.step, start, timeline.mark())
 
     def _settle_usage(self) -> None:
         if self._usage is None:
@@ -427,8 +442,8 @@ class Reducer:
     def _fail(self, message: str) -> NoReturn:
         if self._logger is not None:
             self._logger.set_error_and_log(message)
-        if self._recorder is not None:
-            self._recorder.incident()
+        if self.observer is not None:
+            self.observer.incident()
         raise RuntimeError(message)
 
     # -- small parts ---------------------------------------------------------------------------------------------
@@ -443,8 +458,8 @@ class Reducer:
         first = self._parameters[0].device
         lane: Lane = self._lanes[first]
         records = None
-        if self._recorder is not None:
-            flags = self._recorder.timeline_on(first).flags
+        if self.observer is not None:
+            flags = self.observer.timeline_on(first).flags
             records = all_reduce_records(flags, self._model_number, len(self._parameters), "int32")
         return UsageMap(len(self._parameters), first, lane, records)
 

@@ -18,6 +18,7 @@ from dashboards.plots.bucket_tooltip import caps_text
 from dashboards.plots.buckets import BucketsPlot, Choice, Chosen
 from dashboards.recording import Snapshot
 from dashboards.typical_step import Step
+from overlapscope.analysis.choices import choice_sentences
 from overlapscope.analysis.lanes import BUCKET_SLOTS
 from overlapscope.errors import OverlapScopeError
 from overlapscope.model.recommend import Interval
@@ -74,7 +75,11 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
         roots=plot.roots,
         is_plain=is_plain,
         sentence=headline(forecast.advice.recommendation),
-        further=[free_plan(forecast.advice.recommendation), limit(forecast.advice.recommendation.limits)],
+        further=[
+            free_plan(forecast.advice.recommendation),
+            limit(forecast.advice.recommendation.limits),
+            *choice_sentences(snapshot.trace.run),
+        ],
         basis=basis_of(forecast),
         missing=forecast.advice.recommendation.missing,
         shortcuts=_SHORTCUTS,

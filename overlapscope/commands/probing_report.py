@@ -1,4 +1,4 @@
-"""What ``record --probe-buckets`` says at the end: whether other bucket plans were run, and if not, why."""
+"""What ``record`` says of bucket plans at the end: whether others were run, and if not, why; and what was chosen."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from overlapscope.analysis.choices import choice_sentences
 from overlapscope.trace.format import RUN_FILE
 
 _INSTEAD: Final = "measure with 'overlapscope calibrate'"
@@ -21,6 +22,11 @@ def probing_sentences(folder: Path) -> list[str]:
     if len(sentences) == 1:
         return list(sentences)
     return [f"model {model['model']} ({model['class']}): {_sentence(model.get('probing'))}" for model in models]
+
+
+def choices_in(folder: Path) -> list[str]:
+    """What ``bucket_cap_mb="auto"`` has decided, as the rank with the lowest number knows it."""
+    return choice_sentences({"models": _models(folder)})
 
 
 def _models(folder: Path) -> list[dict[str, Any]]:

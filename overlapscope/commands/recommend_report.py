@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from overlapscope.analysis.advice import Advice
+from overlapscope.analysis.choices import choice_sentences
 from overlapscope.commands.json_text import json_text
 from overlapscope.model import sentences
 from overlapscope.model.plan import caps_setting
@@ -32,6 +33,8 @@ def print_text(trace: Trace, advice: Advice, plan_path: Path | None) -> None:
     console.width = max(console.width, _LEAST_WIDTH)
     found = advice.recommendation
     console.print(_facts(trace, advice), markup=False)
+    for sentence in choice_sentences(trace.run):
+        console.print(sentence, markup=False)
     console.print()
     console.print(sentences.headline(found), style="bold", markup=False)
     for sentence in _unsure(advice):

@@ -25,7 +25,7 @@ from typing import Final
 
 from overlapscope.commands import child_process, recording_folder
 from overlapscope.commands.arguments import positive
-from overlapscope.commands.probing_report import probing_sentences
+from overlapscope.commands.probing_report import choices_in, probing_sentences
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.environment import DETAILS, ON_INCIDENT, with_startup
 from overlapscope.units import format_bytes
@@ -91,6 +91,8 @@ def run(args: argparse.Namespace) -> int:
     if args.probe_buckets:
         for sentence in probing_sentences(args.output):
             _say(sentence)
+    for sentence in choices_in(args.output):
+        _say(sentence)
     done = f"{recorded.steps} steps" if recorded.steps else f"{recorded.collectives} collectives"
     look = "serve" if recorded.steps else "diagnose"
     _say(

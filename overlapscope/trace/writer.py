@@ -107,6 +107,11 @@ class EventLog:
                 self._allocate()
 
     @property
+    def newest(self) -> int:
+        """Number of the newest record, from 1; 0 if there is none."""
+        return self._newest
+
+    @property
     def disk_is_full(self) -> bool:
         """The ring is smaller than asked for, because the disk had no more room."""
         return self._full and self._allocated_records < self._header.capacity_records

@@ -1,0 +1,77 @@
+"""What was decided and why: for the recording, and as a sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from instrumented_ddp.auto.choice import LEAST_GAIN, Candidate
+from overlapscope.model.partition import Float64Array
+from overlapscope.units import format_ns, format_share
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A plan that was considered."""
+
+    setting: str
+    """As an argument of DistributedDataParallel."""
+    buckets: int
+    """How many."""
+    predicted_ns: float
+    """Its step time."""
+    measured_ns: float | None
+    """The median of some steps, if it was tried."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """One decision of rank 0."""
+
+    after_reductions: int
+    """How many backward passes had been reduced."""
+    step: int | None
+    """Of the recording."""
+    measured_steps: int
+    """From which predictions were made."""
+    trials: tuple[Trial, ...]
+    """The first is the plan that was in force."""
+    chosen: int
+    """Which of them stays."""
+    why: str
+
+
+def trials_of(candidates: Sequence[Candidate], measured_ns: Float64Array) -> tuple[Trial, ...]:
+    """What is known of each plan."""
+    return tuple(
+        Trial(
+            setting=each.setting,
+            buckets=len(each.buckets),
+            predicted_ns=each.predicted_ns,
+            measured_ns=None if math.isnan(time_ns) else time_ns,
+        )
+        for each, time_ns in zip(candidates, measured_ns.tolist(), strict=True)
+    )
+
+
+def reason_for(trials: Sequence[Trial], chosen: int) -> str:
+    """Why this one stays, in a sentence."""
+    before, best = trials[0], trials[chosen]
+    if len(trials) == 1:
+        return f"{before.setting} stays: no other plan was predicted to gain {format_share(LEAST_GAIN)} of a step"
+    tried = [trial for trial in trials[1:] if trial.measured_ns is not None]
+    if before.measured_ns is None or not tried:
+        return f"{before.setting} stays: too few steps could be measured to compare it with others"
+    if chosen:
+        assert best.measured_ns is not None
+        gain = format_share(1 - best.measured_ns / before.measured_ns)
+        return (
+            f"{best.setting} is {gain} faster than {before.setting}: steps of {format_ns(best.measured_ns)} instead of "
+            f"{format_ns(before.measured_ns)}, predicted {format_ns(best.predicted_ns)}"
+        )
+    rival = min(tried, key=lambda trial: trial.measured_ns or 0)
+    return (
+        f"{before.setting} stays, with steps of {format_ns(before.measured_ns)}: {rival.setting} was predicted to take "
+        f"{format_ns(rival.predicted_ns)}, and took {format_ns(rival.measured_ns)}"
+    )

@@ -1,0 +1,31 @@
+"""What ``bucket_cap_mb="auto"`` has decided while a job was recorded, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+
+def choice_sentences(run: Mapping[str, Any]) -> list[str]:
+    """A sentence for each decision, or on why there is none.
+
+    Args:
+        run: content of ``run.json`` of the lowest rank; others don't know why.
+    """
+    models = [model for model in run.get("models", []) if isinstance(model.get("auto"), dict)]
+    sentences = []
+    for model in models:
+        prefix = f"model {model.get('model')} ({model.get('class')}): " if len(models) > 1 else ""
+        with suppress(KeyError, TypeError):  # of another version
+            sentences += [f'{prefix}bucket_cap_mb="auto": {said}' for said in _of_model(model["auto"])]
+    return sentences
+
+
+def _of_model(auto: Mapping[str, Any]) -> Iterator[str]:
+    for decision in auto["decisions"]:
+        yield f"from step {decision['step']} on, {decision['why']}"
+    if auto["state"] == "impossible":
+        yield f"nothing was chosen: {auto['why']}"
+    elif not auto["decisions"]:
+        yield "nothing was chosen yet: it takes some 60 steps, outside join()"
