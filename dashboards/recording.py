@@ -18,6 +18,7 @@ from overlapscope.analysis.replay import Replay
 from overlapscope.analysis.stragglers import Stragglers, hosts_of, stragglers_in
 from overlapscope.analysis.trend import medians_by_rank
 from overlapscope.analysis.verdict import Verdict, first_step_after_warm_up, give_verdict
+from overlapscope.model.calibration import CALIBRATION_FILE
 from overlapscope.trace import cache
 from overlapscope.trace.flight_recorder_files import holds_dumps
 from overlapscope.trace.folders import find_rank_folders
@@ -110,11 +111,17 @@ class Recording:
         """
         is_dumps = self.folder.is_dir() and holds_dumps(self.folder)
         fingerprint = cache.fingerprint({0: self.folder} if is_dumps else find_rank_folders(self.folder))
+        fingerprint += _version_of(self.folder / CALIBRATION_FILE)
         if self._snapshot is None or fingerprint != self._fingerprint:
             self._snapshot = _of_dumps(self.folder) if is_dumps else Snapshot(read_trace(self.folder, progress))
             self._fingerprint = fingerprint
         self._snapshot.forget_outdated()
         return self._snapshot
+
+
+def _version_of(file: Path) -> str:
+    """Changes with the file; one that is written later on is as good as one that was there."""
+    return str(file.stat().st_mtime_ns) if file.exists() else ""
 
 
 def _of_dumps(folder: Path) -> Snapshot:

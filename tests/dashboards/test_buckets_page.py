@@ -24,6 +24,7 @@ from overlapscope.errors import OverlapScopeError
 from overlapscope.model.fit import fit
 from overlapscope.model.partition import MB, fill
 from overlapscope.model.recommend import recommend
+from tests.commands.test_recommend import calibrated
 from tests.dashboards.test_pages import words
 from tests.model.oracle import Job
 from tests.model.test_fit import probed_job, recording
@@ -287,3 +288,11 @@ def test_a_recording_of_collectives_alone_says_what_to_record(tmp_path: Path):
     document = Document()
     buckets.build(document, Recording(tmp_path / "traces").newest(), {})
     assert "overlapscope record --probe-buckets" in words(document)
+
+
+def test_a_calibration_that_is_made_later_is_taken_up(tmp_path: Path):
+    shown = Recording(write_recording(tmp_path / "traces", steps=12))
+    assert not shown.newest().forecast.result(60).advice.is_calibrated
+    assert shown.newest() is shown.newest()
+    calibrated(tmp_path / "traces")
+    assert shown.newest().forecast.result(60).advice.is_calibrated
