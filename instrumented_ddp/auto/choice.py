@@ -67,7 +67,8 @@ def candidates_of(observations: Observations, in_force: Buckets, lanes: int) -> 
         found.append(Candidate(buckets=free, setting=_setting(free, sizes, observations), predicted_ns=free_ns))
     if min(each.predicted_ns for each in found) > (1 - LEAST_GAIN) * in_force_ns:
         return [current]
-    return list({each.buckets: each for each in [*found[::-1], current]}.values())[::-1]
+    others = {each.buckets: each for each in found[::-1] if each.buckets != in_force}
+    return [current, *list(others.values())[::-1]]
 
 
 def turns_of(candidates: int) -> Int64Array:

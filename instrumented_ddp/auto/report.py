@@ -19,8 +19,8 @@ class Trial:
     """As an argument of DistributedDataParallel."""
     buckets: int
     """How many."""
-    predicted_ns: float
-    """Its step time."""
+    predicted_ns: float | None
+    """Its step time, if it could be predicted."""
     measured_ns: float | None
     """The median of some steps, if it was tried."""
 
@@ -43,16 +43,24 @@ class Decision:
 
 
 def trials_of(candidates: Sequence[Candidate], measured_ns: Float64Array) -> tuple[Trial, ...]:
-    """What is known of each plan."""
+    """What is known of each plan.
+
+    Args:
+        measured_ns: by candidate; NaN for one that was not tried.
+    """
     return tuple(
         Trial(
             setting=each.setting,
             buckets=len(each.buckets),
-            predicted_ns=each.predicted_ns,
-            measured_ns=None if math.isnan(time_ns) else time_ns,
+            predicted_ns=_known(each.predicted_ns),
+            measured_ns=_known(time_ns),
         )
         for each, time_ns in zip(candidates, measured_ns.tolist(), strict=True)
     )
+
+
+def _known(time_ns: float) -> float | None:
+    return None if math.isnan(time_ns) else time_ns
 
 
 def reason_for(trials: Sequence[Trial], chosen: int) -> str:

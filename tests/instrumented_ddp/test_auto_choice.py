@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from instrumented_ddp.auto.choice import LEAST_GAIN, STEPS_IN_A_TURN, candidates_of, fastest, step_times_ns, turns_of
 from instrumented_ddp.auto.report import reason_for, trials_of
-from overlapscope.model.plan import default_plan
+from overlapscope.model.plan import default_plan, uniform_plans
 from tests.model.test_fit import probed_job, recording
 
 UNKNOWN = float("nan")
@@ -56,6 +56,17 @@ def test_a_job_that_is_bound_by_its_network_has_candidates_that_are_predicted_to
     assert others
     assert min(each.predicted_ns for each in others) < (1 - LEAST_GAIN) * first.predicted_ns
     assert len({each.buckets for each in (first, *others)}) == 1 + len(others) <= 4
+
+
+@given(st.integers(0, 40))
+@settings(max_examples=10)
+def test_whatever_is_in_force_comes_first_and_is_not_tried_twice(place: int) -> None:
+    observations = recording(probed_job(), noise=0.01)
+    sizes = uniform_plans(observations.gradients)
+    in_force = sizes[place % len(sizes)].buckets
+    first, *others = candidates_of(observations, in_force, lanes=2)
+    assert first.buckets == in_force
+    assert in_force not in [each.buckets for each in others]
 
 
 def test_a_job_whose_network_is_no_matter_is_left_alone() -> None:
