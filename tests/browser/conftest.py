@@ -83,4 +83,6 @@ def open_page(browser: Browser) -> Iterator[OpenPage]:
         return page
 
     yield opened
+    for context in browser.contexts:
+        context.close()
     assert wrong == []
