@@ -120,10 +120,10 @@ class C10dReducer(Reducer):
             # Construction may have left it out (init_sync=False), and a plan is rank 0's numbers of parameters.
             is_possible = self.wished is not None and self.wished.is_possible
             wish = self._wish if is_possible else Wish.NONE
-            everybody_would = check_same_parameters(self.plan.parameters, self._group, device, wish=wish)
+            is_same = check_same_parameters(self.plan.parameters, self._group, device, wish=wish)
             plan = agree_on_plan(self._rebuild_plan or self._plan_from_observed_order(), self._group, device)
             self.adopt(plan, "rebuild")
-            self.prepare_schedule(self.observed_order, everybody_would=everybody_would)
+            self.prepare_schedule(self.observed_order, everybody_would=is_same and is_possible)
         self.has_rebuilt_buckets = True
         return True
 

@@ -121,11 +121,11 @@ def test_two_ranks_come_to_the_same_parameters_to_the_bit(option):
 
 
 def decide_twice(trace: str) -> Buckets:
-    schedule.FEWEST_STEPS_BETWEEN, schedule.LOOK_EVERY = 60, 10
+    schedule.FEWEST_STEPS_BETWEEN, schedule.LOOK_EVERY = 40, 10
     model = DistributedDataParallel(make_slow_model(), bucket_cap_mb="auto", trace=trace)
-    train_slowly(model, 120)
+    train_slowly(model, 80)
     SlowGradient.pause_s *= 2
-    train_slowly(model, 150)
+    train_slowly(model, 100)
     return model.bucket_plan.buckets
 
 
@@ -133,7 +133,7 @@ def test_when_steps_take_another_time_it_decides_again(tmp_path):
     first, other = run_ranks(decide_twice, 2, str(tmp_path))
     assert first == other
     _, second, *_ = choice_in(tmp_path)["decisions"]
-    assert second["step"] > 120
+    assert second["step"] > 80
 
 
 def train_with_a_hook(trace: str, at_step: int) -> list[str]:
