@@ -9,8 +9,9 @@ MAPE      mean of the absolute errors of the predicted step times, over all size
 shape     the same of step times as shares of the default's: without what one day is slower than another
 bias      mean of the errors: positive where predictions are too long
 in 90 %   share of the measured step times that lie in their interval
-regret    measured step time of the size with the shortest predicted one, over the shortest measured one
-gain      of that size over DDP's default, as measured
+chosen    the size with the shortest predicted step time; DDP's default if the advice is to leave it
+regret    measured step time of what is chosen, over the shortest measured one
+gain      of what is chosen over DDP's default, as measured
 
 The same for a straight line fitted to the same all-reduces, for a Bayesian search among the measured sizes (regret and
 gain are then means of some searches, and *chosen* is what most of them choose), for leaving DDP's default, and for the
@@ -43,6 +44,7 @@ from overlapscope.model.fit import Fitted, fit
 from overlapscope.model.line import fit_line
 from overlapscope.model.observation import Spans
 from overlapscope.model.partition import Buckets
+from overlapscope.model.recommend import recommend
 from overlapscope.model.schedule import replay
 from overlapscope.trace.reader import read_trace
 
@@ -151,7 +153,10 @@ def scores(folder: Path, truth: Truth) -> Iterator[Score]:
 def _score(way: str, fitted: Fitted, truth: Truth, *, has_interval: bool = True) -> Score:
     predicted_ns = replay(truth.plans, fitted.work, fitted.costs).typical_ns
     interval_ns = np.quantile(fitted.cycle_draws_ns(truth.plans), [0.05, 0.95], axis=0) if has_interval else None
-    return Score(way=way, predicted_ns=predicted_ns, interval_ns=interval_ns, chosen=int(np.argmin(predicted_ns)))
+    best = int(np.argmin(predicted_ns))
+    is_change = not has_interval or recommend(fitted, truth.plans[truth.default]).verdict == "change"
+    chosen = best if is_change else truth.default
+    return Score(way=way, predicted_ns=predicted_ns, interval_ns=interval_ns, chosen=chosen)
 
 
 def _with_line(fitted: Fitted) -> Fitted:
