@@ -18,7 +18,7 @@ def choice_sentences(run: Mapping[str, Any]) -> list[str]:
     for model in models:
         prefix = f"model {model.get('model')} ({model.get('class')}): " if len(models) > 1 else ""
         with suppress(KeyError, TypeError):  # of another version
-            sentences += [f'{prefix}bucket_cap_mb="auto": {said}' for said in _of_model(model["auto"])]
+            sentences += [f'{prefix}bucket_cap_mb="auto": {said}.' for said in _of_model(model["auto"])]
     return sentences
 
 
