@@ -17,18 +17,6 @@ from instrumented_ddp import DistributedDataParallel
 from overlapscope.trace.reader import read_trace
 from tests.cluster.plans import Restless
 from tests.cluster.ranks import run_ranks
-from tests.cluster.same_as_stock import (
-    backward_passes,
-    buffers,
-    checkpointing,
-    optimizers,
-    parameter_hooks,
-    parameter_kinds,
-    several_models,
-    static_graph,
-    uneven_inputs,
-    unused_parameters,
-)
 from tests.cluster.same_as_stock.scenarios import LIMIT_S, run_once
 from tests.cluster.same_as_stock.seen import Seen, SeenTensor
 from tests.cluster.same_as_stock.training import batch, make_mlp
@@ -36,17 +24,18 @@ from tests.cluster.same_as_stock.training import batch, make_mlp
 pytestmark = pytest.mark.cluster
 
 SUBJECTS = (
-    backward_passes,
-    buffers,
-    checkpointing,
-    optimizers,
-    parameter_hooks,
-    parameter_kinds,
-    several_models,
-    static_graph,
-    uneven_inputs,
-    unused_parameters,
+    "backward_passes",
+    "buffers",
+    "checkpointing",
+    "optimizers",
+    "parameter_hooks",
+    "parameter_kinds",
+    "several_models",
+    "static_graph",
+    "uneven_inputs",
+    "unused_parameters",
 )
+"""Files of scenarios, in ``tests.cluster.same_as_stock``."""
 
 
 def restless(*args: Any, **kwargs: Any) -> DistributedDataParallel:
@@ -58,7 +47,7 @@ def restless(*args: Any, **kwargs: Any) -> DistributedDataParallel:
 def differences_of_values(subject: str) -> list[str]:
     """Run all scenarios of a file with stock's class and with plans that never stay, and list what differs."""
     found = []
-    for name, run in importlib.import_module(subject).scenarios.by_name.items():
+    for name, run in importlib.import_module(f"tests.cluster.same_as_stock.{subject}").scenarios.by_name.items():
         faulthandler.dump_traceback_later(LIMIT_S, exit=True)
         stock, ours = Seen(), Seen()
         try:
@@ -90,7 +79,7 @@ def _of_values(tensor: SeenTensor) -> SeenTensor:
     return replace(tensor, kind=tensor.kind[:2], values=tuple(values))
 
 
-@pytest.mark.parametrize("subject", [subject.__name__ for subject in SUBJECTS])
+@pytest.mark.parametrize("subject", SUBJECTS)
 def test_results_are_stocks_to_the_bit_with_another_plan_after_every_reduction(subject):
     assert run_ranks(differences_of_values, 2, subject) == [[], []]
 
