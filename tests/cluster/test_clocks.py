@@ -75,7 +75,8 @@ def test_shifted_and_drifting_clocks_are_recovered_within_the_stated_error(tmp_p
         assert_true_within_the_error(tmp_path, trace, rank)
     for rank in (1, 2):
         found = reasons(trace, rank)
-        assert (found[0], found[-1]) == ("start", "end")
+        assert found[0] == "start"
+        assert found[-1] in ("end", "periodic"), "rank 0 may be gone before the others have pinged it a last time"
         assert "rebuild" in found
     first_ns, last_ns = (trace.collectives.groupby(["step", "bucket"])[name] for name in ("end_ns", "launch_ns"))
     assert (first_ns.min() + 2 * trace.clock_error_ns >= last_ns.max()).all()
