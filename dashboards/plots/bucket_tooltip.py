@@ -35,7 +35,10 @@ def caps_text(size: UniformPlan) -> str:
     low, high = size.low_bytes / MB, size.high_bytes / MB
     if size.high_bytes == NO_LIMIT:
         return f"Any size above {low:.3g} MB"
-    return f"Any size up to {high:.3g} MB" if low <= 0 else f"Sizes above {low:.3g} MB, up to {high:.3g} MB"
+    if low <= 0:
+        return f"Any size up to {high:.3g} MB"
+    digits = next(digits for digits in range(3, 18) if f"{low:.{digits}g}" != f"{high:.{digits}g}")
+    return f"Sizes above {low:.{digits}g} MB, up to {high:.{digits}g} MB"
 
 
 def step_tooltip(step: Step, shown: list[int], layout: BucketLayout, x: float, y: float, ns_per_px: float) -> Tooltip:

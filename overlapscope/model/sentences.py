@@ -7,7 +7,7 @@ from typing import Final
 
 from overlapscope.model.limits import Limits
 from overlapscope.model.plan import caps_setting
-from overlapscope.model.recommend import Interval, Prediction, Recommendation
+from overlapscope.model.recommend import LEAST_GAIN, Interval, Prediction, Recommendation
 from overlapscope.units import format_ns
 
 _MOST_CAPS_SHOWN: Final = 12
@@ -35,7 +35,7 @@ def free_plan(advice: Recommendation) -> str:
     sizes_mb = ", ".join(f"{size:.3g}" for size in advice.free_bucket_mb[:_MOST_CAPS_SHOWN])
     sizes_mb += ", ..." if len(advice.free_bucket_mb) > _MOST_CAPS_SHOWN else ""
     if not advice.is_free_faster:
-        return "No plan of buckets of different sizes is predicted to be faster."
+        return f"No plan of buckets of different sizes is predicted to gain {100 * LEAST_GAIN:g} % over the best size."
     sure = "" if advice.free_gain.low > 0 else ", which may be nothing"
     return (
         f"Buckets of {sizes_mb} MB: {format_ns(advice.free.step_ns.value)} a step, "

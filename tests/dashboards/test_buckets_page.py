@@ -16,6 +16,7 @@ from dashboards.forecast import Forecast, Options
 from dashboards.pages import buckets
 from dashboards.plots.bucket_content import span_columns, strip_columns
 from dashboards.plots.bucket_curve import curve_columns, mark_columns, measured_columns, size_range_mb
+from dashboards.plots.bucket_tooltip import caps_text
 from dashboards.plots.buckets import BucketsPlot, Choice, shown_ranks
 from dashboards.recording import Recording
 from overlapscope.analysis.advice import Advice
@@ -23,6 +24,7 @@ from overlapscope.analysis.lanes import CATEGORIES
 from overlapscope.errors import OverlapScopeError
 from overlapscope.model.fit import fit
 from overlapscope.model.partition import MB, fill
+from overlapscope.model.plan import UniformPlan
 from overlapscope.model.recommend import recommend
 from tests.commands.test_recommend import calibrated
 from tests.dashboards.test_pages import words
@@ -296,3 +298,8 @@ def test_a_calibration_that_is_made_later_is_taken_up(tmp_path: Path):
     assert shown.newest() is shown.newest()
     calibrated(tmp_path / "traces")
     assert shown.newest().forecast.result(60).advice.is_calibrated
+
+
+def test_the_ends_of_a_narrow_band_read_differently():
+    size = UniformPlan(buckets=((0,),), low_bytes=10_083_000, high_bytes=10_084_000)
+    assert caps_text(size) == "Sizes above 9.616 MB, up to 9.617 MB"
