@@ -109,7 +109,7 @@ def test_damage_to_any_file_leaves_a_verdict(recording: Path, data: st.DataObjec
                 noise = data.draw(st.binary(min_size=1, max_size=40))
                 path.write_bytes(content[:place] + noise + content[place + len(noise) :])
             case "json" if path.suffix in (".json", ".jsonl"):
-                with suppress(ValueError):  # damaged before
+                with suppress(ValueError, IndexError):  # damaged before
                     first = json.loads(content.splitlines()[0] if path.suffix == ".jsonl" else content)
                     path.write_text(json.dumps(other_values(first, data)) + "\n")
     evidence, problems = read_evidence(copy)
