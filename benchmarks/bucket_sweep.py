@@ -54,12 +54,12 @@ LONGEST_WAIT_S: Final = 15
 MB: Final = 1024**2
 
 
-def sweep(model: str, link: str, ranks: Ranks, settings: Sequence[Setting], time_limit_s: float) -> Sweep:
-    """Measure all settings. On a quiet machine it takes 2 minutes for ten of them and steps of half a second."""
+def sweep(model: str, link: str, ranks: Ranks, settings: Sequence[Setting], rounds: int, time_limit_s: float) -> Sweep:
+    """Measure all settings. Six rounds of ten settings and steps of half a second take 2 minutes, if it is quiet."""
     task = Task(
         model=model,
         settings=tuple(settings),
-        rounds=ROUNDS,
+        rounds=rounds,
         steps=STEPS,
         carriers=ranks.carriers,
         time_limit_s=time_limit_s,
@@ -180,6 +180,9 @@ def parse_arguments() -> argparse.Namespace:
         "--caps", type=float, nargs="*", default=CAPS_MB, metavar="MB", help="instead of the usual ones"
     )
     parser.add_argument(
+        "--rounds", type=int, default=ROUNDS, help=f"in which each has {STEPS} steps (default: {ROUNDS})"
+    )
+    parser.add_argument(
         "--seconds", type=float, default=240, help="for the sweep, if the machine is not quiet (default: 240)"
     )
     return parser.parse_args()
@@ -196,7 +199,7 @@ def main() -> None:
         calibrate(ranks, args.folder / "calibration.json")
         sizes = [Setting(), *(Setting(bucket_cap_mb=cap) for cap in args.caps)]
         settings = [*sizes, *settings_of_best_plan(args.folder)]
-        measured = sweep(args.model, args.link, ranks, settings, args.seconds)
+        measured = sweep(args.model, args.link, ranks, settings, args.rounds, args.seconds)
         measured.write(args.folder / "sweep.json")
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, 120)

@@ -51,6 +51,11 @@ def make_wide_mlp() -> Workload:
     return _mlp(layers=16, width=768, batch=384)
 
 
+def make_wide_mlp_of_small_batch() -> Workload:
+    """The same gradients after a third of the compute, so that communication is most of a step."""
+    return _mlp(layers=16, width=768, batch=128)
+
+
 def make_wide_convnet() -> Workload:
     """29 MB of gradients, most of them the last block's: the ResNet of examples/train_convnet.py, but wider."""
     return Workload(make_resnet(160), {"input": torch.randn(24, 1, 8, 8)}, _mean_square)
@@ -86,8 +91,13 @@ def make_bert_base() -> Workload:
 SMALL_MODELS: Final = {"mlp-400": make_mlp, "convnet": make_convnet, "transformer": make_transformer}
 """Steps of tens of milliseconds, in which a recorder that costs too much is seen."""
 
-LARGE_MODELS: Final = {"mlp-wide": make_wide_mlp, "convnet-wide": make_wide_convnet, "gpt": make_gpt}
-"""At 1 Gbit/s communication takes about as long as backward, so that it matters how they overlap."""
+LARGE_MODELS: Final = {
+    "mlp-wide": make_wide_mlp,
+    "mlp-wide-128": make_wide_mlp_of_small_batch,
+    "convnet-wide": make_wide_convnet,
+    "gpt": make_gpt,
+}
+"""At 1 Gbit/s communication takes about as long as backward or longer, so that it matters how they overlap."""
 
 KNOWN_MODELS: Final = {"resnet-50": make_resnet_50, "bert-base": make_bert_base}
 """Architectures that people train. They need the transformers package."""

@@ -47,6 +47,7 @@ LINKS: Final = {
     "10gbit": Link(rate="10gbit"),
     "1gbit": Link(rate="1gbit"),
     "1gbit-2.5ms": Link(rate="1gbit", latency_ms=2.5),
+    "1gbit-10ms": Link(rate="1gbit", latency_ms=10),
 }
 
 
