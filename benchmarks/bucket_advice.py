@@ -36,9 +36,8 @@ from rich.table import Table
 from benchmarks.bayesian_search import SAMPLES, STEPS_PER_SAMPLE, search
 from benchmarks.sweep_file import Measured, read_sweep
 from benchmarks.swept_training import Setting
-from overlapscope.analysis.advice import spans_of
 from overlapscope.analysis.observations import lanes_of, observations_of
-from overlapscope.model.calibration import CALIBRATION_FILE, read_calibration
+from overlapscope.model.calibration import CALIBRATION_FILE, read_calibration, spans_of
 from overlapscope.model.cost import CollectiveCost
 from overlapscope.model.fit import Fitted, fit
 from overlapscope.model.line import fit_line
@@ -125,15 +124,15 @@ def _has_size(measured: Measured) -> bool:
     return any(setting.bucket_cap_mb_list is None for setting in measured.settings)
 
 
-def read_spans(folder: Path) -> Spans | None:
-    """All-reduces that were measured alone."""
-    path = folder / CALIBRATION_FILE
-    return spans_of(read_calibration(path)) if path.exists() else None
+def read_spans(folder: Path) -> dict[str, Spans | None]:
+    """All-reduces that were measured alone and in pairs, as ``fit`` takes them."""
+    calibration = read_calibration(folder / CALIBRATION_FILE)
+    return {"calibration": spans_of(calibration.samples), "pairs": spans_of(calibration.pairs)}
 
 
 def scores(folder: Path, truth: Truth) -> Iterator[Score]:
     """All ways to predict."""
-    calibration = read_spans(folder)
+    calibrated = read_spans(folder)
     for name in RECORDINGS:
         path = folder / "traces" / name
         if not path.exists():
@@ -142,9 +141,9 @@ def scores(folder: Path, truth: Truth) -> Iterator[Score]:
         observations, lanes = observations_of(trace), lanes_of(trace)
         if name != RECORDINGS[0] and len(set(observations.plan.tolist())) == 1:
             continue  # nothing was probed
-        for spans in (None, calibration) if calibration is not None else (None,):
-            fitted = fit(observations, lanes=lanes, calibration=spans)
-            way = name if spans is None else f"{name}, calibrated"
+        for spans in ({}, calibrated):
+            fitted = fit(observations, lanes=lanes, **spans)
+            way = f"{name}, calibrated" if spans else name
             yield _score(way, fitted, truth)
             yield _score(f"{way}: straight line", _with_line(fitted), truth, has_interval=False)
     yield Score(way="leave it", predicted_ns=None, interval_ns=None, chosen=truth.default)

@@ -28,6 +28,7 @@ from overlapscope.model.calibration import (
     busbw_gb_per_s,
     write_calibration,
 )
+from overlapscope.model.wire import lanes_of_backend
 from overlapscope.units import format_bytes, format_ns
 
 _SMALLEST_BYTES: Final = 1024
@@ -39,6 +40,8 @@ _WARM_UPS: Final = 2
 _FEWEST_TIMES: Final = 5
 _MOST_TIMES: Final = 50
 _TIME_A_SIZE_NS: Final = 300_000_000
+_PAIRS: Final = 3
+"""Of how many sizes two are measured at a time: the largest, of which latency is a small part."""
 _BYTES_PER_ELEMENT: Final = 4
 _ENVIRONMENT: Final = "env://"
 _RANKS_ARE_TOLD: Final = ("RANK", "WORLD_SIZE")
@@ -57,20 +60,27 @@ class Sweep:
         self._group = group
         self._device = device
 
-    def measure(self, size_bytes: int) -> AllReduceSample:
-        """Time all-reduces of one size, so often that the median is steady. Called on all ranks."""
-        tensor = torch.zeros(max(1, size_bytes // _BYTES_PER_ELEMENT), device=self._device)
-        warm_up_ns = [self._time_ns(tensor) for _ in range(_WARM_UPS)]
+    def measure(self, size_bytes: int, at_once: int = 1) -> AllReduceSample:
+        """Time all-reduces of one size, so often that the median is steady. Called on all ranks.
+
+        Args:
+            at_once: launch so many together, and wait until all have ended.
+        """
+        elements = max(1, size_bytes // _BYTES_PER_ELEMENT)
+        tensors = [torch.zeros(elements, device=self._device) for _ in range(at_once)]
+        warm_up_ns = [self._time_ns(tensors) for _ in range(_WARM_UPS)]
         repeats = min(max(_TIME_A_SIZE_NS // self._slowest(min(warm_up_ns)), _FEWEST_TIMES), _MOST_TIMES)
-        own_ns = torch.tensor([self._time_ns(tensor) for _ in range(repeats)])
+        own_ns = torch.tensor([self._time_ns(tensors) for _ in range(repeats)])
         # The last rank to launch has waited for nobody.
         times_ns = self._reduced(own_ns, dist.ReduceOp.MIN).tolist()
         return AllReduceSample(bytes=size_bytes, times_ns=tuple(times_ns))
 
-    def _time_ns(self, tensor: torch.Tensor) -> int:
+    def _time_ns(self, tensors: Sequence[torch.Tensor]) -> int:
         self._finish()
         start_ns = host_now_ns()
-        dist.all_reduce(tensor, group=self._group)
+        launched = [dist.all_reduce(tensor, group=self._group, async_op=True) for tensor in tensors]
+        for work in launched:
+            work.wait()
         self._finish()
         return host_now_ns() - start_ns
 
@@ -117,7 +127,14 @@ def sweep(group: dist.ProcessGroup, device: torch.device, largest_bytes: int) ->
         # All ranks have the same samples, so they stop at the same size.
         if 2 * samples[-1].time_ns > _LONGEST_NS:
             break
-    return Calibration(backend=group.name(), device=name, hosts=tuple(hosts), samples=tuple(samples))
+    pairs: list[AllReduceSample] = []
+    if lanes_of_backend(group.name()) > 1:
+        pairs = [measure(sample.bytes, at_once=2) for sample in samples[-_PAIRS:]]
+        if is_printing:
+            print(_pair_row(pairs[-1], samples), flush=True)
+    return Calibration(
+        backend=group.name(), device=name, hosts=tuple(hosts), samples=tuple(samples), pairs=tuple(pairs)
+    )
 
 
 def _row(sample: AllReduceSample, world_size: int) -> str:
@@ -127,6 +144,12 @@ def _row(sample: AllReduceSample, world_size: int) -> str:
         f"{format_bytes(sample.bytes):>8} {format_ns(sample.time_ns):>9} {algbw:>7.3f} GB/s "
         f"{busbw:>7.3f} GB/s {len(sample.times_ns):>6}"
     )
+
+
+def _pair_row(pair: AllReduceSample, samples: Sequence[AllReduceSample]) -> str:
+    alone_ns = next(sample.time_ns for sample in samples if sample.bytes == pair.bytes)
+    size, factor = format_bytes(pair.bytes), pair.time_ns / alone_ns
+    return f"two of {size} at once take {format_ns(pair.time_ns)}, {factor:.2f} times as long as one"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

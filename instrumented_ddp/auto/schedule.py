@@ -32,6 +32,7 @@ from instrumented_ddp.recorder import Recorder
 from instrumented_ddp.reducer import Reducer
 from instrumented_ddp.timing import host_now_ns
 from overlapscope.model.partition import Float64Array
+from overlapscope.model.wire import lanes_of_backend
 
 WARM_UP_STEPS: Final = 3
 FEWEST_STEPS_BETWEEN: Final = 500
@@ -177,7 +178,7 @@ class AutoBuckets:
             plans = [plan.buckets for plan in self._reducer.plans]
             gradients = gradients_of(before, self._order)
             observations = observations_of(whole, ranks, plans, gradients, self._group.size())
-            return candidates_of(observations, before.buckets, lanes=_lanes_of(self._group)), count, ""
+            return candidates_of(observations, before.buckets, lanes=lanes_of_backend(self._group.name())), count, ""
         except Exception as error:  # the others wait for an answer, and the training could not care less
             _log.warning("bucket_cap_mb='auto': predicting step times failed", exc_info=True)
             return [in_force], count, f"predicting step times failed ({type(error).__name__}: {error})"
@@ -269,11 +270,6 @@ class AutoBuckets:
 
     def _launches(self) -> AbstractContextManager[None]:
         return launched_for(Purpose(role="plan", model=self._model))
-
-
-def _lanes_of(group: dist.ProcessGroup) -> int:
-    """How many all-reduces run at a time."""
-    return 2 if "gloo" in group.name() else 1
 
 
 def _typical_ns(ends_ns: Sequence[int]) -> float:

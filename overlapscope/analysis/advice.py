@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from overlapscope.analysis.observations import lanes_of, observations_of, reduced_models
 from overlapscope.errors import OverlapScopeError
-from overlapscope.model.calibration import CALIBRATION_FILE, Calibration, read_calibration
+from overlapscope.model.calibration import CALIBRATION_FILE, Calibration, read_calibration, spans_of
 from overlapscope.model.fit import Fitted, fit
-from overlapscope.model.observation import Spans
 from overlapscope.model.plan_file import PlanFile, PlannedParameter
 from overlapscope.model.recommend import Recommendation, recommend
 from overlapscope.trace.reader import Trace
@@ -57,34 +54,21 @@ def advise(trace: Trace, calibration: Path | None = None) -> Advice:
         OverlapScopeError: the recording doesn't tell enough, or the calibration is of another job.
     """
     observations = observations_of(trace)
-    measured = None
     found = _calibration(trace, calibration)
-    if found is not None:
-        measured = spans_of(found)
-        if found.world_size != observations.world_size:
-            raise OverlapScopeError(
-                f"{calibration or trace.path / CALIBRATION_FILE}: is of {found.world_size} ranks, the recording of "
-                f"{observations.world_size}: calibrate with as many ranks, or without --calibration remove the file"
-            )
-    fitted = fit(observations, lanes=lanes_of(trace), calibration=measured)
+    if found is not None and found.world_size != observations.world_size:
+        raise OverlapScopeError(
+            f"{calibration or trace.path / CALIBRATION_FILE}: is of {found.world_size} ranks, the recording of "
+            f"{observations.world_size}: calibrate with as many ranks, or without --calibration remove the file"
+        )
+    alone, pairs = (spans_of(found.samples), spans_of(found.pairs)) if found is not None else (None, None)
+    fitted = fit(observations, lanes=lanes_of(trace), calibration=alone, pairs=pairs)
     return Advice(
         fitted=fitted,
         recommendation=recommend(fitted),
         parameters=_parameters(trace),
-        is_calibrated=measured is not None,
+        is_calibrated=found is not None,
         other_models=len(reduced_models(trace)) - 1,
         missing_ranks=max(0, observations.world_size - len(trace.ranks)),
-    )
-
-
-def spans_of(calibration: Calibration) -> Spans:
-    """Every all-reduce that was measured."""
-    samples = calibration.samples
-    counts = [len(sample.times_ns) for sample in samples]
-    return Spans(
-        bytes=np.repeat([float(sample.bytes) for sample in samples], counts),
-        time_ns=np.concatenate([np.asarray(sample.times_ns, dtype=np.float64) for sample in samples]),
-        cycle=np.concatenate([np.arange(count, dtype=np.int64) for count in counts]),
     )
 
 

@@ -19,6 +19,7 @@ from overlapscope.analysis.recorded_plans import RecordedPlans
 from overlapscope.errors import OverlapScopeError
 from overlapscope.model.observation import Collectives, Observations, Spans
 from overlapscope.model.partition import Float64Array, Int64Array
+from overlapscope.model.wire import lanes_of_backend
 from overlapscope.trace.reader import Trace
 from overlapscope.trace.turns import turns
 
@@ -40,7 +41,7 @@ def reduced_models(trace: Trace) -> list[int]:
 
 def lanes_of(trace: Trace) -> int:
     """How many all-reduces the backend runs at a time."""
-    return 2 if "gloo" in str(trace.run.get("backend", "")) else 1
+    return lanes_of_backend(str(trace.run.get("backend", "")))
 
 
 def observations_of(trace: Trace) -> Observations:

@@ -7,6 +7,7 @@ the algorithm is a ring, and so comparable between numbers of ranks.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from overlapscope.errors import OverlapScopeError
+from overlapscope.model.observation import Spans
 from overlapscope.trace.format import write_json
 
 CALIBRATION_FILE: Final = "calibration.json"
@@ -48,6 +50,9 @@ class Calibration:
     hosts: tuple[str, ...]
     """By rank."""
     samples: tuple[AllReduceSample, ...]
+    pairs: tuple[AllReduceSample, ...] = ()
+    """Two that were launched together, of so many bytes each, until both had ended; of backends that run two at a
+    time."""
 
     @property
     def world_size(self) -> int:
@@ -78,7 +83,8 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
         "device": calibration.device,
         "world_size": calibration.world_size,
         "hosts": list(calibration.hosts),
-        "samples": [{"bytes": sample.bytes, "times_ns": list(sample.times_ns)} for sample in calibration.samples],
+        "samples": _plain(calibration.samples),
+        "pairs": _plain(calibration.pairs),
     }
     try:
         write_json(path, content)
@@ -110,17 +116,37 @@ def read_calibration(path: Path) -> Calibration:
         raise OverlapScopeError(f"{path}: is damaged; make it again with 'overlapscope calibrate'") from None
 
 
-def _calibration_of(content: dict[str, Any]) -> Calibration:
-    samples = tuple(
-        AllReduceSample(
-            bytes=int(sample["bytes"]),
-            times_ns=tuple(int(time_ns) for time_ns in sample["times_ns"]),
-        )
-        for sample in content["samples"]
+def spans_of(samples: Sequence[AllReduceSample]) -> Spans | None:
+    """Every measurement of some samples; None if there are none."""
+    if not samples:
+        return None
+    counts = [len(sample.times_ns) for sample in samples]
+    return Spans(
+        bytes=np.repeat([float(sample.bytes) for sample in samples], counts),
+        time_ns=np.concatenate([np.asarray(sample.times_ns, dtype=np.float64) for sample in samples]),
+        cycle=np.concatenate([np.arange(count, dtype=np.int64) for count in counts]),
     )
+
+
+def _plain(samples: Sequence[AllReduceSample]) -> list[dict[str, Any]]:
+    return [{"bytes": sample.bytes, "times_ns": list(sample.times_ns)} for sample in samples]
+
+
+def _samples_of(content: Sequence[dict[str, Any]]) -> tuple[AllReduceSample, ...]:
+    samples = tuple(
+        AllReduceSample(bytes=int(each["bytes"]), times_ns=tuple(int(time_ns) for time_ns in each["times_ns"]))
+        for each in content
+    )
+    if any(min(sample.bytes, *(sample.times_ns or (0,))) <= 0 for sample in samples):
+        raise ValueError("an all-reduce that was measured takes some time")
+    return samples
+
+
+def _calibration_of(content: dict[str, Any]) -> Calibration:
+    samples, pairs = _samples_of(content["samples"]), _samples_of(content.get("pairs", ()))
     hosts = tuple(str(host) for host in content["hosts"])
     if len(hosts) < 2 or not samples:
         raise ValueError("nothing was measured")
-    if any(min(sample.bytes, *(sample.times_ns or (0,))) <= 0 for sample in samples):
-        raise ValueError("an all-reduce that was measured takes some time")
-    return Calibration(backend=str(content["backend"]), device=str(content["device"]), hosts=hosts, samples=samples)
+    return Calibration(
+        backend=str(content["backend"]), device=str(content["device"]), hosts=hosts, samples=samples, pairs=pairs
+    )

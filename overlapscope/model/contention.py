@@ -2,16 +2,19 @@
 
 The right slowdown is the one that explains the difference away: once it is taken out, the same gradients take the
 same time to compute, and messages of the same size the same time to travel, whether or not the other was going on.
+So it is with two all-reduces that run together, too, if they have not been measured that way.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
+from overlapscope.model.cost import CollectiveCost
 from overlapscope.model.line import Line, fit_line
+from overlapscope.model.observation import Spans
 from overlapscope.model.partition import Float64Array, Int64Array
 from overlapscope.model.transfers import Transfers
 from overlapscope.model.work import Backward
@@ -22,12 +25,27 @@ _STRETCHES: Final = 12
 """Of backward, which are compared across cycles. Between two gradients alone there may be next to no time."""
 _ENOUGH_CONTRAST: Final = 0.1
 """Standard deviation of the share of a stretch in which something was in flight."""
-_UNKNOWN_HIGH: Final = {"compute": 1.5, "communication": 1.2}
-"""As far as a slowdown may go that the recording does not show."""
+_MOST_OF_TWO: Final = 2.0
+"""Two that share a wire do not take longer than one after the other."""
 _FEWEST_CYCLES: Final = 4
 _DRAWS: Final = 40
 _ABOUT_THE_SAME_SIZE: Final = 1.5
 _FEWEST_TRANSFERS: Final = 6
+
+
+class _Assumed(NamedTuple):
+    """Of a slowdown that the recording does not show."""
+
+    value: float
+    low: float
+    high: float
+
+
+_UNKNOWN: Final = {
+    "compute": _Assumed(1.0, 1.0, 1.5),
+    "communication": _Assumed(1.0, 1.0, 1.2),
+    "lanes": _Assumed(_MOST_OF_TWO, 1.0, _MOST_OF_TWO),
+}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -36,7 +54,7 @@ class Slowdown:
 
     value: float
     is_known: bool
-    """If not, the recording does not tell it, and 1 is assumed."""
+    """If not, the recording does not tell it, and something is assumed."""
     draws: Float64Array
     """(D,) as likely values."""
 
@@ -51,12 +69,12 @@ def compute_slowdown_of(backward: Backward) -> Slowdown:
     """How much slower compute is while an all-reduce is in flight."""
     random = np.random.default_rng(0)
     if len(backward.start_ns) < _FEWEST_CYCLES:
-        return _unknown(random, "compute")
+        return _unknown(_UNKNOWN["compute"])
     durations, shares = _stretches(backward)
     weights = np.median(durations, axis=0)
     contrast = np.sqrt((shares.var(axis=0) * weights).sum() / max(weights.sum(), 1.0))
     if contrast < _ENOUGH_CONTRAST:
-        return _unknown(random, "compute")
+        return _unknown(_UNKNOWN["compute"])
     # log of the pure time, by slowdown, cycle and stretch
     pure = np.log(np.maximum(durations, 1.0)) + np.log1p(-(1 - 1 / _SLOWDOWNS)[:, None, None] * shares)
 
@@ -70,38 +88,75 @@ def compute_slowdown_of(backward: Backward) -> Slowdown:
     return Slowdown(value=best(every), is_known=True, draws=np.array(draws))
 
 
-def communication_slowdown_of(transfers: Transfers, line: Line | None = None) -> Slowdown:
+def communication_slowdown_of(transfers: Transfers, lane_slowdown: float = 1.0, line: Line | None = None) -> Slowdown:
     """How much slower an all-reduce progresses while a rank computes.
 
     Args:
+        lane_slowdown: how much slower while another one is sending.
         line: what an all-reduce costs, nearly, to compare sizes that differ a little; fitted if not given.
     """
-    random = np.random.default_rng(0)
-    usable = transfers.spans.time_ns > 0
-    bytes_, time_ns = transfers.spans.bytes[usable], transfers.spans.time_ns[usable]
-    hidden, cycle = transfers.hidden_share[usable], transfers.spans.cycle[usable]
+    spans = transfers.freed_of(lane_slowdown=lane_slowdown)
+    return _slowdown_in(spans, transfers.hidden_share, line) or _unknown(_UNKNOWN["communication"])
+
+
+def lane_slowdown_of(transfers: Transfers, communication_slowdown: float = 1.0, line: Line | None = None) -> Slowdown:
+    """How much slower an all-reduce progresses while another one is sending: between 1 and 2.
+
+    Args:
+        communication_slowdown: how much slower while a rank computes.
+        line: as in ``communication_slowdown_of``.
+    """
+    spans = transfers.freed_of(communication_slowdown=communication_slowdown)
+    found = _slowdown_in(spans, transfers.shared_share, line, most=_MOST_OF_TWO)
+    return found or _unknown(_UNKNOWN["lanes"])
+
+
+def lane_slowdown_of_pairs(pairs: Spans, alone: CollectiveCost) -> Slowdown:
+    """The same, measured: with the largest, of which latency is the smallest part.
+
+    Args:
+        pairs: what two took that began together, until both had ended.
+        alone: what one takes.
+    """
+    largest = pairs.bytes.max()
+    beyond_latency_ns = max(float(alone.time_ns(largest)) - alone.alpha_ns, 1.0)
+    pair_ns = pairs.time_ns[pairs.bytes == largest]
+    factors = np.clip((pair_ns - alone.alpha_ns) / beyond_latency_ns, 1.0, _MOST_OF_TWO)
+    drawn = np.random.default_rng(0).choice(factors, size=(_DRAWS, len(factors)))
+    return Slowdown(value=float(np.median(factors)), is_known=True, draws=np.median(drawn, axis=1))
+
+
+def _slowdown_in(
+    spans: Spans, share: Float64Array, line: Line | None, most: float = float(_SLOWDOWNS[-1])
+) -> Slowdown | None:
+    """The slowdown that all-reduces had in some share of their time; None if they don't tell."""
+    usable = spans.time_ns > 0
+    bytes_, time_ns, cycle = spans.bytes[usable], spans.time_ns[usable], spans.cycle[usable]
+    share = share[usable]
     if not len(bytes_):
-        return _unknown(random, "communication")
+        return None
     line = line or fit_line(bytes_, time_ns)
     size = np.floor(np.log(bytes_ / bytes_.min()) / np.log(_ABOUT_THE_SAME_SIZE)).astype(np.int64)
     telling = np.zeros(len(size), dtype=bool)
     for group in np.unique(size):
         of_size = size == group
-        telling |= of_size & (of_size.sum() >= _FEWEST_TRANSFERS) & (np.std(hidden[of_size]) > 2 * _ENOUGH_CONTRAST)
+        telling |= of_size & (of_size.sum() >= _FEWEST_TRANSFERS) & (np.std(share[of_size]) > 2 * _ENOUGH_CONTRAST)
     if not telling.any():
-        return _unknown(random, "communication")
+        return None
     size, cycle = size[telling], cycle[telling]
+    tried = _SLOWDOWNS[: np.searchsorted(_SLOWDOWNS, most, side="right")]
     pure = np.log(time_ns[telling] / line.time_ns(bytes_[telling])) + np.log1p(
-        -(1 - 1 / _SLOWDOWNS)[:, None] * hidden[telling]
+        -(1 - 1 / tried)[:, None] * share[telling]
     )
 
     def best(rows: Int64Array) -> float:
-        spread = np.zeros(len(_SLOWDOWNS))
+        spread = np.zeros(len(tried))
         for group in np.unique(size[rows]):
             drawn = pure[:, rows[size[rows] == group]]
             spread += np.abs(drawn - np.median(drawn, axis=1, keepdims=True)).sum(axis=1)
-        return float(_SLOWDOWNS[np.argmin(spread)])
+        return float(tried[np.argmin(spread)])
 
+    random = np.random.default_rng(0)
     draws = []
     cycles = np.unique(cycle)
     for _ in range(_DRAWS):
@@ -128,5 +183,6 @@ def _stretches(backward: Backward) -> tuple[Float64Array, Float64Array]:
     return durations, np.clip(shares, 0.0, 1.0)
 
 
-def _unknown(random: np.random.Generator, what: str) -> Slowdown:
-    return Slowdown(value=1.0, is_known=False, draws=random.uniform(1.0, _UNKNOWN_HIGH[what], size=_DRAWS))
+def _unknown(assumed: _Assumed) -> Slowdown:
+    draws = np.random.default_rng(0).uniform(assumed.low, assumed.high, size=_DRAWS)
+    return Slowdown(value=assumed.value, is_known=False, draws=draws)

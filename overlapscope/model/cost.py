@@ -20,6 +20,8 @@ from overlapscope.model.partition import Float64Array, Int64Array
 
 _SAME_SIZE: Final = 1.05
 """Sizes up to this factor apart are one size."""
+_NEAR_SIZE: Final = 2.0
+"""How far apart sizes are that tell of each other: the standard deviation, as a factor."""
 _FEWEST_SIZES_APART: Final = 3.0
 """The largest size must be so many times the smallest, or latency and bandwidth can't be told apart."""
 _LATENCY_SHARES: Final = (0.0, 0.6)
@@ -105,7 +107,7 @@ class CollectiveCost:
 def fit_cost(samples: Spans | None, world_size: int, calibration: Spans | None = None) -> CollectiveCost:
     """Fit the cost to recorded all-reduces, a calibration, or both.
 
-    With both, the calibration gives the shape and what was recorded corrects it, size by size.
+    With both, the calibration gives the shape, and what was recorded of a size corrects that size and those near it.
 
     Args:
         samples: bytes and transfer times, freed of waits and queues (see ``transfers``).
@@ -127,7 +129,10 @@ def fit_cost(samples: Spans | None, world_size: int, calibration: Spans | None =
     base = _cost(_medians(calibration), world_size)
     seen = _medians(replace(samples, time_ns=samples.time_ns / base.time_ns(samples.bytes)))
     usual = _weighted_median(seen.times, seen.counts)
-    ratios = usual * (seen.times / usual) ** (seen.counts / (seen.counts + _TRUST_IN_CALIBRATION))
+    # Sizes that are near have nearly the same ratio, and where few were recorded it is the usual one.
+    near = seen.counts * np.exp(-0.5 * (np.log(seen.bytes[:, None] / seen.bytes) / np.log(_NEAR_SIZE)) ** 2)
+    counts = near.sum(axis=1)
+    ratios = np.exp(near @ np.log(seen.times / usual) / (counts + _TRUST_IN_CALIBRATION)) * usual
     nodes = np.union1d(base.sizes_bytes, seen.bytes)
     times_ns = base.time_ns(nodes) * np.exp(np.interp(np.log(nodes), np.log(seen.bytes), np.log(ratios)))
     return _cost(_Sizes(nodes, times_ns, np.ones(len(nodes)), np.zeros(len(nodes))), world_size)

@@ -8,8 +8,15 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
-from overlapscope.model.contention import Slowdown, communication_slowdown_of, compute_slowdown_of
+from overlapscope.model.contention import (
+    Slowdown,
+    communication_slowdown_of,
+    compute_slowdown_of,
+    lane_slowdown_of,
+    lane_slowdown_of_pairs,
+)
 from overlapscope.model.cost import ERROR_OF_MEDIAN, draw_cost, fit_cost
 from overlapscope.model.line import fit_line
 from overlapscope.model.observation import Observations, Spans
@@ -26,8 +33,12 @@ next one a share of the step, and seen in nine sweeps of sizes (``benchmarks/buc
 what was measured there lies in the 90 % intervals."""
 _OTHER_DAY: Final = 0.025
 """By which the same training is slower or faster another time."""
+_ABOUT_AS_MANY: Final = 2.0
+"""How far apart numbers of buckets are that tell of each other: the standard deviation, as a factor."""
 _ROUNDS: Final = 6
 """Latency, which two lanes hide from each other, is known better each time."""
+
+_ONE_LANE: Final = Slowdown(value=1.0, is_known=True, draws=np.ones(1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +69,8 @@ class Fitted:
     costs: Costs
     compute_slowdown: Slowdown
     communication_slowdown: Slowdown
+    lane_slowdown: Slowdown
+    """1 where there is one lane."""
 
     def draws(self, count: int, seed: int = 0) -> Iterator[tuple[Work, Costs]]:
         """Models that are as likely: of cycles drawn again from the recorded ones, with slowdowns as likely.
@@ -69,9 +82,15 @@ class Fitted:
         for _ in range(count):
             compute = float(random.choice(self.compute_slowdown.draws))
             communication = float(random.choice(self.communication_slowdown.draws))
-            samples = self.transfers.freed_of(communication)
-            cost = draw_cost(samples, self.observations.world_size, self.calibration, random)
-            costs = replace(self.costs, collective=cost, compute_slowdown=compute, communication_slowdown=communication)
+            lane = float(random.choice(self.lane_slowdown.draws))
+            samples = self.transfers.freed_of(lane_slowdown=lane, communication_slowdown=communication)
+            costs = replace(
+                self.costs,
+                collective=draw_cost(samples, self.observations.world_size, self.calibration, random),
+                compute_slowdown=compute,
+                communication_slowdown=communication,
+                lane_slowdown=lane,
+            )
             work = self.backward.freed_of(compute).later_by(self.copy_overhead_ns)
             yield work.of_cycles(random.integers(len(work.end_ns), size=len(work.end_ns))), costs
 
@@ -99,11 +118,28 @@ class Fitted:
             )
         return tuple(checks)
 
-    @cached_property
-    def model_error(self) -> float:
-        """By which share of the step predictions are off, beyond what noise explains, as far as checks tell."""
-        beyond = [np.log(check.recorded_ns / check.predicted_ns) ** 2 - check.noise**2 for check in self.checks]
-        return float(np.sqrt(max(0.0, np.nanmean(beyond)))) if np.isfinite(beyond).any() else 0.0
+    def model_errors(self, buckets: npt.ArrayLike) -> Float64Array:
+        """By which share of the step predictions are off, beyond what noise explains, as far as checks tell.
+
+        What is left out of the model, such as what a launch costs the processor, grows with the number of buckets. So
+        a plan is off like those that were recorded with about as many.
+
+        Args:
+            buckets: (Q,) how many, of each plan.
+
+        Returns:
+            (Q,)
+        """
+        wanted = np.asarray(buckets, dtype=np.float64)
+        checks = [check for check in self.checks if np.isfinite(check.noise)]
+        if not checks:
+            return np.zeros(len(wanted))
+        recorded = np.array([len(self.observations.plans[check.plan]) for check in checks])
+        beyond = np.array([np.log(each.recorded_ns / each.predicted_ns) ** 2 - each.noise**2 for each in checks])
+        far = 0.5 * (np.log(wanted[:, None] / recorded) / np.log(_ABOUT_AS_MANY)) ** 2
+        near = np.exp(far.min(axis=1, keepdims=True) - far)
+        errors: Float64Array = np.sqrt(np.maximum(0.0, near @ beyond / near.sum(axis=1)))
+        return errors
 
     def cycle_draws_ns(
         self,
@@ -114,8 +150,8 @@ class Fitted:
     ) -> Float64Array:
         """The typical step time of plans, again and again with models that are as likely.
 
-        All plans of a draw share its model, so that differences of two plans are surer than either; what the model
-        is off by (``model_error``) is each plan's own. All plans are off alike by what another day is slower or faster.
+        All plans of a draw share its model, so that differences of two plans are surer than either; what the model is
+        off by (``model_errors``) is each plan's own. By what another day is slower or faster all are off alike.
 
         Args:
             plans: Q of them.
@@ -129,17 +165,21 @@ class Fitted:
         table = plans if isinstance(plans, PlanTable) else table_of(plans, self.work.gradients)
         typical_ns = np.array([replay(table, work, under(costs)).typical_ns for work, costs in self.draws(count, seed)])
         chance = np.random.default_rng(seed).standard_normal((count, 1 + len(table)))
-        off = _OTHER_DAY * chance[:, :1] + max(self.model_error, _LEAST_ERROR) * chance[:, 1:]
+        errors = np.maximum(self.model_errors(table.is_bucket.sum(axis=1)), _LEAST_ERROR)
+        off = _OTHER_DAY * chance[:, :1] + errors * chance[:, 1:]
         drawn: Float64Array = typical_ns * np.exp(off)
         return drawn
 
 
-def fit(observations: Observations, *, lanes: int, calibration: Spans | None = None) -> Fitted:
+def fit(
+    observations: Observations, *, lanes: int, calibration: Spans | None = None, pairs: Spans | None = None
+) -> Fitted:
     """Fit the model to a recording.
 
     Args:
         lanes: how many all-reduces the backend runs at a time: 1 with NCCL, 2 with gloo.
         calibration: what all-reduces of the same ranks took with nothing else going on.
+        pairs: the same of two that began together, each of so many bytes.
 
     Raises:
         OverlapScopeError: there is nothing that tells what an all-reduce costs.
@@ -150,13 +190,18 @@ def fit(observations: Observations, *, lanes: int, calibration: Spans | None = N
     backward = backward_of(settled, copy_in)
     compute = compute_slowdown_of(backward)
     measured = fit_cost(calibration, observations.world_size) if calibration is not None else None
-    cost, communication, transfers = measured, None, transfers_of(observations, lanes)
+    line = measured.line if measured is not None else None
+    cost, lane, communication = measured, _ONE_LANE, _ONE_LANE
+    if lanes > 1 and measured is not None and pairs is not None:
+        lane = lane_slowdown_of_pairs(pairs, measured)
     for _ in range(_ROUNDS if lanes > 1 else 1):
         transfers = transfers_of(observations, lanes, cost.alpha_ns if cost is not None else 0.0)
-        communication = communication_slowdown_of(transfers, measured.line if measured is not None else None)
-        cost = fit_cost(transfers.freed_of(communication.value), observations.world_size, calibration)
+        if lanes > 1 and pairs is None:
+            lane = lane_slowdown_of(transfers, communication.value, line)
+        communication = communication_slowdown_of(transfers, lane.value, line)
+        samples = transfers.freed_of(lane_slowdown=lane.value, communication_slowdown=communication.value)
+        cost = fit_cost(samples, observations.world_size, calibration)
     assert cost is not None
-    assert communication is not None
     costs = Costs(
         collective=cost,
         copy_in=copy_in,
@@ -164,6 +209,7 @@ def fit(observations: Observations, *, lanes: int, calibration: Spans | None = N
         compute_slowdown=compute.value,
         communication_slowdown=communication.value,
         lanes=lanes,
+        lane_slowdown=lane.value,
     )
     work = backward.freed_of(compute.value)
     copy_overhead_ns = _copy_overhead_ns(settled, work, costs)
@@ -177,6 +223,7 @@ def fit(observations: Observations, *, lanes: int, calibration: Spans | None = N
         costs=costs,
         compute_slowdown=compute,
         communication_slowdown=communication,
+        lane_slowdown=lane,
     )
 
 

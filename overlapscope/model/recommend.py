@@ -253,6 +253,11 @@ def _missing(fitted: Fitted) -> tuple[str, ...]:
             "By how much communication slows compute down does not show with one bucket plan: record with "
             "--probe-buckets."
         )
+    if not fitted.lane_slowdown.is_known:
+        missing.append(
+            "By how much two all-reduces at a time slow each other down does not show: run overlapscope calibrate, or "
+            "record with --probe-buckets."
+        )
     return tuple(each for each in missing if each)
 
 

@@ -41,6 +41,8 @@ class Costs:
     communication_slowdown: float = 1.0
     lanes: int = 1
     """How many all-reduces run at a time: 1 with NCCL, 2 with gloo."""
+    lane_slowdown: float = 2.0
+    """Two all-reduces that run together progress at 1/l of the rate of one alone."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -138,7 +140,7 @@ class _Run:
         # Plans of fewer buckets are filled up with empty ones, which come last.
         np.maximum.accumulate(launch, axis=0, out=launch)
         self.begin, self.end = (
-            two_lanes(launch, transfer[:, :, None], latency[:, :, None])
+            two_lanes(launch, transfer[:, :, None], latency[:, :, None], costs.lane_slowdown)
             if costs.lanes > 1
             else one_lane(launch, transfer[:, :, None])
         )

@@ -36,7 +36,7 @@ def free_plan(advice: Recommendation) -> str:
     sizes_mb += ", ..." if len(advice.free_bucket_mb) > _MOST_CAPS_SHOWN else ""
     if not advice.is_free_faster:
         return f"No plan of buckets of different sizes is predicted to gain {100 * LEAST_GAIN:g} % over the best size."
-    sure = "" if advice.free_gain.low > 0 else ", which may be nothing"
+    sure = "" if advice.free_gain.low > 0 else ', which may be nothing: bucket_cap_mb="auto" tries it'
     return (
         f"Buckets of {sizes_mb} MB: {format_ns(advice.free.step_ns.value)} a step, "
         f"{change_of(advice.free_gain)} against the best size{sure}."

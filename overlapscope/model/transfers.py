@@ -1,8 +1,8 @@
-"""Recorded all-reduces freed of what isn't their own: queues, a shared wire, compute beside them."""
+"""Recorded all-reduces, freed of what isn't their own: queues, a shared wire, compute beside them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -13,41 +13,45 @@ from overlapscope.model.partition import Float64Array
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Transfers:
-    """The C recorded all-reduces, as if each had had the wire for itself."""
+    """The C recorded all-reduces, each from when a lane was free for it, and what went on meanwhile."""
 
     spans: Spans
     """Bytes and times; the times are 0 or less where nothing can be told."""
+    shared_share: Float64Array
+    """(C,) of the time, during how much of it another one was sending too."""
     hidden_share: Float64Array
     """(C,) of the time, how much lay under the backward of the last rank that computed."""
 
-    def freed_of(self, communication_slowdown: float) -> Spans:
-        """Their times with no compute beside them."""
-        saved = self.hidden_share * (1 - 1 / communication_slowdown)
-        return Spans(bytes=self.spans.bytes, time_ns=self.spans.time_ns * (1 - saved), cycle=self.spans.cycle)
+    def freed_of(self, *, lane_slowdown: float = 1.0, communication_slowdown: float = 1.0) -> Spans:
+        """Their times with the wire for themselves, and with no compute beside them."""
+        kept = 1 - self.shared_share * (1 - 1 / lane_slowdown)
+        kept *= 1 - self.hidden_share * (1 - 1 / communication_slowdown)
+        return replace(self.spans, time_ns=self.spans.time_ns * kept)
 
 
 def transfers_of(observations: Observations, lanes: int, alpha_ns: float = 0.0) -> Transfers:
-    """Free the all-reduces of each other.
+    """What can be told of each all-reduce.
 
     Args:
-        lanes: how many run at a time. With one, each begins when the one before is over. Two that run together have
-            half of the wire each, but for their latency, which they wait for on their own.
-        alpha_ns: that latency, where there are two lanes.
+        lanes: how many run at a time. With one, each begins when the one before is over.
+        alpha_ns: the latency, in which one of two that run together leaves the wire to the other.
     """
     collectives = observations.collectives
     end_ns = np.median(collectives.end_ns, axis=1)
     arrival_ns = end_ns - collectives.transfer_ns
     computed_ns = (observations.backward_start_ns + observations.backward_end_ns).max(axis=1)[collectives.cycle]
     bounds = np.searchsorted(collectives.cycle, np.arange(len(observations.steps) + 1))
-    begin_ns, time_ns = arrival_ns.copy(), np.zeros(len(end_ns))
+    begin_ns, shared_ns = arrival_ns.copy(), np.zeros(len(end_ns))
     for first, end in pairwise(bounds):
         within = slice(first, end)
         begin_ns[within] = np.maximum(arrival_ns[within], _lane_free(end_ns[within], lanes))
         sends_ns = np.minimum(begin_ns[within] + alpha_ns, end_ns[within])
-        time_ns[within] = end_ns[within] - begin_ns[within] - _halved(sends_ns, end_ns[within], lanes)
-    elapsed_ns = np.maximum(end_ns - begin_ns, 1.0)
+        shared_ns[within] = _together(sends_ns, end_ns[within]) if lanes > 1 else 0.0
+    time_ns = end_ns - begin_ns
+    elapsed_ns = np.maximum(time_ns, 1.0)
     return Transfers(
         spans=Spans(bytes=collectives.bytes.astype(np.float64), time_ns=time_ns, cycle=collectives.cycle),
+        shared_share=np.clip(shared_ns / elapsed_ns, 0.0, 1.0),
         hidden_share=np.clip((computed_ns - begin_ns) / elapsed_ns, 0.0, 1.0),
     )
 
@@ -62,11 +66,9 @@ def _lane_free(end_ns: Float64Array, lanes: int) -> Float64Array:
     return free_ns
 
 
-def _halved(sends_ns: Float64Array, end_ns: Float64Array, lanes: int) -> Float64Array:
-    """How much longer each took because another one was sending too."""
-    if lanes == 1:
-        return np.zeros(len(end_ns))
+def _together(sends_ns: Float64Array, end_ns: Float64Array) -> Float64Array:
+    """For how long another one was sending, too."""
     together = np.minimum(end_ns[:, None], end_ns) - np.maximum(sends_ns[:, None], sends_ns)
     np.fill_diagonal(together, 0.0)
-    lost: Float64Array = np.maximum(together, 0.0).sum(axis=1) / 2
-    return lost
+    shared: Float64Array = np.maximum(together, 0.0).sum(axis=1)
+    return shared

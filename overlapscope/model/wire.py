@@ -2,7 +2,8 @@
 
 NCCL runs those of a communicator one at a time. Gloo runs two at a time, and they share the bandwidth as TCP streams
 do: two large ones that begin together also end together, and a small one overtakes a large one. Latency is waited for
-by each on its own, so the second lane hides it.
+by each on its own, so the second lane hides it. How much they slow each other down is a number between 1 and 2: 2 where
+one alone fills the wire, less where it can't, as with a long round trip, over which it may have only so much under way.
 """
 
 from __future__ import annotations
@@ -10,6 +11,15 @@ from __future__ import annotations
 import numpy as np
 
 from overlapscope.model.partition import Float64Array, Int64Array
+
+
+def lanes_of_backend(name: str) -> int:
+    """How many all-reduces of one process group run at a time.
+
+    Args:
+        name: of the backend, as torch has it: ``nccl``, ``gloo``, ``cpu:gloo,cuda:nccl``.
+    """
+    return 2 if "gloo" in name else 1
 
 
 def one_lane(ready: Float64Array, transfer: Float64Array) -> tuple[Float64Array, Float64Array]:
@@ -24,7 +34,9 @@ def one_lane(ready: Float64Array, transfer: Float64Array) -> tuple[Float64Array,
     return end - transfer, end
 
 
-def two_lanes(ready: Float64Array, transfer: Float64Array, latency: Float64Array) -> tuple[Float64Array, Float64Array]:
+def two_lanes(
+    ready: Float64Array, transfer: Float64Array, latency: Float64Array, slowdown: float = 2.0
+) -> tuple[Float64Array, Float64Array]:
     """When all-reduces begin and end of which two run at a time.
 
     At any moment one is under way that began before the newest one: the *older*. Of the two, the one that ends first
@@ -34,6 +46,7 @@ def two_lanes(ready: Float64Array, transfer: Float64Array, latency: Float64Array
         ready: (B, ...) when the last rank launches each; never falling along the first axis.
         transfer: (B, ...) how long each takes on its own; of a shape that broadcasts to that of ``ready``.
         latency: (B, ...) what part of it, at its beginning, leaves the wire to others.
+        slowdown: of each of two that are both beyond their latency.
     """
     shape = ready.shape[1:]
     begin, end = np.empty(ready.shape), np.empty(ready.shape)
@@ -46,7 +59,9 @@ def two_lanes(ready: Float64Array, transfer: Float64Array, latency: Float64Array
         older_sends = np.where(is_under_way, np.maximum(older_sends, now), now)
         older_left = np.where(is_under_way, last_end - older_sends, 0.0)
         sends = now + latency[number]
-        older_end, newer_end = _ends_of_two(older_sends, older_left, sends, transfer[number] - latency[number])
+        older_end, newer_end = _ends_of_two(
+            older_sends, older_left, sends, transfer[number] - latency[number], slowdown
+        )
         if number:
             np.put_along_axis(end, older[None], np.where(is_under_way, older_end, last_end)[None], axis=0)
         end[number] = newer_end
@@ -58,13 +73,18 @@ def two_lanes(ready: Float64Array, transfer: Float64Array, latency: Float64Array
 
 
 def _ends_of_two(
-    one_sends: Float64Array, one_left: Float64Array, other_sends: Float64Array, other_left: Float64Array
+    one_sends: Float64Array,
+    one_left: Float64Array,
+    other_sends: Float64Array,
+    other_left: Float64Array,
+    slowdown: float,
 ) -> tuple[Float64Array, Float64Array]:
     """When two end that share the wire once both are sending, if nothing else comes."""
     is_first = one_sends <= other_sends
     early, late = np.minimum(one_sends, other_sends), np.maximum(one_sends, other_sends)
     early_left, late_left = np.where(is_first, one_left, other_left), np.where(is_first, other_left, one_left)
     shared = np.maximum(early_left - (late - early), 0.0)  # what the early one has left when the late one sends
-    early_end = np.where(shared > 0, late + shared + np.minimum(shared, late_left), early + early_left)
-    late_end = late + late_left + np.minimum(shared, late_left)
+    lost = (slowdown - 1) * np.minimum(shared, late_left)
+    early_end = np.where(shared > 0, late + shared + lost, early + early_left)
+    late_end = late + late_left + lost
     return np.where(is_first, early_end, late_end), np.where(is_first, late_end, early_end)

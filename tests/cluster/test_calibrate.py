@@ -26,6 +26,8 @@ def test_all_ranks_measure_the_same_sizes_and_have_the_same_times(world_size):
     assert [sample.bytes for sample in first.samples] == [1024 * 2**i for i in range(10)]
     assert all(5 <= len(sample.times_ns) <= 50 for sample in first.samples)
     assert all(min(sample.times_ns) > 0 for sample in first.samples)
+    assert [pair.bytes for pair in first.pairs] == [128 * 1024, 256 * 1024, 512 * 1024], "gloo runs two at a time"
+    assert all(min(pair.times_ns) > 0 for pair in first.pairs)
 
 
 def test_one_rank_has_nobody_to_reduce_with():

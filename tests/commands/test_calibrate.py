@@ -24,12 +24,13 @@ def test_it_prints_a_table_and_writes_the_file(tmp_path: Path, launcher: list[st
         "calibrate", "-o", file, "--max-mb", 1, *launcher, GLOO_SOCKET_IFNAME="lo", OVERLAPSCOPE_TRACE=str(traces)
     )
     assert ran.returncode == 0, ran.stderr
-    title, heading, *rows, done = ran.stdout.splitlines()
+    title, heading, *rows, pair, done = ran.stdout.splitlines()
     assert title.startswith("all-reduce of 2 ranks on 1 host, gloo, cpu")
     assert heading.split() == ["size", "time", "algbw", "busbw", "times"]
     calibration = read_calibration(file)
     assert len(rows) == len(calibration.samples)
     assert rows[-1].split()[:2] == ["1", "MB"]
+    assert pair.startswith("two of 1 MB at once take ")
     assert done == f"written to {file}"
     assert not traces.exists(), "nothing is recorded"
 

@@ -38,6 +38,7 @@ def costs_of(job: Job) -> Costs:
         compute_slowdown=job.s,
         communication_slowdown=job.c,
         lanes=job.lanes,
+        lane_slowdown=job.lane_slowdown,
     )
 
 
@@ -83,6 +84,7 @@ def jobs(draw: st.DrawFn, *, ranks: int | None = None, plain: bool = False, kind
         s=draw(st.sampled_from([1.0, 1.25, 2.0])),
         c=draw(st.sampled_from([1.0, 1.5])),
         lanes=draw(st.sampled_from([1, 2])),
+        lane_slowdown=draw(st.sampled_from([1.0, 1.5, 2.0])),
     )
 
 

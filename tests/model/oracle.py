@@ -31,6 +31,8 @@ class Job:
     s: float = 1.0
     c: float = 1.0
     lanes: int = 1
+    lane_slowdown: float = 2.0
+    """Of each of two that are sent together."""
     order: list[int] = field(default_factory=list)
     kinds: list[int] = field(default_factory=list)
 
@@ -132,14 +134,15 @@ def simulate(job: Job, plan: Buckets) -> Step:
         sending = [message for message in flying if message.latency <= 1e-9]
         left = [rank.left / compute_rate for rank in ranks if rank.tasks]
         left += [message.latency / rate for message in flying if message.latency > 1e-9]
-        left += [message.bytes / (rate / len(sending)) for message in sending]
+        sending_rate = rate / job.lane_slowdown if len(sending) > 1 else rate
+        left += [message.bytes / sending_rate for message in sending]
         step = min(left)
         now += step
         for rank in ranks:
             rank.left -= step * compute_rate
         for message in flying:
             if message in sending:
-                message.bytes -= step * rate / len(sending)
+                message.bytes -= step * sending_rate
             else:
                 message.latency -= step * rate
     copied = max(rank.end for rank in ranks)
@@ -177,7 +180,7 @@ def observe(jobs: list[Job], plans: list[Buckets]) -> Observations:
         steps=np.arange(len(plans)) + 10,
         plan=np.array([distinct.index(plan) for plan in plans]),
         plan_before=np.array([-1] + [distinct.index(plan) for plan in plans[:-1]]),
-        cycle_ns=np.array([[step.end[-1] + before] * ranks for step, before in zip(steps, head, strict=True)]),
+        cycle_ns=np.array([[step.end.max() + before] * ranks for step, before in zip(steps, head, strict=True)]),
         copies_out_ns=np.repeat(np.array(head)[:, None], ranks, axis=1),
         backward_start_ns=starts + np.array(head)[:, None],
         ready_ns=np.array([step.ready for step in steps]) - starts[:, :, None],

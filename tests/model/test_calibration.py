@@ -26,10 +26,14 @@ samples = st.builds(
 )
 
 
-@given(st.lists(samples, min_size=1, max_size=5))
-def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, measured: list[AllReduceSample]) -> None:
+@given(st.lists(samples, min_size=1, max_size=5), st.lists(samples, max_size=3))
+def test_what_is_written_is_read(
+    tmp_path_factory: pytest.TempPathFactory, measured: list[AllReduceSample], pairs: list[AllReduceSample]
+) -> None:
     file = tmp_path_factory.mktemp("calibration") / "calibration.json"
-    calibration = Calibration(backend="nccl", device="H200", hosts=("a", "a", "b"), samples=tuple(measured))
+    calibration = Calibration(
+        backend="gloo", device="cpu", hosts=("a", "a", "b"), samples=tuple(measured), pairs=tuple(pairs)
+    )
     write_calibration(file, calibration)
     assert read_calibration(file) == calibration
     assert json.loads(file.read_text())["world_size"] == 3
@@ -51,6 +55,12 @@ GOOD = {
 }
 
 
+def test_a_file_from_before_pairs_were_measured_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "calibration.json"
+    file.write_text(json.dumps(GOOD))
+    assert read_calibration(file).pairs == ()
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -62,6 +72,10 @@ GOOD = {
         (json.dumps(GOOD | {"hosts": ["a"]}), "is damaged; make it again with 'overlapscope calibrate'"),
         (
             json.dumps(GOOD | {"samples": [{"bytes": 1024, "times_ns": [0]}]}),
+            "is damaged; make it again with 'overlapscope calibrate'",
+        ),
+        (
+            json.dumps(GOOD | {"pairs": [{"bytes": 1024, "times_ns": [-1]}]}),
             "is damaged; make it again with 'overlapscope calibrate'",
         ),
         (

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from overlapscope.model.contention import compute_slowdown_of
 from overlapscope.model.fit import Fitted, fit
 from overlapscope.model.line import NOTHING
-from overlapscope.model.observation import Observations
+from overlapscope.model.observation import Observations, Spans
 from overlapscope.model.partition import Buckets, fill
 from overlapscope.model.probe import probe
 from overlapscope.model.schedule import replay
@@ -89,6 +89,32 @@ def test_a_probe_tells_costs_slowdowns_and_the_times_of_plans_that_it_has_not_ru
         assert predicted == pytest.approx(simulate(job, plan).copied, rel=0.02)
 
 
+@pytest.mark.parametrize("lane_slowdown", [1.0, 1.4, 2.0])
+def test_a_probe_tells_how_much_two_that_run_together_slow_each_other_down(lane_slowdown: float) -> None:
+    job = probed_job(lanes=2, lane_slowdown=lane_slowdown)
+    fitted = fit(recording(job, noise=0.01), lanes=2)
+    assert fitted.lane_slowdown.is_known
+    assert fitted.lane_slowdown.value == pytest.approx(lane_slowdown, abs=0.1)
+    plan = fill(job.gradients, [700 * KB])
+    assert _predicted(fitted, plan) == pytest.approx(simulate(job, plan).copied, rel=0.02)
+
+
+def test_pairs_of_a_calibration_tell_it_where_one_plan_does_not() -> None:
+    job = probed_job(lanes=2, lane_slowdown=1.3)
+    alpha, beta = job.wire
+    sizes = np.geomspace(10 * KB, 4000 * KB, 9)
+    alone = Spans(bytes=sizes, time_ns=alpha + beta * sizes, cycle=np.zeros(9, dtype=np.int64))
+    pairs = Spans(bytes=sizes[-3:], time_ns=alpha + 1.3 * beta * sizes[-3:], cycle=np.zeros(3, dtype=np.int64))
+    even = recording(job, 0.01, [fill(job.gradients, [4000 * KB])] * 20)
+    plan = fill(job.gradients, [700 * KB])
+    blind, told = fit(even, lanes=2), fit(even, lanes=2, calibration=alone, pairs=pairs)
+    assert not blind.lane_slowdown.is_known
+    assert told.lane_slowdown.value == pytest.approx(1.3)
+    assert _predicted(told, plan) == pytest.approx(simulate(job, plan).copied, rel=0.03)
+    low, high = blind.lane_slowdown.interval
+    assert low < 1.3 < high, "whoever doesn't know is unsure"
+
+
 def test_what_copies_back_take_beyond_their_spans_stays_with_the_step() -> None:
     job = probed_job(copy_out=(10.0, 1e-4))
     observations = recording(job)
@@ -155,10 +181,23 @@ def test_recorded_plans_check_the_model() -> None:
     assert len(right.checks) == len(observations.plans)
     for check in right.checks:
         assert check.predicted_ns == pytest.approx(check.recorded_ns, rel=0.02)
-    assert 2 * right.model_error < wrong.model_error
     plans = list(observations.plans)
+    counts = [len(plan) for plan in plans]
+    assert 2 * right.model_errors(counts).max() < wrong.model_errors(counts).max()
     narrow, wide = (np.ptp(each.cycle_draws_ns(plans, 60), axis=0).mean() for each in (right, wrong))
     assert narrow < wide
+
+
+def test_a_plan_is_off_like_the_recorded_ones_with_about_as_many_buckets() -> None:
+    """What each launch costs beyond the model is seen where launches are many, and does not blur where they are few."""
+    job = probed_job()
+    probed = probe(job.gradients)
+    observations = recording(job)
+    counts = np.array([len(probed.plans[number]) for number in probed.plan_of_step])
+    slow = replace(observations, cycle_ns=observations.cycle_ns * np.where(counts > 10, 1.3, 1.0)[:, None])
+    many, few = fit(slow, lanes=1).model_errors([counts.max(), 1])
+    assert many > 0.15
+    assert few < 0.03
 
 
 def test_draws_are_about_the_prediction_and_the_same_each_time() -> None:

@@ -71,6 +71,14 @@ def three_gradients(**changes: object) -> Job:
             id="two that are sent together share the wire",
         ),
         pytest.param(
+            three_gradients(wire=(0.0, 3.0), lanes=2, lane_slowdown=1.5),
+            THREE_BUCKETS,
+            # 0: alone 110-120, together with 1 120-150. 1: with 2 until 165. 2: with 1 150-165, alone until 185.
+            185,
+            55,
+            id="two that are sent together take half as long again",
+        ),
+        pytest.param(
             three_gradients(s=2.0),
             THREE_BUCKETS,
             # Sending 0 takes from 110 to 120, when half of the second gradient is computed; 1 from 125 to 135.
