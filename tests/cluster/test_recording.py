@@ -68,7 +68,7 @@ def test_the_parts_of_a_real_step_add_up(tmp_path):
     assert (per_step["compute_ns"] + per_step["exposed_ns"] <= per_step["step_time_ns"]).all()
 
 
-KILLS = 12
+KILLS = 8
 TRAINING_TO_BE_KILLED = ROOT / "tests" / "cluster" / "training_to_be_killed.py"
 
 
