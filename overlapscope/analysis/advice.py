@@ -54,17 +54,12 @@ def advise(trace: Trace, calibration: Path | None = None) -> Advice:
         OverlapScopeError: the recording doesn't tell enough, or the calibration is of another job.
     """
     observations = observations_of(trace)
-    found = _calibration(trace, calibration)
-    if found is not None and found.world_size != observations.world_size:
-        raise OverlapScopeError(
-            f"{calibration or trace.path / CALIBRATION_FILE}: is of {found.world_size} ranks, the recording of "
-            f"{observations.world_size}: calibrate with as many ranks, or without --calibration remove the file"
-        )
+    found = _calibration(trace, calibration, observations.world_size)
     alone, pairs = (spans_of(found.samples), spans_of(found.pairs)) if found is not None else (None, None)
     fitted = fit(observations, lanes=lanes_of(trace), calibration=alone, pairs=pairs)
     return Advice(
         fitted=fitted,
-        recommendation=recommend(fitted),
+        recommendation=recommend(fitted, hosts=trace.ranks["host"].nunique()),
         parameters=_parameters(trace),
         is_calibrated=found is not None,
         other_models=len(reduced_models(trace)) - 1,
@@ -72,11 +67,29 @@ def advise(trace: Trace, calibration: Path | None = None) -> Advice:
     )
 
 
-def _calibration(trace: Trace, path: Path | None) -> Calibration | None:
+def _calibration(trace: Trace, path: Path | None, world_size: int) -> Calibration | None:
     beside = trace.path / CALIBRATION_FILE
     if path is None and not beside.exists():
         return None
-    return read_calibration(path or beside)
+    path = path or beside
+    found = read_calibration(path)
+    if found.world_size != world_size:
+        raise OverlapScopeError(
+            f"{path}: is of {found.world_size} ranks, the recording of {world_size}: calibrate with as many ranks, or "
+            "move it away"
+        )
+    hosts = trace.ranks["host"]
+    is_known = len(hosts) == world_size and "unknown" not in set(hosts)
+    if is_known and hosts.nunique() != len(set(found.hosts)):
+        raise OverlapScopeError(
+            f"{path}: is of ranks on {_hosts(set(found.hosts))}, the recording of ranks on {_hosts(set(hosts))}: links "
+            "within a host and between hosts differ, so calibrate where the training runs"
+        )
+    return found
+
+
+def _hosts(names: set[str]) -> str:
+    return "1 host" if len(names) == 1 else f"{len(names)} hosts"
 
 
 def _parameters(trace: Trace) -> tuple[PlannedParameter, ...]:

@@ -18,6 +18,8 @@ from overlapscope.model.line import Line, fit_line
 from overlapscope.model.observation import Spans
 from overlapscope.model.partition import Float64Array, Int64Array
 
+Algorithm = Literal["ring", "tree"]
+
 _SAME_SIZE: Final = 1.05
 """Sizes up to this factor apart are one size."""
 _NEAR_SIZE: Final = 2.0
@@ -75,7 +77,7 @@ class CollectiveCost:
         """The rate at which links are used, as nccl-tests counts it."""
         return float(2 * (self.world_size - 1) / self.world_size * bytes_ / self.time_ns(bytes_) * 1e9)
 
-    def extrapolated(self, world_size: int, algorithm: Literal["ring", "tree"] = "ring") -> CollectiveCost:
+    def extrapolated(self, world_size: int, algorithm: Algorithm = "ring") -> CollectiveCost:
         """The cost with other ranks on links like these.
 
         A ring takes 2 (N - 1) turns and sends 2 (N - 1) / N of the bytes over each link; a tree takes 2 log2 N turns.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -114,11 +114,12 @@ class Recommendation:
         }
 
 
-def recommend(fitted: Fitted, in_force: Buckets | None = None) -> Recommendation:
+def recommend(fitted: Fitted, in_force: Buckets | None = None, hosts: int = 1) -> Recommendation:
     """Compare all sizes, search for the best plan, and say what to do.
 
     Args:
         in_force: the plan to compare with; that of the newest recorded step if not given.
+        hosts: on how many the ranks run.
     """
     observations, gradients = fitted.observations, fitted.work.gradients
     in_force = in_force or observations.plans[int(observations.plan[-1])]
@@ -149,8 +150,8 @@ def recommend(fitted: Fitted, in_force: Buckets | None = None) -> Recommendation
         free_caps_mb=_caps(free, gradients),
         sizes=tuple(predicted.of_size(plan) for plan in shown),
         limits=limits_of(best.buckets, fitted.work, fitted.costs),
-        what_ifs=what_ifs_of([*uniform, default], fitted.work, fitted.costs),
-        missing=_missing(fitted),
+        what_ifs=what_ifs_of([*uniform, default], fitted.work, fitted.costs, hosts),
+        missing=_missing(best.buckets, fitted),
     )
 
 
@@ -246,19 +247,27 @@ def _caps(plan: Buckets, gradients: Gradients) -> tuple[float, ...] | None:
     return None if caps is None else tuple(caps)
 
 
-def _missing(fitted: Fitted) -> tuple[str, ...]:
+def _missing(best: Buckets, fitted: Fitted) -> tuple[str, ...]:
     missing = [fitted.costs.collective.missing]
     if not fitted.compute_slowdown.is_known:
         missing.append(
             "By how much communication slows compute down does not show with one bucket plan: record with "
             "--probe-buckets."
         )
-    if not fitted.lane_slowdown.is_known:
+    if not fitted.lane_slowdown.is_known and _lanes_matter(best, fitted):
         missing.append(
-            "By how much two all-reduces at a time slow each other down does not show: run overlapscope calibrate, or "
-            "record with --probe-buckets."
+            "By how much two all-reduces at a time slow each other down does not show in this recording: overlapscope "
+            "calibrate measures it."
         )
     return tuple(each for each in missing if each)
+
+
+def _lanes_matter(plan: Buckets, fitted: Fitted) -> bool:
+    step_ns = [
+        float(replay([plan], fitted.work, replace(fitted.costs, lane_slowdown=slowdown)).typical_ns[0])
+        for slowdown in fitted.lane_slowdown.interval
+    ]
+    return step_ns[1] > (1 + LEAST_GAIN) * step_ns[0]
 
 
 def _plain(value: Any) -> Any:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
-from overlapscope.model.cost import CollectiveCost
+from overlapscope.model.cost import Algorithm, CollectiveCost
 from overlapscope.model.limits import without_time
 from overlapscope.model.line import NOTHING, Line
 from overlapscope.model.plan import UniformPlan
 from overlapscope.model.plan_table import PlanTable, table_of
 from overlapscope.model.schedule import Costs, replay
 from overlapscope.model.work import Work
+
+_NCCL: Final[tuple[Algorithm, ...]] = ("ring", "tree")
+"""It takes whichever is faster."""
+_GLOO: Final[tuple[Algorithm, ...]] = ("ring",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +36,12 @@ class WhatIf:
     """What was taken for granted; empty if nothing."""
 
 
-def what_ifs_of(plans: Sequence[UniformPlan], work: Work, costs: Costs) -> tuple[WhatIf, ...]:
+def what_ifs_of(plans: Sequence[UniformPlan], work: Work, costs: Costs, hosts: int = 1) -> tuple[WhatIf, ...]:
     """All of them that make sense for this job.
 
     Args:
         plans: sizes to choose from.
+        hosts: on how many the ranks run: whether all-reduces were measured within one or between several.
     """
     typical, table = work.typical(), table_of([plan.buckets for plan in plans], work.gradients)
     usual = _Best(plans, table, typical, costs)
@@ -64,15 +70,19 @@ def what_ifs_of(plans: Sequence[UniformPlan], work: Work, costs: Costs) -> tuple
             usual.changed("gradient_as_bucket_view=True", replace(costs, copy_in=NOTHING, copy_out=NOTHING), "")
         )
     found.append(usual.changed("links of twice the bandwidth", replace(costs, collective=cost.with_bandwidth(2.0)), ""))
+    links = "links like those within this host" if hosts == 1 else f"links like those between these {hosts} hosts"
+    algorithms = _GLOO if costs.lanes > 1 else _NCCL
     for times in (2, 4):
         ranks = times * cost.world_size
-        found.append(
+        ways = [
             usual.changed(
                 f"{ranks} ranks instead of {cost.world_size}",
-                replace(costs, collective=cost.extrapolated(ranks)),
-                "all-reduce by a ring, over links like these, with as much work a rank",
+                replace(costs, collective=cost.extrapolated(ranks, algorithm)),
+                f"all-reduce by a {algorithm}, over {links}, with as much work a rank",
             )
-        )
+            for algorithm in algorithms
+        ]
+        found.append(min(ways, key=lambda way: way.step_ns))
     return tuple(found)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -21,12 +22,12 @@ def folder(tmp_path: Path) -> Path:
     return write_recording(tmp_path / "traces", steps=STEPS)
 
 
-def calibrated(folder: Path, ranks: int = 2) -> Path:
+def calibrated(folder: Path, hosts: Sequence[str] = ("node0", "node0")) -> Path:
     samples = [
         AllReduceSample(bytes=size, times_ns=tuple([300_000 + size // 20] * 5))
         for size in (1024, 1024**2, 16 * 1024**2, 64 * 1024**2)
     ]
-    calibration = Calibration(backend="gloo", device="cpu", hosts=tuple(["node0"] * ranks), samples=tuple(samples))
+    calibration = Calibration(backend="gloo", device="cpu", hosts=tuple(hosts), samples=tuple(samples))
     path = folder / "calibration.json"
     write_calibration(path, calibration)
     return path
@@ -90,10 +91,18 @@ def test_one_that_is_elsewhere_can_be_named(folder: Path, tmp_path: Path) -> Non
 
 
 def test_a_calibration_of_other_ranks_is_refused(folder: Path) -> None:
-    calibrated(folder, ranks=4)
+    calibrated(folder, hosts=["node0"] * 4)
     ran = overlapscope("recommend", folder)
     assert ran.returncode == 1
     assert "is of 4 ranks, the recording of 2" in ran.stderr
+
+
+def test_a_calibration_within_one_host_says_nothing_of_links_between_hosts(folder: Path) -> None:
+    calibrated(folder, hosts=["a", "b"])
+    ran = overlapscope("recommend", folder)
+    assert ran.returncode == 1
+    assert "is of ranks on 2 hosts, the recording of ranks on 1 host" in ran.stderr
+    assert "calibrate where the training runs" in ran.stderr
 
 
 def test_one_rank_is_told_what_to_record(tmp_path: Path) -> None:

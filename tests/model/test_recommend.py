@@ -154,6 +154,17 @@ def test_a_last_bucket_that_nothing_hides_limits_the_step() -> None:
     assert limits.communication == pytest.approx(1001 / 3501, rel=1e-3)
 
 
+@pytest.mark.parametrize(("wire_factor", "matters"), [(3.0, True), (0.001, False)])
+def test_who_does_not_know_how_lanes_share_the_wire_is_sent_to_calibrate_where_it_matters(
+    wire_factor: float, matters: bool
+) -> None:
+    job = large_job(lanes=2)
+    job = replace(job, wire=(job.wire[0], wire_factor * job.wire[1]))
+    plan = fill(job.gradients, [40 * KB * KB])
+    advice = recommend(fit(recording(job, 0.01, [plan] * 24), lanes=2))
+    assert any("overlapscope calibrate measures it" in sentence for sentence in advice.missing) == matters
+
+
 def test_what_if_has_what_can_be_changed() -> None:
     job = large_job(copy_in=(5.0, 1e-6), copy_out=(5.0, 1e-6))
     job = replace(job, wire=(50.0, 3 * job.wire[1]))
@@ -168,6 +179,14 @@ def test_what_if_has_what_can_be_changed() -> None:
     assert by_name["4 ranks instead of 2"].gain < 0
     gains = [by_name[f"no_sync, and a reduction every {every} micro-steps"].gain for every in (2, 4)]
     assert 0 < gains[0] < gains[1]
+
+
+@pytest.mark.parametrize(("lanes", "latency", "algorithm"), [(1, 200.0, "tree"), (2, 200.0, "ring")])
+def test_more_ranks_are_reduced_by_a_tree_where_nccl_would_take_one(lanes: int, latency: float, algorithm: str) -> None:
+    job = large_job(lanes=lanes)
+    job = replace(job, wire=(latency, job.wire[1]))
+    by_name = {each.change: each for each in advice_on(job).what_ifs}
+    assert by_name["8 ranks instead of 2"].assumption.startswith(f"all-reduce by a {algorithm}, over links like those")
 
 
 def test_who_makes_no_copies_is_not_told_to_save_them() -> None:
