@@ -16,7 +16,7 @@ STUCK_AFTER_NS: Final = 3_000_000_000
 STUCK_AFTER_STEPS: Final = 4
 """... nor what takes less than so many of the usual steps."""
 
-BUSY_CPU_SHARE: Final = 0.3
+BUSY_CPU_SHARE: Final = 0.2
 """Who waits uses next to nothing; who computes gets at least so much of a core, also on a crowded host."""
 
 _OF_ENDS: Final = ("killed", "failed", "out of memory", "slow", "healthy", "cannot tell")
