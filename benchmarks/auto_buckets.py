@@ -28,8 +28,8 @@ from rich.table import Table
 
 from benchmarks.auto_training import CAPS_MB, wait_for
 from benchmarks.quiet_machine import QUIET_CORES
-from benchmarks.shaped_link import LINKS, Ranks, ranks_over
 from benchmarks.swept_training import MODELS, WORLD_SIZE
+from tests.cluster.shaped_link import LINKS, Ranks, ranks_over
 
 TIME_LIMIT_S: Final = 1800
 LABELS: Final = ("auto", "default", *(f"{cap:g}" for cap in CAPS_MB))
@@ -63,8 +63,9 @@ def table_of(phases: list[dict[str, Any]], title: str) -> Table:
     medians_ms = [float(np.median(of_setting)) for of_setting in steps_ms]
     fastest_ms = min(medians_ms[1:])
     for label, of_setting, median_ms in zip(LABELS, steps_ms, medians_ms, strict=True):
-        noise = abs(np.median(of_setting[::2]) - np.median(of_setting[1::2])) / median_ms
-        noise_text = "-" if len(of_setting) < 2 else f"{noise:.1%}"
+        noise_text = "-"
+        if len(of_setting) > 1:
+            noise_text = f"{abs(np.median(of_setting[::2]) - np.median(of_setting[1::2])) / median_ms:.1%}"
         over = f"{median_ms / fastest_ms - 1:+.1%}"
         table.add_row(label, str(of_setting.size), f"{median_ms:.1f}", noise_text, over)
     return table

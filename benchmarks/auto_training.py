@@ -21,8 +21,8 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from benchmarks.models import share_weights
-from benchmarks.swept_training import MODELS, WARM_UP_STEPS, Setting, Task, measure_block, training_step
+from benchmarks.models import share_weights, training_step
+from benchmarks.swept_training import MODELS, WARM_UP_STEPS, Setting, Task, measure_block
 from instrumented_ddp import DistributedDataParallel
 
 CAPS_MB: Final = (0.1, 1, 2, 5, 10, 25, 1000)
@@ -35,9 +35,9 @@ _MOST_STEPS: Final = 1500
 def choose(model: DistributedDataParallel, step: Callable[[], None], decisions: int) -> int:
     """Train until so many decisions were made and the plan is in force. Returns after how many steps that was."""
     for steps in range(_MOST_STEPS):
-        made = torch.tensor([len(model.reducer.wished.decisions)])
+        made = torch.tensor([len(model._plans.wished.decisions)])
         dist.broadcast(made, 0)
-        if made.item() >= decisions and model.reducer.plan_reason != "probe":
+        if made.item() >= decisions and model._reducer.plan_reason != "probe":
             return steps
         step()
     raise RuntimeError(f"no decision after {_MOST_STEPS} steps")
@@ -83,7 +83,7 @@ def main() -> None:
             (folder / "slow-down").touch()
             wait_for(folder / "slowed")
         steps = choose(model, step, number + 1)
-        decisions = [asdict(decision) for decision in model.reducer.wished.decisions]
+        decisions = [asdict(decision) for decision in model._plans.wished.decisions]
         blocks = take_turns([step, *fixed], rounds, list(map(int, sys.argv[5:])))
         phases.append({"steps": steps, "decisions": decisions, "blocks": blocks, "buckets": model.bucket_plan.buckets})
     (folder / f"{rank}.json").write_text(json.dumps(phases))

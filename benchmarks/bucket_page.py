@@ -10,16 +10,16 @@ drawn. The slider goes to and fro over all sizes, and waits for each answer.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-from multiprocessing.connection import Connection
+import sys
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page
 
-CHROMIUM_ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
-CHROMIUM_ARGUMENTS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.browser import opened_page, served
+
 MOVE: Final = """
 (share) => new Promise((resolve) => {
   const slider = document.querySelector("#size")
@@ -37,16 +37,6 @@ MOVE: Final = """
 """
 
 
-def serve(folder: Path, pipe: Connection) -> None:
-    """The server process: sends its port and runs until it is ended."""
-    from dashboards.app import start_server
-    from dashboards.recording import Recording
-
-    server = start_server(Recording(folder), "127.0.0.1", 0)
-    pipe.send(server.port)
-    server.io_loop.start()
-
-
 def answers_ms(page: Page, moves: int) -> list[float]:
     """How long each move of the slider took to be answered."""
     shares = 0.5 + 0.5 * np.sin(np.arange(moves) * 0.37)
@@ -59,21 +49,10 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="a recording")
     parser.add_argument("--moves", type=int, default=100, help="of the slider (default: 100)")
     args = parser.parse_args()
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    server = context.Process(target=serve, args=(args.folder, theirs), daemon=True)
-    server.start()
-    try:
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=CHROMIUM_ARGUMENTS)
-            page = browser.new_page(viewport={"width": 1300, "height": 900})
-            page.goto(f"http://127.0.0.1:{ours.recv()}/buckets")
-            page.wait_for_function("document.body.dataset.answered > 0", timeout=60_000)
-            seen_ms = answers_ms(page, args.moves)
-            browser.close()
-    finally:
-        server.terminate()
-        server.join(10)
+    with served(args.folder) as server, opened_page() as page:
+        page.goto(f"{server.url}/buckets")
+        page.wait_for_function("document.body.dataset.answered > 0", timeout=60_000)
+        seen_ms = answers_ms(page, args.moves)
     median, p95 = np.percentile(seen_ms, [50, 95])
     print(f"{args.moves} moves of the slider: median {median:.0f} ms, p95 {p95:.0f} ms, longest {max(seen_ms):.0f} ms")
 

@@ -35,18 +35,17 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.quiet_machine import wait_until_quiet
-from benchmarks.shaped_link import LINKS, Ranks, check, ranks_over
 from benchmarks.sweep_file import Measured, Sweep
 from benchmarks.swept_training import MODELS, WORLD_SIZE, Block, Partition, Setting, Task
 from overlapscope.analysis.advice import advise
 from overlapscope.model.plan_file import write_plan
 from overlapscope.trace.environment import DETAIL_VARIABLE, TRACE_VARIABLE
 from overlapscope.trace.reader import read_trace
+from tests.cluster.shaped_link import LINKS, Ranks, check, ranks_over
 
 CAPS_MB: Final = (0.1, 1, 2, 3.5, 5, 7, 10, 15, 25, 50, 100)
 ROUNDS, STEPS = 6, 4
 RECORDED_STEPS: Final = 30
-LARGEST_CALIBRATED_MB: Final = 64
 PROBE_VARIABLE: Final = "OVERLAPSCOPE_PROBE_BUCKETS"
 TIME_LIMIT_S: Final = 900
 LONGEST_WAIT_S: Final = 15
@@ -100,11 +99,11 @@ def _measured(
     )
 
 
-def calibrate(ranks: Ranks, path: Path) -> None:
+def calibrate(ranks: Ranks, path: Path, largest_mb: int) -> None:
     """Time all-reduces of many sizes over the link, in some seconds."""
     with tempfile.TemporaryDirectory() as folder:
         meeting = f"file://{folder}/rendezvous"
-        options = ("--init-method", meeting, "--max-mb", str(LARGEST_CALIBRATED_MB))
+        options = ("--init-method", meeting, "--max-mb", str(largest_mb))
         _run(ranks, "instrumented_ddp.calibrate", "-o", str(path.absolute()), *options)
 
 
@@ -183,6 +182,9 @@ def parse_arguments() -> argparse.Namespace:
         "--rounds", type=int, default=ROUNDS, help=f"in which each has {STEPS} steps (default: {ROUNDS})"
     )
     parser.add_argument(
+        "--calibrate-mb", type=int, default=64, metavar="MB", help="largest all-reduce of the calibration (default: 64)"
+    )
+    parser.add_argument(
         "--seconds", type=float, default=240, help="for the sweep, if the machine is not quiet (default: 240)"
     )
     return parser.parse_args()
@@ -196,7 +198,7 @@ def main() -> None:
     with ranks_over(LINKS[args.link], WORLD_SIZE) as ranks:
         record(ranks, args.model, traces / "plain", probe_buckets=False)
         record(ranks, args.model, traces / "probe", probe_buckets=True)
-        calibrate(ranks, args.folder / "calibration.json")
+        calibrate(ranks, args.folder / "calibration.json", args.calibrate_mb)
         sizes = [Setting(), *(Setting(bucket_cap_mb=cap) for cap in args.caps)]
         settings = [*sizes, *settings_of_best_plan(args.folder)]
         measured = sweep(args.model, args.link, ranks, settings, args.rounds, args.seconds)

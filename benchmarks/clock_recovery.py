@@ -43,10 +43,10 @@ def run_rank(rank: int, folder: Path, runs: int, seconds: float) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     import torch.distributed as dist
 
-    from instrumented_ddp import clock as recorded_clock
+    from overlapscope.trace import host
 
     if rank == 1:
-        recorded_clock.boot_identity = lambda: "another host"
+        host.boot_identity = lambda: "another host"
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     chance = random.Random(1)

@@ -44,19 +44,18 @@ class Signals:
         self.callback_ns: list[int] = []
         self.look_ns: list[int] = []
         self._running: list[tuple[dist.Work, int]] = []
-        [lane] = model.reducer._lanes.values()
-        launch = lane.all_reduce
+        launch = dist.ProcessGroup.allreduce
 
-        def all_reduce(*args: object) -> object:
-            collective = launch(*args)
+        def allreduce(*args: object) -> dist.Work:
+            work = launch(*args)
             number = len(self.callback_ns)
             self.callback_ns.append(0)
             self.look_ns.append(0)
-            self._running.append((collective.work, number))
-            collective.work.add_done_callback(lambda _: self.callback_ns.__setitem__(number, time.time_ns()))
-            return collective
+            self._running.append((work, number))
+            work.get_future().add_done_callback(lambda _: self.callback_ns.__setitem__(number, time.time_ns()))
+            return work
 
-        lane.all_reduce = all_reduce
+        dist.ProcessGroup.allreduce = allreduce
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(self.look)
 
@@ -64,7 +63,7 @@ class Signals:
         """Note what has completed since the last look."""
         now_ns = time.time_ns()
         for work, number in list(self._running):
-            if work.done():
+            if work.is_completed():
                 self.look_ns[number] = now_ns
                 self._running.remove((work, number))
 
@@ -89,12 +88,11 @@ def run_rank(rank: int, folder: str, steps: int) -> None:
 
     for _ in range(WARM_UP_STEPS):
         step()
-    first = len(signals.callback_ns)
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         for _ in range(steps):
             step()
     unix_minus_monotonic_ns = time.time_ns() - time.monotonic_ns()
-    model.recorder.close()
+    model._session.close()
     if rank == 0:
         profiler.export_chrome_trace(f"{folder}/profile.json")
         profiled = json.loads(Path(f"{folder}/profile.json").read_text())
@@ -102,11 +100,12 @@ def run_rank(rank: int, folder: str, steps: int) -> None:
         events.sort(key=lambda event: event["ts"])
         true_ns = np.array([round((e["ts"] + e["dur"]) * 1000) for e in events]) + profiled["baseTimeNanoseconds"]
         reduced = read_trace(f"{folder}/traces").collectives.query("rank == 0 and op == 'all_reduce'")
-        recorded_ns = reduced["end_ns"].to_numpy(dtype=np.int64)[first:] + unix_minus_monotonic_ns
+        recorded_ns = reduced["end_ns"].to_numpy(dtype=np.int64) + unix_minus_monotonic_ns
         print(f"{len(true_ns)} all-reduces; lateness in ms\n{'':10} {'p5':>8} {'p50':>8} {'p90':>8} {'max':>8}")
-        signal_ns = {"recorded": recorded_ns, "callback": signals.callback_ns[first:], "look": signals.look_ns[first:]}
-        for name, ends_ns in signal_ns.items():
-            lateness_ms = (np.array(ends_ns) - true_ns)[np.array(ends_ns) > 0] / 1e6
+        signal_ns = {"recorded": recorded_ns, "callback": signals.callback_ns, "look": signals.look_ns}
+        for name, every_end_ns in signal_ns.items():
+            ends_ns = np.array(every_end_ns)[-len(true_ns) :]  # without the warm-up's
+            lateness_ms = (ends_ns - true_ns)[ends_ns > 0] / 1e6
             print(f"{name:10} " + " ".join(f"{np.percentile(lateness_ms, p):8.3f}" for p in (5, 50, 90, 100)))
     dist.destroy_process_group()
 

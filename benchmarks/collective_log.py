@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from instrumented_ddp.collective_log.collectives import Collectives
+from instrumented_ddp.collective_log.position import Position
 from instrumented_ddp.collective_log.purposes import Purpose, launched_for
 
 COLLECTIVES = 2000
@@ -45,7 +46,7 @@ def us_of_each(launch: Callable[[], object]) -> float:
 def us_when_logged(launch: Callable[[], object]) -> float:
     """The same with a log, which is new and knows nothing yet."""
     with tempfile.TemporaryDirectory() as folder:
-        log = Collectives(Path(folder), rank=0, on_incident="off")
+        log = Collectives(Path(folder, "rank_0"), 0, Position())
         try:
             return us_of_each(launch)
         finally:

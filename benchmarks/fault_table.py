@@ -25,7 +25,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain, combinations
 from pathlib import Path
 from typing import Final
@@ -35,69 +34,16 @@ from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.lab import jobs
 from overlapscope.lab.catalogue import FAULTS, Fault
 from overlapscope.lab.diagnosing import diagnose
-from overlapscope.lab.reports import Report, reports_in
+from overlapscope.lab.reports import reports_in
 from overlapscope.lab.scripts import script_of
 from overlapscope.lab.truth import Check, compare
+from tests.lab.outcome import Outcome, run_fault
 from tests.lab.warm_ranks import WarmRank
 
 POINTS: Final = ("kind", "blamed", "step", "bucket", "parameters", "line")
 HEALTHY_TRAINING: Final = Path(__file__).with_name("healthy_training.py")
 _KILLED_AFTER_S: Final = 4
 _NOTICED_WITHIN_S: Final = 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What came out of a run."""
-
-    reports: list[Report]
-    """Of watchdogs, those taken back left out."""
-    verdict: Verdict
-    """Of the recording, while the ranks that hang are there."""
-    later: Verdict
-    """Of the recording, when all of them are gone."""
-    fault_ns: int | None
-    launcher_ns: int | None
-    """When the launcher had its verdict, if the fault had ended all ranks by then."""
-
-    @property
-    def seconds(self) -> str:
-        """From the fault to the first message."""
-        if self.fault_ns is None:
-            return "-"
-        if self.reports:
-            return f"{(self.reports[0].time_ns - self.fault_ns) / 1e9:.1f}"
-        return "-" if self.launcher_ns is None else f"{(self.launcher_ns - self.fault_ns) / 1e9:.1f} after the end"
-
-    def wrong(self, fault: Fault, world_size: int) -> dict[str, list[str]]:
-        """What is not the truth: in the diagnosis, in the first message, and in the diagnosis afterwards."""
-        verdicts = {"diagnosis": self.verdict, "afterwards": self.later}
-        if self.reports:
-            verdicts["message"] = self.reports[0].verdict
-        wrong = {
-            what: [str(check) for check in compare(fault, world_size, verdict) if not check.is_right]
-            for what, verdict in verdicts.items()
-        }
-        if fault.is_negative and self.reports:
-            wrong["message"] = [self.reports[0].verdict.sentence]
-        elif not fault.is_negative and not self.reports:
-            wrong["message"] = ["none"] if self.launcher_ns is None else wrong["diagnosis"]
-        return {what: points for what, points in wrong.items() if points}
-
-
-def run_fault(fault: Fault, world_size: int, *, wrapper: jobs.Wrapper) -> Outcome:
-    with tempfile.TemporaryDirectory(prefix="fault-table-") as temporary:
-        trace = Path(temporary, "trace")
-        # A script that knows nothing of us is recorded from its interpreter's start on.
-        start: jobs.Start = jobs.start_python if wrapper == "torch" else WarmRank
-        with jobs.running(script_of(fault), world_size, wrapper=wrapper, trace=trace, start=start) as job:
-            job.wait(patience_s=fault.patience_s)
-            verdict, _ = diagnose(trace)
-            launcher_ns = None if job.running() else time.monotonic_ns()
-            fault_ns = job.fault_ns()
-        later, _ = diagnose(trace)
-        reports = [report for report in reports_in(trace) if not report.is_retracted]
-    return Outcome(reports=reports, verdict=verdict, later=later, fault_ns=fault_ns, launcher_ns=launcher_ns)
 
 
 def row(fault: Fault, world_size: int, outcome: Outcome, stock: str | None) -> list[str]:

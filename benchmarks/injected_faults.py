@@ -23,9 +23,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -41,64 +39,37 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from overlapscope.analysis.sentences import who
 from overlapscope.analysis.stragglers import Finding, stragglers_of
 from overlapscope.trace.reader import read_trace
-from tests.cluster.faults import Fault, GcPauses, Pause, SlowCompute, SlowData, SlowLink, to_json
-from tests.cluster.hosts import INTERFACE, Hosts, cluster_of
-from tests.cluster.processes import run_together
+from tests.cluster.faults import Fault, SlowLink
+from tests.cluster.hosts import cluster_of
+from tests.cluster.injected import CASES, STEPS, WORLD_SIZE, names, train
 
-WORLD_SIZE: Final = 4
-STEPS: Final = 150
 SKIPPED_STEPS: Final = 5
 """At the beginning: buckets are rebuilt, memory is touched for the first time."""
-TIME_LIMIT_S: Final = 120
 TABLE_WIDTH: Final = 150
-CASES: Final[dict[str, tuple[Fault, ...]]] = {
-    "none": (),
-    "slow_compute": (SlowCompute(rank=1),),
-    "slow_data": (SlowData(rank=2),),
-    "pause": (Pause(rank=3),),
-    "gc_pauses": (GcPauses(rank=3),),
-    "slow_compute_and_slow_data": (SlowCompute(rank=1), SlowData(rank=2)),
-    "slow_link": (SlowLink(rank=2),),
-    "gc_pauses_and_slow_link": (GcPauses(rank=3), SlowLink(rank=1)),
-    "slow_compute_later": (SlowCompute(rank=0, from_step=80),),
-}
 
 
-def record(case: str, folder: Path) -> None:
+def record(case: str, folder: Path, steps: int) -> None:
     """Record one case, its faults and beside it without them, and write its truth."""
     faults = CASES[case]
     healthy = folder.with_name(f"{folder.name}.healthy")
     links = [fault for fault in faults if isinstance(fault, SlowLink)]
     if links:
         with cluster_of(WORLD_SIZE) as hosts:
-            train((), healthy, hosts)
+            train((), healthy, hosts, steps)
             for link in links:
                 hosts.slow_down(link.rank, link.rate)
-            train(faults, folder, hosts)
+            train(faults, folder, hosts, steps)
     else:
-        train((), healthy)
-        train(faults, folder)
-    truth = truth_of(faults, folder, healthy)
+        train((), healthy, steps=steps)
+        train(faults, folder, steps=steps)
+    truth = truth_of(faults, folder, healthy, steps)
     (folder / "truth.json").write_text(json.dumps({"case": case} | truth, indent=1))
 
 
-def train(faults: Sequence[Fault], folder: Path, hosts: Hosts | None = None) -> None:
-    """Record one training, a rank on each host or all of them on this one."""
-    delays = to_json([fault for fault in faults if not isinstance(fault, SlowLink)])
-    interface = INTERFACE if hosts else "lo"
-    environment = os.environ | {"WORLD_SIZE": str(WORLD_SIZE), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": interface}
-    script = [sys.executable, "-m", "tests.cluster.straggling", str(folder), "--steps", str(STEPS), "--faults", delays]
-    with tempfile.TemporaryDirectory() as rendezvous:
-        script += ["--rendezvous", f"{rendezvous}/file"]
-        prefixes = [hosts.command(rank) if hosts else [] for rank in range(WORLD_SIZE)]
-        commands = [[*prefix, "env", f"RANK={rank}", *script] for rank, prefix in enumerate(prefixes)]
-        run_together(commands, environment, TIME_LIMIT_S)
-
-
-def truth_of(faults: Sequence[Fault], folder: Path, healthy: Path) -> dict[str, Any]:
+def truth_of(faults: Sequence[Fault], folder: Path, healthy: Path, steps: int) -> dict[str, Any]:
     """What is wrong in a recording, and what it cost."""
     measured = measured_delays(folder)
-    delays_ns = {fault: delays_by_step(fault, measured) for fault in faults}
+    delays_ns = {fault: delays_by_step(fault, measured, steps) for fault in faults}
     cycles_ns, healthy_cycles_ns = cycles(folder), cycles(healthy)
     undisturbed_ns = cycles_ns[sum(delays_ns.values()) == 0] if faults else cycles_ns
     truths = []
@@ -108,16 +79,16 @@ def truth_of(faults: Sequence[Fault], folder: Path, healthy: Path) -> dict[str, 
         else:
             others = [other for other in faults if other is not fault]
             extra_ns, saved_ns = own_ns.mean(), held_up(faults, delays_ns) - held_up(others, delays_ns)
-        steps = [step for step in range(SKIPPED_STEPS, STEPS) if fault.strikes(step)]
+        struck = [step for step in range(SKIPPED_STEPS, steps) if fault.strikes(step)]
         truths.append(
             asdict(fault)
             | {"kind": fault.kind, "cause": fault.cause, "pattern": fault.pattern}
             | {"extra_ns_per_step": extra_ns, "saved_ns_per_step": saved_ns}
-            | {"steps": steps, "extra_ns": [int(each) for each in own_ns if each]}
+            | {"steps": struck, "extra_ns": [int(each) for each in own_ns if each]}
         )
     return {
         "world_size": WORLD_SIZE,
-        "steps": STEPS,
+        "steps": steps,
         "skipped_steps": SKIPPED_STEPS,
         "step_time_ns": summary(cycles_ns),
         "healthy_step_time_ns": summary(healthy_cycles_ns),
@@ -132,9 +103,9 @@ def measured_delays(folder: Path) -> list[dict[str, Any]]:
     return [delay for file in files for delay in json.loads(file.read_text())]
 
 
-def delays_by_step(fault: Fault, measured: Sequence[dict[str, Any]]) -> np.ndarray:
+def delays_by_step(fault: Fault, measured: Sequence[dict[str, Any]], steps: int) -> np.ndarray:
     """Nanoseconds that a fault held up its rank, for each step that counts; zeros if it is not of a rank."""
-    by_step_ns = np.zeros(STEPS, dtype=np.int64)
+    by_step_ns = np.zeros(steps, dtype=np.int64)
     for delay in measured:
         if (delay["kind"], delay["rank"]) == (fault.kind, fault.rank):
             by_step_ns[delay["steps"]] = delay["extra_ns"]
@@ -143,10 +114,8 @@ def delays_by_step(fault: Fault, measured: Sequence[dict[str, Any]]) -> np.ndarr
 
 def held_up(faults: Sequence[Fault], delays_ns: dict[Fault, np.ndarray]) -> float:
     """Mean nanoseconds by which these faults make a step longer: by those of the rank that has most."""
-    by_rank_ns = np.zeros((WORLD_SIZE, STEPS - SKIPPED_STEPS))
-    for fault in faults:
-        by_rank_ns[fault.rank] += delays_ns[fault]
-    return float(by_rank_ns.max(axis=0).mean())
+    of_ranks = (sum(delays_ns[fault] for fault in faults if fault.rank == rank) for rank in range(WORLD_SIZE))
+    return float(np.max(np.broadcast_arrays(*of_ranks), axis=0).mean())
 
 
 def cycles(folder: Path) -> np.ndarray:
@@ -189,17 +158,6 @@ def judge(faults: Sequence[Fault], folder: Path) -> list[Judgement]:
     return judgements + [Judgement("nothing", 0.0, finding) for finding in findings]
 
 
-def names(finding: Finding, fault: Fault) -> bool:
-    """Whether a finding has the rank, the cause, and the pattern with its period, of a fault."""
-    blamed = (finding.link.rank,) if finding.link else finding.ranks
-    pattern = (finding.pattern.kind, finding.pattern.period)
-    return (blamed, finding.cause, pattern) == (
-        (fault.rank,),
-        fault.cause,
-        (fault.pattern, getattr(fault, "every", None)),
-    )
-
-
 def rows_of(case: str, faults: Sequence[Fault], folder: Path) -> Iterator[tuple[str, ...]]:
     """A row for each fault and each finding, of a recording."""
     judgements = judge(faults, folder)
@@ -220,12 +178,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where recordings go")
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)} (default: all)")
+    parser.add_argument("--steps", type=int, default=STEPS, help="of each run (%(default)s)")
     args = parser.parse_args()
     table = Table("case", "truth", "ms a step", "found", "ms a step", "error", box=SIMPLE_HEAD)
     for case in track(args.cases or CASES, console=Console(stderr=True)):
         folder = args.folder / case
         if not (folder / "truth.json").exists():
-            record(case, folder)
+            record(case, folder, args.steps)
         healthy = rows_of(f"{case}, healthy", (), folder.with_name(f"{case}.healthy"))
         for row in (*healthy, *rows_of(case, CASES[case], folder)):
             table.add_row(*row)

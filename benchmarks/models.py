@@ -30,6 +30,11 @@ class Workload:
     """The loss, from what the module returns."""
 
 
+def make_tiny() -> Workload:
+    """1.5 MB of gradients in 12 parameters: to see that a benchmark runs, with buckets of several sizes."""
+    return _mlp(layers=6, width=256, batch=4)
+
+
 def make_mlp() -> Workload:
     """400 parameters: 200 layers of width 64."""
     return _mlp(layers=200, width=64, batch=32)
@@ -44,6 +49,26 @@ def make_transformer() -> Workload:
     """The GPT of examples/train_gpt.py, with a smaller batch."""
     module = GPT(width=192, layers=6, heads=6, context=64)
     return Workload(module, {"text": torch.randint(0, 256, (2, 64))}, _mean_square)
+
+
+def make_deep_mlp() -> Workload:
+    """600 parameters in 300 layers of width 16, whose compute is hardly more than what launches it."""
+    return _mlp(layers=300, width=16, batch=4)
+
+
+def make_deep_transformer() -> Workload:
+    """100 parameters: the GPT of examples/train_gpt.py with 8 layers."""
+    module = GPT(width=160, layers=8, heads=5, context=64)
+    return Workload(module, {"text": torch.randint(0, 256, (2, 64))}, _mean_square)
+
+
+def make_normalised_convnet() -> Workload:
+    """16 convolutions, each with a BatchNorm, whose buffers rank 0 broadcasts before each forward."""
+    modules: list[nn.Module] = [nn.Conv2d(3, 32, 3, padding=1, bias=False)]
+    for _ in range(15):
+        modules += [nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1, bias=False)]
+    modules.append(nn.BatchNorm2d(32))
+    return Workload(nn.Sequential(*modules), {"input": torch.randn(8, 3, 16, 16)}, _mean_square)
 
 
 def make_wide_mlp() -> Workload:
@@ -88,7 +113,16 @@ def make_bert_base() -> Workload:
     return Workload(BertForSequenceClassification(config), batch, _own_loss)
 
 
-SMALL_MODELS: Final = {"mlp-400": make_mlp, "convnet": make_convnet, "transformer": make_transformer}
+TINY_MODELS: Final = {"tiny": make_tiny}
+
+SMALL_MODELS: Final = {
+    "mlp-400": make_mlp,
+    "mlp-600": make_deep_mlp,
+    "convnet": make_convnet,
+    "convnet-16": make_normalised_convnet,
+    "transformer": make_transformer,
+    "transformer-100": make_deep_transformer,
+}
 """Steps of tens of milliseconds, in which a recorder that costs too much is seen."""
 
 LARGE_MODELS: Final = {
@@ -101,6 +135,18 @@ LARGE_MODELS: Final = {
 
 KNOWN_MODELS: Final = {"resnet-50": make_resnet_50, "bert-base": make_bert_base}
 """Architectures that people train. They need the transformers package."""
+
+
+def training_step(workload: Workload, model: nn.Module) -> Callable[[], None]:
+    """Forward, backward, optimizer and ``zero_grad`` of a model."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def step() -> None:
+        workload.loss_of(model(**workload.batch)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
 
 
 def share_weights(module: nn.Module) -> nn.Module:

@@ -11,7 +11,8 @@ import sys
 import torch
 import torch.distributed as dist
 
-from benchmarks.swept_training import MODELS, training_step
+from benchmarks.models import training_step
+from benchmarks.swept_training import MODELS
 from instrumented_ddp import DistributedDataParallel
 
 

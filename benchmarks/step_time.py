@@ -1,260 +1,172 @@
-"""What recording costs a training that used stock DDP before: ratios of step times.
+"""What recording costs a training step: stock's DDP and ours, not recorded and recorded, in CPU time and wall time.
 
-    python -m benchmarks.step_time [--models resnet-50 bert-base] [--detail parameters]
+    python -m benchmarks.step_time [--models transformer convnet] [--rounds 9] [--threads]
 
-Two ranks train over gloo on this machine, one thread each: forward, backward, optimizer, ``zero_grad``. Every model is
-trained without and with ``gradient_as_bucket_view``, and in the same processes by these DDP instances:
+Two ranks train over gloo on this machine, one compute thread each, and each with all its threads on a core of its own:
+forward, backward, optimizer, ``zero_grad``. Every run starts new processes. In each round the four ways take turns, so
+that all of them see the machine as it is then, and another one begins. Recorded is what ``overlapscope record`` has
+recorded.
 
-recorded        instrumented_ddp's DistributedDataParallel, which records into a folder on disk
-nothing         a second instance of torch's: what this method reads where there is nothing to be read
-torch.profiler  torch's, with ``torch.profiler.profile(activities=[CPU])`` running. Starting it, and making events of
-                what it has seen, is not counted
+CPU time is that of a rank's process with all its threads, the mean over steps and ranks; wall time is the median step
+of the slower rank. Of stock's DDP, not recorded, the table has the median over rounds in milliseconds, of the others
+the median over rounds of the ratio to it in the same round. With --threads a second table says where the CPU time of
+rank 0 goes, in microseconds a step by thread.
 
-each compared with one and the same instance of torch's. The instances see the same batch and share the memory of one
-set of weights, so they differ in nothing but their buckets. Blocks of steps are measured in pairs (benchmarks/
-pairing.py says how, and which time is taken), after warm-up steps in which buckets are rebuilt. A line is the median
-over pairs of the ratio of the blocks' times, with a 95 % bootstrap interval; processes are started several times,
-because a ratio also depends on where memory happens to lie. A recorder's hooks around optimizers are global: they
-cost the stock instances about a microsecond per step as well.
-
-With its defaults this takes about 20 minutes. Wall times mean little while other processes use the cores: how much
-they did is printed last.
+Wall times mean little while other processes use the cores: how much they did is printed last.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import importlib.util
 import os
 import shlex
+import socket
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from multiprocessing.queues import SimpleQueue
+from pathlib import Path
 from typing import Final
 
-import numpy as np
 import psutil
 import torch
-import torch.distributed as dist
-import torch.multiprocessing
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import track
 from rich.table import Table
-from torch import nn
-from torch.profiler import ProfilerActivity, profile
 
-import instrumented_ddp
-from benchmarks.models import KNOWN_MODELS, SMALL_MODELS, Workload, share_weights
-from benchmarks.pairing import BlockTimes, Comparison, Estimate, Side, block_of, measure_pairs, ratio_of
-from overlapscope.trace.environment import DETAIL_VARIABLE, DETAILS
-from overlapscope.trace.reader import read_trace
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.models import KNOWN_MODELS, SMALL_MODELS
+from benchmarks.timed_training import MODELS, Timed
+from overlapscope.commands.child_process import plain_environment, recording_environment
+from overlapscope.trace.environment import DETAILS, Detail, with_startup
+from overlapscope.trace.format import EVENTS_FILE, rank_folder
+from overlapscope.trace.log import newest_step
+from tests.cluster.processes import run_together
 
-MODELS: Final = SMALL_MODELS | KNOWN_MODELS
 WORLD_SIZE: Final = 2
-WARM_UP_STEPS: Final = 4
-"""Of each instance. Stock DDP rebuilds its buckets in the second step."""
-BLOCK_S: Final = 0.05
+TIME_LIMIT_S: Final = 1800
 TABLE_WIDTH: Final = 120
-RECORDED, NOTHING, PROFILER = "recorded", "nothing", "torch.profiler"
 
 
 @dataclass(frozen=True)
-class Case:
-    """One training whose step time is measured."""
+class Way:
+    """Of doing the same training."""
 
-    model: str
-    gradient_as_bucket_view: bool
+    wrapper: str
+    is_recorded: bool
 
     def __str__(self) -> str:
-        return f"{self.model}, {'bucket views' if self.gradient_as_bucket_view else 'copies'}"
+        return f"{self.wrapper}, recorded" if self.is_recorded else self.wrapper
 
 
-@dataclass(frozen=True)
-class Effort:
-    """What is compared with stock DDP beside the recorded instance, and how often."""
+STOCK: Final = Way("stock", False)
+WAYS: Final = (STOCK, Way("stock", True), Way("ours", False), Way("ours", True))
 
-    control: bool
-    profiler: bool
-    most_pairs: int
-    most_seconds: float
+Run = list[Timed]
+"""By rank."""
+
+
+def run(model: str, way: Way, steps: int, detail: Detail) -> Run:
+    """Train once, in new processes."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        traces = folder / "traces"
+        environment = with_startup(recording_environment(traces, detail)) if way.is_recorded else plain_environment()
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        environment |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        # A store over TCP, as with torchrun: watchdogs ask it.
+        environment |= {"WORLD_SIZE": str(WORLD_SIZE), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        program = [sys.executable, "-m", "benchmarks.timed_training", temporary, way.wrapper, model, str(steps)]
+        cores = sorted(os.sched_getaffinity(0))
+        commands = [["env", f"RANK={rank}", *program, str(cores[rank % len(cores)])] for rank in range(WORLD_SIZE)]
+        run_together(commands, environment, TIME_LIMIT_S)
+        is_recorded = (newest_step(rank_folder(traces, 0) / EVENTS_FILE) or 0) >= steps
+        assert is_recorded == way.is_recorded, f"{way}: recorded is {is_recorded}"
+        return [Timed.read(folder / f"{rank}.json") for rank in range(WORLD_SIZE)]
+
+
+def wall_ns(run: Run) -> float:
+    """Of a step of the job."""
+    return max(timed.wall_ns for timed in run)
+
+
+def cpu_ns(run: Run) -> float:
+    """Of a rank, a step."""
+    return statistics.mean(timed.cpu_ns for timed in run)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What one start of the processes has found."""
+    """One model."""
 
-    steps_per_block: int
-    times: dict[str, BlockTimes]
+    model: str
+    rounds: list[dict[Way, Run]]
 
+    def stock_ms(self) -> tuple[float, float]:
+        """CPU time and wall time of a step with stock's DDP, not recorded."""
+        cpu, wall = (statistics.median(clock(runs[STOCK]) for runs in self.rounds) / 1e6 for clock in (cpu_ns, wall_ns))
+        return cpu, wall
 
-@dataclass(frozen=True)
-class Line:
-    """One comparison of one case, over all starts."""
-
-    case: Case
-    comparison: str
-    step_ms: float
-    """Of stock DDP."""
-    pairs: int
-    wall: Estimate
-    cpu: Estimate
-
-
-def make_step(workload: Workload, wrap: Callable[[nn.Module], nn.Module]) -> Callable[[], None]:
-    """A training step of a new DDP instance."""
-    model = wrap(share_weights(workload.module))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-
-    def step() -> None:
-        workload.loss_of(model(**workload.batch)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
-
-
-def measure_case(case: Case, effort: Effort, start: int, folder: str, on_pair: Callable[[], object]) -> Measured:
-    """Compare the instances with each other. All ranks call this together."""
-    torch.manual_seed(start)
-    workload = MODELS[case.model]()
-    stock = partial(nn.parallel.DistributedDataParallel, gradient_as_bucket_view=case.gradient_as_bucket_view)
-    recorded = partial(
-        instrumented_ddp.DistributedDataParallel,
-        gradient_as_bucket_view=case.gradient_as_bucket_view,
-        trace=f"{folder}/traces",
-    )
-    wrappers: dict[str, Callable[[nn.Module], nn.Module]] = {"stock": stock, RECORDED: recorded}
-    if effort.control:
-        wrappers[NOTHING] = stock
-    # Who is made first gets other memory than who is made last.
-    names = [list(wrappers)[number] for number in torch.randperm(len(wrappers))]
-    steps = {name: make_step(workload, wrappers[name]) for name in names}
-    for step in steps.values():
-        for _ in range(WARM_UP_STEPS):
-            step()
-
-    baseline = Side(steps["stock"])
-    comparisons: dict[str, Comparison] = {name: (Side(steps[name]), baseline) for name in wrappers if name != "stock"}
-    if effort.profiler:
-        profiled = Side(steps["stock"], around=partial(profile, activities=[ProfilerActivity.CPU]))
-        with profiled.around():  # the first time takes longer
-            profiled.step()
-        comparisons[PROFILER] = profiled, baseline
-    block = block_of(steps["stock"], BLOCK_S)
-    # The collector goes on as in any training, but need not look through all that has been imported.
-    gc.collect()
-    gc.freeze()
-    times = measure_pairs(
-        comparisons,
-        block,
-        most_pairs=effort.most_pairs,
-        most_seconds=effort.most_seconds,
-        seed=start,
-        on_pair=on_pair,
-    )
-    return Measured(block.steps, times)
-
-
-def run_rank(
-    rank: int, case: Case, effort: Effort, start: int, folder: str, reports: SimpleQueue[Measured | None]
-) -> None:
-    """A rank's process: rank 0 reports None for every pair that is done, and at last what was measured."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=WORLD_SIZE)
-    measured = measure_case(case, effort, start, folder, partial(reports.put, None) if rank == 0 else lambda: None)
-    if rank == 0:
-        reports.put(measured)
-    dist.destroy_process_group()
-
-
-def measure_in_new_processes(case: Case, effort: Effort, start: int, on_pair: Callable[[], object]) -> Measured:
-    """Start the ranks, wait for what they find."""
-    reports: SimpleQueue[Measured | None] = torch.multiprocessing.get_context("spawn").SimpleQueue()
-    measured: Measured | None = None
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = case, effort, start, folder, reports
-        ranks = torch.multiprocessing.spawn(run_rank, arguments, nprocs=WORLD_SIZE, join=False)
-        has_ended = False
-        while not has_ended:
-            has_ended = ranks.join(timeout=0.2)
-            while not reports.empty():
-                report = reports.get()
-                if report is None:
-                    on_pair()
-                else:
-                    measured = report
-        assert len(read_trace(f"{folder}/traces").steps), "nothing was recorded"
-    assert measured is not None
-    return measured
-
-
-def lines_of(case: Case, starts: list[Measured]) -> Iterable[Line]:
-    """The comparisons of one case."""
-    for name in starts[0].times:
-        wall_ns = [measured.times[name].wall_ns for measured in starts]
-        cpu_ns = [measured.times[name].cpu_ns for measured in starts]
-        step_ns = np.concatenate(
-            [times[:, 1] / measured.steps_per_block for times, measured in zip(wall_ns, starts, strict=True)]
+    def ratios(self, way: Way) -> tuple[float, float]:
+        """CPU time and wall time of a step, to those of stock's DDP, not recorded."""
+        cpu, wall = (
+            statistics.median(clock(runs[way]) / clock(runs[STOCK]) for runs in self.rounds)
+            for clock in (cpu_ns, wall_ns)
         )
-        yield Line(
-            case=case,
-            comparison=name,
-            step_ms=float(np.median(step_ns)) / 1e6,
-            pairs=len(step_ns),
-            wall=ratio_of(wall_ns),
-            cpu=ratio_of(cpu_ns),
-        )
+        return cpu, wall
+
+    def thread_us(self, way: Way) -> dict[str, float]:
+        """CPU time a step of each thread of rank 0, by name."""
+        runs = [runs[way][0].thread_ns for runs in self.rounds]
+        return {name: statistics.median(run.get(name, 0.0) for run in runs) / 1e3 for name in runs[0]}
+
+    def threads_more(self, way: Way) -> str:
+        """How many threads rank 0 has more than unrecorded, with the same DDP, and what they take a step."""
+        unrecorded, last = Way(way.wrapper, False), self.rounds[-1]
+        more = last[way][0].thread_count - last[unrecorded][0].thread_count
+        before = self.thread_us(unrecorded)
+        return f"{more:+} ({sum(us for name, us in self.thread_us(way).items() if name not in before):.0f})"
 
 
-def table_of(lines: Iterable[Line]) -> Table:
-    """A row a line, the step time of a case once."""
-    table = Table("model", "gradients", box=SIMPLE_HEAD)
-    for heading in ("stock, ms", "pairs"):
-        table.add_column(heading, justify="right")
-    for heading in ("compared with stock", "wall time", "CPU time"):
-        table.add_column(heading)
-    for column in table.columns:
-        column.no_wrap = True
-    before = None
-    for line in lines:
-        gradients = "bucket views" if line.case.gradient_as_bucket_view else "copies"
-        first = (line.case.model, gradients, f"{line.step_ms:.1f}", str(line.pairs))
-        table.add_row(*(("",) * 4 if line.case == before else first), line.comparison, str(line.wall), str(line.cpu))
-        before = line.case
+def table_of(models: Sequence[Measured]) -> Table:
+    """A row a model, and their median and maximum."""
+    table = Table("model", box=SIMPLE_HEAD)
+    for way in WAYS:
+        table.add_column(f"{way}\nCPU{' ms' if way == STOCK else ''}", justify="right")
+        table.add_column(f"\nwall{' ms' if way == STOCK else ''}", justify="right")
+    for measured in models:
+        ratios = [f"{ratio:.3f}" for way in WAYS[1:] for ratio in measured.ratios(way)]
+        table.add_row(measured.model, *(f"{ms:.1f}" for ms in measured.stock_ms()), *ratios)
+    for name, of_all in (("median", statistics.median), ("largest", max)):
+        columns = [[measured.ratios(way)[clock] for measured in models] for way in WAYS[1:] for clock in (0, 1)]
+        table.add_row(name, "", "", *(f"{of_all(column):.3f}" for column in columns))
     return table
 
 
-def medians_over_cases(lines: list[Line]) -> Iterable[str]:
-    """A sentence a comparison: median and range over all models, both ways."""
-    for name in dict.fromkeys(line.comparison for line in lines):
-        described = []
-        for clock in ("wall", "cpu"):
-            ratios = [getattr(line, clock).median for line in lines if line.comparison == name]
-            described.append(f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
-        yield f"{name:15} wall {described[0]}   CPU {described[1]}"
-
-
-def describe_machine(detail: str) -> str:
-    """What one needs to know to quote the figures."""
-    command = shlex.join(["python", "-m", "benchmarks.step_time", *sys.argv[1:]])
-    load = " ".join(f"{average:.2f}" for average in os.getloadavg())
-    return (
-        f"{command}\n{os.cpu_count()} CPU cores, load average {load} at the start, {WORLD_SIZE} ranks over gloo, "
-        f"detail {detail}, torch {torch.__version__}"
-    )
+def thread_table(models: Sequence[Measured]) -> Table:
+    """A row a thread of any model; what is not recorded beside what is."""
+    table = Table("model", "CPU time of rank 0, µs a step", box=SIMPLE_HEAD)
+    for way in WAYS:
+        table.add_column(str(way), justify="right")
+    for measured in models:
+        by_way = [measured.thread_us(way) for way in WAYS]
+        for name in dict.fromkeys(name for thread_us in reversed(by_way) for name in thread_us):
+            cells = (f"{thread_us[name]:.0f}" if name in thread_us else "-" for thread_us in by_way)
+            table.add_row(measured.model, name, *cells)
+        more = (measured.threads_more(way) if way.is_recorded else "" for way in WAYS)
+        table.add_row(measured.model, "threads that recording adds", *more, end_section=True)
+    return table
 
 
 def cpu_seconds_of_others() -> float:
     """What all processes of this machine have used, without this one and its children that have ended."""
     machine = psutil.cpu_times()
-    return sum(machine) - machine.idle - machine.iowait - sum(os.times()[:4])
+    return float(sum(machine) - machine.idle - machine.iowait - sum(os.times()[:4]))
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -263,69 +175,42 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="MODEL", help=", ".join(MODELS)
-    )
-    parser.add_argument("--pairs", type=int, default=60, help="most pairs per line of the table (default: 60)")
-    parser.add_argument(
-        "--seconds-per-model",
-        type=float,
-        default=240,
-        help="of measuring, both settings of gradient_as_bucket_view together; pairs end early (default: 240)",
-    )
-    parser.add_argument("--starts", type=int, default=3, help="how often processes are started anew (default: 3)")
+    usual = [*SMALL_MODELS, *KNOWN_MODELS]
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=usual, metavar="MODEL", help=", ".join(MODELS))
+    parser.add_argument("--rounds", type=int, default=7, help="runs of each way (default: 7)")
+    parser.add_argument("--steps", type=int, default=100, help="of each run that count (default: 100)")
     parser.add_argument("--detail", choices=DETAILS, default=DETAILS[0], help="what is recorded (default: buckets)")
-    parser.add_argument("--no-control", action="store_true", help="no second stock instance: less memory, less time")
-    parser.add_argument("--no-profiler", action="store_true", help="leave torch.profiler out")
+    parser.add_argument("--threads", action="store_true", help="also say what each thread takes")
     args = parser.parse_args()
     missing = [model for model in args.models if model in KNOWN_MODELS]
     if missing and importlib.util.find_spec("transformers") is None:
-        parser.exit(
-            1,
-            f"{' and '.join(missing)} need the transformers package; it comes with: "
-            "pip install -c constraints.txt -e '.[test]'\n",
-        )
+        parser.error(f"{' and '.join(missing)} need the transformers package: pip install -e '.[test]'")
     return args
 
 
 def main() -> None:
     args = parse_arguments()
-    os.environ[DETAIL_VARIABLE] = args.detail
-    os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "KINETO_LOG_LEVEL": "6"}
-    cases = [Case(model, views) for model in args.models for views in (False, True)]
-    effort = Effort(
-        control=not args.no_control,
-        profiler=not args.no_profiler,
-        most_pairs=-(-args.pairs // args.starts),
-        most_seconds=args.seconds_per_model / 2 / args.starts,
-    )
+    load = " ".join(f"{average:.2f}" for average in os.getloadavg())
     console = Console(highlight=False, soft_wrap=True)
-    console.print(describe_machine(args.detail), markup=False)
-    begun, others_before = time.monotonic(), cpu_seconds_of_others()
-    lines: list[Line] = []
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("pairs"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True, highlight=False, soft_wrap=True)) as progress:
-        for case in cases:
-            task = progress.add_task(str(case), total=effort.most_pairs * args.starts)
-            on_pair = partial(progress.advance, task)
-            starts = [measure_in_new_processes(case, effort, number, on_pair) for number in range(args.starts)]
-            progress.stop_task(task)
-            for line in lines_of(case, starts):
-                progress.console.print(f"{line.comparison:14} wall {line.wall}   CPU {line.cpu}   {case}", markup=False)
-                lines.append(line)
     console.width = max(console.width, TABLE_WIDTH)
-    console.print(table_of(lines))
-    console.print("Median (smallest to largest) of these ratios")
-    for sentence in medians_over_cases(lines):
-        console.print(sentence, markup=False)
-    cores_of_others = (cpu_seconds_of_others() - others_before) / (time.monotonic() - begun)
-    console.print(f"\nOther processes used {cores_of_others:.2f} of {os.cpu_count()} cores meanwhile.")
+    console.print(shlex.join(["python", "-m", "benchmarks.step_time", *sys.argv[1:]]), markup=False)
+    console.print(
+        f"{os.cpu_count()} CPU cores, load average {load} at the start, {WORLD_SIZE} ranks over gloo, "
+        f"torch {torch.__version__}"
+    )
+    begun, others_before_s = time.monotonic(), cpu_seconds_of_others()
+    models = []
+    for model in args.models:
+        rounds = []
+        for number in track(range(args.rounds), model, console=Console(stderr=True), transient=True):
+            first = number % len(WAYS)
+            rounds.append({way: run(model, way, args.steps, args.detail) for way in WAYS[first:] + WAYS[:first]})
+        models.append(Measured(model, rounds))
+    console.print(table_of(models))
+    if args.threads:
+        console.print(thread_table(models))
+    cores_of_others = (cpu_seconds_of_others() - others_before_s) / (time.monotonic() - begun)
+    console.print(f"Other processes used {cores_of_others:.2f} of {os.cpu_count()} cores meanwhile.")
 
 
 if __name__ == "__main__":

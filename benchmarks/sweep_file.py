@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.quiet_machine import QUIET_CORES
-from benchmarks.shaped_link import LinkCheck
 from benchmarks.swept_training import WORLD_SIZE, Partition, Setting
+from tests.cluster.shaped_link import LinkCheck
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,15 +23,22 @@ from typing import Any, Final, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import instrumented_ddp
-from benchmarks.models import KNOWN_MODELS, LARGE_MODELS, SMALL_MODELS, Workload, share_weights
+from benchmarks.models import (
+    KNOWN_MODELS,
+    LARGE_MODELS,
+    SMALL_MODELS,
+    TINY_MODELS,
+    Workload,
+    share_weights,
+    training_step,
+)
 from benchmarks.quiet_machine import QUIET_CORES, cores_between, cpu_use, wait_until_quiet
 
 WORLD_SIZE: Final = 2
-MODELS: Final = SMALL_MODELS | LARGE_MODELS | KNOWN_MODELS
+MODELS: Final = TINY_MODELS | SMALL_MODELS | LARGE_MODELS | KNOWN_MODELS
 WARM_UP_STEPS: Final = 3
 """Of each instance. DDP rebuilds its buckets in the second step."""
 UNCOUNTED_STEPS: Final = 1
@@ -115,18 +122,6 @@ class Task:
     def write(self, path: Path) -> None:
         """To a JSON file."""
         path.write_text(json.dumps(dataclasses.asdict(self)))
-
-
-def training_step(workload: Workload, model: nn.Module) -> Callable[[], None]:
-    """Forward, backward, optimizer and ``zero_grad`` of a model."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-
-    def step() -> None:
-        workload.loss_of(model(**workload.batch)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
 
 
 def warmed_up(workload: Workload, setting: Setting) -> tuple[Callable[[], None], Partition]:

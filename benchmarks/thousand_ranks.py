@@ -18,23 +18,19 @@ import resource
 import sys
 import tempfile
 import time
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
-import psutil
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.browser import opened_page, served
 from overlapscope.analysis.cycles import cycles_of
 from overlapscope.analysis.sentences import describe
 from overlapscope.analysis.stragglers import stragglers_in
-from overlapscope.analysis.verdict import WARM_UP_STEPS
+from overlapscope.analysis.summary import WARM_UP_STEPS
 from overlapscope.trace.reader import read_trace
 from tests.simulated_job import MS, Job, write_logs
-
-CHROMIUM_ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
-CHROMIUM_ARGUMENTS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
 
 WATCH = """
 const note = () => {
@@ -78,20 +74,6 @@ def judge(folder: Path) -> None:
     for finding in stragglers.findings:
         print(f"  {describe(finding)}")
     print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.1f} GB", flush=True)
-
-
-def serve_recording(folder: Path, pipe: Connection) -> None:
-    """The server process: sends its port when all is ready, and how long that took; runs until it is ended."""
-    from dashboards.app import prepare, start_server
-    from dashboards.recording import Recording
-
-    recording = Recording(folder)
-    begin = time.monotonic()
-    prepare(recording)
-    seconds = time.monotonic() - begin
-    server = start_server(recording, "127.0.0.1", 0)
-    pipe.send((server.port, seconds))
-    server.io_loop.start()
 
 
 def opened_ms(page: Page, url: str) -> float:
@@ -138,35 +120,21 @@ def main() -> None:
             process = context.Process(target=step, args=arguments)
             process.start()
             process.join()
-        look_at_pages(context, folder, args.times, args.seconds)
+        look_at_pages(folder, args.times, args.seconds)
 
 
-def look_at_pages(context: multiprocessing.context.SpawnContext, folder: Path, times: int, seconds: float) -> None:
+def look_at_pages(folder: Path, times: int, seconds: float) -> None:
     """Serve a recording and open its pages."""
-    ours, theirs = context.Pipe()
-    server = context.Process(target=serve_recording, args=(folder, theirs), daemon=True)
-    server.start()
-    theirs.close()
-    try:
-        port, prepared_s = ours.recv()
-        memory_gb = psutil.Process(server.pid).memory_info().rss / 1e9
-        print(f"serve: ready after {prepared_s:.1f} s, RSS {memory_gb:.1f} GB")
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=CHROMIUM_ARGUMENTS)
-            page = browser.new_page(viewport={"width": 1440, "height": 900})
-            page.add_init_script(WATCH)
-            for route in ("", "stragglers", "stragglers?grouping=ranks", "timeline?step=500&rank=341"):
-                times_s = [opened_ms(page, f"http://127.0.0.1:{port}/{route}") / 1e3 for _ in range(times)]
-                each = ", ".join(f"{time_s:.2f}" for time_s in times_s)
-                print(f"/{route}: painted in {np.median(times_s):.2f} s (median of {each})", flush=True)
-            opened_ms(page, f"http://127.0.0.1:{port}/stragglers?grouping=ranks")
-            moved_ms = frames_ms(page, seconds)
-            median_ms, p95_ms = np.percentile(moved_ms, [50, 95])
-            print(f"frames while moving: median {median_ms:.1f} ms, p95 {p95_ms:.1f} ms, of {len(moved_ms)}")
-            browser.close()
-    finally:
-        server.terminate()
-        server.join(10)
+    with served(folder) as server, opened_page(WATCH) as page:
+        print(f"serve: ready after {server.prepared_s:.1f} s, RSS {server.memory_gb:.1f} GB")
+        for route in ("", "stragglers", "stragglers?grouping=ranks", "timeline?step=500&rank=341"):
+            times_s = [opened_ms(page, f"{server.url}/{route}") / 1e3 for _ in range(times)]
+            each = ", ".join(f"{time_s:.2f}" for time_s in times_s)
+            print(f"/{route}: painted in {np.median(times_s):.2f} s (median of {each})", flush=True)
+        opened_ms(page, f"{server.url}/stragglers?grouping=ranks")
+        moved_ms = frames_ms(page, seconds)
+    median_ms, p95_ms = np.percentile(moved_ms, [50, 95])
+    print(f"frames while moving: median {median_ms:.1f} ms, p95 {p95_ms:.1f} ms, of {len(moved_ms)}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
 """How fast the timeline is with many spans: first paint, answers while dragging, memory of the server.
 
-The app runs as it is, in a process of its own, and is looked at with headless Chromium on this machine, which draws
-without a GPU. Spans are made up and enter as lanes: reading a recording of 10 million events takes its own time and
-memory (its tables), and is not what is measured. Of the spans, a tenth are phases, half gradients, a quarter copies
-and waits, and the rest collectives of which every second runs along with the one before.
+The recording is made up by tests/synthetic.py and written to disk with the real writer. The app runs as it is, in a
+process of its own, and is looked at with headless Chromium on this machine, which draws without a GPU.
 
 First paint is from the start of the navigation until Bokeh has drawn everything. An answer is from the question for
 a new view until the frame after its picture was drawn; it is measured while the mouse drags the time axis.
@@ -12,22 +10,25 @@ a new view until the frame after its picture was drawn; it is measured while the
 from __future__ import annotations
 
 import argparse
-import multiprocessing
+import sys
+import tempfile
 import time
-from multiprocessing.connection import Connection
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Final
 
 import numpy as np
-import pandas as pd
-import psutil
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page
 
-CHROMIUM_ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
-CHROMIUM_ARGUMENTS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
-LANE_SHARES = {"phases": 0.1, "gradients": 0.5, "buckets": 0.25, "communication": 0.15}
-SPAN_NS = 100_000
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.browser import opened_page, served
+from overlapscope.trace.format import RECORD_BYTES
+from tests.synthetic import write_recording
+
+SPANS_OF_A_STEP: Final = 20
+"""On one rank: 5 phases, 3 gradients, 9 copies and waits, 3 collectives."""
+MAX_BYTES_OF_A_STEP: Final = 32 * RECORD_BYTES
+MIN_STEPS: Final = 10
 
 WATCH = """
 window.answers = []
@@ -48,87 +49,37 @@ requestAnimationFrame(note)
 """
 
 
-def make_lanes(spans: int, ranks: int) -> Any:
-    """Lanes of a long, busy run."""
-    from overlapscope.analysis.density import index_spans
-    from overlapscope.analysis.lanes import BUCKET_SLOTS, LANE_NAMES, Lane, Timeline, bucket_categories
-
-    rng = np.random.default_rng(0)
-    length_ns = int(spans * LANE_SHARES["phases"] / ranks * SPAN_NS)
-    lanes = []
-    for rank in range(ranks):
-        for name in LANE_NAMES:
-            count = int(spans * LANE_SHARES[name] / ranks)
-            pitch_ns = length_ns // count
-            starts_ns = np.arange(count) * pitch_ns + rng.integers(0, max(1, pitch_ns // 4), count)
-            lengths = {"gradients": (0, 0), "communication": (1.3, 0.6)}.get(name, (0.7, 0.7))
-            ends_ns = starts_ns + (np.resize(lengths, count) * pitch_ns).astype(np.int64)
-            categories = (
-                np.arange(count) % 6 if name == "phases" else bucket_categories(np.arange(count) % BUCKET_SLOTS)
-            )
-            lanes.append(
-                Lane(rank=rank, name=name, spans=index_spans(starts_ns, ends_ns, categories, np.arange(count)))
-            )
-    begins_ns = np.arange(0, length_ns, 5 * SPAN_NS)
-    steps = pd.DataFrame({"step": np.arange(len(begins_ns)), "start_ns": begins_ns, "end_ns": begins_ns + 5 * SPAN_NS})
-    unfinished = pd.DataFrame(
-        {name: np.zeros(0, dtype=np.int64) for name in ("lane", "row", "start_ns", "end_ns", "bucket")}
-    )
-    return Timeline(lanes=tuple(lanes), begin_ns=0, length_ns=length_ns, steps=steps, unfinished=unfinished)
-
-
-def serve_lanes(spans: int, ranks: int, pipe: Connection) -> None:
-    """The server process: sends its port and runs until it is ended."""
-    from dashboards.app import start_server
-    from dashboards.recording import Recording
-
-    timeline = make_lanes(spans, ranks)
-    collectives = pd.DataFrame({"bucket": np.arange(int(spans * LANE_SHARES["communication"])) % 8})
-    known = pd.DataFrame({"rank": range(ranks), "host": "node0"})
-    trace = SimpleNamespace(collectives=collectives, ranks=known, problems=(), run={})
-    lanes = SimpleNamespace(timeline=lambda _ranks: timeline)
-    recording = Recording(Path())
-    recording.newest = lambda: SimpleNamespace(trace=trace, lanes=lanes)  # type: ignore[assignment,return-value]
-    server = start_server(recording, "127.0.0.1", 0)
-    pipe.send(server.port)
-    server.io_loop.start()
-
-
-def measure(spans: int, ranks: int, seconds: float) -> list[tuple[str, ...]]:
+def measure(spans: int, ranks: int, seconds: float) -> Iterator[tuple[str, ...]]:
     """Rows of the table for one number of spans."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    server = context.Process(target=serve_lanes, args=(spans, ranks, theirs), daemon=True)
-    server.start()
-    theirs.close()
-    rows = []
-    try:
-        url = f"http://127.0.0.1:{ours.recv()}/timeline"
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=CHROMIUM_ARGUMENTS)
-            page = browser.new_page(viewport={"width": 1440, "height": 900})
-            page.add_init_script(WATCH)
-            page.goto(url)
-            page.wait_for_function("window.paintedMs", timeout=30_000)
-            # Opened again: the first page of a server pays for imports and caches.
-            first_ms = page.evaluate("window.paintedMs")
-            page.goto(url)
-            page.wait_for_function("window.paintedMs", timeout=30_000)
-            paint = f"{first_ms / 1000:.2f} / {page.evaluate('window.paintedMs') / 1000:.2f} s"
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, steps = Path(temporary), max(MIN_STEPS, spans // SPANS_OF_A_STEP // ranks)
+        spans = ranks * steps * SPANS_OF_A_STEP
+        write_recording(folder, ranks=ranks, steps=steps, limit_bytes=steps * MAX_BYTES_OF_A_STEP)
+        with served(folder) as server, opened_page(WATCH) as page:
+            # Opened twice: the first page of a server pays for imports and caches.
+            first_s, again_s = (painted_s(page, f"{server.url}/timeline") for _ in range(2))
+            paint = f"{first_s:.2f} / {again_s:.2f} s"
             for label, key_presses in (("a third", 5), ("a thirtieth", 10), ("single spans", None)):
                 answers_ms = drag(page, key_presses, seconds)
-                status = page.text_content("#status") or ""
+                in_view = (page.text_content("#status") or "").split(" span")[0]
                 median, p95 = np.percentile(answers_ms, [50, 95])
-                rss_gb = psutil.Process(server.pid).memory_info().rss / 1e9
-                in_view = status.split(" span")[0]
                 times = (f"{median:.0f} ms", f"{p95:.0f} ms", f"{len(answers_ms)}")
-                rows.append((f"{spans:,}", paint, label, in_view, *times, f"{rss_gb:.2f} GB"))
+                yield (
+                    f"{ranks * steps * SPANS_OF_A_STEP:,}",
+                    paint,
+                    label,
+                    in_view,
+                    *times,
+                    f"{server.memory_gb:.2f} GB",
+                )
                 paint = ""
-            browser.close()
-    finally:
-        server.terminate()
-        server.join(10)
-    return rows
+
+
+def painted_s(page: Page, url: str) -> float:
+    """How long a page takes until it is painted."""
+    page.goto(url)
+    page.wait_for_function("window.paintedMs", timeout=30_000)
+    return float(page.evaluate("window.paintedMs")) / 1e3
 
 
 def drag(page: Page, key_presses: int | None, seconds: float) -> list[float]:

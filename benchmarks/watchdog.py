@@ -17,7 +17,6 @@ import shlex
 import socket
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,16 +32,15 @@ import torch.distributed as dist
 import torch.multiprocessing
 from rich.console import Console
 
-from benchmarks.models import KNOWN_MODELS, SMALL_MODELS
+from benchmarks.models import KNOWN_MODELS, SMALL_MODELS, TINY_MODELS, training_step
 from benchmarks.pairing import BlockTimes, Side, block_of, measure_pairs, ratio_of
-from benchmarks.step_time import WORLD_SIZE, make_step
 from instrumented_ddp import DistributedDataParallel
-from instrumented_ddp.collective_log.collectives import collectives_of_this_process
+from instrumented_ddp.recording.housekeeper import Housekeeper
+from instrumented_ddp.session import session_of_this_process
 from instrumented_ddp.watchdog.watchdog import Watchdog
 
-WARM_UP_S: Final = 8.0
-"""A watchdog wakes more often in its first five seconds."""
-MODELS: Final = SMALL_MODELS | KNOWN_MODELS
+WORLD_SIZE: Final = 2
+MODELS: Final = TINY_MODELS | SMALL_MODELS | KNOWN_MODELS
 
 
 class PacedWatchdog(Watchdog):
@@ -62,16 +60,16 @@ class PacedWatchdog(Watchdog):
     def looks(self, times_as_often: float) -> Iterator[None]:
         """What is measured inside has it look so often."""
         self.times_as_often = times_as_often
-        self._wake.set()
+        self._housekeeper.wake(self)
         yield
 
 
-def cpu_s_of_watchdog() -> float:
-    """CPU seconds of the watchdog's threads until now."""
-    names = ("overlapscope-watchdog", "overlapscope-channel")
-    clocks = [time.pthread_getcpuclockid(t.ident) for t in threading.enumerate() if t.ident and t.name in names]
-    assert len(clocks) == len(names), "a thread is missing"
-    return sum(map(time.clock_gettime, clocks))
+def cpu_s_of_watchdog(housekeeper: Housekeeper) -> float:
+    """CPU seconds of the watchdog's thread until now; it has no other job there."""
+    thread = housekeeper._thread
+    assert thread is not None
+    assert thread.ident
+    return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
 
 
 @dataclass(frozen=True)
@@ -88,6 +86,7 @@ def run_rank(
     model: str,
     pairs: int,
     block_s: float,
+    warm_up_s: float,
     times: float,
     start: int,
     folder: str,
@@ -99,36 +98,47 @@ def run_rank(
     # A store over TCP, as with torchrun: asking it is what a watchdog spends most of its time with.
     address = Path(folder, "address").read_text()
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=WORLD_SIZE)
-    step = make_step(MODELS[model](), partial(DistributedDataParallel, trace=f"{folder}/trace", on_incident="off"))
-    collectives = collectives_of_this_process()
-    assert collectives is not None, "nothing is recorded"
-    watchdog = PacedWatchdog(collectives)
-    warm_up = block_of(step, at_least_s=WARM_UP_S)
+    workload = MODELS[model]()
+    recorded = DistributedDataParallel(workload.module, trace=f"{folder}/trace", on_incident="off")
+    step = training_step(workload, recorded)
+    session = session_of_this_process()
+    assert session is not None, "nothing is recorded"
+    housekeeper = Housekeeper(rank)
+    watchdog = PacedWatchdog(
+        session.collectives,
+        session.models,
+        housekeeper,
+        stops_job=False,
+        on_fault=lambda: None,
+        before_exit=lambda: None,
+    )
+    warm_up = block_of(step, at_least_s=warm_up_s)
     for _ in range(warm_up.steps):
         step()
-    started_s, cpu_s = time.monotonic(), cpu_s_of_watchdog()
+    started_s, cpu_s = time.monotonic(), cpu_s_of_watchdog(housekeeper)
     for _ in range(warm_up.steps):
         step()
-    cpu_share = (cpu_s_of_watchdog() - cpu_s) / (time.monotonic() - started_s)
+    cpu_share = (cpu_s_of_watchdog(housekeeper) - cpu_s) / (time.monotonic() - started_s)
     block = block_of(step, at_least_s=block_s)
     on_pair: Callable[[], object] = (lambda: found.put(None)) if rank == 0 else (lambda: None)
     sides = Side(step, around=partial(watchdog.looks, times)), Side(step, around=partial(watchdog.looks, 0.0))
     block_times = measure_pairs({"watchdog": sides}, block, most_pairs=pairs, seed=start, on_pair=on_pair)
     if rank == 0:
         found.put(Found(block_times["watchdog"], cpu_share))
+    housekeeper.close(1.0)
     watchdog.close()
-    collectives.close()
+    session.close()
     dist.destroy_process_group()
 
 
-def measure(model: str, pairs: int, block_s: float, times: float, start: int) -> Found:
+def measure(model: str, pairs: int, block_s: float, warm_up_s: float, times: float, start: int) -> Found:
     """Start the ranks, wait for what they find."""
     queue: SimpleQueue[Found | None] = torch.multiprocessing.get_context("spawn").SimpleQueue()
     found: Found | None = None
     with tempfile.TemporaryDirectory() as folder:
         with socket.create_server(("127.0.0.1", 0)) as free:
             Path(folder, "address").write_text(f"tcp://127.0.0.1:{free.getsockname()[1]}")
-        arguments = model, pairs, block_s, times, start, folder, queue
+        arguments = model, pairs, block_s, warm_up_s, times, start, folder, queue
         ranks = torch.multiprocessing.spawn(run_rank, arguments, nprocs=WORLD_SIZE, join=False)
         has_ended = False
         while not has_ended:
@@ -154,6 +164,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--starts", type=int, default=3, help="how often processes are started anew (default: 3)")
     parser.add_argument("--times", type=float, default=16, help="as often as usual that it wakes (default: 16)")
     parser.add_argument("--block-s", type=float, default=1.0, help="least time of a block of steps (default: 1)")
+    parser.add_argument(
+        "--warm-up-s",
+        type=float,
+        default=8.0,
+        help="before; it wakes more often in its first five seconds (default: 8)",
+    )
     return parser.parse_args()
 
 
@@ -170,7 +186,8 @@ def main() -> None:
     )
     ratios = []
     for model in args.models:
-        starts = [measure(model, args.pairs, args.block_s, args.times, number) for number in range(args.starts)]
+        how = args.pairs, args.block_s, args.warm_up_s, args.times
+        starts = [measure(model, *how, number) for number in range(args.starts)]
         wall = ratio_of([found.times.wall_ns for found in starts])
         cpu = ratio_of([found.times.cpu_ns for found in starts])
         share = np.median([found.cpu_share for found in starts])

@@ -1,4 +1,4 @@
-"""The web app: which page is at which address, and the server behind them."""
+"""The web app: which page is at which address, and the server behind it."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ ROUTES: Final[dict[str, BuildPage]] = {
 DEFAULT_PORT: Final = 5006
 
 _PREPARED: Final = (
-    ("measuring overlap", ("verdict", "rank_medians")),
+    ("measuring overlap", ("summary", "rank_medians")),
     ("looking for stragglers", ("stragglers", "heatmap")),
     ("comparing the order of collectives", ("diagnosis",)),
 )
-"""What of a snapshot takes long and all pages share, and what to call that."""
+"""Parts of a snapshot that take long and all pages share, with the names that progress shows."""
 
 
 def open_page(build: BuildPage, recording: Recording) -> None:
@@ -59,7 +59,7 @@ def serve(trace_path: Path, address: str = "127.0.0.1", port: int | None = None,
 
     Args:
         trace_path: the folder of traces. It may be empty or still be written to.
-        address: to listen on; the default can't be reached from other machines.
+        address: address to listen on; the default can't be reached from other machines.
         port: ``DEFAULT_PORT`` or the next free one if not given; 0 for any free one.
         show: open a browser.
 
@@ -87,9 +87,9 @@ def serve(trace_path: Path, address: str = "127.0.0.1", port: int | None = None,
 
 
 def prepare(recording: Recording) -> str:
-    """Read and judge a recording, so that the first page of a large one opens as fast as the next one.
+    """Read and judge a recording, so that the first page of a large one opens as fast as later ones.
 
-    A terminal shows how far it is. What is wrong with the recording goes to stderr, and is on the page as well: a run
+    A terminal shows the progress. What is wrong with the recording goes to stderr and is on the page as well: a run
     that starts now fills the folder, and a reload shows it.
 
     Returns:
@@ -111,7 +111,7 @@ def prepare(recording: Recording) -> str:
 
 
 def start_server(recording: Recording, address: str, port: int) -> pn.io.server.Server:
-    """A server that is listening; it answers when its ``io_loop`` runs."""
+    """Start a server that listens; it answers when its ``io_loop`` runs."""
     port = port or _free_port(address, [0])
     pages = {route: _page(build, recording) for route, build in ROUTES.items()}
     return pn.serve(
@@ -137,7 +137,7 @@ def _page(build: BuildPage, recording: Recording) -> Callable[[], None]:
 
 
 def _origins(address: str, port: int) -> list[str]:
-    """Which pages may open the websocket: those of this server, under the names that lead to it.
+    """Origins that may open the websocket: pages of this server, under the names that lead to it.
 
     An address of all interfaces is reached by names that can't be known here.
     """
@@ -147,7 +147,7 @@ def _origins(address: str, port: int) -> list[str]:
 
 
 def _free_port(address: str, candidates: Iterable[int]) -> int:
-    """The first port that nobody listens on; the system picks one for 0, and if none of them is free."""
+    """The first free port; the system picks one for 0, or if none of them is free."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for port in candidates:
         with socket.socket(family) as probe:

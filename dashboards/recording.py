@@ -1,28 +1,33 @@
-"""The recording that the app shows: read once for all pages, and again when its files have changed."""
+"""The recording that the app shows: read once for all pages, and again when its files change."""
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future
 from functools import cached_property
 from pathlib import Path
+from typing import Final
 
 import pandas as pd
 
-from dashboards.diagnosis import Diagnosis
 from dashboards.forecast import Forecast
+from overlapscope.analysis.clocks import clock_offsets
 from overlapscope.analysis.cycles import Cycles, cycles_of
 from overlapscope.analysis.heatmap import Heatmap
 from overlapscope.analysis.lanes import LanesByRank
 from overlapscope.analysis.overlap import overlap_by_step
 from overlapscope.analysis.replay import Replay
 from overlapscope.analysis.stragglers import Stragglers, hosts_of, stragglers_in
+from overlapscope.analysis.summary import OverlapSummary, first_step_after_warm_up, summarise
 from overlapscope.analysis.trend import medians_by_rank
-from overlapscope.analysis.verdict import Verdict, first_step_after_warm_up, give_verdict
+from overlapscope.diagnosis.diagnosis import Diagnosis
 from overlapscope.model.calibration import CALIBRATION_FILE
 from overlapscope.trace import cache
 from overlapscope.trace.flight_recorder_files import holds_dumps
 from overlapscope.trace.folders import find_rank_folders
 from overlapscope.trace.reader import Progress, Trace, empty_trace, read_trace
+
+_OUTDATED_AFTER_S: Final = 2.0
 
 
 class Snapshot:
@@ -30,65 +35,68 @@ class Snapshot:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
+        self._diagnosed_s = 0.0
 
     @cached_property
     def diagnosis(self) -> Diagnosis | None:
         """What is wrong with it, and the order of its collectives; None without collective logs."""
-        return Diagnosis.of(self.trace)
+        self._diagnosed_s = time.monotonic()
+        return Diagnosis.of(self.trace.path, clock_offsets(self.trace))
 
     def forget_outdated(self) -> None:
-        """Drop what is no longer true, although no file has changed."""
-        if self.__dict__.get("diagnosis") is not None and self.__dict__["diagnosis"].is_outdated:
+        """Drop what is no longer true, although no file has changed: a job that runs may hang by now."""
+        known: Diagnosis | None = self.__dict__.get("diagnosis")
+        if known is not None and known.evidence.is_live and time.monotonic() - self._diagnosed_s > _OUTDATED_AFTER_S:
             del self.diagnosis
 
     @cached_property
     def lanes(self) -> LanesByRank:
-        """Its lanes, of each rank arranged when a page first needs them."""
+        """The lanes of the timeline, arranged per rank when a page first needs them."""
         return LanesByRank(self.trace)
 
     @cached_property
     def cycles(self) -> Cycles | None:
-        """Its cycles after the warm-up; None if ranks can't be compared."""
+        """The cycles after the warm-up; None if ranks can't be compared."""
         return cycles_of(self.trace, first_step_after_warm_up(self.trace.steps))
 
     @cached_property
     def replay(self) -> Replay | None:
-        """What its cycles would have been."""
+        """The replay of the cycles."""
         return None if self.cycles is None else Replay(self.cycles)
 
     @cached_property
     def per_step(self) -> pd.DataFrame:
-        """Its figures per rank and step, from ``overlap_by_step``."""
+        """The figures per rank and step, from ``overlap_by_step``."""
         return overlap_by_step(self.trace)
 
     @cached_property
-    def verdict(self) -> Verdict:
+    def summary(self) -> OverlapSummary:
         """What they come to."""
-        return give_verdict(self.per_step)
+        return summarise(self.per_step)
 
     @cached_property
     def rank_medians(self) -> pd.DataFrame:
-        """The same for each rank, from ``medians_by_rank``."""
+        """The medians of each rank, from ``medians_by_rank``."""
         return medians_by_rank(self.per_step)
 
     @cached_property
     def stragglers(self) -> Stragglers | None:
-        """Who makes the others wait; None without cycles."""
+        """The straggler analysis; None without cycles."""
         return None if self.cycles is None else stragglers_in(self.trace, self.cycles)
 
     @cached_property
     def heatmap(self) -> Heatmap | None:
-        """Its ranks and steps as a map; None without cycles."""
+        """The map of ranks and steps; None without cycles."""
         return None if self.cycles is None else Heatmap(self.cycles, hosts_of(self.trace))
 
     @cached_property
     def forecast(self) -> Future[Forecast]:
-        """What other buckets would take; made beside, and begun when a page first needs it."""
+        """The forecast for other buckets, made in the background from when a page first needs it."""
         return Forecast.soon(self.trace)
 
 
 class Recording:
-    """A folder of traces. A run may still be writing to it: every page that is opened shows the newest.
+    """A folder of traces. A run may still be writing to it: every page that is opened shows the newest state.
 
     Args:
         folder: what ``overlapscope record -o`` wrote, or dumps of PyTorch's Flight Recorder, which have nothing but an
@@ -101,13 +109,13 @@ class Recording:
         self._fingerprint = ""
 
     def newest(self, progress: Progress | None = None) -> Snapshot:
-        """What the folder holds now.
+        """The current snapshot of the folder.
 
         Args:
             progress: told of each rank that has been read, if any has to be.
 
         Raises:
-            OverlapScopeError: nothing that could be shown.
+            OverlapScopeError: the folder holds nothing to show.
         """
         is_dumps = self.folder.is_dir() and holds_dumps(self.folder)
         fingerprint = cache.fingerprint({0: self.folder} if is_dumps else find_rank_folders(self.folder))
@@ -120,7 +128,7 @@ class Recording:
 
 
 def _version_of(file: Path) -> str:
-    """Changes with the file; one that is written later on is as good as one that was there."""
+    """A key that changes when the file does, also when it appears."""
     return str(file.stat().st_mtime_ns) if file.exists() else ""
 
 

@@ -1,4 +1,4 @@
-"""What a colour means: the one place that decides it, for the page, the plots and both themes.
+"""The meaning of colours: the only place that decides it, for the page, the plots and both themes.
 
 Hues belong to buckets, and are told apart by people with any kind of colour vision (Okabe and Ito's set, with a
 violet and a brown for its vermilion and black). Phases are quiet blues and greys, so that buckets stand out, but for
@@ -21,10 +21,10 @@ from overlapscope.diagnosis import categories
 ThemeName = Literal["light", "dark"]
 
 SHADES: Final = 16
-"""Steps from nothing to busy all the time; with 15 categories the shades fit a byte."""
+"""Shades from idle to busy all the time; with 15 categories they fit a byte."""
 
 LATE_SHADES: Final = 255
-"""Steps from nothing to late; with nothing itself they fit a byte."""
+"""Shades from nothing to late; with nothing itself they fit a byte."""
 
 _INK: Final[Mapping[ThemeName, Mapping[str, str]]] = {
     "light": {
@@ -81,7 +81,7 @@ _OTHER_COLLECTIVES: Final[Mapping[ThemeName, tuple[str, ...]]] = {
         *("#d9e2f8", "#f4e2c6", "#cdf1e9", "#efdcf7", "#dcdde2", "#eceff4", "#c6ccd5"),
     ),
 }
-"""What is no bucket of ``overlapscope.diagnosis.categories.CATEGORIES``: DDP's own, then the user's."""
+"""Categories of ``overlapscope.diagnosis.categories.CATEGORIES`` that are not buckets: DDP's own, then the user's."""
 
 
 def ink(theme: ThemeName) -> Mapping[str, str]:

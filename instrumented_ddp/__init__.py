@@ -12,7 +12,7 @@ Example::
 
 from instrumented_ddp.attach import attach
 from instrumented_ddp.ddp import DistributedDataParallel
-from instrumented_ddp.recorder import step
+from instrumented_ddp.session import step
 from instrumented_ddp.watchdog.stopping import IncidentError
 
 __all__ = ["DistributedDataParallel", "IncidentError", "attach", "step"]

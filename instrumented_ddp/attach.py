@@ -12,6 +12,7 @@ Example::
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -22,14 +23,16 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import _get_default_group
 
-from instrumented_ddp.collective_log.collectives import Collectives, collectives_of_this_process, start_collective_log
-from instrumented_ddp.metadata import describe_rank, describe_run
+from instrumented_ddp.recording.console import log_to_stderr
+from instrumented_ddp.recording.metadata import describe_rank, describe_run
+from instrumented_ddp.session import Session, describe, open_session, session_of_this_process
 from instrumented_ddp.stock.ddp import observe_stock_ddp
 from instrumented_ddp.stock.plain_steps import PlainSteps
 from instrumented_ddp.watchdog.joining import joining
-from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.environment import Recording, recording_from_environment
 from overlapscope.trace.format import RANK_FILE, RUN_FILE, write_json
+
+_log = logging.getLogger(__name__)
 
 _trace: str | None = None
 _is_waiting_for_groups = False
@@ -70,24 +73,27 @@ def _wait_for_groups() -> None:
 
 
 def _record_if_there_is_a_group() -> None:
-    if not dist.is_initialized() or collectives_of_this_process() is not None:
+    if not dist.is_initialized() or session_of_this_process() is not None:
         return
     try:
         recording = recording_from_environment(_trace)
         if recording is not None:
-            _record(start_collective_log(recording.folder, dist.get_rank(), recording.on_incident), recording)
-    except OverlapScopeError as error:
-        print(f"overlapscope: rank {dist.get_rank()} trains on, unrecorded: {error}", file=sys.stderr)
+            _record(open_session(recording.folder, dist.get_rank(), recording.on_incident), recording)
+    except Exception as error:
+        log_to_stderr()
+        _log.warning("rank %d: training continues unrecorded: %s", dist.get_rank(), describe(error))
+        if (session := session_of_this_process()) is not None:
+            session.close()
 
 
-def _record(collectives: Collectives, recording: Recording) -> None:
+def _record(session: Session, recording: Recording) -> None:
     group = _get_default_group()
     with suppress(OSError):  # a full disk: the training goes on
-        write_json(collectives.folder / RANK_FILE, describe_rank(collectives.rank, _device_of(group)))
-        write_json(collectives.folder / RUN_FILE, describe_run(group, recording.detail))
-    collectives.is_provisional = _trace is None
-    PlainSteps(collectives)
-    observe_stock_ddp(collectives)
+        write_json(session.folder / RANK_FILE, describe_rank(session.rank, _device_of(group)))
+        write_json(session.folder / RUN_FILE, describe_run(group, recording.detail))
+    session.is_provisional = _trace is None
+    PlainSteps(session)
+    observe_stock_ddp(session)
 
 
 def _device_of(group: dist.ProcessGroup) -> torch.device:
@@ -96,4 +102,5 @@ def _device_of(group: dist.ProcessGroup) -> torch.device:
         return group.bound_device_id
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cuda" if "nccl" in group.name() else "cpu")
+    # Not the group's name: with a backend for each kind of device it has the name of one of them, or of none.
+    return torch.device("cuda" if "nccl" in dist.get_backend_config(group) else "cpu")

@@ -19,7 +19,7 @@ from overlapscope.model.partition import ALONE, fill_buckets
 from overlapscope.model.partition import NO_LIMIT as NO_LIMIT
 
 _Kind = tuple[torch.dtype, torch.device]
-"""Of tensors that can share a bucket."""
+"""Dtype and device: tensors with the same ones can share a bucket."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +38,12 @@ class ParameterSpec:
 
     @property
     def bytes(self) -> int:
-        """Size of its gradient."""
+        """Size of the gradient in bytes."""
         return self.elements * self.dtype.itemsize
 
     @property
     def signature(self) -> tuple[str, tuple[int, ...], str]:
-        """What is compared across ranks; the device is each rank's own affair."""
+        """The part that is compared across ranks; devices may differ."""
         return self.name, self.shape, dtype_name(self.dtype)
 
 

@@ -1,9 +1,9 @@
-"""Measure what all-reduces of this job's ranks take, as nccl-tests does, and write it to a file.
+"""Measure how long all-reduces of this job's ranks take, as nccl-tests does, and write it to a file.
 
     torchrun --nproc-per-node 2 -m instrumented_ddp.calibrate -o traces/calibration.json
 
-``overlapscope calibrate`` starts it. Sizes grow from 1 kB to 256 MB, or to where one all-reduce takes longer than half
-a second, so that a slow network takes seconds too.
+``overlapscope calibrate`` starts this module. Sizes grow from 1 kB to 256 MB, or until one all-reduce takes longer
+than half a second, so that a slow network takes seconds too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-from instrumented_ddp.timing import host_now_ns
 from overlapscope.errors import OverlapScopeError
 from overlapscope.model.calibration import (
     AllReduceSample,
@@ -29,20 +28,23 @@ from overlapscope.model.calibration import (
     write_calibration,
 )
 from overlapscope.model.wire import lanes_of_backend
+from overlapscope.pipe import outlive_the_reader
+from overlapscope.trace.host import host_now_ns
 from overlapscope.units import format_bytes, format_ns
 
 _SMALLEST_BYTES: Final = 1024
 _LARGEST_MB: Final = 256
 _BYTES_PER_MB: Final = 1024**2
 _LONGEST_NS: Final = 500_000_000
-"""No size is measured that would take longer."""
+"""Limit of one size's measurement; sizes that would take longer are not measured."""
 _WARM_UPS: Final = 2
 _FEWEST_TIMES: Final = 5
 _MOST_TIMES: Final = 50
 _TIME_A_SIZE_NS: Final = 300_000_000
 _PAIRS: Final = 3
-"""Of how many sizes two are measured at a time: the largest, of which latency is a small part."""
+"""Number of sizes measured in pairs: the largest, in which latency is a small part."""
 _BYTES_PER_ELEMENT: Final = 4
+_NS_PER_MS: Final = 1e6
 _ENVIRONMENT: Final = "env://"
 _RANKS_ARE_TOLD: Final = ("RANK", "WORLD_SIZE")
 _WHERE_TO_MEET: Final = ("MASTER_ADDR", "MASTER_PORT")
@@ -61,10 +63,10 @@ class Sweep:
         self._device = device
 
     def measure(self, size_bytes: int, at_once: int = 1) -> AllReduceSample:
-        """Time all-reduces of one size, so often that the median is steady. Called on all ranks.
+        """Time all-reduces of one size until the median is steady. Called on all ranks.
 
         Args:
-            at_once: launch so many together, and wait until all have ended.
+            at_once: launch this many together, and wait until all have ended.
         """
         elements = max(1, size_bytes // _BYTES_PER_ELEMENT)
         tensors = [torch.zeros(elements, device=self._device) for _ in range(at_once)]
@@ -76,17 +78,26 @@ class Sweep:
         return AllReduceSample(bytes=size_bytes, times_ns=tuple(times_ns))
 
     def _time_ns(self, tensors: Sequence[torch.Tensor]) -> int:
-        self._finish()
+        if self._device.type == "cuda":
+            return self._device_time_ns(tensors)
         start_ns = host_now_ns()
+        self._all_reduce(tensors)
+        return host_now_ns() - start_ns
+
+    def _device_time_ns(self, tensors: Sequence[torch.Tensor]) -> int:
+        """By the device's own clock: what it takes the host to see the end is no part of an all-reduce."""
+        torch.cuda.synchronize(self._device)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        self._all_reduce(tensors)
+        end.record()
+        end.synchronize()
+        return max(1, round(start.elapsed_time(end) * _NS_PER_MS))
+
+    def _all_reduce(self, tensors: Sequence[torch.Tensor]) -> None:
         launched = [dist.all_reduce(tensor, group=self._group, async_op=True) for tensor in tensors]
         for work in launched:
             work.wait()
-        self._finish()
-        return host_now_ns() - start_ns
-
-    def _finish(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
 
     def _slowest(self, time_ns: int) -> int:
         """The longest of all ranks' times."""
@@ -99,26 +110,26 @@ class Sweep:
 
 
 def sweep(group: dist.ProcessGroup, device: torch.device, largest_bytes: int) -> Calibration:
-    """Measure all sizes up to the largest, and print a row of each on rank 0. Called on all ranks.
+    """Measure all sizes up to the largest, and print a row for each on rank 0. Called on all ranks.
 
     Raises:
         OverlapScopeError: there is only one rank.
     """
     world_size = group.size()
     if world_size < 2:
-        raise OverlapScopeError("one rank has nobody to reduce with; start two or more")
+        raise OverlapScopeError("all-reduce needs at least 2 ranks; start two or more")
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     hosts: list[str] = [""] * world_size
     dist.all_gather_object(hosts, socket.gethostname(), group=group)
     is_printing = group.rank() == 0
     if is_printing:
         where = f"{len(set(hosts))} host{'s' if len(set(hosts)) > 1 else ''}"
-        print(f"all-reduce of {world_size} ranks on {where}, {group.name()}, {name}; float32, out of training")
+        print(f"all-reduce of {world_size} ranks on {where}, {group.name()}, {name}; float32, outside training")
         print(f"{'size':>8} {'time':>9} {'algbw':>12} {'busbw':>12} {'times':>6}", flush=True)
     measure = Sweep(group, device).measure
     samples: list[AllReduceSample] = []
     size_bytes = _SMALLEST_BYTES
-    measure(size_bytes)  # not kept: connections are made, and threads started
+    measure(size_bytes)  # a warm-up: connections are made, and threads started
     while size_bytes <= largest_bytes:
         samples.append(measure(size_bytes))
         if is_printing:
@@ -160,8 +171,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("-o", "--output", type=Path, required=True, help="file to write")
-    parser.add_argument("--backend", help="of torch.distributed (nccl where there are GPUs, else gloo)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="of the tensors (cuda where there are GPUs)")
+    parser.add_argument("--backend", help="backend of torch.distributed (nccl if there are GPUs, else gloo)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="device of the tensors (cuda if there are GPUs)")
     parser.add_argument("--max-mb", type=int, default=_LARGEST_MB, metavar="N", help="largest size (%(default)s)")
     parser.add_argument("--init-method", default=_ENVIRONMENT, metavar="URL", help="how ranks meet (%(default)s)")
     args = parser.parse_args(arguments)
@@ -204,11 +215,12 @@ def _device(kind: str | None) -> torch.device:
     if kind == "cpu" or (kind is None and not has_gpus):
         return torch.device("cpu")
     if not has_gpus:
-        raise OverlapScopeError("no CUDA device is to be seen here; give --device cpu")
+        raise OverlapScopeError("no CUDA device found here; give --device cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
 
 
 if __name__ == "__main__":
+    outlive_the_reader()
     sys.exit(main())

@@ -11,36 +11,38 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-import torch.distributed as dist
 from torch import _disable_dynamo, nn  # type: ignore[attr-defined]
 from torch.distributed import BuiltinCommHookType  # type: ignore[attr-defined]
-from torch.distributed.distributed_c10d import _get_default_group
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
-from torch.utils._pytree import tree_leaves
 
-from instrumented_ddp.agreement import agree_on_plan, check_same_parameters
-from instrumented_ddp.auto.schedule import AutoBuckets
-from instrumented_ddp.bucket_plan import NO_LIMIT, BucketPlan, describe_parameters, dtype_name, plan_in_module_order
-from instrumented_ddp.c10d_reducer import C10dReducer
-from instrumented_ddp.collective_log.bypass import Bypass
-from instrumented_ddp.collective_log.collectives import Collectives, collectives_of_this_process, start_collective_log
+from instrumented_ddp.bucket_plan import BucketPlan, describe_parameters, dtype_name
 from instrumented_ddp.collective_log.purposes import Purpose, launched_for
-from instrumented_ddp.logging_data import Logger
-from instrumented_ddp.metadata import is_plain, rank_of_this_process
-from instrumented_ddp.observer import Observer
-from instrumented_ddp.plan_schedule import Wish
-from instrumented_ddp.planned_buckets import AUTO, is_auto, plan_for, refuse_caps_beside_plan
-from instrumented_ddp.probing import Probing, is_asked_to_probe
-from instrumented_ddp.recorder import Recorder, make_recorder
-from instrumented_ddp.records import BucketRecords, buffer_records
-from overlapscope.errors import OverlapScopeError
+from instrumented_ddp.plans.auto.schedule import AutoBuckets
+from instrumented_ddp.plans.controller import PlanController
+from instrumented_ddp.plans.first_plan import Caps, first_plan
+from instrumented_ddp.plans.given_plan import AUTO, is_auto, refuse_caps_beside_plan
+from instrumented_ddp.plans.probing import Probing, is_asked_to_probe
+from instrumented_ddp.plans.schedule import WishedSchedule
+from instrumented_ddp.recording.backward_phase import tell_of_backward
+from instrumented_ddp.recording.bypass import Bypass
+from instrumented_ddp.recording.metadata import is_plain
+from instrumented_ddp.recording.model_events import ModelEvents
+from instrumented_ddp.recording.recorder import Recorder
+from instrumented_ddp.recording.records import BucketRecords, buffer_records
+from instrumented_ddp.recording.reduction_events import ReductionEvents
+from instrumented_ddp.recording.runtime_stats import RuntimeStats
+from instrumented_ddp.reduction.agreement import Wish, check_same_parameters
+from instrumented_ddp.reduction.c10d_reducer import C10dReducer
+from instrumented_ddp.reduction.logging_data import Logger
+from instrumented_ddp.reduction.reducer import Reducer
+from instrumented_ddp.session import session_for
 from overlapscope.model.plan_file import PlanFile
-from overlapscope.trace.environment import OnIncident, recording_from_environment
+from overlapscope.trace.environment import OnIncident
 from overlapscope.trace.format import Phase
 
 _TORCH_SIGNATURE: Final = inspect.signature(TorchDDP.__init__)
@@ -105,7 +107,7 @@ class DistributedDataParallel(TorchDDP):
         self._given_plan = bucket_plan
         self._planned: BucketPlan | None = None
         self._has_to_agree = bool(arguments.arguments["init_sync"]) or bucket_plan is not None
-        self._collectives = _start_recording(trace, on_incident, arguments.arguments["process_group"])
+        self._session = session_for(trace, on_incident, arguments.arguments["process_group"])
         self._model_number = 0
         with _warnings_about_the_caller(), launched_for(Purpose(role="construction")):
             super().__init__(*args, **kwargs)
@@ -114,7 +116,7 @@ class DistributedDataParallel(TorchDDP):
     @property
     def bucket_plan(self) -> BucketPlan:
         """The plan in force: the first one follows the module's parameters, the second the observed order."""
-        return self.reducer.plan
+        return self._reducer.plan
 
     # -- construction --------------------------------------------------------------------------------------------
 
@@ -127,13 +129,13 @@ class DistributedDataParallel(TorchDDP):
             is_sparse,
             {name: type(module).__name__ for name, module in self.module.named_modules()},
         )
-        if self._collectives is not None:
+        if self._session is not None:
             frozen = [name for name, parameter in self.module.named_parameters() if not parameter.requires_grad]
-            self._model_number = self._collectives.add_model(self.module, self._specs, frozen)
+            self._model_number = self._session.add_model(self.module, self._specs, frozen)
         self._wish = Wish.NONE
         if self._is_auto:
             self._wish = Wish.AUTO
-        elif self._collectives is not None and is_asked_to_probe(self._collectives.folder):
+        elif self._session is not None and is_asked_to_probe(self._session.folder):
             self._wish = Wish.PROBE
         self._everybody_would = self._has_to_agree and check_same_parameters(
             self._specs, self.process_group, self.device, wish=self._wish
@@ -147,40 +149,56 @@ class DistributedDataParallel(TorchDDP):
         param_to_name_mapping: dict[int, str],  # noqa: ARG002 - the specs know
         static_graph: bool,
     ) -> None:
-        self.recorder = make_recorder(self._collectives, self.process_group, self.device)
+        self.recorder = self._session.record(self.process_group, self.device) if self._session is not None else None
         self._buffer_records: BucketRecords | None = None
         if self.recorder is not None:
-            self._bypass = self.recorder.add_model(self._model_number, self.module, parameters, self._arguments)
-        plan = self._first_plan(static_graph)
-        self.reducer = C10dReducer(
+            self.recorder.add_model(self._model_number, self.module, parameters, self._arguments)
+            self._bypass = self.recorder.bypass_of(self._model_number)
+        caps = Caps(
+            cap_bytes=self.bucket_bytes_cap,
+            is_default=self.bucket_bytes_cap_default,
+            listed_bytes=tuple(getattr(self, "bucket_bytes_cap_list", ())),  # torch 2.13
+        )
+        is_final = self.find_unused_parameters and not static_graph
+        plan, self._planned = first_plan(
+            self._specs,
+            caps,
+            self._given_plan,
+            self._planned,
+            is_final=is_final,
+            has_to_agree=self._has_to_agree,
+            group=self.process_group,
+            device=self.device,
+        )
+        self._given_plan = None  # its file may be gone where the wrapper is unpickled
+        self._reducer = Reducer(
             parameters,
             plan,
             self.process_group,
-            rebuild_limits_bytes=self._rebuild_limits_bytes(),
-            rebuild_plan=self._planned,
-            bucket_bytes_cap=self.bucket_bytes_cap,
-            wish=self._wish,
             find_unused_parameters=self.find_unused_parameters,
             gradient_as_bucket_view=self.gradient_as_bucket_view,
             skip_all_reduce_unused_params=getattr(self, "skip_all_reduce_unused_params", False),  # torch 2.8
             batched_grad_copy=getattr(self, "batched_grad_copy", False),  # torch 2.13
-            observer=self.recorder,
-            model_number=self._model_number,
+            events=self._make_events(parameters),
         )
+        self._plans = PlanController(
+            self._reducer,
+            self._model_number,
+            limits_bytes=caps.rebuilt_bytes,
+            given=self._planned,
+            wish=self._wish,
+            wished=self._wished_schedule(),
+        )
+        self.reducer = C10dReducer(self._reducer, self._plans)
         if not getattr(self, "_use_python_reducer", False):  # there torch.compile reduces
-            self.reducer.register_hooks()
+            self._reducer.register_hooks()
         # Hooks live as long as the parameters, which may be wrapped again after this wrapper is gone.
-        weakref.finalize(self, self.reducer._remove_autograd_hooks).atexit = False
+        weakref.finalize(self, self._reducer.remove_hooks).atexit = False
         if self.mixed_precision is not None:  # torch calls our reducer by these numbers
             for index, parameter in enumerate(parameters):
                 parameter._idx = index  # type: ignore[attr-defined]
-        # Also where nothing can be recorded after all: other ranks have been told that this one takes part.
-        if self._wish is Wish.PROBE:
-            self.reducer.wished = Probing(self.recorder, self._model_number)
-        elif self._wish is Wish.AUTO:
-            self.reducer.wished = AutoBuckets(self.reducer, self.recorder, self._model_number, self.device)
-        self.logger = Logger(self.reducer, parameters, self.process_group)
-        self.reducer.set_logger(self.logger)
+        self.logger = Logger(self._reducer, self.bucket_bytes_cap, self._plans)
+        self._reducer.on_error = self.logger.set_error_and_log
         self.logger.set_construction_data_and_log(
             type(self.module).__name__,
             self.device_ids or [],
@@ -189,62 +207,37 @@ class DistributedDataParallel(TorchDDP):
             any(isinstance(module, nn.SyncBatchNorm) for module in self.module.modules()),
             static_graph,
         )
-        if not self.reducer.should_rebuild_buckets and not static_graph:
-            with launched_for(Purpose(role="construction")):
-                in_module_order = range(len(parameters))
-                self.reducer.prepare_schedule(in_module_order[::-1], everybody_would=self._everybody_would)
+        if is_final:
+            in_module_order = range(len(parameters))
+            self._plans.begin_schedule(in_module_order[::-1], everybody_would=self._everybody_would)
         self._passing_sync_batchnorm_handle(self.module)
 
-    def _first_plan(self, static_graph: bool) -> BucketPlan:
-        """The plan of the first backward."""
-        plan, why_not = plan_in_module_order(self._specs, self._first_limits_bytes(static_graph)), ""
-        if self._given_plan is not None and self.process_group.rank() == 0:
-            try:
-                self._planned = plan_for(self._specs, self._given_plan)
-            except OverlapScopeError as error:
-                why_not = str(error)
-        is_final = self.find_unused_parameters and not static_graph
-        if is_final and self._planned is not None:
-            plan = BucketPlan(self._specs, self._planned.buckets)
-        if self._has_to_agree:
-            plan = agree_on_plan(plan, self.process_group, self.device, why_not=why_not)
-        if is_final and self._given_plan is not None:
-            self._planned = plan
-        self._given_plan = None  # its file may be gone where the wrapper is unpickled
-        return plan
+    def _make_events(self, parameters: list[nn.Parameter]) -> ReductionEvents:
+        device = parameters[0].device
+        stats = RuntimeStats(device)
+        if self.recorder is None:
+            return ReductionEvents(stats, len(parameters))
+        return ModelEvents(self.recorder, self._model_number, device, stats, len(parameters))
 
-    def _first_limits_bytes(self, static_graph: bool) -> list[int]:
-        """Until the order of the gradients is known there is one bucket, unless it will never be known.
-
-        A collective of the user's own in the backward graph would otherwise meet our buckets in an order of its own.
-        """
-        limits_bytes = self._rebuild_limits_bytes()
-        if self._caps_bytes() or (self.find_unused_parameters and not static_graph):
-            return limits_bytes
-        return [NO_LIMIT]
-
-    def _rebuild_limits_bytes(self) -> list[int]:
-        if caps_bytes := self._caps_bytes():
-            return caps_bytes
-        # Only a cap that is left at its default has a small first bucket.
-        if not self.bucket_bytes_cap_default:
-            return [self.bucket_bytes_cap]
-        return [dist._DEFAULT_FIRST_BUCKET_BYTES, self.bucket_bytes_cap]  # type: ignore[attr-defined]
-
-    def _caps_bytes(self) -> list[int]:
-        """One for each bucket, if the user gave them (torch 2.13)."""
-        return list(getattr(self, "bucket_bytes_cap_list", ()))
+    def _wished_schedule(self) -> WishedSchedule | None:
+        """What is asked for, also where nothing can be recorded after all: other ranks were told of it."""
+        if self._wish is Wish.PROBE:
+            return Probing(self.recorder, self._model_number)
+        if self._wish is Wish.AUTO:
+            return AutoBuckets(self._reducer, self.recorder, self._model_number, self.device)
+        return None
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        state.pop("recorder", None)  # another process has its own
-        state.pop("_bypass", None)
-        state["_collectives"] = None
+        for name in ("recorder", "_bypass", "_reducer", "_plans"):  # another process has its own
+            state.pop(name, None)
+        state["_session"] = None
         return state
 
     def __getattr__(self, name: str) -> Any:
         if name == "module" and (bypass := self.__dict__.get("_bypass")) is not None:
-            bypass.module_is_taken(sys._getframe(1))
+            with suppress(Exception):  # whatever is wrong with the file of lines, here is the module
+                bypass.module_is_taken(sys._getframe(1))
         return super().__getattr__(name)
 
     # -- forward -------------------------------------------------------------------------------------------------
@@ -252,16 +245,14 @@ class DistributedDataParallel(TorchDDP):
     @_disable_dynamo
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
         recorder = self.recorder
-        if recorder is None:
-            if self.reducer.plan_schedule is not None:
-                self._follow_plan_schedule()
+        if recorder is None or self._session is None:
+            self._follow_schedule()
             return super()._pre_forward(*inputs, **kwargs)
         recorder.forward_is_called()
-        if self.reducer.plan_schedule is not None:
-            self._follow_plan_schedule()
+        self._follow_schedule()
         recorder.note_caller()
         if torch.is_grad_enabled():
-            recorder.collectives.training_forward(has_uneven_inputs=self._join_config.enable)
+            self._session.training_forward(has_uneven_inputs=self._join_config.enable)
         moved = super()._pre_forward(*inputs, **kwargs)
         phase = Phase.FORWARD if torch.is_grad_enabled() else Phase.EVALUATION
         recorder.enter(phase, no_sync=not self.require_backward_grad_sync)
@@ -269,36 +260,31 @@ class DistributedDataParallel(TorchDDP):
 
     @_disable_dynamo
     def _post_forward(self, output: Any) -> Any:
-        recorder = self.recorder
-        if recorder is None:
-            output = super()._post_forward(output)
-            meter = self.reducer.observer
-            if meter is not None and torch.is_grad_enabled() and self.require_backward_grad_sync:
-                _tell_of_backward(meter, output, no_sync=False)
-            return output
-        is_training = torch.is_grad_enabled()
-        recorder.leave(Phase.FORWARD if is_training else Phase.EVALUATION)
+        observer, is_training = self._reducer.events.observer, torch.is_grad_enabled()
+        if observer is not None:
+            observer.leave(Phase.FORWARD if is_training else Phase.EVALUATION)
         output = super()._post_forward(output)
-        if is_training and not getattr(self, "_use_python_reducer", False):  # compiled, the hook can't be called
-            _tell_of_backward(recorder, output, no_sync=not self.require_backward_grad_sync)
+        is_compiled = getattr(self, "_use_python_reducer", False)  # then hooks on the output can't be called
+        if observer is not None and is_training and not is_compiled:
+            tell_of_backward(observer, output, no_sync=not self.require_backward_grad_sync)
         return output
 
-    def _follow_plan_schedule(self) -> None:
+    def _follow_schedule(self) -> None:
         if torch.is_grad_enabled() and self.require_backward_grad_sync and not self._join_config.enable:
-            self.reducer.follow_plan_schedule()
+            self._plans.follow_schedule()
 
     def _match_all_reduce_for_bwd_pass(self) -> None:
-        with self.recorder.collectives.has_joined() if self.recorder is not None else nullcontext():
+        with self._stands_in():
             super()._match_all_reduce_for_bwd_pass()
-        self.reducer.reduction_was_matched()
+        self._reducer.reductions += 1
 
     def _match_unused_params_allreduce(self) -> None:
-        if self.recorder is None:
+        with self._stands_in(), launched_for(Purpose(role="bitmap", model=self._model_number)):
             super()._match_unused_params_allreduce()
-            return
-        purpose = Purpose(role="bitmap", model=self._model_number)
-        with self.recorder.collectives.has_joined(), launched_for(purpose):
-            super()._match_unused_params_allreduce()
+
+    def _stands_in(self) -> AbstractContextManager[None]:
+        """What is launched inside is that of a rank that has joined."""
+        return self._session.position.has_joined() if self._session is not None else nullcontext()
 
     # -- communication that is not a bucket's --------------------------------------------------------------------
 
@@ -319,7 +305,7 @@ class DistributedDataParallel(TorchDDP):
         self._comm_hooks.append((hook, state))
         self.reducer.register_comm_hook(state, hook)
         if self.recorder is not None:
-            self.recorder.comm_hook_reduces(self._model_number, hook.__qualname__)
+            self.recorder.note_of_model(self._model_number, "comm_hook", hook.__qualname__)
 
     def _register_builtin_comm_hook(self, comm_hook_type: BuiltinCommHookType) -> None:
         self.logger._set_comm_hook_name(str(comm_hook_type))
@@ -336,7 +322,7 @@ class DistributedDataParallel(TorchDDP):
             buffers = self.modules_buffers if bufs is None else bufs
             elements = sum(buffer.numel() for buffer in buffers)
             self._buffer_records = buffer_records(
-                recorder.timeline.flags, self._model_number, elements, dtype_name(buffers[0].dtype)
+                recorder.timer.flags, self._model_number, elements, dtype_name(buffers[0].dtype)
             )
         with recorder.broadcasts(self._buffer_records):
             super()._default_broadcast_coalesced(bufs, bucket_size, authoritative_rank)
@@ -362,44 +348,3 @@ def _warnings_about_the_caller() -> Iterator[None]:
         yield
     for warning in caught:
         warnings.warn(warning.message, warning.category, stacklevel=4)
-
-
-def _start_recording(
-    trace: str | Path | None, on_incident: OnIncident | None, group: dist.ProcessGroup | None
-) -> Collectives | None:
-    """The collective log of this process, if a recording is asked for and can be had."""
-    existing = collectives_of_this_process()
-    if trace is None and existing is not None:  # by attach(), or by a model before
-        return existing
-    try:
-        recording = recording_from_environment(trace)
-        if recording is None or (group is None and not dist.is_initialized()):  # torch says so in its own words
-            return None
-        rank = rank_of_this_process(group or _get_default_group())
-        return start_collective_log(recording.folder, rank, on_incident or recording.on_incident)
-    except OverlapScopeError as error:
-        rank = dist.get_rank() if dist.is_initialized() else 0
-        print(f"overlapscope: rank {rank} trains on, unrecorded: {error}", file=sys.stderr)
-        return None
-
-
-def _tell_of_backward(observer: Observer, output: Any, *, no_sync: bool) -> None:
-    """Have the recorder told when the first gradient of the output arrives, and when autograd is done."""
-    begin = _backward_hook(observer, no_sync=no_sync)
-    leaves = [output] if isinstance(output, torch.Tensor) else tree_leaves(output)
-    for leaf in leaves:
-        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-            leaf.register_hook(begin)
-
-
-def _backward_hook(observer: Observer, *, no_sync: bool) -> Callable[[torch.Tensor], None]:
-    def end() -> None:
-        observer.leave(Phase.BACKWARD)
-
-    def begin(_: torch.Tensor) -> None:
-        if observer.phase is not Phase.BACKWARD:
-            observer.note_caller()
-            observer.enter(Phase.BACKWARD, no_sync=no_sync)
-            torch.autograd.Variable._execution_engine.queue_callback(end)
-
-    return begin

@@ -1,7 +1,7 @@
-"""The command line: one verb a module in ``overlapscope.commands``.
+"""The command line: one module per verb, in ``overlapscope.commands``.
 
-Every verb's module has a docstring, which is its help, ``prepare_parser(parser)`` and ``run(args) -> int``. Modules
-import what is heavy (pandas, torch, panel) inside ``run``, so that ``overlapscope --help`` answers at once.
+A module's docstring is the help of its verb; it has ``prepare_parser(parser)`` and ``run(args) -> int``. Modules
+import heavy packages (pandas, torch, panel) inside ``run``, so that ``overlapscope --help`` answers at once.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from overlapscope import __version__
 from overlapscope.commands import calibrate, demo, diagnose, lab, recommend, record, serve, stragglers, summary
 from overlapscope.errors import OverlapScopeError
+from overlapscope.pipe import outlive_the_reader
 
 _DESCRIPTION = "See how much gradient communication hides under backward, and why the rest does not."
 _EPILOG = "Start with 'overlapscope demo': it records a short training run on this machine and opens it in the browser."
-_COMMANDS = {
+COMMANDS = {
     "calibrate": calibrate,
     "demo": demo,
     "diagnose": diagnose,
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="overlapscope", description=_DESCRIPTION, epilog=_EPILOG)
     parser.add_argument("--version", action="version", version=f"overlapscope {__version__}")
     verbs = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, module in _COMMANDS.items():
+    for name, module in COMMANDS.items():
         text = (module.__doc__ or "").strip()
         verb = verbs.add_parser(
             name,
@@ -55,5 +56,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def entry_point() -> None:
-    """The console script."""
+    """Run the console script."""
+    outlive_the_reader()
     sys.exit(main())

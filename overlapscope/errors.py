@@ -1,4 +1,4 @@
-"""The one error type that users meet as a sentence instead of a traceback."""
+"""The error type that users see as one sentence instead of a traceback."""
 
 
 class OverlapScopeError(Exception):

@@ -10,7 +10,7 @@ _BYTES_PER = (("GB", 1024**3), ("MB", 1024**2), ("kB", 1024))
 
 
 def format_ns(time_ns: float | None) -> str:
-    """Nanoseconds with three significant digits: ``1.25 ms``, ``312 µs``; a dash for what is not known."""
+    """Nanoseconds with three significant digits: ``1.25 ms``, ``312 µs``; a dash if unknown."""
     if time_ns is None or math.isnan(time_ns):
         return "–"
     for unit, ns in _NS_PER:
@@ -35,7 +35,7 @@ def format_bytes(size_bytes: float | None) -> str:
 
 
 def format_count(count: int) -> str:
-    """How many, with three significant digits from ten thousand on: ``9,408``, ``25.6 k``, ``4.19 M``."""
+    """A count, with three significant digits from ten thousand upwards: ``9,408``, ``25.6 k``, ``4.19 M``."""
     for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
         if count >= max(size, 10_000):
             return f"{_significant(count / size).removesuffix('.00').removesuffix('.0')} {unit}"
@@ -48,7 +48,7 @@ def format_share(share: float) -> str:
 
 
 def keep_together(text: str) -> str:
-    """The same text, in which a line never breaks between a number and its unit."""
+    """Replace the space between a number and its unit by one at which lines don't break."""
     return re.sub(r"(?<=\d) (?=%|[nµm]?s\b|[kMG]?B\b)| (?=±)|(?<=±) ", "\N{NO-BREAK SPACE}", text)
 
 

@@ -18,8 +18,8 @@ def test_ci_runs_the_readmes_test_command_word_for_word():
 
 
 def test_every_overlapscope_command_that_the_readme_shows_exists():
-    from overlapscope.cli import _COMMANDS
+    from overlapscope.cli import COMMANDS
 
     text = (ROOT / "README.md").read_text()
     shown = set(re.findall(r"overlapscope (\w+)", text))
-    assert shown == set(_COMMANDS)
+    assert shown == set(COMMANDS)

@@ -1,1 +1,1 @@
-"""The pages of the app, one a module."""
+"""The pages of the app, one per module."""

@@ -1,4 +1,4 @@
-"""Which bucket size: what each would take, what a step looks like with it, and how to set it."""
+"""The page Buckets: how long a step takes with each size, what it looks like, and how to set the size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 from bokeh.document import Document
 
-from dashboards.forecast import SPECIALS, Forecast, Options
+from dashboards.forecast import Forecast
 from dashboards.pages.headline import Headline
 from dashboards.pages.shell import Arguments, is_order_alone, render, render_part
 from dashboards.plots.bucket_figure import CURVE_LEFT_PX, CURVE_RIGHT_PX
@@ -17,16 +17,17 @@ from dashboards.plots.bucket_layout import HEAD_PX, LANE_PX, RANK_PX
 from dashboards.plots.bucket_tooltip import caps_text
 from dashboards.plots.buckets import BucketsPlot, Choice, Chosen
 from dashboards.recording import Snapshot
-from dashboards.typical_step import Step
 from overlapscope.analysis.choices import choice_sentences
 from overlapscope.analysis.lanes import BUCKET_SLOTS
 from overlapscope.errors import OverlapScopeError
+from overlapscope.model.curve import SPECIALS, Options
 from overlapscope.model.recommend import Interval
 from overlapscope.model.sentences import free_plan, headline, limit
+from overlapscope.model.typical_step import Step
 from overlapscope.units import format_bytes, format_ns, format_share
 
 _PATIENCE_S: Final = 0.5
-"""What takes longer is waited for by the browser."""
+"""Time after which the browser waits for a result instead."""
 _LARGEST_MB: Final = 1e6
 
 Awaited = TypeVar("Awaited")
@@ -42,9 +43,9 @@ class Shortcut:
 
 
 _SHORTCUTS: Final = (
-    Shortcut(special="", label="Best size", hint="The best that one size can give  B"),
-    Shortcut(special="best", label="Best plan", hint="The best of all plans; its buckets need not be of one size  P"),
-    Shortcut(special="present", label="As it is now", hint="What the job was recorded with  N"),
+    Shortcut(special="", label="Best size", hint="The best single size  B"),
+    Shortcut(special="best", label="Best plan", hint="The best of all plans; its buckets may differ in size  P"),
+    Shortcut(special="present", label="Current plan", hint="The plan of the recorded job  N"),
     Shortcut(special="default", label="DDP's default", hint="A first bucket of 1 MB, then 25 MB  D"),
 )
 
@@ -52,7 +53,7 @@ _SHORTCUTS: Final = (
 def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_plain: bool = False) -> None:
     """Fill a document with the page, for the size and options that the address asks for."""
     if is_order_alone(snapshot.trace):
-        _build_reason(document, snapshot, "no bucket of gradients was recorded, only collectives")
+        _build_reason(document, snapshot, "only collectives were recorded, no gradient buckets")
         return
     choice = choice_of(arguments)
     try:
@@ -100,7 +101,7 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
 
 
 def choice_of(arguments: Arguments) -> Choice:
-    """That of ``?cap_mb=…&plan=…&first=…&compression=…``; what makes no sense is ignored."""
+    """The choice of ``?cap_mb=…&plan=…&first=…&compression=…``; invalid values are ignored."""
     plan = _text(arguments, "plan")
     return Choice(
         options=Options(
@@ -112,7 +113,7 @@ def choice_of(arguments: Arguments) -> Choice:
 
 
 def basis_of(forecast: Forecast) -> str:
-    """What the prediction rests on."""
+    """A sentence on what the prediction rests on."""
     observations = forecast.fitted.observations
     steps, plans = len(observations.steps), len(observations.plans)
     calibrated = ", and a calibration" if forecast.advice.is_calibrated else ""
@@ -123,10 +124,10 @@ def basis_of(forecast: Forecast) -> str:
 
 
 def describe(forecast: Forecast, chosen: Chosen, step: Step) -> str:
-    """The markup of the figures of what is chosen, and of the setting that gives it."""
+    """The markup of the figures of the choice, and of the setting that gives it."""
     curve, place, options = chosen.curve, chosen.place, chosen.choice.options
     low, high = curve.interval_ns[:, place]
-    code = forecast.code_of(curve, place, chosen.choice.special)
+    code = curve.setting_of(place, chosen.choice.special)
     size = curve.sizes[place] if place < len(curve.sizes) and chosen.choice.special is None else None
     return render_part(
         "buckets_chosen.html",
@@ -137,7 +138,7 @@ def describe(forecast: Forecast, chosen: Chosen, step: Step) -> str:
                 note=f"{format_ns(low)} to {format_ns(high)}",
                 colour="accent",
             ),
-            _against_now(forecast.gain_of(curve, place)),
+            _against_now(curve.gain_of(place, forecast.reference)),
             Headline(
                 label="Exposed",
                 value=format_ns(curve.exposed_ns[place]),
@@ -180,7 +181,7 @@ def _range_text(least: int, most: int) -> str:
 
 
 def _soon(future: Future[Awaited]) -> Awaited | None:
-    """What is ready, or nearly."""
+    """The result if it is ready, or nearly."""
     try:
         return future.result(_PATIENCE_S)
     except TimeoutError:
@@ -198,7 +199,7 @@ def _build_reason(document: Document, snapshot: Snapshot, reason: str) -> None:
         message=f"{what[:1].upper()}{what[1:]}.",
         advice=f"{todo[:1].upper()}{todo[1:]}."
         if todo
-        else "Record some 30 steps of a model that is wrapped in "
+        else "Record about 30 steps of a model wrapped in "
         "DistributedDataParallel: 'overlapscope record --probe-buckets -o FOLDER -- torchrun ...'.",
     )
 

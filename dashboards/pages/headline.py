@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Headline:
-    """One of them."""
+    """One big number at the top of a page."""
 
     label: str
     value: str

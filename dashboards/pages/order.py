@@ -1,4 +1,4 @@
-"""Why it hangs, and where ranks began to differ: the verdict, and the lanes of collectives that it is told from."""
+"""The page Order: why a job hangs, or where ranks began to differ, with the lanes of collectives that show it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Final
 
 from bokeh.document import Document
 
-from dashboards.diagnosis import Diagnosis
 from dashboards.pages.order_details import describe_number
 from dashboards.pages.rank_choice import MAX_RANKS, format_ranks, parse_ranks
 from dashboards.pages.report_rows import report_rows
@@ -17,8 +16,9 @@ from dashboards.pages.standings import NOTEWORTHY, standings
 from dashboards.plots.order import OrderPlot, Selected
 from dashboards.recording import Snapshot
 from overlapscope.diagnosis.categories import BUCKET_SLOTS
+from overlapscope.diagnosis.diagnosis import Diagnosis
 from overlapscope.diagnosis.evidence import Evidence
-from overlapscope.diagnosis.order_lanes import Lane, OrderLanes
+from overlapscope.diagnosis.order_lanes import OrderLane, OrderLanes
 from overlapscope.diagnosis.order_source import ProcessGroup
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.diagnosis.wording import capitalised, ranks_text
@@ -36,7 +36,7 @@ _OTHER_COLOURS: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class LaneLabel:
-    """What stands before a lane."""
+    """The label of a lane."""
 
     name: str
     note: str
@@ -97,11 +97,11 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
     )
 
 
-def choose_lanes(lanes: OrderLanes, arguments: Arguments) -> tuple[tuple[Lane, ...], str]:
+def choose_lanes(lanes: OrderLanes, arguments: Arguments) -> tuple[tuple[OrderLane, ...], str]:
     """The lanes to show, and what to say about them.
 
-    Up to ``MAX_RANKS`` ranks have a lane each. Of more, those that have done the same share one, unless the address
-    asks for ranks. Those blamed are always shown.
+    Up to ``MAX_RANKS`` ranks have a lane each. Of more, those that did the same share one, unless the address asks for
+    ranks. Those blamed are always shown.
     """
     ranks = lanes.group.ranks
     if len(ranks) <= MAX_RANKS:
@@ -110,20 +110,20 @@ def choose_lanes(lanes: OrderLanes, arguments: Arguments) -> tuple[tuple[Lane, .
     if asked:
         notes = [f"there is no rank {', '.join(unknown)}"] if unknown else []
         if len(asked) > MAX_RANKS:
-            notes.append(f"{len(asked):,} were chosen, {MAX_RANKS} at a time can be shown")
+            notes.append(f"{len(asked):,} were chosen, but only {MAX_RANKS} can be shown at a time")
         shown = lanes.lanes_of(asked[:MAX_RANKS])
         return shown, "; ".join([f"{len(shown)} of {len(ranks):,} ranks", *notes])
     folds = lanes.folds
     if len(folds) == 1:
-        return folds, f"all {len(ranks):,} ranks did the same, and share a lane"
+        return folds, f"all {len(ranks):,} ranks did the same and share a lane"
     kept = sorted(folds, key=lambda fold: (not fold.is_blamed, -len(fold.ranks)))[: max(MAX_RANKS, len(lanes.blamed))]
     shown = tuple(sorted(kept, key=lambda fold: fold.ranks[0]))
     note = f"{len(ranks):,} ranks; those that did the same share a lane"
     hidden = sum(len(fold.ranks) for fold in folds) - sum(len(fold.ranks) for fold in shown)
-    return shown, note + (f", {hidden:,} that each did something else are not shown" if hidden else "")
+    return shown, note + (f", {hidden:,} that differ from each other are not shown" if hidden else "")
 
 
-def lane_label(lane: Lane, lanes: OrderLanes, evidence: Evidence) -> LaneLabel:
+def lane_label(lane: OrderLane, lanes: OrderLanes, evidence: Evidence) -> LaneLabel:
     """Whose a lane is, what became of them, and how far they got."""
     is_fold = len(lane.ranks) > 1
     name = f"{len(lane.ranks):,} ranks" if is_fold else f"rank {lane.ranks[0]}"
@@ -139,17 +139,17 @@ def lane_label(lane: Lane, lanes: OrderLanes, evidence: Evidence) -> LaneLabel:
 
 
 def kind_text(verdict: Verdict) -> str:
-    """The kind of fault, for people."""
+    """The label of a kind of fault."""
     return capitalised(verdict.kind)
 
 
 def basis_of(verdict: Verdict, diagnosis: Diagnosis) -> str:
-    """Where it is: ranks, step, group and number."""
+    """Where the fault is: ranks, step, group and number."""
     parts = []
     if verdict.blamed:
         parts.append(capitalised(ranks_text(verdict.blamed)))
     elif verdict.concerned and verdict.is_fault:
-        parts.append(f"{capitalised(ranks_text(verdict.concerned))} (nobody is blamed)")
+        parts.append(f"{capitalised(ranks_text(verdict.concerned))} (no rank is blamed)")
     if verdict.step is not None:
         parts.append(f"step {verdict.step}")
     group = next((group for group in diagnosis.groups if group.name == verdict.group), None)
@@ -161,13 +161,13 @@ def basis_of(verdict: Verdict, diagnosis: Diagnosis) -> str:
 
 
 def group_label(group: ProcessGroup) -> str:
-    """Title, members and backend of a group."""
+    """The title, members and backend of a group."""
     backend = f" · {group.backend}" if group.backend else ""
     return f"{group.title} · ranks {format_ranks(group.ranks)}{backend}"
 
 
 def _group_of_address(diagnosis: Diagnosis, arguments: Arguments) -> ProcessGroup:
-    """That of ``?group=…``, else the verdict's, else the first."""
+    """The group of ``?group=…``, else the verdict's, else the first."""
     for name in (_text(arguments, "group"), diagnosis.verdict.group):
         found = next((group for group in diagnosis.groups if group.name == name), None)
         if found is not None:
@@ -176,9 +176,9 @@ def _group_of_address(diagnosis: Diagnosis, arguments: Arguments) -> ProcessGrou
 
 
 def _selected_of_address(
-    diagnosis: Diagnosis, lanes: OrderLanes, shown: Sequence[Lane], arguments: Arguments
+    diagnosis: Diagnosis, lanes: OrderLanes, shown: Sequence[OrderLane], arguments: Arguments
 ) -> Selected:
-    """The cell of ``?number=…&rank=…``; without them that of a blamed rank where it began, or the newest."""
+    """The cell of ``?number=…&rank=…``; without them the one of a blamed rank where the fault began, or the newest."""
     place_of = {rank: place for place, lane in enumerate(shown) for rank in lane.ranks}
     wanted = [_number(arguments, "rank"), *diagnosis.verdict.blamed, *diagnosis.verdict.concerned]
     place = next((place_of[rank] for rank in wanted if rank in place_of), 0)
@@ -200,9 +200,9 @@ def _build_reason(document: Document, trace: Trace | None) -> None:
         title="Order",
         trace=trace,
         headline="No order of collectives was recorded",
-        message="This recording holds no collective logs: an older version made it, or nothing has been launched yet.",
+        message="This recording has no collective logs: an older version made it, or nothing has been launched yet.",
         advice="Record it again with this version: 'overlapscope record -o FOLDER -- torchrun ...' logs every "
-        "collective of each rank, also of stock DDP and plain torch.distributed.",
+        "collective of each rank, also with stock DDP and plain torch.distributed.",
     )
 
 

@@ -1,4 +1,4 @@
-"""What all ranks have at one number, as markup: the sides beside each other, and the parameters of their buckets."""
+"""What all ranks have at one number, as markup: the sides side by side, and the parameters of their buckets."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from dashboards.diagnosis import Diagnosis
 from dashboards.pages.shell import render_part
+from overlapscope.diagnosis.diagnosis import Diagnosis
 from overlapscope.diagnosis.evidence import Entry
 from overlapscope.diagnosis.order_lanes import OrderLanes
 from overlapscope.diagnosis.order_sides import Side, compare, sides_of
@@ -19,7 +19,7 @@ from overlapscope.units import format_bytes
 _MOST_SIDES: Final = 8
 
 _Parameters = list[tuple[str, str, str]]
-"""Name, shape and size of each."""
+"""Name, shape and size of each parameter."""
 
 
 def describe_number(trace: Trace | None, diagnosis: Diagnosis, lanes: OrderLanes, number: int) -> str:
@@ -39,14 +39,14 @@ def describe_number(trace: Trace | None, diagnosis: Diagnosis, lanes: OrderLanes
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """What stands above a side."""
+    """The heading of a side."""
 
     title: str
     ranks: str
-    """For the page's script."""
+    """Its ranks, for the page's script."""
     state: str
     link: str
-    """To the same step on the timeline."""
+    """A link to the same step on the timeline."""
 
 
 def _head(side: Side) -> Head:

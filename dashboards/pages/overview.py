@@ -14,7 +14,7 @@ from dashboards.pages.shell import Arguments, BuildPage, is_order_alone, render
 from dashboards.plots.trend import FIGURES, Figure, TrendPlot
 from dashboards.recording import Snapshot
 from overlapscope.analysis import sentences
-from overlapscope.analysis.verdict import Verdict as OverlapVerdict
+from overlapscope.analysis.summary import OverlapSummary
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.trace.reader import Trace
 from overlapscope.trace.tables import PHASE_NAMES
@@ -43,12 +43,12 @@ COLUMNS: Final = (
 
 
 SHOWN_ROWS: Final = 16
-"""Further ranks are folded."""
+"""Number of ranks shown; further ones are folded."""
 
 
 def build(document: Document, snapshot: Snapshot, _arguments: Arguments) -> None:
     """Fill a document with the overview."""
-    verdict, per_step = snapshot.verdict, snapshot.per_step
+    summary, per_step = snapshot.summary, snapshot.per_step
     findings = snapshot.stragglers.findings if snapshot.stragglers else ()
     plots = [TrendPlot(shown, per_step) for shown in FIGURES] if len(per_step) else []
     for plot in plots:
@@ -59,9 +59,9 @@ def build(document: Document, snapshot: Snapshot, _arguments: Arguments) -> None
         title="Overview",
         trace=snapshot.trace,
         roots=[plot.root for plot in plots],
-        verdict=verdict,
-        basis=basis_of(verdict),
-        headlines=headlines(verdict),
+        sentence=summary.sentence,
+        basis=basis_of(summary),
+        headlines=headlines(summary),
         figures=FIGURES,
         columns=[label for _, label in COLUMNS],
         rank_rows=rank_rows(snapshot.trace, snapshot.rank_medians) if len(per_step) else [],
@@ -75,7 +75,7 @@ def build(document: Document, snapshot: Snapshot, _arguments: Arguments) -> None
 
 
 def incident_of(snapshot: Snapshot) -> Verdict | None:
-    """What is wrong with the job; None if nothing is."""
+    """The fault of the job; None if there is none."""
     diagnosis = snapshot.diagnosis
     return diagnosis.verdict if diagnosis is not None and diagnosis.is_incident else None
 
@@ -101,45 +101,45 @@ TREND_ROUTES: Final[dict[str, BuildPage]] = {
 """An address for each trend."""
 
 
-def basis_of(verdict: OverlapVerdict) -> str:
+def basis_of(summary: OverlapSummary) -> str:
     """What the medians are taken over."""
-    ranks = f"{verdict.ranks} rank{'s' * (verdict.ranks != 1)}"
-    steps = f"{verdict.steps_counted} step{'s' * (verdict.steps_counted != 1)}"
-    left_out = verdict.warm_up_steps_left_out
+    ranks = f"{summary.ranks} rank{'s' * (summary.ranks != 1)}"
+    steps = f"{summary.steps_counted} step{'s' * (summary.steps_counted != 1)}"
+    left_out = summary.warm_up_steps_left_out
     warm_up = f", without the first {left_out}, in grey below, which warm up" if left_out else ""
     return f"Medians over {steps} of {ranks}{warm_up}."
 
 
-def headlines(verdict: OverlapVerdict) -> list[Headline]:
+def headlines(summary: OverlapSummary) -> list[Headline]:
     """The big numbers."""
-    step_ns = verdict.step_time_ns
+    step_ns = summary.step_time_ns
 
     def of_step(part_ns: int) -> str:
         return f"{format_share(part_ns / step_ns)} of the step" if step_ns else ""
 
     hidden = "no communication was recorded"
-    if verdict.communication_ns:
-        hidden = f"of {format_ns(verdict.communication_ns)} hides under compute"
+    if summary.communication_ns:
+        hidden = f"of {format_ns(summary.communication_ns)} hides under compute"
     return [
         Headline(label="Step time", value=format_ns(step_ns), note="", colour="accent"),
         Headline(
             label="Compute",
-            value=format_ns(verdict.compute_ns),
-            note=of_step(verdict.compute_ns),
+            value=format_ns(summary.compute_ns),
+            note=of_step(summary.compute_ns),
             colour="span-backward",
         ),
         Headline(
             label="Exposed communication",
-            value=format_ns(verdict.exposed_ns),
-            note=of_step(verdict.exposed_ns),
+            value=format_ns(summary.exposed_ns),
+            note=of_step(summary.exposed_ns),
             colour="exposed",
         ),
-        Headline(label="Overlap ratio", value=format_share(verdict.overlap_ratio), note=hidden, colour="hidden"),
+        Headline(label="Overlap ratio", value=format_share(summary.overlap_ratio), note=hidden, colour="hidden"),
     ]
 
 
 def rank_rows(trace: Trace, medians: pd.DataFrame) -> list[RankRow]:
-    """The table of ranks: in their order, or if they are many, those first whose compute differs most.
+    """The table of ranks: in order, or if there are many, those whose compute differs most first.
 
     Args:
         medians: from ``trend.medians_by_rank``.

@@ -1,4 +1,4 @@
-"""The page for a folder that holds nothing to show."""
+"""The page for a folder without anything to show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which ranks the timeline shows: those that the address asks for, as many as can be read."""
+"""The ranks that the timeline shows: those that the address asks for, as many as can be read."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import pandas as pd
 from dashboards.pages.shell import Arguments
 
 MAX_RANKS: Final = 16
-"""More ranks than these in one figure can neither be read nor drawn quickly."""
+"""Most ranks that one figure can show readably and draw quickly."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankChoice:
-    """The ranks that are shown, and what to say about them."""
+    """The ranks that are shown, and a note on them."""
 
     shown: tuple[int, ...]
-    """From top to bottom."""
+    """The ranks from top to bottom."""
     marked: int | None
     """The one that the address is about."""
     ranks: int
-    """How many the recording has."""
+    """How many ranks the recording has."""
     note: str
     """What was asked for and is not shown; empty if everything is."""
 
@@ -35,7 +35,7 @@ class RankChoice:
 
 
 def choose_ranks(ranks: pd.DataFrame, arguments: Arguments) -> RankChoice:
-    """The ranks of ``?ranks=0-7,12`` in that order, with that of ``?rank=5`` first; what makes no sense is ignored.
+    """The ranks of ``?ranks=0-7,12`` in that order, with that of ``?rank=5`` first; invalid values are ignored.
 
     Without ``ranks`` those on the host of ``rank`` follow it, which share its hardware, and then the others.
 
@@ -50,7 +50,7 @@ def choose_ranks(ranks: pd.DataFrame, arguments: Arguments) -> RankChoice:
     shown = wanted if marked is None else [marked, *(rank for rank in wanted if rank != marked)]
     notes = [f"there is no rank {', '.join(unknown)}"] if unknown else []
     if len(asked) > MAX_RANKS:
-        notes.append(f"{len(asked):,} were chosen, {MAX_RANKS} at a time can be shown")
+        notes.append(f"{len(asked):,} were chosen, but only {MAX_RANKS} can be shown at a time")
     return RankChoice(shown=tuple(shown[:MAX_RANKS]), marked=marked, ranks=len(host_of), note="; ".join(notes))
 
 
@@ -58,7 +58,7 @@ def parse_ranks(text: str, known: Sequence[int]) -> tuple[list[int], list[str]]:
     """Read ranks and ranges of them, such as ``0-7, 12``.
 
     Args:
-        known: ranks that there are.
+        known: the existing ranks.
 
     Returns:
         Each known rank once, in the order given; and the parts of the text that mean none.
@@ -78,7 +78,7 @@ def parse_ranks(text: str, known: Sequence[int]) -> tuple[list[int], list[str]]:
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
-    """What ``parse_ranks`` reads: ``0-7, 12``."""
+    """Ranks in the form that ``parse_ranks`` reads: ``0-7, 12``."""
     parts: list[list[int]] = []
     for rank in ranks:
         if parts and rank == parts[-1][-1] + 1:

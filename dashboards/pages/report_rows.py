@@ -1,4 +1,4 @@
-"""What the watchdogs reported, as the page lists it: a report once, whoever has made it."""
+"""What the watchdogs reported, as the page lists it: each report once, whichever rank made it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class ReportRow:
     when: str
     sentence: str
     text: str
-    """All that was printed then; empty if that was no more than the sentence."""
+    """The whole printed report; empty if that was only the sentence."""
     retracted: str
-    """What to say if it was taken back."""
+    """A note if the report was withdrawn."""
     stacks: tuple[tuple[str, str], ...]
-    """Whose, and the text."""
+    """The rank's title, and its stacks."""
 
 
 def report_rows(
@@ -36,7 +36,7 @@ def report_rows(
 
     Args:
         blamed: ranks whose stacks come first.
-        verdict_sentence: stands above them, and is not said again.
+        verdict_sentence: already shown above the reports, so not repeated.
     """
     same: dict[str, list[WatchdogReport]] = {}
     for report in reports:
@@ -55,12 +55,12 @@ def _row(reports: Sequence[WatchdogReport], blamed: Sequence[int], verdict_sente
     retracted = ""
     if all(ns is not None for ns in retracted_ns):
         after_ns = max(ns for ns in retracted_ns if ns is not None) - first.time_ns
-        retracted = f"Taken back {format_ns(after_ns)} later: it went on."
+        retracted = f"Withdrawn {format_ns(after_ns)} later: the job went on."
     by_interest = sorted(reports, key=lambda report: (report.rank not in blamed, report.rank))
     stacks = [(f"Rank {report.rank}", text) for report in by_interest[:_MOST_STACKS] if (text := report.stacks.strip())]
     return ReportRow(
         when=" · ".join(parts),
-        sentence="The same, while the job ran." if first.sentence == verdict_sentence else first.sentence,
+        sentence="The same as above, while the job ran." if first.sentence == verdict_sentence else first.sentence,
         text="" if first.text.strip() == first.sentence.strip() else first.text,
         retracted=retracted,
         stacks=tuple(stacks),

@@ -58,8 +58,8 @@ def render(
         template: name of a file in ``dashboards/assets``.
         trace: whose facts and problems the page shows.
         roots: plots, placed by the template by their names.
-        is_plain: without the header, as for a plot on a route of its own.
-        further_problems: with files that only this page is made from.
+        is_plain: without the header, for a plot on its own route.
+        further_problems: problems with files that only this page uses.
     """
     known = dict.fromkeys([*(trace.problems if trace else ()), *further_problems])
     problems = sorted(known, key=lambda problem: problem.severity != "error")
@@ -92,7 +92,7 @@ def is_order_alone(trace: Trace) -> bool:
 
 
 def run_facts(trace: Trace) -> list[tuple[str, str]]:
-    """Label and value of what ran, as far as it is known."""
+    """Label and value of facts about the run, as far as known."""
     run = trace.run
     models = run.get("models") or [{}]
     started_ns = run.get("started_unix_ns")

@@ -1,4 +1,4 @@
-"""Where each rank stood, as the page of the order of collectives lists it: ranks that stood alike together."""
+"""Where each rank stood, as the page Order lists it: ranks at the same place together."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ NOTEWORTHY: Final[dict[Liveness, str]] = {
     "never started": "never started",
     "silent": "silent",
 }
-"""States that a rank may be in which say something of the fault."""
+"""States of a rank that say something about the fault."""
 
 
 def standings(evidence: Evidence) -> list[tuple[str, str]]:
-    """Who, and where they stood. Those of fewest ranks first, because these are the odd ones."""
+    """Which ranks stood where, the smallest groups first, because these are the odd ones."""
     same: dict[str, list[int]] = {}
     for rank, one in sorted(evidence.ranks.items()):
         same.setdefault(_where(one), []).append(rank)
@@ -30,7 +30,7 @@ def standings(evidence: Evidence) -> list[tuple[str, str]]:
     if not any(same):
         return []
     oddest_first = sorted(same.items(), key=lambda item: len(item[1]))
-    lines = [(capitalised(ranks_text(ranks)), where or "nothing is known") for where, ranks in oddest_first]
+    lines = [(capitalised(ranks_text(ranks)), where or "unknown") for where, ranks in oddest_first]
     more = [("And", f"{len(lines) - _MOST_LINES} more places")] if len(lines) > _MOST_LINES else []
     return [*lines[:_MOST_LINES], *more]
 

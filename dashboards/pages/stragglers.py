@@ -1,4 +1,4 @@
-"""Who makes the others wait: findings with their costs, the map of ranks and steps, and what would be gained."""
+"""The page Stragglers: findings with their costs, the map of ranks and steps, and what could be gained."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from overlapscope.units import format_ns, format_share
 
 _FIGURE_TEXTS: Final[dict[Figure, tuple[str, str]]] = {
     "compute": ("Compute", "Forward, backward, optimizer, copies back, and what is between them"),
-    "lateness": ("Lateness", "How long after the middle rank a rank arrives at the step's last all-reduce"),
+    "lateness": ("Lateness", "How long after the median rank a rank arrives at the step's last all-reduce"),
     "wait": ("Wait", "How long a rank waits at the step's last all-reduce for the last one to arrive"),
 }
 
@@ -32,12 +32,12 @@ class BlameRow:
 
     who: str
     blame: str
-    """What for, and when."""
+    """What it is blamed for, and when."""
     evidence: str
     delay: str
     cost: str
     percent: float
-    """Of the step time, for the bar."""
+    """Cost as a percentage of the step time, for the bar."""
     saving: str
     step: int
     link: str
@@ -87,7 +87,7 @@ def build_heatmap(document: Document, snapshot: Snapshot, arguments: Arguments) 
 
 
 def basis_of(cycles: Cycles) -> str:
-    """What the page rests on, and how well clocks agree."""
+    """A sentence on what the page rests on, and how well clocks agree."""
     count, ranks, left_out = len(cycles.steps), len(cycles.ranks), cycles.left_out
     steps = f"Means over step{'s' * (count > 1)} {cycles.steps[0]}"
     steps += f" to {cycles.steps[-1]}" if count > 1 else ""
@@ -96,7 +96,7 @@ def basis_of(cycles: Cycles) -> str:
     clock = (
         "All ranks have one clock."
         if not error_ns
-        else f"Times of different ranks are off by up to ± {format_ns(error_ns)}."
+        else f"Times of different ranks may be off by up to ± {format_ns(error_ns)}."
     )
     missing = sentences.missing(cycles)
     return (
@@ -105,7 +105,7 @@ def basis_of(cycles: Cycles) -> str:
 
 
 def headlines(found: Stragglers) -> list[Headline]:
-    """Step time as it is, and as it would be."""
+    """The step time as it is, and as it could be."""
     step_ns = found.step_time_ns
 
     def what_if(label: str, time_ns: float, colour: str) -> Headline:
@@ -114,20 +114,20 @@ def headlines(found: Stragglers) -> list[Headline]:
         return Headline(label=label, value=format_ns(time_ns), note=note, colour=colour)
 
     best = found.by_rank.iloc[int(found.by_rank["saving_ns"].to_numpy().argmax())]
-    mended = what_if(f"Rank {best['rank']} like the middle one", step_ns - best["saving_ns"], "exposed")
+    fixed = what_if(f"Rank {best['rank']} like the median rank", step_ns - best["saving_ns"], "exposed")
     if found.findings and found.findings[0].link:
         worst = found.findings[0]
-        mended = what_if(f"{_name(worst)} like the others", step_ns - worst.saving_ns, "exposed")
+        fixed = what_if(f"{_name(worst)} like the others", step_ns - worst.saving_ns, "exposed")
     return [
         Headline(label="Step time", value=format_ns(step_ns), note="as recorded", colour="accent"),
-        mended,
-        what_if("All ranks like the middle one", found.ideal_ns, "hidden"),
+        fixed,
+        what_if("All ranks like the median rank", found.ideal_ns, "hidden"),
         what_if("Links at their best", found.best_links_ns, "span-bucket-0"),
     ]
 
 
 def blame_row(finding: Finding) -> BlameRow:
-    """A finding, for the table."""
+    """The row of a finding in the table."""
     of_rank = f"&rank={finding.ranks[0]}" if finding.ranks else ""
     return BlameRow(
         who=_name(finding),
@@ -143,7 +143,7 @@ def blame_row(finding: Finding) -> BlameRow:
 
 
 def _name(finding: Finding) -> str:
-    """Who, in as few words as a table has room for."""
+    """The name of who is late, short enough for a table."""
     if finding.link is not None:
         return f"Link {finding.link.rank} → {finding.link.peer_rank}"
     who = sentences.who(finding)
@@ -164,7 +164,7 @@ def _build_reason(document: Document, trace: Trace) -> None:
 
 
 def _plot_of_address(heatmap: Heatmap, arguments: Arguments) -> HeatmapPlot:
-    """The map as ``?figure=…&grouping=…`` asks for it; what makes no sense is ignored."""
+    """The map as ``?figure=…&grouping=…`` asks for it; invalid values are ignored."""
 
     def given(name: str) -> str:
         return arguments.get(name, [b""])[0].decode("utf-8", "replace")

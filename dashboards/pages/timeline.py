@@ -1,4 +1,4 @@
-"""The timeline of the ranks that are chosen."""
+"""The page Timeline, of the chosen ranks."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def _build_reason(document: Document, snapshot: Snapshot) -> None:
         trace=snapshot.trace,
         headline="Nothing to draw on a timeline yet",
         message="No rank has recorded a phase, a gradient or a bucket.",
-        advice="A run that has just begun shows them when this page is reloaded; plain torch.distributed has none. "
-        "What there is of its collectives is on the page Order.",
+        advice="If the run has just begun, reload this page to see them; plain torch.distributed has none. Its "
+        "collectives are on the page Order.",
     )
 
 
 def view_of_address(timeline: Timeline, arguments: Arguments) -> View | None:
-    """The view of ``?from=…&to=…`` in nanoseconds, else of ``?step=…``, else None; what makes no sense is ignored."""
+    """The view of ``?from=…&to=…`` in nanoseconds, else of ``?step=…``, else None; invalid values are ignored."""
 
     def number(name: str) -> int | None:
         try:

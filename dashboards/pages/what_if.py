@@ -13,7 +13,7 @@ from overlapscope.analysis.stragglers import Stragglers
 from overlapscope.units import format_bytes, format_ns, format_share
 
 SHOWN_ROWS: Final = 16
-"""Further rows are folded."""
+"""Number of rows shown; further ones are folded."""
 
 Cells = tuple[str, ...]
 
@@ -29,7 +29,7 @@ class Table:
 
 
 def what_if_tables(found: Stragglers) -> list[Table]:
-    """All of them; hosts only if there are several."""
+    """All what-if tables; the one of hosts only if there are several."""
     tables = [_ranks(found)]
     if len(found.by_host) > 1:
         tables.append(_hosts(found))
@@ -51,8 +51,8 @@ def _ranks(found: Stragglers) -> Table:
     )
     return Table(
         title="By rank",
-        note="cost: this rank as it is, all others like the middle one",
-        columns=("Rank", "Host", "Lateness", "Critical in", "Cost", "Slowdown", "Step time if mended"),
+        note="cost: this rank as it is, all others like the median rank",
+        columns=("Rank", "Host", "Lateness", "Critical in", "Cost", "Slowdown", "Step time if fixed"),
         rows=rows,
     )
 
@@ -64,7 +64,7 @@ def _hosts(found: Stragglers) -> Table:
     )
     return Table(
         title="By host",
-        note="this host as it is, all others like the middle rank",
+        note="this host as it is, all others like the median rank",
         columns=("Host", "Ranks", "Cost", "Slowdown"),
         rows=rows,
     )
@@ -77,7 +77,7 @@ def _phases(found: Stragglers) -> Table:
     )
     return Table(
         title="By phase",
-        note="what ranks differ by in this phase, and in nothing else",
+        note="cost: only the differences between ranks in this phase",
         columns=("Phase", "Cost", "Slowdown"),
         rows=rows,
     )
@@ -98,7 +98,7 @@ def _buckets(found: Stragglers) -> Table:
     )
     return Table(
         title="By bucket",
-        note="cost: what transfers take over their best, where it is not hidden",
+        note="cost: transfer time above the best, as far as it is not hidden",
         columns=("Bucket", "Size", "Transfer", "Best", "Busbw", "Cost", "Slowdown"),
         rows=rows,
     )

@@ -1,4 +1,4 @@
-"""What is drawn of two steps and of a plan: columns for Bokeh."""
+"""What is drawn of two steps and a plan: columns for Bokeh."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any, Final
 import numpy as np
 
 from dashboards.plots.bucket_layout import BucketLayout
-from dashboards.typical_step import Step
 from overlapscope.analysis.density import index_spans
 from overlapscope.analysis.lanes import CATEGORIES, bucket_categories
 from overlapscope.model.partition import Buckets, Float64Array, Gradients
+from overlapscope.model.typical_step import Step
 from overlapscope.units import format_bytes, format_ns
 
 Columns = dict[str, Any]
@@ -28,7 +28,7 @@ _MIN_LABELLED_PX: Final = 11
 
 
 def span_columns(step: Step, shown: list[int], layout: BucketLayout, place: int) -> Columns:
-    """Phases and all-reduces as rectangles; all-reduces that run at a time share the height of their lane.
+    """Phases and all-reduces as rectangles; concurrent all-reduces share the height of their lane.
 
     Args:
         shown: places of the ranks to draw.
@@ -47,7 +47,7 @@ def span_columns(step: Step, shown: list[int], layout: BucketLayout, place: int)
 
 
 def ready_columns(step: Step, shown: list[int], layout: BucketLayout, place: int) -> Columns:
-    """When the last gradient of each bucket was there."""
+    """When the last gradient of each bucket was ready."""
     rows: list[tuple[Any, ...]] = []
     categories = bucket_categories(np.arange(len(step.plan))).tolist()
     for row, rank in enumerate(shown):
@@ -58,7 +58,7 @@ def ready_columns(step: Step, shown: list[int], layout: BucketLayout, place: int
 
 
 def label_columns(step: Step, shown: list[int], layout: BucketLayout, place: int, ns_per_px: float) -> Columns:
-    """Names of what is wide enough to hold them."""
+    """Labels of what is wide enough to hold them."""
     rows: list[tuple[Any, ...]] = []
 
     def add(left: float, right: float, middle: float, *texts: str) -> None:
@@ -82,7 +82,7 @@ def label_columns(step: Step, shown: list[int], layout: BucketLayout, place: int
 
 
 def end_columns(step: Step, layout: BucketLayout, place: int) -> Columns:
-    """Where the step is over."""
+    """Where the step ends."""
     top, bottom = place * layout.step_px + 4, (place + 1) * layout.step_px - 6
     return _columns(END_COLUMNS, [(step.cycle_ns, top, bottom, top + 8, format_ns(step.cycle_ns))])
 

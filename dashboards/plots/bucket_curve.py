@@ -1,4 +1,4 @@
-"""What is drawn of predicted step times against bucket sizes: columns for Bokeh."""
+"""What is drawn of predicted step times over bucket sizes: columns for Bokeh."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from dashboards.forecast import Curve, Forecast, Options
+from dashboards.forecast import Forecast
+from overlapscope.model.curve import Curve, Options
 from overlapscope.model.partition import MB
 from overlapscope.model.plan import DEFAULT_CAP_BYTES
 
@@ -18,23 +19,23 @@ Range = tuple[float, float]
 
 _DEFAULT_MB: Final = DEFAULT_CAP_BYTES / MB
 _MOST_TIMES: Final = 2000
-"""The smallest cap that is shown is this part of the largest."""
+"""The smallest cap shown, as a part of the largest."""
 _LEAST_SPREAD: Final = 0.12
-"""A smaller share of the step than this may not fill the height of the plot: it would look like much."""
+"""Least share of the step that may fill the height of the plot: less would look like much."""
 _MOST_SPREAD: Final = 1.5
-"""A longer step than so many times the fastest, and it, leaves the plot."""
+"""A step this many times as long as the fastest leaves the plot."""
 _WITHIN: Final = 1.645
-"""Standard errors to either side, nine times out of ten."""
+"""Standard errors to either side of a 90 % interval."""
 
 
 def size_range_mb(curve: Curve) -> Range:
-    """From the smallest to the largest cap that is worth a try."""
+    """The smallest and the largest cap worth trying."""
     highest_mb = 2 * max(curve.sizes[-1].low_bytes / MB, _DEFAULT_MB)
     return min(max(curve.sizes[0].high_bytes / MB / 4, highest_mb / _MOST_TIMES), 0.5), highest_mb
 
 
 def time_range_ns(curve: Curve) -> Range:
-    """The step times to show: all, but for those of sizes that are hopeless."""
+    """The step times to show: all but those of hopeless sizes."""
     fastest = float(curve.predicted_ns.min())
     low, high = float(curve.interval_ns[0].min()), float(curve.interval_ns[1].max())
     high = min(high, fastest * (1 + _MOST_SPREAD))
@@ -57,9 +58,9 @@ def curve_columns(curve: Curve, sizes_mb: Range) -> dict[str, Any]:
 
 
 def mark_columns(curve: Curve, sizes_mb: Range) -> dict[str, Any]:
-    """The best size, what is set now, and DDP's default; those that are one plan share a mark.
+    """The best size, the current setting and DDP's default; those with the same plan share a mark.
 
-    What is set now is on no curve but that of the job as it is.
+    The current setting is only on the curve of the job as it is.
     """
     names: dict[tuple[float, int], list[str]] = {}
 
@@ -88,12 +89,12 @@ def free_columns(curve: Curve, sizes_mb: Range) -> dict[str, Any]:
     """The best plan, if no single size gives it."""
     place = curve.special["best"]
     is_free = place >= len(curve.sizes) and place != curve.special["default"]
-    rows = [(sizes_mb[0], float(curve.predicted_ns[place]), "best plan, of unequal buckets")] if is_free else []
+    rows = [(sizes_mb[0], float(curve.predicted_ns[place]), "best plan, unequal buckets")] if is_free else []
     return {name: [row[at] for row in rows] for at, name in enumerate(("x", "y", "text"))}
 
 
 def measured_columns(forecast: Forecast, curve: Curve) -> dict[str, Any]:
-    """The recorded plans that a size gives, as they were recorded: without compression and a limit of the first."""
+    """The recorded plans that a size gives, as they were recorded: without compression or a first bucket's limit."""
     rows: dict[str, list[float]] = {name: [] for name in MEASURED_COLUMNS}
     if curve.options.is_compressed:
         return rows

@@ -22,7 +22,7 @@ from overlapscope.analysis.lanes import CATEGORIES
 
 CURVE_LEFT_PX: Final = 66
 CURVE_RIGHT_PX: Final = 18
-"""Beside the frame of the curve, below which the slider lies."""
+"""Margins beside the frame of the curve, below which the slider lies."""
 _SIZES_MB: Final = [mantissa * 10.0**exponent for exponent in range(-4, 6) for mantissa in (1, 2, 5)]
 _SIZE_LABELS: Final = "return tick.toLocaleString('en-US', {maximumSignificantDigits: 3}) + ' MB'"
 _CURVE_HEIGHT_PX: Final = 220
@@ -134,7 +134,7 @@ def draw_time(time_range: Range1d) -> Any:
     axis.ticker = BasicTicker(desired_num_ticks=10)
     axis.formatter = CustomJSTickFormatter(code=read_asset("time_ticks.js"))
     style_axis(axis)
-    # A figure without anything to draw is one that Bokeh warns of.
+    # Bokeh warns of a figure without anything to draw.
     plot.vspan(x=[0.0], line_alpha=0)
     return plot
 

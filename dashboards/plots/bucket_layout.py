@@ -9,23 +9,23 @@ LANE_PX: Final = {"backward": 16, "ready": 8, "communication": 26}
 """Heights of the lanes of a rank, from top to bottom."""
 RANK_PX: Final = sum(LANE_PX.values()) + 6
 HEAD_PX: Final = 22
-"""What stands above the ranks of a step."""
+"""Height of the heading above the ranks of a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BucketLayout:
-    """Two steps, one below the other, each of so many ranks."""
+    """Two steps, one below the other, of the same number of ranks."""
 
     ranks: int
 
     @property
     def step_px(self) -> int:
-        """Height of one step."""
+        """The height of one step."""
         return HEAD_PX + self.ranks * RANK_PX
 
     @property
     def height_px(self) -> int:
-        """Height of both."""
+        """The height of both steps."""
         return 2 * self.step_px
 
     def lane_px(self, step: int, rank: int, lane: str) -> tuple[int, int]:

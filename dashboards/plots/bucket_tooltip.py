@@ -1,14 +1,14 @@
-"""What people read when they point at a size, at a bucket of a step or at a parameter."""
+"""Tooltips of a size, a bucket of a step, and a parameter."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from dashboards.forecast import Curve
 from dashboards.plots.bucket_layout import BucketLayout
-from dashboards.typical_step import Step
+from overlapscope.model.curve import Curve
 from overlapscope.model.partition import MB, NO_LIMIT, Buckets, Gradients
 from overlapscope.model.plan import UniformPlan
+from overlapscope.model.typical_step import Step
 from overlapscope.units import format_bytes, format_moment_ns, format_ns
 
 Rows = list[tuple[str, str]]
@@ -18,7 +18,7 @@ _NEAR_PX = 4
 
 
 def size_tooltip(curve: Curve, x_mb: float) -> Tooltip:
-    """For a place on the curve."""
+    """The tooltip of a place on the curve."""
     place = curve.size_at(x_mb)
     low, high = curve.interval_ns[:, place]
     rows = [
@@ -31,7 +31,7 @@ def size_tooltip(curve: Curve, x_mb: float) -> Tooltip:
 
 
 def caps_text(size: UniformPlan) -> str:
-    """Which caps give the same buckets."""
+    """The caps that give the same buckets."""
     low, high = size.low_bytes / MB, size.high_bytes / MB
     if size.high_bytes == NO_LIMIT:
         return f"Any size above {low:.3g} MB"
@@ -42,7 +42,7 @@ def caps_text(size: UniformPlan) -> str:
 
 
 def step_tooltip(step: Step, shown: list[int], layout: BucketLayout, x: float, y: float, ns_per_px: float) -> Tooltip:
-    """For a place on one of the two steps; no title if there is nothing."""
+    """The tooltip of a place on one of the two steps; no title if there is nothing."""
     found = _bucket_at(step, shown, layout, x, y, ns_per_px)
     if found is None:
         return "", []
@@ -63,7 +63,7 @@ def step_tooltip(step: Step, shown: list[int], layout: BucketLayout, x: float, y
 
 
 def parameter_tooltip(gradients: Gradients, plan: Buckets, at_bytes: float) -> Tooltip:
-    """For a place on the strip."""
+    """The tooltip of a place on the strip."""
     right = np.cumsum(gradients.bytes[gradients.order])
     place = min(int(np.searchsorted(right, at_bytes, side="right")), len(right) - 1)
     number = int(gradients.order[place])
@@ -80,7 +80,7 @@ def parameter_tooltip(gradients: Gradients, plan: Buckets, at_bytes: float) -> T
 def _bucket_at(
     step: Step, shown: list[int], layout: BucketLayout, x: float, y: float, ns_per_px: float
 ) -> tuple[int, int] | None:
-    """Place of the rank and number of the bucket, of those near the pointer the shortest."""
+    """The place of the rank and the number of the bucket: the shortest near the pointer."""
     y -= layout.step_px * (y >= layout.step_px)
     for row, rank in enumerate(shown):
         near = _NEAR_PX * ns_per_px

@@ -1,7 +1,8 @@
-"""Step time against bucket size, and what a step looks like with the size that is chosen.
+"""Step time over bucket size, and what a step looks like with the chosen size.
 
-The browser asks, the server answers: it replays the step with other buckets, which takes a millisecond or a few. Other
-options need another curve, which takes longer and is made beside; until it is there, the plots stay as they are.
+The browser asks, the server answers: it replays the step with other buckets, which takes a few milliseconds. Other
+options need another curve, which takes longer and is made in the background; until it is ready, the plots stay as they
+are.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from typing import Any, Final
 
 from bokeh.models import ColumnDataSource, CustomJS, Range1d
 
-from dashboards.forecast import SPECIALS, Curve, Forecast, Options, Special
+from dashboards.forecast import Forecast
 from dashboards.plots import bucket_content as content
 from dashboards.plots import bucket_curve
 from dashboards.plots.bucket_figure import draw_curve, draw_steps, draw_strip, draw_time
 from dashboards.plots.bucket_layout import BucketLayout
 from dashboards.plots.bucket_tooltip import Tooltip, parameter_tooltip, size_tooltip, step_tooltip
-from dashboards.typical_step import Step
+from overlapscope.model.curve import SPECIALS, Curve, Options, Special
+from overlapscope.model.typical_step import Step
 
 MOST_RANKS: Final = 4
 _FIRST_WIDTH_PX: Final = 1150
@@ -29,18 +31,18 @@ _ROOM: Final = 1.03
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What the user asks for."""
+    """What the user has chosen."""
 
     options: Options = field(default_factory=Options)
     cap_mb: float | None = None
     """A bucket size; the best one if not given."""
     special: Special | None = None
-    """A plan that no size need give, instead of a size."""
+    """A plan instead of a size, which a size may not be able to give."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """A choice, and the plan that it comes to."""
+    """A choice and the resulting plan."""
 
     choice: Choice
     curve: Curve
@@ -48,11 +50,11 @@ class Chosen:
 
 
 class BucketsPlot:
-    """The curve, the two steps with their axis, and the strip of the plan (``roots``); and the dialogue about them.
+    """The curve, the two steps with their axis, the strip of the plan (``roots``), and their dialogue with the browser.
 
     Args:
         curve: under the options of the choice.
-        describe: makes the markup that tells what is chosen.
+        describe: makes the markup of the choice.
     """
 
     def __init__(
@@ -119,7 +121,7 @@ class BucketsPlot:
 
     @property
     def start_script(self) -> CustomJS:
-        """For the browser to run when the document is ready: connects slider, mouse, keys and address to this plot."""
+        """A script that the browser runs when the document is ready: connects slider, mouse, keys and address to it."""
         names = ("root", "steps", "time", "plan", "size_range", "step_range", "asked", "answer", "pointed", "tooltip")
         return CustomJS(
             args={"plot": {name: getattr(self, name) for name in names}},
@@ -140,7 +142,7 @@ class BucketsPlot:
         place = place if choice.special is None else curve.special[choice.special]
         self.chosen = Chosen(choice=choice, curve=curve, place=place)
         plan = curve.plans[place]
-        self.step = self._forecast.step.with_buckets(plan, self._forecast.costs(choice.options))
+        self.step = self._forecast.step.with_buckets(plan, choice.options.applied_to(self._forecast.fitted.costs))
         self._draw_step(1, self.step)
         gradients = self._forecast.gradients
         self.strip.data = content.strip_columns(gradients, plan)
@@ -152,7 +154,7 @@ class BucketsPlot:
 
     @property
     def cap_mb(self) -> float | None:
-        """The size on which the slider stands; None if no size gives the plan."""
+        """The size that the slider shows; None if no size gives the plan."""
         choice, curve, place = self.chosen.choice, self.chosen.curve, self.chosen.place
         if choice.special is None and choice.cap_mb is not None:
             return choice.cap_mb
@@ -201,7 +203,7 @@ class BucketsPlot:
         }
 
     def describe(self) -> str:
-        """The markup of what is chosen."""
+        """The markup of the choice."""
         return self._describe(self.chosen, self.step)
 
     def _on_pointed(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
@@ -251,6 +253,6 @@ def _choice_of(asked: dict[str, Any], before: Chosen) -> Choice:
 
 
 def _longest_ns(forecast: Forecast) -> float:
-    """The time axis holds all plans but hopeless ones, so that it stays when the slider is moved."""
+    """The length of the time axis: it fits all but hopeless plans, so that it stays when the slider moves."""
     recorded_ns = forecast.step.recorded.cycle_ns
     return max(recorded_ns, min(float(forecast.reference.predicted_ns.max()), 1.6 * recorded_ns))

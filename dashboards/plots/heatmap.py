@@ -1,4 +1,4 @@
-"""The map of ranks and steps: one picture, in which the late, the slow and the waiting are dark.
+"""The map of ranks and steps: one picture, in which late, slow and waiting ranks are dark.
 
 The browser asks, the server answers: which figure to show, and what is in the cell under the pointer. Zooming and
 panning need no answer, as the picture holds all cells.
@@ -20,10 +20,10 @@ from overlapscope.units import format_ns
 FIGURES: Final[tuple[Figure, ...]] = get_args(Figure)
 
 HOSTS_FROM_RANKS: Final = 64
-"""More ranks than this are first shown by host."""
+"""Number of ranks above which hosts are shown first."""
 
 MANY_ROWS: Final = 32
-"""From here on rows are thin, and zooming enlarges them too."""
+"""Number of rows from which they are thin, so that zooming enlarges them too."""
 
 
 class HeatmapPlot:
@@ -60,7 +60,7 @@ class HeatmapPlot:
 
     @property
     def start_script(self) -> CustomJS:
-        """For the browser to run when the document is ready: connects mouse, keys, switches and theme to this plot."""
+        """A script that the browser runs when the document is ready: connects mouse, keys, switches and theme to it."""
         names = ("root", "step_range", "row_range", "cells", "scale", "choice", "pointed", "answer")
         return CustomJS(
             args={"plot": {name: getattr(self, name) for name in names}},
@@ -68,7 +68,7 @@ class HeatmapPlot:
         )
 
     def update(self, figure: Figure, grouping: Grouping, max_columns: int = MAX_COLUMNS) -> None:
-        """Show another figure, hosts in the place of ranks, or as many columns as there is room for."""
+        """Show another figure, hosts instead of ranks, or as many columns as there is room for."""
         self.figure, self.grouping = figure, grouping
         grid = self._grid = self._heatmap.grid(grouping, max_columns)
         maxima_ns = grid.maxima(self._heatmap.figures_ns[figure])

@@ -29,12 +29,12 @@ return name.length > 16 ? name.slice(0, 7) + "…" + name.slice(-8) : name
 
 
 def height_px(rows: int) -> int:
-    """Height of the figure: few rows are no giants, many share what a window has."""
+    """Height of the figure: few rows don't get huge, many share what a window has."""
     return min(max(rows, 2) * _ROW_PX, _MAX_HEIGHT_PX) + _AXIS_PX
 
 
 def draw_heatmap(step_range: Range1d, row_range: Range1d, cells: ColumnDataSource, names: ColumnDataSource) -> Any:
-    """The map; y counts ranks or hosts from the top, which ``names`` are of."""
+    """The map; y counts ranks or hosts from the top, named by ``names``."""
     # Rows that are high enough as they are don't zoom, by their range; steps go on without them.
     zoom, pan = WheelZoomTool(maintain_focus=False, zoom_on_axis=False), PanTool()
     plot: Any = figure(

@@ -1,4 +1,4 @@
-"""What people read when they point at a cell of the map of ranks and steps."""
+"""The tooltip of a cell of the map of ranks and steps."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _SUPERLATIVES: Final[dict[Figure, str]] = {
 }
 
 _LEAST_SHARE: Final = 0.01
-"""Causes of less delay than this share of the step time are not mentioned."""
+"""Causes with less delay than this share of the step time are not mentioned."""
 _MOST_CAUSES: Final = 3
 
 
 def cell_tooltip(heatmap: Heatmap, grid: Grid, figure: Figure, row: int, column: int) -> tuple[str, Rows]:
-    """Title and lines for a cell: who and when, and the three figures of the one rank and step that it shows.
+    """Title and lines for a cell: ranks and steps, and the three figures of the one rank and step that it shows.
 
     Args:
         figure: the one that is shown, by which that one is chosen.
@@ -38,7 +38,7 @@ def cell_tooltip(heatmap: Heatmap, grid: Grid, figure: Figure, row: int, column:
     if peak is None:
         return title, [
             ("host", place),
-            ("", "left out: no all-reduces that all ranks share, here or in the step before"),
+            ("", "left out: ranks share no all-reduces in this step or the one before"),
         ]
     rank, step = peak
     rows: Rows = [("host", place)]
@@ -51,15 +51,15 @@ def cell_tooltip(heatmap: Heatmap, grid: Grid, figure: Figure, row: int, column:
     return title, [
         *rows,
         ("compute", format_ns(compute_ns)),
-        ("arrives", f"{format_ns(abs(lateness_ns))} {side} the middle rank"),
+        ("arrives", f"{format_ns(abs(lateness_ns))} {side} the median rank"),
         *_split(heatmap, rank, step),
-        ("waits", f"{format_ns(wait_ns)} for the last one" if wait_ns else "for nobody: it is the last one"),
+        ("waits", f"{format_ns(wait_ns)} for the last one" if wait_ns else "for nobody: it arrives last"),
         ("critical path", _critical_path(heatmap, step)),
     ]
 
 
 def _split(heatmap: Heatmap, rank: int, step: int) -> Rows:
-    """The causes that make a rank late, if there are such."""
+    """The causes that make a rank late, if any."""
     least_ns = _LEAST_SHARE * heatmap.step_time_ns
     causes = [(cause, excess_ns) for cause, excess_ns in heatmap.excess_ns(rank, step).items() if excess_ns >= least_ns]
     return [(f"{PART_LABELS[cause]}", f"{format_ns(excess_ns)} longer") for cause, excess_ns in causes[:_MOST_CAUSES]]

@@ -1,4 +1,4 @@
-"""What is drawn of the ideal over the timeline: columns for Bokeh, from cycles as they would have been."""
+"""What is drawn of the ideal over the timeline: columns for Bokeh, from ideal cycles."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def outline_columns(ideal: Ideal, timeline: Timeline, layout: LaneLayout, ns_per
 
 
 def ideal_end_columns(ideal: Ideal, begin_ns: int, ns_per_px: float) -> Columns:
-    """Where each cycle would have ended, and by how much earlier, as far as there is room to say it.
+    """Where each cycle would have ended, and how much earlier, as far as there is room.
 
     Args:
         begin_ns: time 0 of the timeline, on the common clock.

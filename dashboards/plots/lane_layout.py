@@ -58,6 +58,6 @@ class LaneLayout:
 
 
 def layout_lanes(ranks: int) -> LaneLayout:
-    """A layout that fits a window as far as it can: few ranks are no giants, many can still be told apart."""
+    """A layout that fits a window if possible: few ranks don't get huge, many can still be told apart."""
     fitting_px = _WINDOW_PX // (max(1, ranks) * _RANK_UNITS)
     return LaneLayout(ranks=ranks, unit_px=min(max(fitting_px, 4), 18))

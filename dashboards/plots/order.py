@@ -26,17 +26,17 @@ from dashboards.plots.order_figure import draw_numbers, draw_order
 from dashboards.plots.order_layout import OrderLayout
 from dashboards.plots.order_tooltip import cell_tooltip
 from overlapscope.diagnosis.evidence import UNKNOWN_STEP
-from overlapscope.diagnosis.order_lanes import Lane, OrderLanes
+from overlapscope.diagnosis.order_lanes import OrderLane, OrderLanes
 
 MOST_COLUMNS: Final = 120
-"""More numbers than these can't be told apart."""
+"""Most numbers in view; more can't be told apart."""
 LEAST_COLUMNS: Final = 5
 _FIRST_COLUMNS: Final = 17
 _OVERSCAN_COLUMNS: Final = 40
 _FIRST_WIDTH_PX: Final = 1200
 
 Selected = tuple[int, int]
-"""Place of a lane, and a number."""
+"""The place of a lane, and a number."""
 
 
 class OrderPlot:
@@ -44,7 +44,7 @@ class OrderPlot:
 
     Args:
         shown: the lanes to draw, from top to bottom.
-        highlight: the number at which it began, and what to call that.
+        highlight: the number where the fault began, and its label.
         selected: the cell to begin with, in the middle of the view.
         describe: makes the markup of what ranks have at a number.
     """
@@ -52,7 +52,7 @@ class OrderPlot:
     def __init__(
         self,
         lanes: OrderLanes,
-        shown: Sequence[Lane],
+        shown: Sequence[OrderLane],
         *,
         highlight: tuple[int, str] | None,
         selected: Selected,
@@ -83,7 +83,7 @@ class OrderPlot:
 
         self.bounds = (lanes.oldest - 0.55, max(lanes.newest, lanes.oldest + LEAST_COLUMNS) + 0.55)
         length = min(_FIRST_COLUMNS, self.bounds[1] - self.bounds[0])
-        # What led to it matters more than what came of it.
+        # What led to it matters more than what followed.
         first = min(max(selected[1] - round(0.6 * length) - 0.5, self.bounds[0]), self.bounds[1] - length)
         self.number_range = Range1d(
             start=first,
@@ -117,7 +117,7 @@ class OrderPlot:
 
     @property
     def start_script(self) -> CustomJS:
-        """For the browser to run when the document is ready: connects mouse, keys, address and theme to this plot."""
+        """A script that the browser runs when the document is ready: connects mouse, keys, address and theme to it."""
         names = ["root", "axis", "number_range", "cells", "box", "view", "answer", "selected", "details"]
         names += ["jump", "jumped", "pointed", "tooltip"]
         facts = {

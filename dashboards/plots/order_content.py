@@ -24,9 +24,9 @@ _SMALL_LETTER_PX: Final = 5.8
 _PADDING_PX: Final = 5
 _GAP_PX: Final = 2
 _MARK_INSET_PX: Final = 2
-"""So that a cell that is both marked and selected shows both."""
+"""Inset of a mark, so that a cell that is both marked and selected shows both."""
 _LEAST_COLUMN_PX: Final = 8
-"""Cells of narrower columns touch each other."""
+"""Column width below which cells touch each other."""
 _STEP_LABEL_PX: Final = 58
 _FILLED: Final = {"completed": 1.0, "failed": 0.16, "launched": 0.16, "announced": 0.0}
 _HATCHES: Final = {"completed": " ", "failed": "x", "launched": "/", "announced": " "}
@@ -62,7 +62,7 @@ def missing_columns(window: Window, layout: OrderLayout, column_px: float) -> Co
 
 
 def differing_columns(window: Window, layout: OrderLayout, column_px: float) -> Columns:
-    """The entries that are not what most ranks have there."""
+    """The entries that differ from what most ranks have there."""
     columns = no_columns(*BOX_COLUMNS)
     for cell in window.cells:
         if cell.difference is not None:
@@ -71,7 +71,7 @@ def differing_columns(window: Window, layout: OrderLayout, column_px: float) -> 
 
 
 def text_columns(window: Window, layout: OrderLayout, column_px: float) -> tuple[Columns, Columns]:
-    """What each cell is, and in smaller letters what it is about, where there is room."""
+    """The name of each cell, and below in smaller letters its subject, where there is room."""
     names, subjects = no_columns(*TEXT_COLUMNS), no_columns(*TEXT_COLUMNS)
     room_px = column_px - 2 * _PADDING_PX
     for cell in window.cells if room_px >= _LETTER_PX else ():
@@ -94,7 +94,7 @@ def text_columns(window: Window, layout: OrderLayout, column_px: float) -> tuple
 
 
 def step_columns(window: Window, column_px: float) -> Columns:
-    """Where steps begin; numbers are left out where they would run into each other."""
+    """Where steps begin; numbers are left out where they would overlap."""
     columns = no_columns("x", "label")
     labelled = float("-inf")
     for number, step in window.steps:
@@ -116,14 +116,14 @@ _SHORT_OPS: Final = {
 
 
 def name_forms(signature: Signature) -> list[str]:
-    """What a collective is called in a cell, from the clearest to the shortest."""
+    """Names of a collective in a cell, from the clearest to the shortest."""
     if signature.role == "bucket":
         return [f"bucket {signature.bucket}", f"b {signature.bucket}", str(signature.bucket)]
     return [signature.op, *_SHORT_OPS.get(signature.op, ())]
 
 
 def subject_forms(cell: Cell) -> list[str]:
-    """What a collective is about: that in which it differs, which tensor, how many elements."""
+    """The subject of a collective: in what it differs, which tensor, how many elements."""
     if cell.entry is None:
         return []
     signature = cell.entry.signature

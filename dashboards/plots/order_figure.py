@@ -65,7 +65,7 @@ def draw_order(
     )
     begins = plot.vspan(x="x", source=steps, line_width=1, level="glyph", line_dash=[2, 3])
     paint(begins.glyph, line_color="muted")
-    # Red on some of the colours can't be told from them by everybody: a line of the page's own lies around it.
+    # Not everybody can tell red from some of the colours, so a line in the page's own colour surrounds it.
     for role, width in (("surface", 5.5), ("exposed", 2.5)):
         marks = plot.quad(**_EDGES, source=differing, fill_color=None, line_width=width, level="overlay")
         paint(marks.glyph, line_color=role)

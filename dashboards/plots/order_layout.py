@@ -9,7 +9,7 @@ _TALL_UP_TO: Final = 8
 _TALL_PX: Final = 42
 _LOW_PX: Final = 26
 GAP_PX: Final = 3
-"""Between two lanes."""
+"""Gap between two lanes."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,24 +1,24 @@
-"""What people read when they point at a collective."""
+"""The tooltip of a collective."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from dashboards.plots.tooltip import Rows
-from overlapscope.diagnosis.evidence import UNKNOWN_STEP
-from overlapscope.diagnosis.order_lanes import Difference, Lane, OrderLanes
+from overlapscope.diagnosis.evidence import UNKNOWN_STEP, Divergence
+from overlapscope.diagnosis.order_lanes import OrderLane, OrderLanes
 from overlapscope.diagnosis.wording import capitalised, collective_text, ranks_text
 from overlapscope.units import format_bytes, format_ns
 
-_DIFFERENCES: Final[dict[Difference, str]] = {
-    "signature": "another collective",
-    "step": "of another step",
-    "batch": "of another batch of data",
-    "names": "of other tensors",
+_DIFFERENCES: Final[dict[Divergence, str]] = {
+    "signature": "a different collective",
+    "step": "of a different step",
+    "batch": "of a different batch of data",
+    "names": "of different tensors",
 }
 
 
-def cell_tooltip(lanes: OrderLanes, lane: Lane, number: int) -> tuple[str, Rows]:
+def cell_tooltip(lanes: OrderLanes, lane: OrderLane, number: int) -> tuple[str, Rows]:
     """Title and lines for what a lane has at a number."""
     cell = lanes.window([lane], number, number).cells[0]
     title = f"{capitalised(ranks_text(lane.ranks))} · #{number:,}"

@@ -1,8 +1,8 @@
 """The timeline: every lane of every rank on one time axis, as single spans or as shades of busy time.
 
 The browser asks, the server answers. A script in the page (``assets/timeline.js``) writes the range it shows into
-``view`` whenever that changes, one question at a time; ``update`` fills the sources with what belongs there, and as
-much again on either side, so that a drag shows something before the next answer. Bokeh's own ``RangesUpdate`` event
+``view`` whenever that changes, one question at a time; ``update`` fills the sources with that range, and as much again
+on either side, so that a drag shows something before the next answer. Bokeh's own ``RangesUpdate`` event
 comes only when a drag is over, which is too late.
 """
 
@@ -37,13 +37,13 @@ from overlapscope.analysis.lanes import Timeline
 from overlapscope.analysis.span_details import details_of
 
 MAX_SPANS: Final = 3_000
-"""More spans than this in view are drawn as shades of busy time."""
+"""Number of spans in view above which they are drawn as shades of busy time."""
 
 MAX_IDEAL_STEPS: Final = 20
-"""The ideal is drawn over no more steps than these: outlines of more would hide what they are laid over."""
+"""Most steps over which the ideal is drawn: outlines of more would hide what is below them."""
 
 MIN_VIEW_NS: Final = 200
-"""The browser can't zoom in any further."""
+"""The shortest view that the browser can zoom to."""
 
 
 class TimelinePlot:
@@ -99,7 +99,7 @@ class TimelinePlot:
 
     @property
     def start_script(self) -> CustomJS:
-        """For the browser to run when the document is ready: connects mouse, keys, URL and theme to this plot."""
+        """A script that the browser runs when the document is ready: connects mouse, keys, URL and theme to it."""
         names = ("root", "axis", "time_range", "spans", "view", "answer", "pick", "picked", "pointed", "tooltip")
         return CustomJS(
             args={"plot": {name: getattr(self, name) for name in names}, "fit": list(self.fit)},
@@ -107,7 +107,7 @@ class TimelinePlot:
         )
 
     def update(self, view: View, width_px: int) -> int:
-        """Draw what belongs in a view.
+        """Draw the contents of a view.
 
         Args:
             width_px: how wide the view is on the screen.
@@ -133,10 +133,10 @@ class TimelinePlot:
         return in_view
 
     def update_ideal(self, view: View, width_px: int, *, is_wanted: bool) -> str:
-        """Draw the ideal over what was recorded, or take it away.
+        """Draw the ideal over what was recorded, or remove it.
 
         Returns:
-            Why there is none although it is wanted; empty if there is.
+            Why it can't be drawn although it is wanted; empty if it is.
         """
         ideal, hint = self._ideal(view) if is_wanted else (None, "")
         outlines, ends = no_columns(*OUTLINE_COLUMNS), no_columns(*IDEAL_END_COLUMNS)
@@ -149,7 +149,7 @@ class TimelinePlot:
         return hint
 
     def step_at(self, time_ns: int) -> int | None:
-        """The number of the step that a moment lies in, or of the last one begun before it."""
+        """The number of the step that a moment lies in, or of the last step before it."""
         steps = self._timeline.steps
         place = int(np.searchsorted(steps["start_ns"].to_numpy(), time_ns, side="right")) - 1
         return None if steps.empty else int(steps["step"].iloc[max(0, place)])
@@ -161,12 +161,12 @@ class TimelinePlot:
         """The ideal of the cycles in view, or why there is none."""
         if self._count_steps(view) > MAX_IDEAL_STEPS:
             return None, f"zoom in to {MAX_IDEAL_STEPS} steps or fewer"
-        # Cycles of a large recording take seconds: they are not looked at before they are needed.
+        # Cycles of a large recording take seconds: they are not computed before they are needed.
         replay, begin_ns = self._snapshot.replay, self._timeline.begin_ns
         if replay is None:
             return None, "needs two ranks on one clock, and steps after the warm-up"
         ideal = ideal_between(replay, view[0] + begin_ns, view[1] + begin_ns)
-        return (ideal, "") if len(ideal.cycles) else (None, "the steps in view have none")
+        return (ideal, "") if len(ideal.cycles) else (None, "no ideal is known for the steps in view")
 
     def _count_steps(self, view: View) -> int:
         steps = self._timeline.steps
@@ -204,7 +204,7 @@ class TimelinePlot:
 
 
 def _fill(source: ColumnDataSource, columns: Columns) -> None:
-    # Every message costs the browser time, so nothing is not sent after nothing.
+    # Every message costs the browser time, so an empty source is not sent again.
     if _is_filled(columns) or _is_filled(source.data):
         source.data = columns
 
@@ -217,7 +217,7 @@ def step_view(timeline: Timeline, step: int, move: int = 0) -> View | None:
     """The view that shows one step of all ranks, with a little space around it; None if there are no steps.
 
     Args:
-        step: the nearest there is, if it was not recorded.
+        step: the nearest recorded one is used if it was not recorded.
         move: how many steps further on to go; stops at the first and the last.
     """
     steps = timeline.steps

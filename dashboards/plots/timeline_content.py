@@ -16,7 +16,7 @@ from overlapscope.analysis.lanes import CATEGORIES, Lane, Timeline, bucket_categ
 
 Columns = dict[str, Any]
 View = tuple[int, int]
-"""From and to, nanoseconds from the begin of the recording."""
+"""Start and end of a view, in nanoseconds from the start of the recording."""
 
 SPAN_COLUMNS: Final = ("left", "right", "top", "bottom", "category", "alpha", "lane", "row")
 SHADE_COLUMNS: Final = ("image", "x", "y", "dw", "dh")
@@ -37,7 +37,7 @@ def span_columns(timeline: Timeline, layout: LaneLayout, view: View, pixel_ns: f
 
     Args:
         pixel_ns: the least width of a rectangle, so that instants and short spans are seen. Outlines would do that
-            too, and double the time that the browser needs to draw.
+            too, but double the time that the browser needs to draw.
     """
     parts = [_spans_of_lane(lane, number, layout, view, pixel_ns) for number, lane in enumerate(timeline.lanes)]
     return {name: np.concatenate([part[name] for part in parts]) for name in SPAN_COLUMNS}
@@ -48,7 +48,7 @@ def shade_columns(timeline: Timeline, layout: LaneLayout, view: View, pixels: in
 
     Args:
         pixels: width of the picture.
-        without: left blank, because single spans are drawn there.
+        without: lanes left blank, because single spans are drawn there.
     """
     edges_ns = pixel_edges(*view, pixels)
     picture = np.zeros((layout.units, len(edges_ns) - 1), dtype=np.uint8)
@@ -69,7 +69,7 @@ def shade_columns(timeline: Timeline, layout: LaneLayout, view: View, pixels: in
 
 
 _WITHOUT_BUCKET: Final = {"broadcast": "buffers", "all_reduce": "used parameters"}
-"""What a collective is about that is no bucket's, by operation."""
+"""What a collective that is not a bucket's is about, by operation."""
 
 
 def label_columns(timeline: Timeline, spans: Columns, view: View, width_px: int, collectives: pd.DataFrame) -> Columns:
@@ -160,7 +160,7 @@ def _spans_of_lane(lane: Lane, number: int, layout: LaneLayout, view: View, pixe
 def _rows_px(
     layout: LaneLayout, lane: int, stack: npt.NDArray[np.uint16], heights: npt.NDArray[np.uint16]
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Top and bottom of rows of a lane, which is a pixel smaller at either side than its place."""
+    """Top and bottom of the rows of a lane, which is a pixel smaller than its place at either side."""
     top_px, bottom_px = layout.lane_px(lane)
     row_px = (bottom_px - top_px - 2) / heights
     top = top_px + 1 + stack * row_px

@@ -87,7 +87,7 @@ def draw_lanes(
 def draw_axis(
     time_range: Range1d, step_lines: ColumnDataSource, ideal_ends: ColumnDataSource, tick_label_script: str
 ) -> Any:
-    """The time axis, the numbers of the steps, and how much earlier they would have ended."""
+    """The time axis, the numbers of the steps, and how much earlier the ideal ends."""
     plot = _plot(time_range, Range1d(start=0, end=1), AXIS_HEIGHT_PX, "axis", x_axis_location="above")
     axis = plot.xaxis[0]
     axis.ticker = BasicTicker(desired_num_ticks=10)

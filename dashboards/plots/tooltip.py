@@ -1,4 +1,4 @@
-"""What people read when they point at a span."""
+"""The tooltip of a span."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def tooltip_of(span: SpanDetails) -> tuple[str, Rows]:
 
 
 def _times(span: SpanDetails) -> Rows:
-    """Moments count from the step's begin, as the first of them says."""
+    """Lines on times, which count from the start of the step, as the first line says."""
     rows: Rows = []
     if span.ready_ns is not None:
         rows.append(("ready", format_moment_ns(span.ready_ns)))
     if span.launch_ns is not None:
         rows.append(("launched", format_moment_ns(span.launch_ns)))
     if span.end_ns is None:
-        rows.append(("end", "never seen: launched, and did not complete"))
+        rows.append(("end", "never seen: launched but not completed"))
     elif span.start_ns == span.end_ns:
         rows.append(("at", format_moment_ns(span.start_ns)))
     else:
@@ -54,7 +54,7 @@ def _times(span: SpanDetails) -> Rows:
 
 
 def _arrival(arrival: Arrival) -> Rows:
-    """Whom it waits for and how quick the link is. Bandwidths are those of nccl-tests, of the transfer alone."""
+    """Lines on the rank it waits for and the speed of the link: bandwidths as in nccl-tests, of the transfer alone."""
     error = f" ± {format_ns(arrival.clock_error_ns)}" if arrival.clock_error_ns else ""
     waits = f"{format_ns(arrival.wait_ns)}{error} for rank {arrival.last_rank}"
     rows: Rows = [
@@ -76,7 +76,7 @@ def _parameters(names: tuple[str, ...]) -> Rows:
 
 
 def _doubt(span: SpanDetails) -> str:
-    """What to say of the end of a span that may have been earlier."""
+    """A note on the end of a span that may have been earlier."""
     if not span.end_uncertainty_ns:
         return ""
     if span.duration_ns is not None and span.end_uncertainty_ns >= span.duration_ns:

@@ -14,8 +14,8 @@ from bokeh.plotting import figure
 
 from dashboards.assets import read_asset
 from dashboards.theme import paint
+from overlapscope.analysis.summary import after_warm_up
 from overlapscope.analysis.trend import trend_by_step, trend_of_ranks
-from overlapscope.analysis.verdict import after_warm_up
 from overlapscope.units import format_ns, format_share
 
 _MAX_RANK_LINES: Final = 8
@@ -28,7 +28,7 @@ class Figure:
     """What a trend shows."""
 
     column: str
-    """Of ``overlap_by_step``."""
+    """Column of ``overlap_by_step``."""
     title: str
     colour: str
     """A role of ``dashboards.theme``."""
@@ -36,7 +36,7 @@ class Figure:
 
     @property
     def format(self) -> Callable[[float], str]:
-        """Its values as people read them."""
+        """Format one of its values."""
         return format_share if self.is_share else format_ns
 
 
@@ -61,7 +61,7 @@ class TrendPlot:
 
     @property
     def start_script(self) -> CustomJS:
-        """For the browser to run when the document is ready: reads out values, and a click leads to the timeline."""
+        """A script that the browser runs when the document is ready: shows values, and a click opens the timeline."""
         return CustomJS(
             args={"plot": self.root, "source": self.source},
             code="window.overlapscope.startTrend(plot, source)",

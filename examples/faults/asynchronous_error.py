@@ -1,9 +1,9 @@
 """A collective fails in the background, and the error is seen by others, later and elsewhere.
 
-In real life: on NCCL every error is like this: the collective is launched, training goes on, and a thread of the
-backend finds some time later that it has timed out. Gloo's closest: an asynchronous all-reduce in a group with a
-short timeout, whose result is only asked for much later. What one sees: a timeout on the ranks that did nothing
-wrong, in a line that did nothing wrong, many steps after the one in which rank 1 left its all-reduce out.
+In real life: on NCCL every error is like this: the collective is launched, training goes on, and some time later a
+thread of the backend finds that it timed out. Gloo's closest: an asynchronous all-reduce in a group with a
+short timeout, whose result is only asked for much later. What you see: a timeout on the ranks that did nothing
+wrong, in a line that did nothing wrong, many steps after rank 1 left out its all-reduce.
 """
 
 from datetime import timedelta

@@ -1,7 +1,7 @@
 """All ranks call ``model.module(...)`` instead of ``model(...)``, so nothing is reduced.
 
-In real life: code that was written to save or to evaluate a model is used to train it. What one sees: nothing. Every
-rank trains a model of its own.
+In real life: code written to save or evaluate a model is used to train it. What you see: nothing. Every rank trains
+its own model.
 """
 
 import job

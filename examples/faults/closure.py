@@ -1,4 +1,4 @@
-"""L-BFGS evaluates the loss several times an update, as often on every rank.
+"""L-BFGS evaluates the loss several times per update, equally often on every rank.
 
 Nothing is wrong.
 """

@@ -1,6 +1,6 @@
 """A worker process of one rank's data loader is killed.
 
-In real life: workers that use too much memory, or too little shared memory in a container. What one sees: "DataLoader
+In real life: workers that use too much memory, or too little shared memory in a container. What you see: "DataLoader
 worker (pid 123) is killed by signal" on rank 1, and "Connection closed by peer" on the others.
 """
 

@@ -1,6 +1,6 @@
 """One rank accumulates the gradients of two batches for an update where the others accumulate four.
 
-In real life: the number is worked out from the memory of each rank's device, or follows a schedule. What one sees:
+In real life: the number is computed from the memory of each rank's device, or follows a schedule. What you see:
 nothing. Every backward is averaged, but ranks update their weights at different times, and so they average gradients
 of different weights.
 """

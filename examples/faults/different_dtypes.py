@@ -1,6 +1,6 @@
-"""Ranks reduce tensors of as many elements, but of different types.
+"""Ranks reduce tensors of the same size but different types.
 
-In real life: a float64 that came from NumPy or from a Python float on one way through the code. What one sees: gloo
+In real life: a float64 from NumPy or a Python float on one path through the code. What you see: gloo
 aborts the process: SIGABRT, no Python exception, no traceback.
 """
 

@@ -1,6 +1,6 @@
 """Ranks reduce tensors of different sizes.
 
-In real life: a tensor whose length follows the data, such as one entry for each class that was seen. What one sees:
+In real life: a tensor whose length depends on the data, such as one entry per class seen. What you see:
 gloo aborts the process: SIGABRT, no Python exception, no traceback.
 """
 

@@ -1,4 +1,4 @@
-"""Rank 0 evaluates alone now and then, on data of its own.
+"""Rank 0 evaluates alone now and then, on its own data.
 
 Nothing is wrong: the others wait a little.
 """

@@ -1,7 +1,7 @@
 """Rank 0 evaluates alone, and there is a barrier in the evaluation.
 
-In real life: a metrics library that synchronises behind one's back, called under ``if rank == 0``. What one sees:
-rank 0 waits in the barrier, or the barrier meets an all-reduce of the others; the timeout, or an abort, and no cause.
+In real life: a metrics library that synchronises implicitly, called under ``if rank == 0``. What you see: rank 0
+waits in the barrier, or the barrier is matched with an all-reduce of the others: a timeout or an abort, and no cause.
 """
 
 import job

@@ -1,8 +1,8 @@
 """One rank launches a collective that the others do not.
 
-In real life: a metric that is reduced only where something was logged, or where it is the best so far. What one sees:
-the extra all-reduce meets the next one of the others. Where the sizes differ, gloo aborts the process (SIGABRT, no
-Python exception, no traceback); where they are equal, every sum from then on is one of two different things.
+In real life: a metric that is reduced only where something was logged, or where it is the best so far. What you see:
+the extra all-reduce is matched with the others' next one. If the sizes differ, gloo aborts the process (SIGABRT, no
+Python exception, no traceback); if they are equal, every sum from then on mixes two different things.
 """
 
 import job

@@ -1,6 +1,6 @@
 """One rank ends with an exception.
 
-In real life: a label that is out of range, a file that is missing. What one sees: with luck the exception is the
+In real life: a label out of range, a missing file. What you see: with luck the exception is the
 first of many that the launcher prints; the others fail with "Connection closed by peer" when rank 1 has exited.
 """
 

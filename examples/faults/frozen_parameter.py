@@ -1,6 +1,6 @@
 """One rank has frozen a parameter that the others train.
 
-In real life: layers are frozen by what a checkpoint holds, and one rank has read another checkpoint. What one sees:
+In real life: layers are frozen according to a checkpoint, and one rank read a different checkpoint. What you see:
 "DDP expects same model across all ranks ... 11 params ... 12 params", without saying which.
 """
 

@@ -1,8 +1,8 @@
-"""Native code holds Python's global lock on one rank and does not return.
+"""Native code holds Python's global interpreter lock on one rank and does not return.
 
 In real life: an extension module that waits for a lock, a disk or a device without releasing the interpreter. What
-one sees: the others wait for the timeout. On rank 1 no thread of Python's runs any more, so neither Ctrl-C nor a
-monitor that lives in the process says anything.
+you see: the others wait for the timeout. On rank 1 no Python thread runs any more, so neither Ctrl-C nor a monitor
+inside the process has any effect.
 """
 
 import ctypes

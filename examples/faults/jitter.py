@@ -1,4 +1,4 @@
-"""Steps take now longer, now shorter, on each rank as it comes.
+"""Steps vary in length at random, on each rank.
 
 Nothing is wrong.
 """

@@ -1,4 +1,4 @@
-"""What the fault scripts share: joining the job, a small model, data. The faults are in the scripts themselves."""
+"""Shared parts of the fault scripts: joining the job, a small model, data. The faults are in the scripts themselves."""
 
 import ctypes
 import os

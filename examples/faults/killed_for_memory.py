@@ -1,7 +1,7 @@
 """One rank fills the memory until it is killed.
 
-In real life: tensors that are kept by mistake (``losses.append(loss)``), until the kernel's out-of-memory killer
-chooses the process. What one sees: "Killed" in the launcher's log, "Connection reset by peer" on the others. Here the
+In real life: tensors kept by mistake (``losses.append(loss)``), until the kernel's out-of-memory killer
+chooses the process. What you see: "Killed" in the launcher's log, "Connection reset by peer" on the others. Here the
 process kills itself, as the kernel would.
 """
 

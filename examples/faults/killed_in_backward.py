@@ -1,7 +1,7 @@
 """A rank is killed in the middle of a backward.
 
-In real life: the kernel's out-of-memory killer, a job scheduler, a machine that fails. What one sees: "Connection
-reset by peer" on the others, at once, without a word of who it was or what it was doing.
+In real life: the kernel's out-of-memory killer, a job scheduler, a machine that fails. What you see: "Connection
+reset by peer" on the others, at once, without saying which rank died or what it was doing.
 """
 
 import os

@@ -1,7 +1,7 @@
 """A branch of the model is skipped on one rank, so its parameters get no gradient there.
 
 In real life: stochastic depth or a mixture of experts that draws from each rank's own random numbers, or an ``if`` on
-the data. What one sees: rank 1's step looks fine, and its next forward fails with "Expected to have finished
+the data. What you see: rank 1's step looks fine, and its next forward fails with "Expected to have finished
 reduction ... indices 4 5 6 7". The others wait in backward for the timeout, or until rank 1 exits.
 """
 

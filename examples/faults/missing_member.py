@@ -1,7 +1,7 @@
-"""A collective of a subgroup is launched by some of its members only.
+"""A collective of a subgroup is launched by only some of its members.
 
-In real life: a condition that was meant to ask who is in the group asks something else. What one sees: the members
-that are there wait for the timeout.
+In real life: a condition that was meant to test membership in the group tests something else. What you see: the
+members that launched it wait for the timeout.
 """
 
 import job

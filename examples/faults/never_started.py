@@ -1,7 +1,7 @@
-"""One rank never gets as far as the process group.
+"""One rank never reaches the process group.
 
-In real life: a node that hangs while it imports or mounts, a launcher that has started one process fewer. What one
-sees: ``init_process_group`` waits, on all other ranks, for its timeout.
+In real life: a node that hangs during an import or a mount, a launcher that started one process too few. What you
+see: ``init_process_group`` waits, on all other ranks, for its timeout.
 """
 
 import os

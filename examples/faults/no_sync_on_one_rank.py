@@ -1,8 +1,8 @@
 """One rank runs a backward under ``no_sync()`` that the others run without.
 
-In real life: gradient accumulation that counts batches on each rank, and one rank's count is off. What one sees:
-nothing. Rank 1's gradients of the next step are averaged with the others' of this one, and the weights drift apart.
-At the end of the run: "Connection closed by peer".
+In real life: gradient accumulation that counts batches on each rank, and one rank's count is off. What you see:
+nothing. Rank 1's gradients of the next step are averaged with the others' gradients of this one, and the weights
+drift apart. At the end of the run: "Connection closed by peer".
 """
 
 from contextlib import nullcontext

@@ -1,6 +1,6 @@
-"""One rank runs out of memory, and is told so.
+"""One rank runs out of memory and gets an exception.
 
-In real life: one sample that is much longer than all others. What one sees: an allocation fails on rank 1, and the
+In real life: one sample that is much longer than all others. What you see: an allocation fails on rank 1, and the
 others fail with "Connection closed by peer" when it has exited.
 """
 

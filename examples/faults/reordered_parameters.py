@@ -1,7 +1,7 @@
-"""The layers of the model are made in another order on one rank, and their shapes differ.
+"""The model's layers are made in a different order on one rank, and their shapes differ.
 
-In real life: a model whose layers follow a set, a dict of the data, or an ``if`` on the rank. What one sees: stock
-DDP says that params[0] has other sizes, on one rank; the other fails with "Connection closed by peer".
+In real life: a model whose layers depend on a set, a dict of the data, or an ``if`` on the rank. What you see: stock
+DDP says that params[0] has different sizes, on one rank; the other fails with "Connection closed by peer".
 """
 
 import job

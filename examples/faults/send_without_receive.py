@@ -1,7 +1,7 @@
 """Rank 0 sends a tensor that rank 1 does not receive.
 
-In real life: a pipeline whose stages count micro-batches differently. What one sees: rank 0 waits for the timeout in
-``send``, or, where what is sent fits into a buffer, the next thing that is received is the wrong one.
+In real life: a pipeline whose stages count micro-batches differently. What you see: rank 0 waits for the timeout in
+``send``, or, if the data fits into a buffer, the next receive gets the wrong data.
 """
 
 import job

@@ -1,8 +1,8 @@
 """One rank skips a batch with ``continue``.
 
-In real life: a batch that is empty or damaged, a NaN in the loss. What one sees: nothing. From then on rank 1 is a
-batch ahead: its gradients of one batch are averaged with the others' of the batch before. It runs out of data first,
-and the last backward of the others fails with "Connection closed by peer".
+In real life: an empty or damaged batch, a NaN in the loss. What you see: nothing. From then on rank 1 is a batch
+ahead: its gradients of one batch are averaged with the others' gradients of the batch before. It runs out of data
+first, and the last backward of the others fails with "Connection closed by peer".
 """
 
 import job

@@ -1,7 +1,7 @@
 """One rank leaves out an optimizer step.
 
-In real life: ``if loss.isnan(): skip``, or a gradient scaler that has found an infinity on one rank only. What one
-sees: nothing. The gradients were averaged, but rank 1 did not use them: its weights differ from then on.
+In real life: ``if loss.isnan(): skip``, or a gradient scaler that found an infinity on one rank only. What you
+see: nothing. The gradients were averaged, but rank 1 did not use them: its weights differ from then on.
 """
 
 import job

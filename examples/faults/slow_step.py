@@ -1,4 +1,4 @@
-"""One rank computes for the time of twenty steps, once.
+"""One rank computes for as long as twenty steps, once.
 
 Nothing is wrong: it is slow, not stuck.
 """

@@ -1,7 +1,7 @@
-"""A rank is stopped (SIGSTOP) in the middle of a backward, and never continued.
+"""A rank is stopped (SIGSTOP) in the middle of a backward, and never resumed.
 
-In real life: Ctrl-Z in the wrong terminal, a debugger that was left attached, a scheduler that suspends. What one
-sees: the others time out. The rank that was stopped lives on, and on to the next morning.
+In real life: Ctrl-Z in the wrong terminal, a debugger left attached, a scheduler that suspends jobs. What you
+see: the others time out. The stopped rank stays there until someone notices.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""Two all-reduces of the same shape are launched in another order on one rank.
+"""Two all-reduces of the same shape are launched in a different order on one rank.
 
-In real life: metrics in a dict that each rank has filled in its own order. What one sees: nothing. Rank 1's accuracy
+In real life: metrics in a dict that each rank fills in its own order. What you see: nothing. Rank 1's accuracy
 is added to the others' loss, and both sums are wrong on every rank.
 """
 

@@ -1,7 +1,7 @@
-"""Two layers of the same shape are made in another order on one rank.
+"""Two layers of the same shape are made in a different order on one rank.
 
-In real life: ``for name in list(set(names))``: the order of a set of strings is another one in each process. What one
-sees: nothing at all. Gradients of one layer are averaged with those of another, and training goes on.
+In real life: ``for name in list(set(names))``: the order of a set of strings differs in each process. What you
+see: nothing at all. Gradients of one layer are averaged with those of another, and training goes on.
 """
 
 import job

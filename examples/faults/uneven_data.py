@@ -1,8 +1,8 @@
 """One rank has one batch fewer than the others.
 
-In real life: files are dealt to ranks and one has fewer lines, without a DistributedSampler that evens them out. What
-one sees: the last backward of the others hangs until the timeout, or until rank 1 exits ("Connection closed by
-peer").
+In real life: files are distributed to ranks and one has fewer lines, without a DistributedSampler that evens them
+out. What you see: the last backward of the others hangs until the timeout, or until rank 1 exits ("Connection closed
+by peer").
 """
 
 import job

@@ -1,6 +1,6 @@
 """One rank has fewer batches than the others, and says so with ``join()``.
 
-Nothing is wrong. A rank that has run out of data goes on to take part in the collectives of the others, with zeros.
+Nothing is wrong. A rank that has run out of data keeps taking part in the collectives of the others, with zeros.
 """
 
 import job

@@ -1,6 +1,6 @@
-"""One rank believes that there are more ranks than there are.
+"""One rank is told that there are more ranks than there are.
 
-In real life: a world size that is read from a stale file or a wrong variable on one node. What one sees: rank 1 waits
+In real life: a world size read from a stale file or a wrong variable on one node. What you see: rank 1 waits
 in ``init_process_group`` for a rank that does not exist; the others wait for rank 1.
 """
 

@@ -10,26 +10,21 @@ from types import FrameType
 from typing import Final
 
 from overlapscope.trace.format import CALL_SITES_FILE, NO_CALL_SITE
+from overlapscope.trace.user_code import PASSED_OVER, is_users_file
 
-_NOT_THE_USERS: Final = {
-    "torch",
-    "instrumented_ddp",
-    "contextlib",
-    "functools",
-    "sitecustomize",
-    "accelerate",
-    "lightning",
-    "lightning_fabric",
-    "pytorch_lightning",
-    "transformers",
-}
-"""Top-level packages whose frames are passed over: between a training framework's lines and ours is the user's."""
+_TYPED_IN: Final = ("<string>", "<stdin>")
 _MOST_CALL_SITES: Final = 0xFFFF
 
 
 def is_users_code(frame: FrameType) -> bool:
-    """Whether a frame runs code that is neither torch's, nor a training framework's, nor ours."""
-    return frame.f_globals.get("__name__", "").partition(".")[0] not in _NOT_THE_USERS
+    """Whether a frame runs code that is neither Python's, nor torch's, nor a training framework's, nor ours.
+
+    A frame tells more than its file: a framework may be installed from where its sources are, and what was typed in is
+    the user's if its module is, where in a text it can't be told from generated code.
+    """
+    package = frame.f_globals.get("__name__", "").partition(".")[0]
+    file = frame.f_code.co_filename
+    return package not in PASSED_OVER and (is_users_file(file) or file in _TYPED_IN)
 
 
 class CallSites:

@@ -1,127 +1,113 @@
 """The collective log of this process: what is launched, in which group, in which order, by which line.
 
 Every collective is written down *before* it is launched, in the log of its group (``overlapscope.trace.group_log``),
-and its completion afterwards, by a thread that looks now and then. Who launches something on purpose (the reducer its
+and its completion afterwards (``collective_log.completion``). Who launches something on purpose (the reducer its
 buckets, the wrapper its buffers) says so in ``purposes``; everything else is the user's own.
 """
 
 from __future__ import annotations
 
-import atexit
-import json
+import logging
 import os
-import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import Final
 
 import torch
 import torch.distributed as dist
 
-from instrumented_ddp.bucket_plan import ParameterSpec, dtype_name
 from instrumented_ddp.collective_log.call_sites import CallSites
-from instrumented_ddp.collective_log.data_position import DataPosition
+from instrumented_ddp.collective_log.completion import CompletionWatch
+from instrumented_ddp.collective_log.device_completion import OnEnd
 from instrumented_ddp.collective_log.dispatch import Call, Interception
-from instrumented_ddp.collective_log.ends import Ends, InFlight
-from instrumented_ddp.collective_log.farewell import Farewell, call_at_exit
-from instrumented_ddp.collective_log.purposes import Launch, Purpose, current_purpose
+from instrumented_ddp.collective_log.position import Position
+from instrumented_ddp.collective_log.purposes import Launch, current_launch
+from instrumented_ddp.collective_log.signatures import SignatureTable
 from instrumented_ddp.collective_log.tensor_names import TensorNames
-from instrumented_ddp.timing import host_now_ns
-from instrumented_ddp.watchdog.watchdog import Watchdog
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.environment import OnIncident
 from overlapscope.trace.format import (
     EVENTS_FILE,
-    NO_CALL_SITE,
-    PARAMETERS_FILE,
-    SIGNATURES_FILE,
-    UNREDUCED_FILE,
-    rank_folder,
-    write_json,
 )
-from overlapscope.trace.group_log import SHADOW, UNEVEN_INPUTS, UNKNOWN_PHASE, GroupHeader, GroupLog, group_file
+from overlapscope.trace.group_log import GroupHeader, GroupLog, group_file
+from overlapscope.trace.host import host_now_ns
 from overlapscope.trace.signature import POINT_TO_POINT, Signature
 
-if TYPE_CHECKING:
-    from instrumented_ddp.recorder import Recorder
+_log = logging.getLogger(__name__)
 
-_MOST_SIGNATURES: Final = 100_000
-"""Of collectives whose shapes change all the time; those beyond are numbered 0, and still hashed as what they are."""
 _IN_BACKWARD: Final = ("bucket", "bitmap", "hook")
-_FRAMES_TO_REDUCTION: Final = 6
-"""From the kernel to the function that the user has called, through its decorators."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Announced:
+    """An entry whose collective is being launched."""
+
+    log: GroupLog
+    number: int
+    device: torch.device
+    launch: Launch | None
+
+    def ended(self, now_ns: int, failed: bool) -> None:
+        """It was seen to be over."""
+        self.log.completed(self.number, now_ns, failed=failed)
 
 
 class Collectives:
     """Writes down the collectives of this process.
 
     Args:
-        trace_folder: the run's folder, the same for all ranks of a host.
+        folder: of this rank, in the run's folder.
         rank: of this process in the whole job.
-        on_incident: whether there is a watchdog, and what it does when it finds something.
+        position: where this rank is, which every entry says.
 
     Raises:
         OverlapScopeError: the folder can't be written, or already holds a recording of this rank.
     """
 
-    def __init__(self, trace_folder: Path, rank: int, on_incident: OnIncident = "report") -> None:
-        self.folder = rank_folder(trace_folder, rank)
+    def __init__(self, folder: Path, rank: int, position: Position) -> None:
+        self.folder = folder
         self.rank = rank
+        self.position = position
         self.logs: list[GroupLog] = []
         """Of each group, and of the sends and receives in each, in the order of their first use."""
-        self.signatures: list[Signature] = []
-        """By number - 1."""
         self.names = TensorNames()
-        self.where: Callable[[], tuple[int, int]] = lambda: (0, UNKNOWN_PHASE)
-        """Step and phase that the process is in."""
-        self.flags = 0
-        """Of all entries from now on, see ``overlapscope.trace.group_log``."""
-        self.recorder: Recorder | None = None
-        """Of steps and phases, if this process trains with our DDP."""
         self.recognise: Callable[[Call], Launch | None] = lambda _: None
         """Asked about collectives of which nobody has said what for: torch's own reducer is in C++ and can't."""
+        self.before_each: Callable[[], None] = lambda: None
+        """Called before a collective is written down: a loop without DDP is only followed there."""
         self.elements_reduced_by_user = 0
         """By collectives that are nobody's but the user's."""
-        self.unreduced: dict[str, Any] | None = None
-        """The first update that has used gradients of this rank alone, see ``gradients_were_not_reduced``."""
-        self.is_provisional = False
-        """Whether nothing but the environment asked for it."""
-        self.line_of_backward = NO_CALL_SITE
-        """Call site of what DDP launches during a backward."""
         self._logs: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[bool, GroupLog]] = weakref.WeakKeyDictionary()
-        self._numbers: dict[tuple[Any, ...], int] = {}
         self._lock = threading.Lock()
         self._lines_seen: set[int] = set()
-        self._models = 0
         self._has_complained = False
         self._closed = False
         self._pid = os.getpid()
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            if (self.folder / EVENTS_FILE).exists():  # of a run that had no collective log
+            folder.mkdir(parents=True, exist_ok=True)
+            if (folder / EVENTS_FILE).exists():  # of a run that had no collective log
                 raise FileExistsError
-            self._signatures_file: TextIO = (self.folder / SIGNATURES_FILE).open("x", encoding="utf-8")
+            self._signatures = SignatureTable(folder)
         except FileExistsError:
-            raise OverlapScopeError(
-                f"{self.folder}: already holds a recording; move it away or record elsewhere"
-            ) from None
+            raise OverlapScopeError(f"{folder}: already holds a recording; move it away or record elsewhere") from None
         except OSError as error:
-            raise OverlapScopeError(f"{self.folder}: can't be made ({error.strerror})") from None
-        self.call_sites = CallSites(self.folder)
-        self.position = DataPosition()
-        self.farewell = Farewell(self.folder, self.call_sites, self._fails)
-        self._ends = Ends()
+            raise OverlapScopeError(f"{folder}: can't be made ({error.strerror})") from None
+        self.call_sites = CallSites(folder)
+        self.completions = CompletionWatch()
+        """Of all collectives of this process."""
         self._interception = Interception(self)
-        self._watchdog = None if on_incident == "off" else Watchdog(self, stops_job=on_incident == "raise")
-        call_at_exit(self.close)
+
+    @property
+    def signatures(self) -> list[Signature]:
+        """By number - 1."""
+        return self._signatures.known
 
     # -- called on torch's dispatcher, for every collective ------------------------------------------------------
 
-    def announce(self, call: Call) -> InFlight | None:
+    def announce(self, call: Call) -> Announced | None:
         """A collective is about to be launched."""
         if self._closed or os.getpid() != self._pid:
             return None
@@ -131,136 +117,88 @@ class Collectives:
             self._complain_once(error)
             return None
 
-    def _announce(self, call: Call) -> InFlight:
-        purpose, on_launch = current_purpose(), None
-        if purpose is None and (launch := self.recognise(call)) is not None:
-            purpose, on_launch = launch.purpose, launch.launched
+    def _announce(self, call: Call) -> Announced:
+        launch = current_launch() or self.recognise(call)
+        purpose = None if launch is None else launch.purpose
         if purpose is not None and purpose.role in _IN_BACKWARD:
-            frame, call_site = None, self.line_of_backward
+            frame, call_site = None, self.position.backward_call_site
         else:
             frame = self.call_sites.frame_of_caller()
             call_site = self.call_sites.number_of(frame)
             if purpose is None and frame is not None and call_site not in self._lines_seen:
                 self._lines_seen.add(call_site)
                 self.names.note_modules(frame)
-        step, phase = self.where()
+        self.before_each()
+        position = self.position
         log = self._log_of(call)
-        number, signature = self._signature_of(call, purpose, log.header, frame)
+        names = self.names.names_of(call.tensors, frame) if purpose is None and call.tensors else ()
+        number, signature = self._signatures.of(call, purpose, log.header, names)
         if signature.role == "user" and signature.reduce_op:
             self.elements_reduced_by_user += signature.elements
         entry = log.announce(
             number,
             signature,
             now_ns=host_now_ns(),
-            step=step,
+            step=position.step,
             call_site=call_site,
-            batch=self.position.batch,
-            phase=phase,
-            flags=self.flags | (purpose.flags if purpose is not None else 0),
+            batch=position.batch,
+            phase=position.phase,
+            flags=position.flags | (purpose.flags if purpose is not None else 0),
         )
-        return InFlight(log=log, number=entry, on_launch=on_launch)
+        is_meant = launch is not None and launch.group in (None, call.group)
+        return Announced(log=log, number=entry, device=call.device, launch=launch if is_meant else None)
 
-    def launched(self, announced: InFlight | None, work: dist.Work | None) -> None:
+    def launched(self, announced: Announced | None, work: dist.Work | None) -> None:
         """The backend has taken it."""
         if announced is None:
             return
         now_ns = host_now_ns()
-        announced.log.launched(announced.number, now_ns)
-        if work is None:
-            announced.log.completed(announced.number, now_ns)
-        else:
-            announced.work = work
-            self._ends.add(announced)
-            if announced.on_launch is not None:
-                try:
-                    announced.on_launch(work)
-                except Exception as error:
-                    self._complain_once(error)
-
-    def failed(self, announced: InFlight | None) -> None:
-        """The backend has refused it."""
-        if announced is not None:
-            announced.log.completed(announced.number, host_now_ns(), failed=True)
-
-    # -- what DDP says -------------------------------------------------------------------------------------------
-
-    def add_model(self, module: torch.nn.Module, parameters: Sequence[ParameterSpec], frozen: Sequence[str]) -> int:
-        """Write down what a DDP instance is given, before ranks compare it.
-
-        Returns:
-            Its number within the process.
-        """
-        number = self._models
-        self._models += 1
-        self.names.add_module(module)
-        line = {
-            "model": number,
-            "class": type(module).__name__,
-            "parameters": [parameter.signature for parameter in parameters],
-            "frozen": list(frozen),
-            "modules": {name: type(part).__name__ for name, part in module.named_modules() if name},
-        }
-        with suppress(OSError), (self.folder / PARAMETERS_FILE).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-        return number
-
-    def gradients_were_not_reduced(self, model: int, call_site: int) -> None:
-        """An update uses gradients that were never averaged. Written down once; every step would say the same.
-
-        Args:
-            call_site: where the module was called instead of its wrapper.
-        """
-        if self.unreduced is not None:
-            return
-        file, line, function = self.call_sites.place(call_site) or (None, None, None)
-        self.unreduced = {
-            "model": model,
-            "step": self.where()[0],
-            "call_site": call_site,
-            "file": file,
-            "line": line,
-            "function": function,
-            "time_ns": host_now_ns(),
-        }
-        with suppress(OSError):
-            write_json(self.folder / UNREDUCED_FILE, self.unreduced)
-
-    def training_forward(self, *, has_uneven_inputs: bool) -> None:
-        """A forward begins whose gradients are wanted.
-
-        Args:
-            has_uneven_inputs: it is under ``join()``, where ranks may be at different steps.
-        """
-        self.flags = UNEVEN_INPUTS if has_uneven_inputs else 0
-        self.position.forward_begins(self.call_sites.frame_of_caller())
-
-    @contextmanager
-    def has_joined(self) -> Iterator[None]:
-        """What is launched inside stands in for what a rank without inputs has not."""
-        before, self.flags = self.flags, UNEVEN_INPUTS | SHADOW
         try:
-            yield
-        finally:
-            self.flags = before
+            announced.log.launched(announced.number, now_ns)
+            on_end = self._on_end_of_bucket(announced, work)
+            if announced.device.type != "cpu":
+                self.completions.add_on_device(work, announced.device, announced.ended)
+            elif work is None:
+                announced.ended(now_ns, failed=False)
+            elif on_end is None:
+                self.completions.add(work, announced.ended, is_bucket=False)
+            else:
+                self.completions.add(work, on_end, announced.ended, is_bucket=True)
+        except Exception as error:
+            self._complain_once(error)
+
+    def _on_end_of_bucket(self, announced: Announced, work: dist.Work | None) -> OnEnd | None:
+        """Who launches a bucket may want to be told of its end."""
+        if work is None or announced.launch is None or announced.launch.launched is None:
+            return None
+        return announced.launch.launched(work)
+
+    def failed(self, announced: Announced | None) -> None:
+        """The backend has refused it."""
+        if announced is None:
+            return
+        try:
+            announced.ended(host_now_ns(), failed=True)
+        except Exception as error:
+            self._complain_once(error)
 
     # -- the end -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Write down what has ended, and nothing from now on. Called at exit; may be called before, and twice."""
+        """Write down what has ended, and nothing from now on. May be called twice."""
         if self._closed or os.getpid() != self._pid:
             return
-        atexit.unregister(self.close)
-        self.farewell.close()
-        if self._watchdog is not None:
-            self._watchdog.close()
         self._interception.close()
         self._closed = True
-        self._ends.close()
+        self.completions.close()
+        self.flush()
+        self._signatures.close()
+        self.call_sites.close()
+
+    def flush(self) -> None:
+        """Close the logs of all groups: the process is about to be ended."""
         for log in self.logs:
             log.close()
-        self.position.close()
-        self._signatures_file.close()
-        self.call_sites.close()
 
     @property
     def closed(self) -> bool:
@@ -270,11 +208,7 @@ class Collectives:
     def _complain_once(self, error: Exception) -> None:
         if not self._has_complained:
             self._has_complained = True
-            print(f"overlapscope: {self.folder}: a collective is missing in the log: {error!r}", file=sys.stderr)
-
-    def _fails(self, what: dict[str, Any]) -> None:
-        if self._watchdog is not None:
-            self._watchdog.failed(what)
+            _log.warning("%s: a collective is missing in the log: %r", self.folder, error)
 
     # -- small parts ---------------------------------------------------------------------------------------------
 
@@ -308,54 +242,6 @@ class Collectives:
         same = sum(known == name or known.startswith(f"{name} (") for known in of_kind)
         return f"{name} ({same + 1})" if same else name
 
-    def _signature_of(
-        self, call: Call, purpose: Purpose | None, header: GroupHeader, frame: FrameType | None
-    ) -> tuple[int, Signature]:
-        tensors = call.tensors
-        names = self.names.names_of(tensors, frame) if purpose is None and tensors else ()
-        reduce_op = _reduce_op() if "reduce" in call.op else ""
-        key = (
-            call.op,
-            purpose,
-            names,
-            reduce_op,
-            call.peer,
-            call.tag,
-            header.ranks,
-            tensors[0].dtype if tensors else None,
-            *(tensor.shape for tensor in tensors),
-        )
-        number = self._numbers.get(key)
-        if number is not None:
-            return number, self.signatures[number - 1]
-        what = purpose or Purpose(role="user")
-        is_known_peer = call.peer is not None and 0 <= call.peer < len(header.ranks)
-        signature = Signature(
-            op=call.op,
-            reduce_op=reduce_op,
-            dtype=dtype_name(tensors[0].dtype) if tensors else "",
-            shapes=tuple(tuple(tensor.shape) for tensor in tensors),
-            elements=sum(tensor.numel() for tensor in tensors),
-            bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
-            peer=header.ranks[call.peer] if call.peer is not None and is_known_peer else call.peer,
-            tag=call.tag,
-            names=names,
-            role=what.role,
-            model=what.model,
-            plan_epoch=what.plan_epoch,
-            plan_hash=what.plan_hash,
-            bucket=what.bucket,
-        )
-        with self._lock:
-            if len(self.signatures) >= _MOST_SIGNATURES:
-                return 0, signature
-            self.signatures.append(signature)
-            number = self._numbers[key] = len(self.signatures)
-            with suppress(OSError, ValueError):  # a full disk, or closed a moment ago
-                self._signatures_file.write(signature.to_json(number) + "\n")
-                self._signatures_file.flush()
-        return number, signature
-
 
 def _name_of(group: dist.ProcessGroup) -> str:
     try:
@@ -368,49 +254,3 @@ def _members_of(group: dist.ProcessGroup) -> tuple[int, ...]:
     with suppress(Exception):  # one that torch.distributed does not know
         return tuple(dist.get_process_group_ranks(group))
     return tuple(range(group.size()))
-
-
-def _reduce_op() -> str:
-    """What a function of ``torch.distributed`` was asked to do: the dispatcher is given a box that can't be opened.
-
-    Returns:
-        ``sum``, ``max`` ...; empty if a process group was called by other ways.
-    """
-    frame: FrameType | None = sys._getframe(2)
-    for _ in range(_FRAMES_TO_REDUCTION):
-        if frame is None:
-            break
-        if frame.f_globals.get("__name__") == "torch.distributed.distributed_c10d" and "op" in frame.f_locals:
-            op = frame.f_locals["op"]
-            return str(getattr(op, "op", op)).rpartition(".")[2].lower()
-        frame = frame.f_back
-    return ""
-
-
-_of_this_process: Collectives | None = None
-
-
-def collectives_of_this_process() -> Collectives | None:
-    """What writes down this process's collectives; None if nothing does."""
-    return _of_this_process if _of_this_process is not None and not _of_this_process.closed else None
-
-
-def start_collective_log(trace_folder: Path, rank: int, on_incident: OnIncident = "report") -> Collectives:
-    """Write down the collectives of this process from now on.
-
-    A script that names a folder is followed there from a log that was only started because of the environment.
-
-    Raises:
-        OverlapScopeError: the folder can't be written, or the process already records into another one.
-    """
-    global _of_this_process
-    existing = collectives_of_this_process()
-    is_elsewhere = existing is not None and existing.folder != rank_folder(trace_folder, rank)
-    if existing is not None and is_elsewhere and existing.is_provisional and existing.recorder is None:
-        existing.close()
-        existing, is_elsewhere = None, False
-    if existing is None:
-        existing = _of_this_process = Collectives(trace_folder, rank, on_incident)
-    elif is_elsewhere:
-        raise OverlapScopeError(f"{trace_folder}: this process already records into {existing.folder.parent}")
-    return existing

@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch._C import DispatchKey
 
+_HOST: Final = torch.device("cpu")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
@@ -60,6 +62,8 @@ class Call:
     op: str
     group: dist.ProcessGroup
     tensors: Sequence[torch.Tensor]
+    device: torch.device
+    """Where it runs."""
     peer: int | None
     """In the group; None without one, and for a receive from anybody."""
     tag: int
@@ -72,7 +76,7 @@ class Observer(Protocol):
         """A collective is about to be launched. What is returned comes back with its fate."""
 
     def launched(self, announced: Any, work: dist.Work | None) -> None:
-        """The backend has taken it; without a work it is already over."""
+        """The backend has taken it; a synchronous one may come without a work."""
 
     def failed(self, announced: Any) -> None:
         """The backend has refused it."""
@@ -114,6 +118,7 @@ def _kernel(overload: Any, operator: Operator, observer: Observer) -> Callable[.
                 op=operator.name,
                 group=dist.ProcessGroup.unbox(args[group_at]),
                 tensors=(tensors,) if isinstance(tensors, torch.Tensor) else tensors,
+                device=_device_of(args[0]),
                 peer=None if peer_at is None else args[peer_at],
                 tag=0 if tag_at is None else args[tag_at],
             )
@@ -128,3 +133,10 @@ def _kernel(overload: Any, operator: Operator, observer: Observer) -> Callable[.
         return result
 
     return kernel
+
+
+def _device_of(argument: Any) -> torch.device:
+    """By the first argument torch's dispatcher finds the backend. A barrier has an empty tensor for that alone."""
+    while isinstance(argument, list | tuple) and argument:
+        argument = argument[0]
+    return argument.device if isinstance(argument, torch.Tensor) else _HOST

@@ -10,6 +10,7 @@ from typing import Final
 
 import torch.distributed as dist
 
+from instrumented_ddp.collective_log.device_completion import OnEnd
 from overlapscope.trace.signature import NO_BUCKET
 
 
@@ -29,32 +30,34 @@ class Purpose:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """A collective that is launched by code that can't say what for."""
+    """A collective that is about to be launched."""
 
     purpose: Purpose
-    launched: Callable[[dist.Work], None] | None = None
-    """Called with its work."""
+    group: dist.ProcessGroup | None = None
+    """In this group; None: in any."""
+    launched: Callable[[dist.Work], OnEnd | None] | None = None
+    """Called with its work; returns who is to be told of its end, on the host."""
 
 
 class _Purposes(threading.local):
-    current: Purpose | None = None
+    current: Launch | None = None
 
 
 _purposes: Final = _Purposes()
 
 
 @contextmanager
-def launched_for(purpose: Purpose | None) -> Iterator[None]:
-    """What this thread launches inside is for this purpose; None: for that which holds already."""
+def launched_for(what: Purpose | Launch | None) -> Iterator[None]:
+    """What this thread launches inside is for this purpose, or this launch; None: for that which holds already."""
     before = _purposes.current
-    if purpose is not None:
-        _purposes.current = purpose
+    if what is not None:
+        _purposes.current = what if isinstance(what, Launch) else Launch(purpose=what)
     try:
         yield
     finally:
         _purposes.current = before
 
 
-def current_purpose() -> Purpose | None:
-    """Of what this thread launches now."""
+def current_launch() -> Launch | None:
+    """What this thread launches now, as far as it has said so."""
     return _purposes.current

@@ -1,1 +1,1 @@
-"""Put in front of PYTHONPATH by ``overlapscope record``: see ``sitecustomize.py``."""
+"""A folder that ``overlapscope record`` puts in front of PYTHONPATH, for its ``sitecustomize.py``."""

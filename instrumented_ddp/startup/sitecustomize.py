@@ -1,8 +1,8 @@
-"""Run by every Python that starts under ``overlapscope record``: has ranks recorded whose scripts know nothing of us.
+"""Runs in every Python process under ``overlapscope record`` and records ranks, also of scripts unaware of it.
 
-A process becomes a rank when it makes a process group. Until ``torch.distributed`` is imported all that there is of us
-is one comparison per import, and until a process group is made, one function around ``init_process_group``. A
-``sitecustomize`` of the user's, which ours hides, is run as if ours were not there.
+A process becomes a rank when it makes a process group. Until ``torch.distributed`` is imported, this costs one
+comparison per import, and until a process group is made, one function around ``init_process_group``. A
+``sitecustomize`` of the user, which ours hides, runs as if ours were not there.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class _Awaiting:
-    """An import hook that is gone once the module that it waits for is there."""
+    """An import hook that removes itself once the module that it waits for is imported."""
 
     @classmethod
     def find_spec(cls, name: str, path: Sequence[str] | None = None, _target: object = None) -> ModuleSpec | None:
-        """As in ``sys.meta_path``."""
+        """Find a module, as ``sys.meta_path`` asks for it."""
         if name != _AWAITED:
             return None
         sys.meta_path.remove(cls)
@@ -56,7 +56,7 @@ def _joining(
 ) -> AbstractContextManager[None]:
     try:
         from instrumented_ddp.watchdog.joining import joining
-    except Exception:  # for instance a Python that has torch and not us: said when it has joined
+    except Exception:  # for instance a Python with torch but without us: reported once it has joined
         return nullcontext()
     return joining(original, args, kwargs)
 
@@ -67,7 +67,7 @@ def _attach() -> None:
 
         attach()
     except Exception as error:
-        print(f"overlapscope: trains on, unrecorded: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"overlapscope: training continues unrecorded: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 def _run_the_users() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -21,15 +22,17 @@ from torch import _disable_dynamo  # type: ignore[attr-defined]
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
 
 from instrumented_ddp.bucket_plan import describe_parameters, dtype_name
-from instrumented_ddp.collective_log.collectives import Collectives
 from instrumented_ddp.collective_log.dispatch import Call
 from instrumented_ddp.collective_log.purposes import Launch, Purpose, launched_for
 from instrumented_ddp.ddp import DistributedDataParallel
-from instrumented_ddp.metadata import is_plain
-from instrumented_ddp.recorder import Recorder, make_recorder
-from instrumented_ddp.records import BucketRecords, buffer_records
+from instrumented_ddp.recording.metadata import is_plain
+from instrumented_ddp.recording.recorder import Recorder
+from instrumented_ddp.recording.records import BucketRecords, buffer_records
+from instrumented_ddp.session import Session
 from instrumented_ddp.stock.model import StockModel
 from overlapscope.trace.format import Phase
+
+_log = logging.getLogger(__name__)
 
 _ENGINE: Final = ("torch.autograd.graph", "")
 """Modules whose frame is behind what the reducer launches: none at all on autograd's own threads, as on CUDA."""
@@ -43,11 +46,11 @@ class StockDDP:
     """The instances of this process.
 
     Args:
-        collectives: the collective log of this process.
+        session: of this process.
     """
 
-    def __init__(self, collectives: Collectives) -> None:
-        self._collectives = collectives
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self._models: weakref.WeakKeyDictionary[TorchDDP, StockModel] = weakref.WeakKeyDictionary()
         self._described: weakref.WeakKeyDictionary[TorchDDP, tuple[int, Any, Any]] = weakref.WeakKeyDictionary()
         self._arguments: weakref.WeakKeyDictionary[TorchDDP, dict[str, Any]] = weakref.WeakKeyDictionary()
@@ -56,12 +59,12 @@ class StockDDP:
         self._has_joined = False
         self._in_wrapper: StockModel | None = None
         """Whose forward is being prepared."""
-        collectives.recognise = self._recognise
+        session.collectives.recognise = self._recognise
 
     @property
     def is_over(self) -> bool:
         """The process is no longer recorded, or something went wrong."""
-        return self._collectives.closed
+        return self._session.closed
 
     def observes(self, ddp: object) -> bool:
         """Whether an instance is torch's own, and the process still recorded."""
@@ -85,7 +88,7 @@ class StockDDP:
             names = {parameter: name for name, parameter in ddp.module.named_parameters()}
             specs = describe_parameters([names[parameter] for parameter in parameters], parameters, is_sparse)
             frozen = [name for name, parameter in ddp.module.named_parameters() if not parameter.requires_grad]
-            number = self._collectives.add_model(ddp.module, specs, frozen)
+            number = self._session.add_model(ddp.module, specs, frozen)
             self._described[ddp] = (number, parameters, specs)
         return parameters, is_sparse
 
@@ -96,7 +99,7 @@ class StockDDP:
             if ddp not in self._described or getattr(ddp, "_use_python_reducer", False):  # torch.compile reduces
                 return
             number, parameters, specs = self._described.pop(ddp)
-            recorder = make_recorder(self._collectives, ddp.process_group, ddp.device)
+            recorder = self._session.record(ddp.process_group, ddp.device)
             if recorder is None:
                 return
             self._recorder = recorder
@@ -128,7 +131,7 @@ class StockDDP:
 
     def _name_hook(self, model: StockModel, name: str) -> None:
         if self._recorder is not None:
-            self._recorder.comm_hook_reduces(model.number, name)
+            self._recorder.note_of_model(model.number, "comm_hook", name)
 
     # -- passes --------------------------------------------------------------------------------------------------
 
@@ -141,7 +144,7 @@ class StockDDP:
             recorder.forward_is_called()
             recorder.note_caller()
             if torch.is_grad_enabled():
-                self._collectives.training_forward(has_uneven_inputs=ddp._join_config.enable)
+                self._session.training_forward(has_uneven_inputs=ddp._join_config.enable)
             self._in_wrapper = model
         moved = original(ddp, *inputs, **kwargs)
         with self._training_goes_on():
@@ -177,7 +180,7 @@ class StockDDP:
         if records is None:
             elements = sum(buffer.numel() for buffer in buffers)
             records = self._buffers[ddp] = buffer_records(
-                recorder.timeline.flags, model.number, elements, dtype_name(buffers[0].dtype)
+                recorder.timer.flags, model.number, elements, dtype_name(buffers[0].dtype)
             )
         with recorder.broadcasts(records):
             original(ddp, bufs, *args, **kwargs)
@@ -193,7 +196,7 @@ class StockDDP:
             model.expect_buckets()
         self._has_joined = True
         try:
-            with self._collectives.has_joined():
+            with self._session.position.has_joined():
                 original(ddp)
         finally:
             self._has_joined = model.is_reduced = False
@@ -236,9 +239,9 @@ class StockDDP:
             yield
         except Exception as error:
             if not self.is_over:
-                self._collectives.close()
+                self._session.close()
                 what = f"{type(error).__name__}: {error}"
-                print(f"overlapscope: rank {self._collectives.rank} trains on, unrecorded: {what}", file=sys.stderr)
+                _log.warning("rank %d: training continues unrecorded: %s", self._session.rank, what)
 
 
 def _module_that_calls() -> str:
@@ -269,13 +272,13 @@ _WRAPPED: Final[dict[str, Method]] = {
 _of_this_process: StockDDP | None = None
 
 
-def observe_stock_ddp(collectives: Collectives) -> None:
+def observe_stock_ddp(session: Session) -> None:
     """Observe all instances of torch's own DDP that this process makes from now on."""
     global _of_this_process
     if _of_this_process is None:
         for name, observation in _WRAPPED.items():
             setattr(TorchDDP, name, _observed(getattr(TorchDDP, name), observation))
-    _of_this_process = StockDDP(collectives)
+    _of_this_process = StockDDP(session)
 
 
 def _observed(original: Method, observation: Method) -> Method:

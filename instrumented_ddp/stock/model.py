@@ -8,18 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
 from torch.utils._pytree import tree_leaves
 
 from instrumented_ddp.bucket_plan import BucketPlan, ParameterSpec
 from instrumented_ddp.collective_log.purposes import Launch
-from instrumented_ddp.lane import lane_of
-from instrumented_ddp.recorder import Recorder
-from instrumented_ddp.records import BucketRecords, PlanRecords, all_reduce_records
+from instrumented_ddp.recording.bucket_collective import Collective
+from instrumented_ddp.recording.guard import surviving
+from instrumented_ddp.recording.recorder import Recorder
+from instrumented_ddp.recording.records import BucketRecords, PlanRecords, all_reduce_records
+from instrumented_ddp.recording.reduction_events import private_board
+from instrumented_ddp.reduction.communicator import Communicator, communicator_of
+from overlapscope.trace.board import HAS_COME
 from overlapscope.trace.format import Phase
 
 
@@ -46,10 +50,11 @@ class StockModel:
         self._recorder = recorder
         self._specs = tuple(specs)
         self._index_of = {id(parameter): index for index, parameter in enumerate(parameters)}
-        self._lanes = {p.device: lane_of(p.device, ddp.process_group, recorder) for p in parameters}
-        self._is_ready = recorder.ready_board(number, len(parameters))
-        self._none_is_ready, self._all_are_ready = bytes(len(parameters)), b"\1" * len(parameters)
-        flags = recorder.timeline_on(parameters[0].device).flags
+        self._launched: list[tuple[Communicator, Collective]] = []
+        self._communicators = {p.device: communicator_of(p.device, ddp.process_group, recorder) for p in parameters}
+        self._board = recorder.board(number, len(parameters))
+        self._empty_board = private_board(len(parameters))
+        flags = recorder.timer_on(parameters[0].device).flags
         self._bitmap = all_reduce_records(flags, number, len(parameters), "int32")
         self._bitmap_device = parameters[0].device
         self._plans = 0
@@ -99,12 +104,13 @@ class StockModel:
 
     def expect_gradients(self) -> None:
         """A forward has ended whose backward is to be reduced."""
-        self._is_ready[:] = self._none_is_ready
+        self._board[:] = self._empty_board
         self.expect_buckets()
 
     def expect_buckets(self) -> None:
         """The reducer begins with the first one, in a backward or as the shadow of one."""
         self._next_bucket = 0
+        self._launched.clear()  # of a pass that has failed
         self.is_reduced = True
 
     def tell_of_backward(self, output: Any, *, no_sync: bool) -> None:
@@ -115,7 +121,7 @@ class StockModel:
 
         for leaf in [output] if isinstance(output, torch.Tensor) else tree_leaves(output):
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-                leaf.register_hook(begin)
+                leaf.register_hook(surviving(begin, self._recorder.gives_up))
 
     def _backward_begins(self, *, no_sync: bool) -> None:
         if self._is_in_backward:
@@ -132,37 +138,43 @@ class StockModel:
             recorder.leave(Phase.BACKWARD)
             if not no_sync:
                 recorder.enter(Phase.FINALISE)
-                torch.autograd.Variable._execution_engine.queue_callback(self._backward_is_over)
+                torch.autograd.Variable._execution_engine.queue_callback(
+                    surviving(self._backward_is_over, recorder.gives_up)
+                )
 
-        torch.autograd.Variable._execution_engine.queue_callback(autograd_is_done)
+        torch.autograd.Variable._execution_engine.queue_callback(surviving(autograd_is_done, recorder.gives_up))
 
     def _backward_is_over(self) -> None:
         self._recorder.leave(Phase.FINALISE)
+        for communicator, collective in self._launched:  # the reducer has waited for them
+            communicator.waited(collective)
+        self._launched.clear()
         if self._next_bucket < len(self._elements) and not self._may_skip_buckets:
             return  # gradients have not come: the reducer still waits for them, and will say so at the next forward
         self.is_reduced = False
-        self._is_ready[:] = self._all_are_ready
+        for index in range(len(self._board)):
+            self._board[index] = HAS_COME
         self._recorder.gradients_are_reduced(self.number)
 
     def _gradient_hook(self, index: int, device: torch.device) -> Callable[[torch.Tensor], None]:
-        is_ready, recorder = self._is_ready, self._recorder
+        board, recorder = self._board, self._recorder
 
         def hook(_: torch.Tensor) -> None:
-            is_ready[index] = 1
+            board[index] = HAS_COME
             if not self.is_reduced:
                 recorder.gradient_is_not_reduced(self.number)
 
         if recorder.detail == "buckets":
             return hook
-        timeline, records = recorder.timeline_on(device), self._gradient_records
+        timer, records = recorder.timer_on(device), self._gradient_records
 
         def recording_hook(gradient: torch.Tensor) -> None:
-            now = timeline.mark()
+            now = timer.mark()
             if records:
-                timeline.write(records[index], recorder.step, now, now)
+                timer.write(records[index], recorder.step, now, now)
             hook(gradient)
 
-        return recording_hook
+        return surviving(recording_hook, recorder.gives_up)
 
     # -- what the reducer launches -------------------------------------------------------------------------------
 
@@ -175,7 +187,7 @@ class StockModel:
         """
         for number in range(self._next_bucket, len(self._elements)):  # buckets without a used parameter may be skipped
             if self._elements[number] == elements:
-                return all(self._is_ready[index] for index in self._plan.buckets[number]), -number
+                return all(self._board[index] for index in self._plan.buckets[number]), -number
         return None
 
     def is_bitmap(self, tensor: torch.Tensor) -> bool:
@@ -199,28 +211,28 @@ class StockModel:
         if self._records is None or number >= len(self._records.buckets):
             return hook()
         if self.is_reduced:
-            self._bucket_is_ready(number)
+            surviving(self._bucket_is_ready, self._recorder.gives_up)(number)
         self._next_bucket = number + 1
-        return self._lanes[self._device_of(number)].run_hook(hook, self._records.buckets[number]).work
+        communicator = self._communicators[self._device_of(number)]
+        collective = communicator.run_hook(hook, self._records.buckets[number])
+        self._launched.append((communicator, collective))
+        return collective.work
 
     def _bucket_is_ready(self, number: int) -> None:
         assert self._records is not None
         if not self._is_in_backward:  # no output of the module was seen to get a gradient
             self._backward_begins(no_sync=False)
         for index in self._plan.buckets[number]:  # also those that have no part in this pass
-            self._is_ready[index] = 1
-        timeline = self._recorder.timeline_on(self._device_of(number))
-        now = timeline.mark()
-        timeline.write(self._records.buckets[number].ready, self._recorder.step, now, now)
+            self._board[index] = HAS_COME
+        timer = self._recorder.timer_on(self._device_of(number))
+        now = timer.mark()
+        timer.write(self._records.buckets[number].ready, self._recorder.step, now, now)
 
     def _launch(self, records: BucketRecords, device: torch.device) -> Launch:
-        lane = self._lanes[device]
-        collective = lane.announce(records)
-
-        def launched(work: dist.Work) -> None:
-            lane.launched(collective, work)
-
-        return Launch(purpose=records.purpose, launched=launched)
+        communicator = self._communicators[device]
+        collective = communicator.announce(records)
+        self._launched.append((communicator, collective))
+        return Launch(purpose=records.purpose, launched=partial(communicator.launched, collective))
 
     def _device_of(self, number: int) -> torch.device:
         return self._specs[self._plan.buckets[number][0]].device

@@ -1,8 +1,7 @@
-"""Where watchdogs leave word for each other: the job's store, or a folder that all ranks can see.
+"""Where watchdogs leave messages for each other: the job's store, or a folder that all ranks can see.
 
-A store answers at once, keeps who asks waiting for ever (its host is stopped), or fails (its host is gone), and only
-the first of these is harmless. So it is asked on a thread of its own, by a connection of its own, and who has asked
-waits for a moment and no longer.
+A store answers at once, blocks its caller for ever (its host is stopped), or fails (its host is gone), and only the
+first of these is harmless. So it is asked over a connection of our own, which has a time limit.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import os
 import re
 import shutil
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, Final, Protocol
 
 import torch
@@ -29,14 +28,16 @@ from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_
 from overlapscope.trace.format import WATCHDOG_FOLDER
 
 _STORE_TIMEOUT: Final = timedelta(seconds=5)
+_ANSWER_WITHIN: Final = struct.pack("ll", 1, 0)
+"""Seconds and microseconds: a ``struct timeval``."""
 _ERRORS_ONLY: Final = 2
 
 
 class Board(Protocol):
-    """Words by name. Whatever goes wrong is raised."""
+    """Messages by key. Whatever goes wrong is raised."""
 
     def set(self, key: str, value: str) -> Any:
-        """Write, or write over."""
+        """Write or overwrite a message."""
 
     def check(self, keys: list[str]) -> bool:
         """Whether all of them were written."""
@@ -45,22 +46,22 @@ class Board(Protocol):
         """Read what was written."""
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """Write if nothing was; what is there then."""
+        """Write if the key is unused, and return what is there then."""
 
     def leave(self) -> None:
-        """This rank needs it no more."""
+        """Note that this rank no longer needs the board."""
 
 
 class FolderBoard:
-    """A file a word, in a folder that all ranks see.
+    """One file per message, in a folder that all ranks see.
 
     Args:
-        folder: made if it is not there.
+        folder: created if missing.
         rank: of this process.
         world_size: how many ranks use it.
 
     Raises:
-        OSError: it can't be made.
+        OSError: the folder can't be made.
     """
 
     def __init__(self, folder: Path, rank: int, world_size: int) -> None:
@@ -70,7 +71,7 @@ class FolderBoard:
         folder.mkdir(exist_ok=True)
 
     def set(self, key: str, value: str) -> None:
-        """Nobody ever reads half of it."""
+        """Write a message such that nobody ever reads half of it."""
         part = self._folder / f".{key}.{os.getpid()}"
         part.write_text(value, encoding="utf-8")
         part.replace(self._folder / key)
@@ -84,7 +85,7 @@ class FolderBoard:
         return (self._folder / key).read_bytes()
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:  # noqa: ARG002 - as a store has it
-        """Write if nothing was; what is there then."""
+        """Write if the key is unused, and return what is there then."""
         part = self._folder / f".{key}.{os.getpid()}"
         part.write_text(desired, encoding="utf-8")
         with suppress(FileExistsError):
@@ -93,7 +94,7 @@ class FolderBoard:
         return self.get(key)
 
     def leave(self) -> None:
-        """The last one who leaves takes the folder away."""
+        """Remove the folder if this is the last rank to leave."""
         with suppress(OSError):
             self.set(f"left.{self._rank}", "")
             if self.check([f"left.{rank}" for rank in range(self._world_size)]):
@@ -101,12 +102,22 @@ class FolderBoard:
 
 
 class _Named:
-    """A store, with our words apart from those of others."""
+    """A store, with our keys apart from those of others.
+
+    Args:
+        store: over a connection of our own, which gets a time limit: torch has none for most of what a store is asked
+            (``recvBytes`` in torch/csrc/distributed/c10d/Utils.hpp raises when the socket's own has passed).
+        prefix: of our keys.
+    """
 
     def __init__(self, store: Store, prefix: str) -> None:
         self._store = store
         self._prefix = prefix
         self._descriptor = _descriptor_of(store)
+        if self._descriptor is not None:
+            with socket.socket(fileno=os.dup(self._descriptor)) as connection:
+                for limit in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                    connection.setsockopt(socket.SOL_SOCKET, limit, _ANSWER_WITHIN)
 
     def set(self, key: str, value: str) -> None:
         with self._quietly():
@@ -125,11 +136,15 @@ class _Named:
             return bytes(self._store.compare_set(self._prefix + key, expected, desired))
 
     def leave(self) -> None:
-        """What is in a store goes with it."""
+        """Do nothing, as a store's content goes with it."""
 
     @contextmanager
     def _quietly(self) -> Iterator[None]:
-        """Torch prints a page of C++ frames when the process of a store ends, which at the end of a job is usual."""
+        """Silence torch, which prints a page of C++ frames when the process of a store ends, as at the end of a job.
+
+        Raises:
+            TimeoutError: the store does not answer; the connection is of no more use.
+        """
         if self._descriptor is not None:
             with socket.socket(fileno=os.dup(self._descriptor)) as connection, suppress(BlockingIOError):
                 if connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b"":
@@ -139,22 +154,26 @@ class _Named:
         level.value = max(before, _ERRORS_ONLY)
         try:
             yield
+        except RuntimeError as error:
+            if "Timeout" in str(error):
+                raise TimeoutError from error
+            raise
         finally:
             level.value = before
 
 
 @cache
 def _level_of_torchs_log() -> ctypes.c_int:
-    """From which severity on C++ prints; of this whole process, so it is changed for microseconds only."""
+    """Severity from which C++ prints, set for microseconds only because it applies to the whole process."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
         return ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level")
-    except (OSError, ValueError):  # torch was built in another way
+    except (OSError, ValueError):  # torch was built differently
         return ctypes.c_int()
 
 
 def _descriptor_of(store: Store) -> int | None:
-    """Of the connection to the process that holds the store; torch gives it away only by how it prints a store."""
+    """Descriptor of the connection to the process that holds the store, which torch only reveals in a store's repr."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     found = re.match(r"TCPStore\(client=TCPClient\(SocketImpl\(fd=(\d+),", repr(store))
@@ -164,7 +183,7 @@ def _descriptor_of(store: Store) -> int | None:
 def connect(run_folder: Path, rank: int, world_size: int) -> Board:
     """The board on which this job's ranks find each other.
 
-    A store that is a file only ever grows, so that there is a folder beside it.
+    A store that is a file only ever grows, so a folder beside it is used instead.
 
     Raises:
         Exception: there is no store, or it can't be reached.
@@ -173,7 +192,7 @@ def connect(run_folder: Path, rank: int, world_size: int) -> Board:
     file = _file_of(store)
     if file is not None:
         return FolderBoard(Path(f"{file}.{run_folder.name}.{WATCHDOG_FOLDER}"), rank, world_size)
-    if hasattr(store, "clone"):  # a connection of our own: the training may wait in the other one
+    if hasattr(store, "clone"):  # our own connection: the training may wait in the other one
         store = store.clone()
         store.set_timeout(_STORE_TIMEOUT)
     return _Named(store, f"overlapscope/watchdog/{run_folder.name}/")
@@ -192,20 +211,22 @@ def _file_of(store: Store) -> str | None:
 
 @dataclass
 class Round:
-    """What one rank has to say and wants to know at one time."""
+    """What one rank says and asks at one time."""
 
     says: Mapping[str, str]
     asks: Sequence[str]
     claims: Mapping[str, str] = field(default_factory=dict)
-    """Keys that the first one writes and nobody else."""
+    """Keys that only the first rank to claim them writes."""
     answers: dict[str, bytes] = field(default_factory=dict)
-    """To ``asks`` and ``claims``; what nobody has written is missing."""
+    """Answers to ``asks`` and ``claims``, without keys that nobody has written."""
     error: Exception | None = None
-    _over: threading.Event = field(default_factory=threading.Event)
 
 
 class Channel:
-    """Carries rounds to the board and back, on a thread of its own.
+    """Carries rounds to the board and back, on the thread that asks for it.
+
+    A connection of ours waits for its time limit and no longer, so rounds end. Making one may take for ever, where the
+    store's host is stopped: that is done on a thread of its own, which then ends.
 
     Args:
         connect: makes the board, and makes it anew after a failure.
@@ -213,39 +234,66 @@ class Channel:
 
     def __init__(self, connect: Callable[[], Board]) -> None:
         self._connect = connect
-        self._rounds: SimpleQueue[Round | None] = SimpleQueue()
-        self._pending: Round | None = None
-        self._thread = threading.Thread(target=self._carry, name="overlapscope-channel", daemon=True)
-        self._thread.start()
+        self._board: Board | None = None
+        self._connecting: _Connecting | None = None
 
     def exchange(self, round_: Round, timeout_s: float) -> Round | None:
         """Say and ask.
 
+        Args:
+            timeout_s: how long a connection may take.
+
         Returns:
-            The round with its answers; None if the board does not answer in time, or is still busy with another one.
+            The round with its answers or an error; None if the board does not answer in time.
         """
-        if self._pending is not None and not self._pending._over.is_set():
+        try:
+            if self._board is None:
+                self._connecting = self._connecting or _Connecting(self._connect)
+                if not self._connecting.is_over.wait(timeout_s):
+                    return None
+                connecting, self._connecting = self._connecting, None
+                self._board = connecting.board()
+            _carry_one(self._board, round_)
+        except TimeoutError:
+            self._board = None
             return None
-        self._pending = round_
-        self._rounds.put(round_)
-        return round_ if round_._over.wait(timeout_s) else None
+        except Exception as error:
+            round_.error, self._board = error, None
+        return round_
 
-    def close(self, timeout_s: float) -> None:
-        """Let go of the board. A thread that it keeps waiting is left behind."""
-        self._rounds.put(None)
-        self._thread.join(timeout_s)
+    def close(self) -> None:
+        """Let go of the board."""
+        if self._board is not None:
+            with suppress(Exception):
+                self._board.leave()
 
-    def _carry(self) -> None:
-        board: Board | None = None
-        while (round_ := self._rounds.get()) is not None:
-            try:
-                board = board or self._connect()
-                _carry_one(board, round_)
-            except Exception as error:
-                round_.error, board = error, None
-            round_._over.set()
-        if board is not None:
-            board.leave()
+
+class _Connecting:
+    """A board in the making."""
+
+    def __init__(self, connect: Callable[[], Board]) -> None:
+        self._connect = connect
+        self._board: Board | None = None
+        self._error: Exception | None = None
+        self.is_over = threading.Event()
+        threading.Thread(target=self._run, name="overlapscope-connecting", daemon=True).start()
+
+    def board(self) -> Board:
+        """What was made.
+
+        Raises:
+            Exception: whatever was in the way.
+        """
+        if self._board is None:
+            raise self._error or ConnectionError("there is no store")
+        return self._board
+
+    def _run(self) -> None:
+        try:
+            self._board = self._connect()
+        except Exception as error:
+            self._error = error
+        self.is_over.set()
 
 
 def _carry_one(board: Board, round_: Round) -> None:

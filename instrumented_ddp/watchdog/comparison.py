@@ -6,13 +6,15 @@ they differ, the entries since the last agreement are asked for once, and the fi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
-from overlapscope.diagnosis.evidence import Divergence
-from overlapscope.trace.group_log import UNEVEN_INPUTS, UNKNOWN, Entries, GroupLog, mix, step_that_must_agree
+from instrumented_ddp.watchdog.messages import Head
+from overlapscope.diagnosis.difference import NOWHERE, Compared, Difference, compared, first_difference, in_common
+from overlapscope.trace.group_log import Entries, GroupLog, mix
 from overlapscope.trace.signature import Signature
 
 _MASK: Final = 2**64 - 1
@@ -25,50 +27,11 @@ _MOST_TRANSLATIONS: Final = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Head:
-    """How far a rank is in a group."""
-
-    newest: int
-    hash: int
-    names_hash: int
-    batch: int | None = None
-    """Of the newest entry, if that is a bucket."""
-
-    def to_plain(self) -> list[int | None]:
-        """For JSON."""
-        return [self.newest, self.hash, self.names_hash, self.batch]
-
-    @classmethod
-    def from_plain(cls, plain: list[Any]) -> Head:
-        """What ``to_plain`` has made."""
-        return cls(newest=plain[0], hash=plain[1], names_hash=plain[2], batch=plain[3])
-
-
-@dataclass(frozen=True, kw_only=True)
 class Suspicion:
     """Somewhere in between two ranks begin to differ."""
 
     first: int
     last: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Difference:
-    """The first entry that two ranks do not have in common."""
-
-    number: int
-    divergence: Divergence
-
-
-@dataclass(frozen=True, kw_only=True)
-class Item:
-    """What is compared of an entry."""
-
-    hash: int
-    names: int
-    """Of its signature alone: what its tensors are called."""
-    step: int
-    batch: int | None
 
 
 def head_of(log: GroupLog, signatures: list[Signature]) -> Head | None:
@@ -102,7 +65,9 @@ class Comparison:
     _names: tuple[int, int] = (0, 0)
     """The sums of names, ours and the neighbour's, at ``agreed``."""
     _batches: tuple[int, int] | None = None
-    """Ours and the neighbour's at the newest bucket that was compared."""
+    """Ours and the neighbour's at the newest bucket that was compared ..."""
+    _bucket: int = 0
+    """... and its number."""
     _calls_it: dict[int, int] = field(default_factory=dict)
     """What the neighbour calls a tensor, by what we do, where that is no fault: ``if rank == 0: broadcast(a) ...``."""
     _compares_names: bool = True
@@ -120,13 +85,13 @@ class Comparison:
         names = (int(ours["names_hash"]), theirs.names_hash)
         if self._compares_names and not self._names_are_as_expected(names, theirs.newest):
             return suspicion
-        batches = _both(_batch_of(ours, self.signatures), theirs.batch)
-        if batches is not None and _has_skipped(self._batches, batches) and not ours["flags"] & UNEVEN_INPUTS:
-            return suspicion
+        batches = (_batch_of(ours, self.signatures), theirs.batch)
+        if _may_have_skipped(self._batches, batches):
+            return replace(suspicion, first=min(suspicion.first, self._bucket))
         self._agree(theirs.newest, names, batches)
         return None
 
-    def resolve(self, first: int, theirs: list[Item], until: Head) -> Difference | None:
+    def resolve(self, first: int, theirs: Compared, until: Head) -> Difference | None:
         """Find out what a suspicion was about.
 
         Args:
@@ -136,26 +101,32 @@ class Comparison:
         Returns:
             None if the difference is harmless. It will be known again when it is met again.
         """
-        ours = items_of(self.log, self.signatures, first, first + len(theirs) - 1)
-        both = list(zip(ours, theirs, strict=False))
-        difference = first_difference(first, both)
+        ours, theirs = in_common(compared_of(self.log, self.signatures, first, first + len(theirs) - 1), theirs)
+        difference = first_difference(ours, theirs)
         if difference is not None:
             self.is_over = True
             return difference
-        for mine, their in both:
-            if mine.names != their.names:
-                self._calls_it[mine.names] = their.names
-        # With names that change all the time nothing can be learnt.
-        self._compares_names = len(self._calls_it) <= _MOST_TRANSLATIONS
+        self._learn(ours["names"], theirs["names"])
         ours_there = _read_one(self.log, until.newest)
         if ours_there is not None:
-            self._agree(until.newest, (int(ours_there["names_hash"]), until.names_hash), None)
+            batches = (_batch_of(ours_there, self.signatures), until.batch)
+            self._agree(until.newest, (int(ours_there["names_hash"]), until.names_hash), batches)
         return None
 
-    def _agree(self, number: int, names: tuple[int, int], batches: tuple[int, int] | None) -> None:
+    def _learn(self, ours: npt.NDArray[np.uint64], theirs: npt.NDArray[np.uint64]) -> None:
+        differ = ours != theirs
+        for mine, their in zip(ours[differ].tolist(), theirs[differ].tolist(), strict=True):
+            if self._calls_it.get(their) == mine:  # either way round: only entries near by tell whether it is a fault
+                del self._calls_it[their]
+            else:
+                self._calls_it[mine] = their
+        # With names that change all the time nothing can be learnt.
+        self._compares_names = len(self._calls_it) <= _MOST_TRANSLATIONS
+
+    def _agree(self, number: int, names: tuple[int, int], batches: tuple[int, int]) -> None:
         self.agreed, self._names = number, names
-        if batches is not None:
-            self._batches = batches
+        if NOWHERE not in batches:
+            self._batches, self._bucket = batches, number
 
     def _names_are_as_expected(self, names: tuple[int, int], number: int) -> bool:
         """Whether what the neighbour has added to its sum is what we have, but for the names that may differ."""
@@ -164,55 +135,21 @@ class Comparison:
             return True
         if not self._calls_it or number - self.agreed > MOST_ENTRIES:
             return False
-        items = items_of(self.log, self.signatures, self.agreed + 1, number)
+        ours = compared_of(self.log, self.signatures, self.agreed + 1, number)
         expected = 0
-        for place, item in enumerate(items, self.agreed + 1):
-            name = self._calls_it.get(item.names, item.names)
+        for place, mine in zip(ours["number"].tolist(), ours["names"].tolist(), strict=True):
+            name = self._calls_it.get(mine, mine)
             expected += mix(name, place, -1) if name else 0
         return expected & _MASK == added[1]
 
 
-def items_of(log: GroupLog, signatures: list[Signature], first: int, last: int) -> list[Item]:
-    """Entries of our own log, as they are compared; empty if the ring no longer has the first of them."""
-    entries = read_gently(log, first, last)
-    if not len(entries) or int(entries[0]["number"]) != first:
-        return []
-    items = []
-    for entry in entries:
-        number = int(entry["signature"])
-        signature = signatures[number - 1] if 0 < number <= len(signatures) else None
-        items.append(
-            Item(
-                hash=signature.hash if signature is not None else 0,
-                names=signature.names_hash if signature is not None else 0,
-                step=-1
-                if signature is None
-                else step_that_must_agree(signature, int(entry["step"]), int(entry["flags"])),
-                batch=_batch_of(entry, signatures),
-            )
-        )
-    return items
-
-
-def first_difference(first: int, both: list[tuple[Item, Item]]) -> Difference | None:
-    """Where two ranks begin to differ, and in what. Names alone are no fault unless they are swapped."""
-    batches: tuple[int, int] | None = None
-    swapped: dict[tuple[int, int], int] = {}
-    for number, (ours, theirs) in enumerate(both, first):
-        if ours.hash != theirs.hash:
-            return Difference(number=number, divergence="signature")
-        if ours.step != theirs.step:
-            return Difference(number=number, divergence="step")
-        now = _both(ours.batch, theirs.batch)
-        if now is not None:
-            if _has_skipped(batches, now):
-                return Difference(number=number, divergence="batch")
-            batches = now
-        if ours.names != theirs.names:
-            if (theirs.names, ours.names) in swapped:
-                return Difference(number=swapped[theirs.names, ours.names], divergence="names")
-            swapped.setdefault((ours.names, theirs.names), number)
-    return None
+def compared_of(log: GroupLog, signatures: list[Signature], first: int, last: int) -> Compared:
+    """What is compared of entries of our own log; of none if the ring no longer has the first of them."""
+    rows = read_gently(log, first, last)
+    if len(rows) and int(rows["number"][0]) != first:
+        rows = rows[:0]
+    used = np.unique(rows["signature"]).tolist()
+    return compared(rows, {number: signatures[number - 1] for number in used if 0 < number <= len(signatures)})
 
 
 def read_gently(log: GroupLog, first: int, last: int) -> Entries:
@@ -228,18 +165,14 @@ def _read_one(log: GroupLog, number: int) -> Any:
     return entries[0] if len(entries) and int(entries[0]["number"]) == number else None
 
 
-def _batch_of(entry: Any, signatures: list[Signature]) -> int | None:
-    number, batch = int(entry["signature"]), int(entry["batch"])
-    is_bucket = 0 < number <= len(signatures) and signatures[number - 1].role == "bucket"
-    return batch if is_bucket and batch != UNKNOWN and not int(entry["flags"]) & UNEVEN_INPUTS else None
+def _batch_of(entry: Any, signatures: list[Signature]) -> int:
+    number = int(entry["signature"])
+    known = {number: signatures[number - 1]} if 0 < number <= len(signatures) else {}
+    return int(compared(np.array([entry]), known)["batch"][0])
 
 
-def _both(ours: int | None, theirs: int | None) -> tuple[int, int] | None:
-    return None if ours is None or theirs is None else (ours, theirs)
-
-
-def _has_skipped(before: tuple[int, int] | None, now: tuple[int, int]) -> bool:
+def _may_have_skipped(before: tuple[int, int] | None, now: tuple[int, int]) -> bool:
     """One rank has gone further in its data than the other. Who begins anew, as in each epoch, may be anywhere."""
-    if before is None or now[0] < before[0] or now[1] < before[1]:
+    if before is None or NOWHERE in now or now[0] < before[0] or now[1] < before[1]:
         return False
     return now[0] - before[0] != now[1] - before[1]

@@ -10,22 +10,22 @@ from pathlib import Path
 from typing import Final, TextIO
 
 STACKS_SIGNAL: Final = signal.SIGRTMAX - 3
-"""One that nobody else uses."""
+"""A signal that nobody else uses."""
 
 HELD_STACKS_FILE: Final = "stacks_0.txt"
 
 _kept_open: Final[list[TextIO]] = []
-"""faulthandler writes there when the process crashes. It is not disabled: it may be the user's by then."""
+"""Where faulthandler writes when the process crashes. It is never disabled, as it may be the user's by then."""
 
 
 class HeldStacks:
-    """Has faulthandler write stacks for as long as this is wanted.
+    """Makes faulthandler write stacks while this is open.
 
     Args:
         folder: of the rank.
 
     Raises:
-        OSError, RuntimeError, ValueError: it can't, or the signal is the user's.
+        OSError, RuntimeError, ValueError: faulthandler can't, or the user has the signal.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -38,7 +38,7 @@ class HeldStacks:
             _kept_open.append(self._file)
 
     def close(self) -> None:
-        """Write no more when asked; a file without stacks goes."""
+        """Stop writing stacks on request; an empty file is removed."""
         faulthandler.unregister(STACKS_SIGNAL)
         if os.fstat(self._file.fileno()).st_size == 0:
             with suppress(OSError):

@@ -8,21 +8,26 @@ have not answered, and judges.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from instrumented_ddp.timing import host_now_ns
 from instrumented_ddp.watchdog.held_stacks import STACKS_SIGNAL
 from instrumented_ddp.watchdog.left_behind import card_of, last_awake_ns
-from instrumented_ddp.watchdog.live_evidence import SILENT_AFTER_NS, Known, Pointer, liveness_of, make_evidence
+from instrumented_ddp.watchdog.live_evidence import SILENT_AFTER_NS, Known, liveness_of, make_evidence
+from instrumented_ddp.watchdog.messages import Alarm, Beat, Outcome, Pointer
 from instrumented_ddp.watchdog.process_state import GONE, STOPPED, ProcessState, can_be_signalled, look_at
+from overlapscope.diagnosis.card import Card
 from overlapscope.diagnosis.evidence import Evidence
+from overlapscope.diagnosis.judge import judge
+from overlapscope.diagnosis.plain import from_json
+from overlapscope.diagnosis.report import report_text
+from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.trace.host import host_now_ns
 
 _COLLECTS_FOR_S: Final = 1.2
 """Every rank that wakes has answered by then."""
@@ -46,18 +51,18 @@ class Inquiry:
     """
 
     number: int
-    alarm: Mapping[str, Any]
+    alarm: Alarm
     rank: int
     world_size: int
     run_folder: Path
     began_s: float = field(default_factory=time.monotonic)
     began_ns: int = field(default_factory=host_now_ns)
-    cards: dict[int, dict[str, Any]] = field(default_factory=dict)
-    beats: dict[int, dict[str, Any]] = field(default_factory=dict)
+    cards: dict[int, Card] = field(default_factory=dict)
+    beats: dict[int, Beat] = field(default_factory=dict)
     is_judge: bool = False
-    outcome: dict[str, Any] | None = None
+    outcome: Outcome | None = None
     """What the judge has told."""
-    _cards_before: dict[int, dict[str, Any]] = field(default_factory=dict)
+    _cards_before: dict[int, Card] = field(default_factory=dict)
     """Of the inquiry before: what ranks have said that are gone now."""
     _first_looks: dict[int, tuple[int, ProcessState]] = field(default_factory=dict)
 
@@ -87,14 +92,14 @@ class Inquiry:
             self.is_judge = True
         told = answers.get(f"verdict.{self.number}")
         if told is not None:
-            self.outcome = json.loads(told)
+            self.outcome = from_json(Outcome, told)
         for rank in range(self.world_size) if self.is_judge else ():
             if (card := answers.get(f"card.{self.number}.{rank}")) is not None:
-                self.cards[rank] = json.loads(card)
+                self.cards[rank] = from_json(Card, card)
             elif (card := answers.get(f"card.{self.number - 1}.{rank}")) is not None:
-                self._cards_before[rank] = json.loads(card)
+                self._cards_before[rank] = from_json(Card, card)
             if (beat := answers.get(f"beat.{rank}")) is not None:
-                self.beats[rank] = json.loads(beat)
+                self.beats[rank] = from_json(Beat, beat)
 
     def can_judge(self, host: str) -> bool:
         """Everybody has answered who will."""
@@ -112,14 +117,30 @@ class Inquiry:
         """Nobody judges."""
         return time.monotonic() - self.began_s >= GIVES_UP_AFTER_S
 
-    def evidence(self, host: str, pointers: Sequence[Pointer]) -> Evidence:
-        """All that is known by now.
+    def judge(self, host: str, pointers: Sequence[Pointer]) -> Outcome:
+        """What is wrong, by all that is known by now.
 
         Args:
             host: what tells which processes this one can look at.
             pointers: differences that are known.
         """
-        differences = {pointer.group: pointer.number for pointer in pointers}
+        try:
+            evidence = self._evidence(host, pointers)
+            verdict = judge(evidence)
+            message = report_text(verdict, evidence)
+        except Exception as error:  # a gap in the rules is no reason to be silent
+            sentence = f"Rank {self.alarm.by} has raised an alarm ({self.alarm.why}) that is not understood"
+            verdict = Verdict(kind="cannot tell", sentence=f"{sentence}: {error!r}.")
+            message = verdict.sentence
+        return Outcome(
+            judge=self.rank,
+            verdict=verdict,
+            message=message,
+            listening=tuple(endpoint for card in self.cards.values() for endpoint in card.listening),
+        )
+
+    def _evidence(self, host: str, pointers: Sequence[Pointer]) -> Evidence:
+        differences = {pointer.group: pointer.difference.number for pointer in pointers}
         known = {rank: self._known(rank, host, differences) for rank in range(self.world_size)}
         return make_evidence(self.world_size, known, pointers)
 
@@ -131,10 +152,10 @@ class Inquiry:
         if beat is None:
             return Known(card=card)
         now_ns = host_now_ns()
-        if beat["host_id"] != host:
+        if beat.host_id != host:
             waited_ns = now_ns - self.began_ns
             return Known(card=card, has_answered=False, beat=beat, silent_ns=waited_ns + SILENT_AFTER_NS)
-        process = look_at(int(beat["pid"]), int(beat["started"]))
+        process = look_at(beat.pid, beat.start_ticks)
         before = self._first_looks.get(rank)
         share = None
         if before is not None and now_ns - before[0] > SILENT_AFTER_NS // 10:
@@ -143,31 +164,31 @@ class Inquiry:
             card=card,
             has_answered=False,
             beat=beat,
-            silent_ns=now_ns - max(int(beat["time_ns"]), last_awake_ns(self.run_folder, rank)),
+            silent_ns=now_ns - max(beat.time_ns, last_awake_ns(self.run_folder, rank)),
             process=process,
             cpu_share=share,
         )
 
     def _look_at(self, rank: int, host: str) -> None:
         beat = self.beats.get(rank)
-        if beat is None or beat["host_id"] != host or rank in self._first_looks:
+        if beat is None or beat.host_id != host or rank in self._first_looks:
             return
-        process = look_at(int(beat["pid"]), int(beat["started"]))
+        process = look_at(beat.pid, beat.start_ticks)
         self._first_looks[rank] = host_now_ns(), process
-        silent_ns = host_now_ns() - max(int(beat["time_ns"]), last_awake_ns(self.run_folder, rank))
+        silent_ns = host_now_ns() - max(beat.time_ns, last_awake_ns(self.run_folder, rank))
         if silent_ns >= SILENT_AFTER_NS and liveness_of(beat, process, None) in ("running", "sleeping"):
             with suppress(OSError):
-                if beat["writes_stacks"] and can_be_signalled(int(beat["pid"]), process):
-                    os.kill(int(beat["pid"]), STACKS_SIGNAL)
+                if beat.writes_stacks and can_be_signalled(beat.pid, process):
+                    os.kill(beat.pid, STACKS_SIGNAL)
 
     def _will_not_answer(self, rank: int, host: str) -> bool:
         beat = self.beats.get(rank)
-        if beat is None or beat["host_id"] != host:
+        if beat is None or beat.host_id != host:
             return False
-        process = look_at(int(beat["pid"]), int(beat["started"]))
-        if process.state == GONE or process.state in STOPPED or beat["how"] == "ended":
+        process = look_at(beat.pid, beat.start_ticks)
+        if process.state == GONE or process.state in STOPPED or beat.how == "ended":
             return True
         now_ns = host_now_ns()
         seen_ns = self._first_looks[rank][0] if rank in self._first_looks else now_ns
-        silent_ns = now_ns - max(int(beat["time_ns"]), last_awake_ns(self.run_folder, rank))
+        silent_ns = now_ns - max(beat.time_ns, last_awake_ns(self.run_folder, rank))
         return silent_ns >= SILENT_AFTER_NS and now_ns - seen_ns >= _LOOKS_FOR_NS

@@ -6,14 +6,17 @@ group are compared. A rank that finds a difference asks the other for its entrie
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Final
 
-from instrumented_ddp.watchdog.comparison import MOST_ENTRIES, Comparison, Head, Item, Suspicion, items_of
-from instrumented_ddp.watchdog.live_evidence import Pointer
+import numpy as np
+
+from instrumented_ddp.watchdog.comparison import MOST_ENTRIES, Comparison, compared_of
+from instrumented_ddp.watchdog.messages import Answer, Beat, Head, Pointer, Question
+from overlapscope.diagnosis.difference import COMPARED_DTYPE
+from overlapscope.diagnosis.plain import from_json, to_json
 from overlapscope.trace.group_log import GroupLog
 from overlapscope.trace.signature import Signature
 
@@ -21,7 +24,7 @@ _ASK_AGAIN_AFTER_S: Final = 5.0
 
 
 def neighbours_of(logs: Sequence[GroupLog], rank: int) -> dict[str, tuple[int, ...]]:
-    """By group: the ranks before and after this one."""
+    """The ranks before and after this one, by group."""
     found = {}
     for log in logs:
         ranks = log.header.ranks
@@ -32,11 +35,11 @@ def neighbours_of(logs: Sequence[GroupLog], rank: int) -> dict[str, tuple[int, .
 
 
 @dataclass(kw_only=True)
-class _Question:
-    number: int
-    suspicion: Suspicion
+class _Asked:
+    question: Question
     until: Head
-    asked_s: float
+    """Where the neighbour stood then."""
+    at_s: float
 
 
 @dataclass
@@ -51,76 +54,76 @@ class Neighbours:
     rank: int
     signatures: list[Signature]
     _comparisons: dict[tuple[str, int], Comparison] = field(default_factory=dict)
-    _questions: dict[tuple[str, int], _Question] = field(default_factory=dict)
-    _asked: int = 0
+    _asked: dict[tuple[str, int], _Asked] = field(default_factory=dict)
+    """What was not answered so far, by group and rank."""
+    _questions_so_far: int = 0
     _answered: dict[int, int] = field(default_factory=dict)
 
-    def look(self, logs: Sequence[GroupLog], beats: Mapping[int, Mapping[str, Any]]) -> None:
+    def look(self, logs: Sequence[GroupLog], beats: Mapping[int, Beat]) -> None:
         """Compare with what neighbours have said."""
         by_name = {log.header.name: log for log in logs if not log.header.point_to_point}
         for group, ranks in neighbours_of(logs, self.rank).items():
             for rank in ranks:
-                head = beats.get(rank, {}).get("heads", {}).get(group)
+                head = beats[rank].heads.get(group) if rank in beats else None
                 if head is not None:
-                    self._compare(group, rank, by_name[group], Head.from_plain(head))
+                    self._compare(group, rank, by_name[group], head)
 
-    def questions(self) -> dict[str, list[Any]]:
-        """What to ask in the next beat: by rank, the number of the question, the group and the entries."""
+    def questions(self) -> dict[int, Question]:
+        """What to ask in the next beat, by rank."""
         now_s = time.monotonic()
-        for key, question in list(self._questions.items()):
-            if now_s - question.asked_s > _ASK_AGAIN_AFTER_S:  # it is busy with something else, or gone
-                del self._questions[key]
-        return {
-            str(rank): [one.number, group, one.suspicion.first, one.suspicion.last]
-            for (group, rank), one in self._questions.items()
-        }
+        for key, asked in list(self._asked.items()):
+            if now_s - asked.at_s > _ASK_AGAIN_AFTER_S:  # it is busy with something else, or gone
+                del self._asked[key]
+        return {rank: asked.question for (_, rank), asked in self._asked.items()}
 
-    def answers(self, logs: Sequence[GroupLog], beats: Mapping[int, Mapping[str, Any]]) -> dict[str, str]:
+    def answers(self, logs: Sequence[GroupLog], beats: Mapping[int, Beat]) -> dict[str, str]:
         """What neighbours have asked and not been told, by the key under which they look for it."""
         answers = {}
-        for asker, beat in beats.items():
-            question = beat.get("asks", {}).get(str(self.rank))
-            if question is None or self._answered.get(asker) == question[0]:
-                continue
-            number, group, first, last = question
-            self._answered[asker] = number
-            log = next((log for log in logs if log.header.name == group and not log.header.point_to_point), None)
+        for asker, question in self._unanswered(beats).items():
+            self._answered[asker] = question.number
+            logs_of_group = (log for log in logs if log.header.name == question.group)
+            log = next((log for log in logs_of_group if not log.header.point_to_point), None)
             if log is not None:
-                items = items_of(log, self.signatures, first, min(last, first + MOST_ENTRIES))
-                answers[_key(asker, self.rank)] = json.dumps([number, [list(asdict(item).values()) for item in items]])
+                last = min(question.last, question.first + MOST_ENTRIES)
+                rows = compared_of(log, self.signatures, question.first, last)
+                answers[_key(asker, self.rank)] = to_json(Answer(number=question.number, rows=tuple(rows.tolist())))
         return answers
 
-    def is_asked(self, beats: Mapping[int, Mapping[str, Any]]) -> bool:
+    def is_asked(self, beats: Mapping[int, Beat]) -> bool:
         """A neighbour has a question that was not answered."""
-        return any(
-            (question := beat.get("asks", {}).get(str(self.rank))) is not None
-            and self._answered.get(asker) != question[0]
+        return bool(self._unanswered(beats))
+
+    def _unanswered(self, beats: Mapping[int, Beat]) -> dict[int, Question]:
+        """By the rank that asks."""
+        return {
+            asker: question
             for asker, beat in beats.items()
-        )
+            if (question := beat.questions.get(self.rank)) is not None and self._answered.get(asker) != question.number
+        }
 
     def awaited(self) -> list[str]:
         """The keys under which answers will be found."""
-        return list(dict.fromkeys(_key(self.rank, rank) for _, rank in self._questions))
+        return list(dict.fromkeys(_key(self.rank, rank) for _, rank in self._asked))
 
     def hear(self, answers: Mapping[str, bytes]) -> list[Pointer]:
-        """Look into what neighbours have answered: the differences that are faults."""
+        """Examine neighbours' answers: the differences that are faults."""
         found = []
-        for (group, rank), question in list(self._questions.items()):
-            answer = answers.get(_key(self.rank, rank))
-            if answer is None:
+        for (group, rank), asked in list(self._asked.items()):
+            text = answers.get(_key(self.rank, rank))
+            if text is None:
                 continue
-            number, raw = json.loads(answer)
-            if number != question.number:
+            answer = from_json(Answer, text)
+            if answer.number != asked.question.number:
                 continue
-            del self._questions[group, rank]
-            theirs = [Item(hash=item[0], names=item[1], step=item[2], batch=item[3]) for item in raw]
-            difference = self._comparisons[group, rank].resolve(question.suspicion.first, theirs, question.until)
+            del self._asked[group, rank]
+            theirs = np.array([tuple(row) for row in answer.rows], dtype=COMPARED_DTYPE)
+            difference = self._comparisons[group, rank].resolve(asked.question.first, theirs, asked.until)
             if difference is not None:
-                found.append(Pointer(group=group, number=difference.number, divergence=difference.divergence))
+                found.append(Pointer(group=group, difference=difference))
         return found
 
     def stop_comparing(self, group: str) -> None:
-        """Its ranks are known to differ."""
+        """Stop comparing a group whose ranks are known to differ."""
         for (name, _), comparison in self._comparisons.items():
             comparison.is_over |= name == group
 
@@ -128,14 +131,13 @@ class Neighbours:
         comparison = self._comparisons.get((group, rank))
         if comparison is None:
             comparison = self._comparisons[group, rank] = Comparison(log, self.signatures)
-        if (group, rank) in self._questions:
+        if (group, rank) in self._asked:
             return
         suspicion = comparison.look(theirs)
         if suspicion is not None:
-            self._asked += 1
-            self._questions[group, rank] = _Question(
-                number=self._asked, suspicion=suspicion, until=theirs, asked_s=time.monotonic()
-            )
+            self._questions_so_far += 1
+            question = Question(number=self._questions_so_far, group=group, first=suspicion.first, last=suspicion.last)
+            self._asked[group, rank] = _Asked(question=question, until=theirs, at_s=time.monotonic())
 
 
 def _key(asker: int, asked: int) -> str:

@@ -1,4 +1,4 @@
-"""What the kernel says of a process of this host: is it there, does it run, what has it used, how much may it use."""
+"""The kernel's view of a process on this host: whether it is there and runs, what it has used, how much it may use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 
 GONE: Final = "gone"
 STOPPED: Final = ("T", "t")
-"""By a signal, by a debugger."""
+"""States of a process stopped by a signal or a debugger."""
 
 _TICK_NS: Final = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
@@ -26,7 +26,7 @@ class ProcessState:
     state: str
     """R, S, D, T, t as in ps; ``gone`` if there is none, or only its exit code (Z)."""
     start_ticks: int = 0
-    """When it was started: what tells it from a later process of the same number."""
+    """Start time, which distinguishes it from a later process with the same pid."""
     cpu_ns: int = 0
     resident_bytes: int = 0
 
@@ -35,7 +35,7 @@ def look_at(pid: int, start_ticks: int | None = None) -> ProcessState:
     """The state of a process.
 
     Args:
-        start_ticks: of the process that is meant; another one of its number means that it is gone.
+        start_ticks: of the process that is meant; a different one means that it is gone.
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
@@ -54,7 +54,7 @@ def look_at(pid: int, start_ticks: int | None = None) -> ProcessState:
 
 
 def cpu_ns_of_children(pid: int) -> int:
-    """What the processes have used that this one has started, and those that these have: data loader workers."""
+    """CPU time of all descendants of a process, such as data loader workers."""
     total_ns = 0
     with suppress(OSError):  # gone, or a kernel that does not list children
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -64,7 +64,7 @@ def cpu_ns_of_children(pid: int) -> int:
 
 
 def bytes_read_and_written(pid: int) -> int:
-    """What it has handed to, and got from, the kernel: files, pipes and sockets; 0 if that can't be known."""
+    """Bytes that a process read and wrote, through files, pipes and sockets; 0 if unknown."""
     with suppress(OSError, ValueError):
         lines = Path(f"/proc/{pid}/io").read_text().splitlines()
         return sum(int(line.split()[1]) for line in lines if line.startswith(("rchar", "wchar")))
@@ -72,7 +72,7 @@ def bytes_read_and_written(pid: int) -> int:
 
 
 def can_be_signalled(pid: int, process: ProcessState) -> bool:
-    """Whether a signal with a handler would go unnoticed: a sleep, or a wait for a file, may end early by it."""
+    """Whether a signal with a handler would do no harm: it may end a sleep, or a wait for a file, early."""
     if process.state == "R":
         return True
     with suppress(OSError):
@@ -81,7 +81,7 @@ def can_be_signalled(pid: int, process: ProcessState) -> bool:
 
 
 def memory_limit_bytes() -> int:
-    """How much memory this process's control group may use, else how much the machine has; 0: nobody knows."""
+    """Memory limit of this process's control group, else the machine's memory; 0 if unknown."""
     limits = [*_limits_of_control_group(), _memory_of_machine()]
     return min((limit for limit in limits if 0 < limit < _NO_LIMIT_BYTES), default=0)
 
@@ -99,7 +99,7 @@ def _limits_of_control_group() -> list[int]:
 
 
 def _limits_above(root: Path, path: str, name: str) -> list[int]:
-    """Of a group and all that it is part of; in a container only the root may be there to be seen."""
+    """Limits of a group and its parents; in a container only the root may be visible."""
     limits = []
     group = root / path.lstrip("/")
     for folder in (group, *group.parents):

@@ -1,4 +1,4 @@
-"""What is normal for a job, and when standing still is not. Pure: times come in, judgements go out."""
+"""What is normal for a job, and when a standstill is not. Pure: times come in, judgements go out."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from statistics import median
 from typing import Final
 
 PATIENCE_S: Final = 3.0
-"""However short the steps are: garbage collections, page faults and other people's jobs hold ranks up for a while."""
+"""Least limit, however short the steps are: garbage collections, page faults and other jobs hold ranks up."""
 PATIENCE_AT_START_S: Final = 20.0
-"""Before it is known how long a step takes: compilation, autotuning and data loaders that start take their time."""
+"""Limit while the step time is unknown: compilation, autotuning and starting data loaders take their time."""
 PATIENCE_WITH_THE_DEAD_S: Final = 1.0
-"""For a rank that will not come any more."""
+"""Limit for a rank that will not come any more."""
 
 _STEPS: Final = 4
 _ENOUGH_STEPS: Final = 4
 _ENOUGH_ADVANCES: Final = 8
 _KEPT: Final = 64
 _USUAL: Final = 0.9
-"""The share of pauses that is usual."""
+"""Quantile of pauses that counts as usual."""
 
 
 @dataclass
 class Rhythm:
-    """Learns how long a step takes, and without steps how long things stand still between two advances."""
+    """Learns how long a step takes or, without steps, how long pauses between two advances are."""
 
     _steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     _steps_seen: int = 0
@@ -34,13 +34,13 @@ class Rhythm:
     _step_since_s: float = 0.0
     _mark: Hashable = None
     advanced_at_s: float | None = None
-    """When something was last seen to have happened."""
+    """Time of the last observed advance."""
 
     def observe(self, now_s: float, step: int | None, mark: Hashable) -> bool:
         """Take a look.
 
         Args:
-            step: that the process is in; None if nobody counts them.
+            step: the current step of the process; None if steps are not counted.
             mark: changes whenever anything happens on this rank: a phase, a collective, a step.
 
         Returns:
@@ -69,7 +69,7 @@ class Rhythm:
 
     @property
     def step_s(self) -> float | None:
-        """How long a step takes, in the middle; None while too few were seen."""
+        """The median step time; None while too few steps were seen."""
         return median(self._steps_s) if self._steps_seen >= _ENOUGH_STEPS else None
 
     def idle_s(self, now_s: float) -> float:
@@ -78,7 +78,7 @@ class Rhythm:
 
     @property
     def limit_s(self) -> float:
-        """How long it is normal that nothing happens."""
+        """How long a standstill is normal."""
         if self.step_s is not None:
             return max(PATIENCE_S, _STEPS * self.step_s)
         pauses_s = sorted(self._pauses_s)

@@ -24,9 +24,9 @@ class Advice:
     """By number, as plans have them."""
     is_calibrated: bool
     other_models: int
-    """How many models of the run were not looked at, as they reduce less."""
+    """How many models of the run were left out, because they reduce less."""
     missing_ranks: int
-    """Ranks that left no log. What the others wait for them looks like transfer."""
+    """Ranks that left no log. Time spent waiting for them looks like transfer."""
 
     def plan_file(self) -> PlanFile:
         """The best plan of all, for ``DistributedDataParallel(bucket_plan=...)``."""
@@ -45,13 +45,13 @@ class Advice:
 
 
 def advise(trace: Trace, calibration: Path | None = None) -> Advice:
-    """Fit the model to a recording and ask it.
+    """Fit the model to a recording and derive the advice.
 
     Args:
-        calibration: a file of ``overlapscope calibrate``; one in the folder of the recording is found.
+        calibration: a file of ``overlapscope calibrate``; if not given, the one in the folder of the recording, if any.
 
     Raises:
-        OverlapScopeError: the recording doesn't tell enough, or the calibration is of another job.
+        OverlapScopeError: the recording doesn't hold enough, or the calibration is of another job.
     """
     observations = observations_of(trace)
     found = _calibration(trace, calibration, observations.world_size)
@@ -75,15 +75,15 @@ def _calibration(trace: Trace, path: Path | None, world_size: int) -> Calibratio
     found = read_calibration(path)
     if found.world_size != world_size:
         raise OverlapScopeError(
-            f"{path}: is of {found.world_size} ranks, the recording of {world_size}: calibrate with as many ranks, or "
-            "move it away"
+            f"{path}: was measured with {found.world_size} ranks, but the recording has {world_size}: calibrate with "
+            f"as many, or move the file away"
         )
     hosts = trace.ranks["host"]
     is_known = len(hosts) == world_size and "unknown" not in set(hosts)
     if is_known and hosts.nunique() != len(set(found.hosts)):
         raise OverlapScopeError(
-            f"{path}: is of ranks on {_hosts(set(found.hosts))}, the recording of ranks on {_hosts(set(hosts))}: links "
-            "within a host and between hosts differ, so calibrate where the training runs"
+            f"{path}: was measured on {_hosts(set(found.hosts))}, but the recording is from {_hosts(set(hosts))}: "
+            f"links within a host and between hosts differ, so calibrate where the training runs"
         )
     return found
 

@@ -43,10 +43,10 @@ class Matched:
     end_ns: Int64Array
     """(N, R)"""
     clock_error_ns: float
-    """By how much the times of two ranks may be off against each other."""
+    """Maximum error of a time difference between two ranks."""
 
     def of(self, which: npt.NDArray[np.bool_]) -> Matched:
-        """Those that a mask (N,) selects."""
+        """The collectives that a mask (N,) selects."""
         return Matched(
             ranks=self.ranks,
             step=self.step[which],
@@ -60,7 +60,7 @@ class Matched:
 
 
 def match_collectives(trace: Trace) -> Matched:
-    """Bring the collectives of all ranks together: those of one model, step, bucket and operation, turn by turn.
+    """Match the collectives of all ranks: those of one model, step, bucket and operation, in order of launch.
 
     Left out are ranks whose clock could not be aligned, those that train in another process group than the lowest
     rank, and collectives that a rank did not launch or was never seen to complete.
@@ -132,9 +132,9 @@ class Arrival:
 
     last_rank: int
     wait_ns: int
-    """For the last rank; 0 if it is this one."""
+    """Time waited for the last rank; 0 if it is this one."""
     transfer_ns: int
-    """From the last arrival to the end on this rank."""
+    """Time from the last arrival to the end on this rank."""
     algbw_bytes_per_s: float
     busbw_bytes_per_s: float
     """NaN if the transfer took no time."""

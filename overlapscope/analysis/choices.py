@@ -1,4 +1,4 @@
-"""What ``bucket_cap_mb="auto"`` has decided while a job was recorded, in sentences."""
+"""What ``bucket_cap_mb="auto"`` decided while a job was recorded, in sentences."""
 
 from __future__ import annotations
 
@@ -28,4 +28,4 @@ def _of_model(auto: Mapping[str, Any]) -> Iterator[str]:
     if auto["state"] == "impossible":
         yield f"nothing was chosen: {auto['why']}"
     elif not auto["decisions"]:
-        yield "nothing was chosen yet: it takes some 60 steps, outside join()"
+        yield "nothing was chosen yet: that takes about 60 steps, outside join()"

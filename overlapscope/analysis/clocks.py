@@ -1,4 +1,4 @@
-"""How far the times of different ranks can be compared, in a few words."""
+"""How precisely times of different ranks can be compared, in a few words."""
 
 from __future__ import annotations
 
@@ -15,3 +15,9 @@ def describe_clocks(trace: Trace) -> str:
     if trace.clock_error_ns:
         return f"aligned to ±{ceil(trace.clock_error_ns / 1000)} µs"
     return "one clock (same boot)"
+
+
+def clock_offsets(trace: Trace) -> dict[int, float]:
+    """What to add to the times of each rank to compare them, in nanoseconds, of the ranks whose clocks are known."""
+    known = trace.ranks[trace.ranks["clock"] != "none"]
+    return dict(zip(known["rank"].tolist(), known["offset_ns"].astype(float).tolist(), strict=True))

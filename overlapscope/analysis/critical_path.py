@@ -1,8 +1,8 @@
 """What each cycle was waiting for all along: one rank's own time, and then transfers one after the other.
 
 Backwards from the end: the last all-reduce began either when the one before it was over, or when its last rank had
-arrived. As long as it is the former, the path goes through transfers; at the latter it turns to that rank, and follows
-it to the begin of the cycle. Where buffers are broadcast and that rank waited for them, it goes on with the rank that
+arrived. As long as it is the former, the path goes through transfers; at the latter it turns to that rank and follows
+it to the start of the cycle. Where buffers are broadcast and that rank waited for them, it goes on with the rank that
 sends them.
 """
 

@@ -1,6 +1,6 @@
 """A recording as cycles: what each rank does on its own from one step's last all-reduce to the next step's.
 
-The last all-reduce of a step lets all ranks go at about the same time. What each then does until it arrives at the
+The last all-reduce of a step releases all ranks at about the same time. What each then does until it arrives at the
 last all-reduce of the next step is its *own time*: copies back, optimizer, data, forward, backward. All-reduce makes
 every rank equally late, so step times of a straggler and of those that wait for it are the same; own times are not.
 
@@ -32,8 +32,8 @@ CAUSES: Final = (
     "backward",
     "gc",
 )
-"""Where own time goes, in the order of a cycle. ``carried_over``: the rank was let go later than the others, because
-the communication of the step before ended later for it. ``between``: in no phase, such as the loss. ``gc``: Python's
+"""Where own time goes, in the order of a cycle. ``carried_over``: the rank was released later than the others, because
+the previous step's communication ended later for it. ``between``: in no phase, such as the loss. ``gc``: Python's
 garbage collection, which is taken out of the phase that it interrupts."""
 
 GROUPS: Final = {
@@ -43,23 +43,23 @@ GROUPS: Final = {
     "gc": ("gc",),
     "carried_over": ("carried_over",),
 }
-"""What a rank can be blamed for, and the causes that are looked at together for it: a slow processor shows in all
-phases that compute, and none of them alone is as sure a sign."""
+"""What a rank can be blamed for, and the causes that are judged together for it: a slow processor shows in all phases
+that compute, and none of them alone is as sure a sign."""
 
 _OF_STEP_BEFORE: Final = ("finalise", "optimizer")
-"""Phases that are recorded under the step before."""
+"""Phases that are recorded under the previous step."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Cycles:
-    """See the module. All ranks have the same K all-reduces in each of these steps; other steps are left out."""
+    """The cycles of a recording. All ranks have the same K all-reduces in each step; other steps are left out."""
 
     ranks: Int64Array
     """(R,)"""
     steps: Int64Array
     """(S,)"""
     missing_ranks: int
-    """Ranks of the job that left no log or have an unknown clock. What the others wait for them looks like transfer."""
+    """Ranks of the job that left no log or have an unknown clock. Time spent waiting for them looks like transfer."""
     left_out: int
     """Steps without a cycle: the first ones, those whose all-reduces differ, and what follows those."""
     buckets: Int64Array
@@ -67,7 +67,7 @@ class Cycles:
     bytes: Int64Array
     """(K,)"""
     begin_ns: Int64Array
-    """(S,) on the common clock: when the middle rank was let go by the step before."""
+    """(S,) on the common clock: when the median rank was released by the previous step."""
     own_ns: Int64Array
     """(C, S, R) own time by cause; ``carried_over`` may be negative."""
     lead_ns: Int64Array
@@ -75,14 +75,14 @@ class Cycles:
     arrival_ns: Int64Array
     """(S, R, K)"""
     end_ns: Int64Array
-    """(S, K) of the middle rank; never earlier than that of the all-reduce before."""
+    """(S, K) on the median rank; never earlier than that of the all-reduce before."""
     broadcast_ns: Int64Array
     """(S, R) how long the broadcast of buffers takes once rank and root are there; 0 in steps without one."""
     clock_error_ns: float
 
     @property
     def cycle_time_ns(self) -> Int64Array:
-        """(S,) from being let go by the step before to being let go: the step time, were all steps alike."""
+        """(S,) from one release to the next: the step time, if all steps were alike."""
         return self.end_ns[:, -1]
 
     @property
@@ -151,15 +151,15 @@ def cycles_of(trace: Trace, first_step: int = 0) -> Cycles | None:
 
 
 def causes_of(group: str) -> list[int]:
-    """Positions in ``CAUSES`` of the causes of a group."""
+    """The positions in ``CAUSES`` of the causes of a group."""
     return [CAUSES.index(name) for name in GROUPS[group]]
 
 
 def middle_ranks(own_ns: Int64Array, group: str) -> Int64Array:
-    """(S,) places of the ranks that are in the middle of what all ranks (C, S, R) take for a group, cycle by cycle.
+    """(S,) places of the median ranks, by what all ranks (C, S, R) take for a group, cycle by cycle.
 
     Of an even number of ranks it is the lower of the two, of two ranks the faster one: what one of them really did. It
-    is one rank for all causes of the group; the middle of each cause on its own would be quicker than any rank.
+    is one rank for all causes of the group; the median of each cause on its own would be quicker than any rank.
     """
     total_ns = own_ns[causes_of(group)].sum(axis=0)
     middle = (total_ns.shape[1] - 1) // 2
@@ -167,13 +167,13 @@ def middle_ranks(own_ns: Int64Array, group: str) -> Int64Array:
 
 
 def lower_median(values: Int64Array, axis: int) -> Int64Array:
-    """The middle one, of an even number the lower of the two: what one of them really is, of two the faster one."""
+    """The lower median: one of the values even if their number is even; of two, the smaller."""
     middle = (values.shape[axis] - 1) // 2
     return np.take(np.partition(values, middle, axis=axis), middle, axis=axis)
 
 
 def shifted(end_ns: Int64Array) -> Int64Array:
-    """(S, K) the end of the all-reduce before; that of the step before is time 0."""
+    """(S, K) the end of the previous all-reduce; that of the previous step is time 0."""
     return np.concatenate([np.zeros_like(end_ns[:, :1]), end_ns[:, :-1]], axis=1)
 
 
@@ -198,7 +198,7 @@ def _last_of_step(reduced: Matched, steps: Int64Array) -> Int64Array:
 
 @dataclass(frozen=True, eq=False)
 class _Window:
-    """Of each cycle and rank the stretch of own time."""
+    """The stretch of own time of each cycle and rank."""
 
     ranks: Int64Array
     steps: Int64Array

@@ -67,7 +67,7 @@ class SpanIndex:
         return np.diff(np.searchsorted(self.starts_ns, edges_ns, side="left"))
 
     def pixels(self, edges_ns: Int64Array) -> tuple[Int64Array, npt.NDArray[np.uint8]]:
-        """For how long something was running between each edge and the next, and the category of one span of those.
+        """How long something was running between each edge and the next, and the category of one of those spans.
 
         The time is exact. The category is a sample, of what is running half way through the pixel's busy time: with
         many short spans to a pixel there is no one colour that is true.
@@ -153,7 +153,7 @@ def pixel_edges(from_ns: int, to_ns: int, pixels: int) -> Int64Array:
     every position of the view and a picture made of them does not shimmer.
 
     Args:
-        pixels: about how many; the view is covered by at least so many unless it has fewer nanoseconds.
+        pixels: about how many; the view is covered by at least this many unless it has fewer nanoseconds.
     """
     pixel_ns = max(1, (to_ns - from_ns) // max(1, pixels))
     first, last = from_ns // pixel_ns, -(-to_ns // pixel_ns)

@@ -34,10 +34,10 @@ LEAST_RANGE_SHARE: Final = 0.1
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Grid:
-    """Which ranks and steps share a cell. Its rows are ranks or hosts, as many to a row as it takes to fit."""
+    """Which ranks and steps share a cell. Rows hold as many ranks or hosts as it takes to fit."""
 
     names: tuple[str, ...]
-    """Of each rank or host, from top to bottom."""
+    """Names of ranks or hosts, from top to bottom."""
     each: int
     """How many of these share a row."""
     order: Int64Array
@@ -91,7 +91,7 @@ class Heatmap:
             "lateness": np.ascontiguousarray(lateness_ns.T),
             "wait": np.ascontiguousarray(wait_ns.T),
         }
-        """(R, S). Lateness counts from the middle rank: it is negative for those that arrive before it."""
+        """(R, S). Lateness counts from the median rank: it is negative for those that arrive before it."""
         self.step_time_ns = float(cycles.cycle_time_ns.mean())
         self.groupings: tuple[Grouping, ...] = ("ranks", "hosts") if len(set(self.hosts)) > 1 else ("ranks",)
         """Hosts only if there are several."""
@@ -100,7 +100,7 @@ class Heatmap:
         self._own_ns = cycles.own_ns
 
     def excess_ns(self, rank: int, step: int) -> dict[str, int]:
-        """By cause, what a rank takes longer than the middle one in a step, both by place; the longest first."""
+        """By cause, how much longer a rank takes than the median rank in a step, both by place; the longest first."""
         own_ns = self._own_ns[:, [step]]
         excess_ns = own_ns[:, 0, rank].copy()
         for group in GROUPS:
@@ -112,7 +112,7 @@ class Heatmap:
         """How ranks or hosts and steps are put in cells.
 
         Args:
-            max_columns: what a screen has room for. A picture that has to be shrunk loses whole columns.
+            max_columns: what a screen has room for. A picture that has to shrink loses whole columns.
         """
         order, names, edges = _ranks_in_order(self.ranks) if grouping == "ranks" else _hosts_in_order(self.hosts)
         each = -(-len(names) // MAX_ROWS)
@@ -130,11 +130,11 @@ class Heatmap:
         )
 
     def scale_ns(self, figure: Figure, cells: Int64Array) -> tuple[int, int]:
-        """From which value to which a scale tells cells apart.
+        """The range of values over which a scale distinguishes cells.
 
-        It reaches to where nearly all cells are, or if that is further up, to where the slowest row usually is: of
-        1,024 ranks a slow one has few cells. What is above looks like the end of the scale. Compute begins where
-        nearly all cells have at least arrived, the others at 0, for none.
+        It ends where nearly all cells lie below, or, if that is higher, at the usual value of the slowest row: of
+        1,024 ranks a slow one has few cells. Larger values look like the end of the scale. The scale of compute begins
+        where nearly all cells lie above, the others at 0.
         """
         known = cells[:, (cells != NOTHING).any(axis=0)]
         low_ns = int(np.quantile(known, 1 - HIGH_QUANTILE)) if figure == "compute" else 0

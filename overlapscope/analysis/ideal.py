@@ -1,7 +1,8 @@
-"""What cycles would have looked like were all ranks like the middle one, as spans that can be laid over the recorded.
+"""What cycles would look like if all ranks were like the median rank, as spans to lay over the recorded ones.
 
 In the ideal all ranks are alike, so a cycle is one sequence of phases and one of collectives. Both begin when the
-step before let the ranks go. Own times are known by cause and not by place: phases follow each other in the order of
+previous step released the
+ranks. Own times are known by cause and not by place: phases follow each other in the order of
 ``cycles.CAUSES``, and what is no phase (``between``, ``gc``) leaves a gap where that order has it.
 """
 
@@ -18,17 +19,17 @@ from overlapscope.analysis.intervals import Int64Array
 from overlapscope.analysis.replay import Replay
 
 IDEAL_PHASES: Final = ("finalise", "optimizer", "data_wait", "evaluation", "forward", "backward")
-"""The causes that are drawn as phases. ``finalise`` is what remains of it when the last all-reduce is over: copies."""
+"""Causes that are drawn as phases. ``finalise`` is what remains of it after the last all-reduce: copies."""
 
 _FORWARD: Final = CAUSES.index("forward")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Ideal:
-    """Some cycles as they would have been. Times are nanoseconds of the common clock."""
+    """Some cycles as they would be in the ideal. Times are nanoseconds of the common clock."""
 
     ranks: Int64Array
-    """The ranks it holds for."""
+    """The ranks that the ideal is for."""
     cycles: pd.DataFrame
     """step, begin_ns, ideal_ns, recorded_ns: when each cycle begins, and how long it would have lasted and did."""
     phases: pd.DataFrame
@@ -79,7 +80,7 @@ def _phases(replay: Replay, places: Int64Array) -> pd.DataFrame:
 
 
 def _broadcasts(replay: Replay, places: Int64Array) -> pd.DataFrame:
-    """Of the buffers, when forward is called."""
+    """The broadcasts of buffers, when forward is called."""
     places = places[replay.ideal.broadcast_ns[places, 0] > 0]
     start_ns = replay.cycles.begin_ns[places] + replay.ideal.before_ns[places, 0]
     return pd.DataFrame(

@@ -50,6 +50,6 @@ def measure(intervals: Intervals, group_count: int) -> Int64Array:
 
 
 def intersection_measure(ours: Intervals, theirs: Intervals, group_count: int) -> Int64Array:
-    """For how many nanoseconds both cover the same moment, per group."""
+    """How many nanoseconds are covered by both, per group."""
     either = union(*(np.concatenate(pair) for pair in zip(ours, theirs, strict=True)))
     return measure(ours, group_count) + measure(theirs, group_count) - measure(either, group_count)

@@ -77,7 +77,7 @@ class Timeline:
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
-        """From top to bottom."""
+        """The ranks from top to bottom."""
         return tuple(dict.fromkeys(lane.rank for lane in self.lanes))
 
 
@@ -156,7 +156,7 @@ class LanesByRank:
 class _RankLanes:
     lanes: tuple[Lane, ...]
     unfinished: pd.DataFrame
-    """As ``Timeline.unfinished``, without the number of the lane."""
+    """Like ``Timeline.unfinished``, without the number of the lane."""
 
 
 def timeline_of(trace: Trace, ranks: Sequence[int] | None = None) -> Timeline:
@@ -174,7 +174,7 @@ def bucket_categories(buckets: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 
 def _extent_ns(trace: Trace) -> tuple[int, int]:
-    """From the first to the last moment of the ranks whose clocks are aligned: the others may be days away."""
+    """The first and the last moment of the ranks with aligned clocks: the others may be days away."""
     moments = {
         "steps": ("start_ns", "end_ns"),
         "phases": ("start_ns", "end_ns"),

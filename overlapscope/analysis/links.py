@@ -1,8 +1,8 @@
 """How fast each link between two ranks delivers, and which are slower than the others.
 
-In a ring every rank's all-reduce takes as long as the slowest link, so durations can't tell which one that is. But
-Linux measures on each connection how fast what is sent arrives (``tcpi_delivery_rate``, after "Delivery Rate
-Estimation", draft-cheng-iccrg-delivery-rate-estimation): of what was handed over in one go, and not in the pauses
+In a ring every rank's all-reduce takes as long as the slowest link, so durations can't tell which link that is. But
+Linux measures for each connection how fast data arrives (``tcpi_delivery_rate``, after "Delivery Rate
+Estimation", draft-cheng-iccrg-delivery-rate-estimation): for what was handed over in one go, without the pauses
 between. Fast links show what they can do although they pause for most of the time; only the slow one is slow.
 """
 
@@ -20,7 +20,7 @@ _LINK: Final = ["rank", "peer_rank"]
 _CONNECTION: Final = [*_LINK, "local", "peer"]
 _COUNTERS: Final = ["time_ns", "bytes_acked", "busy_us", "retransmits"]
 _LEAST_BUSY_NS: Final = 100_000_000
-"""Ten ticks of the kernel at most: who had less to send is no bottleneck."""
+"""Busy time, ten kernel ticks at most: a link that had less to send is no bottleneck."""
 _LEAST_SHARE_OF_BUSIEST: Final = 0.1
 _SLOW: Final = 0.5
 _RATE_QUANTILE: Final = 0.75
@@ -63,8 +63,8 @@ def link_rates(trace: Trace) -> pd.DataFrame:
 def slow_links(rates: pd.DataFrame) -> pd.DataFrame:
     """The links that deliver less than half as fast as the others usually do, slowest first.
 
-    Compared are links that carried at least a tenth as much as the busiest one, those that leave a host and those
-    that don't each among themselves. A link is not named if the rank that it leads to has an even slower one: what
+    Only links that carried at least a tenth as much as the busiest one are compared, those that leave a host and those
+    that don't separately. A link is not named if the rank that it leads to has an even slower one: what
     that rank acknowledges queues behind what it sends. Of two links, as between two ranks, the slower one is named.
 
     Args:
@@ -89,7 +89,7 @@ def _address(endpoints: pd.Series[str]) -> pd.Series[str]:
 
 
 def _median_of_others(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """For each value the median of all others; NaN if there are none."""
+    """The median of all other values, for each value; NaN if there are none."""
     if len(values) < 2:
         return np.full(len(values), np.nan)
     place = np.argsort(np.argsort(values))

@@ -1,4 +1,4 @@
-"""How much communication hides under computing, per rank and step: the one place that defines both.
+"""How much communication hides under computing, per rank and step: the only place that defines both.
 
 *Compute* is the union of the phases forward, backward, optimizer and evaluation, and of the copies of reduced
 buckets back into the gradients. The rest of finalise is waiting. *Communication* is the union of all collectives.

@@ -1,8 +1,8 @@
 """How a delay is spread over the steps: in all of them, every k-th, from one step on, or now and then.
 
-A series is what a rank takes longer than the middle one, a value a cycle. What is usual is told from its lower half,
-which holds for as long as fewer than half of the values are delayed. Every pattern comes with the statistic that
-says so, and with the probability that noise alone would show as much.
+A series is how much longer a rank takes than the median rank, one value per cycle. What is usual is estimated from its
+lower half, which holds as long as fewer than half of the values are delayed. Every pattern comes with the statistic
+that shows it, and with the probability that noise alone would show as much.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Mask = npt.NDArray[np.bool_]
 Kind = Literal["persistent", "shift", "periodic", "transient"]
 
 SIGNIFICANCE: Final = 1e-4
-"""A pattern is named if noise shows as much with no more than this probability, all tries of a search counted."""
+"""A pattern is named if noise would show as much with at most this probability, counting all tries of a search."""
 
 DELAY_SIGMAS: Final = 6.0
-"""A value that lies so many standard deviations above the usual is delayed."""
+"""A value this many standard deviations above the usual is delayed."""
 
 _LEAST_VALUES: Final = 5
 """Fewer cycles than this on one side of a change say nothing."""
@@ -31,18 +31,18 @@ _LEAST_PERIODIC: Final = 4
 """Fewer delays than this make no period."""
 _LOW, _MIDDLE = 0.10, 0.40
 _SIGMAS_BETWEEN: Final = 1.0282
-"""From the one of these quantiles to the other, and from the second to the mean, of a normal distribution."""
+"""Distance, in a normal distribution, from one of these quantiles to the other, and from the second to the mean."""
 _SIGMAS_TO_MEAN: Final = 0.2533
 _FEW_VALUES: Final = 15
-"""Of so many values the standard deviation may well be twice what it seems."""
+"""Number of values at which the standard deviation may well be twice what it seems."""
 _MAD_TO_SIGMA: Final = 1.4826
 _MOST_MISSED: Final = 0.25
-"""So large a share of the delays that a period calls for may be missing."""
+"""Maximum share of the delays that a period predicts that may be missing."""
 _SMALLEST_TO_LARGEST: Final = 0.1
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Pattern:
+class DelayPattern:
     """Some values of a series and what they have in common."""
 
     kind: Kind
@@ -51,14 +51,14 @@ class Pattern:
     usual_ns: float
     """What the series is without the delay: 0 if it is delayed all the time."""
     statistic: str
-    """The evidence, in words."""
+    """The evidence in words."""
     p_value: float
     """The probability that noise alone would show as much; 0 if too small for a float."""
     period: int | None = None
     """Steps from one delay to the next, if periodic."""
 
 
-def find_patterns(series_ns: npt.ArrayLike, steps: npt.NDArray[np.int64], least_ns: float) -> list[Pattern]:
+def find_patterns(series_ns: npt.ArrayLike, steps: npt.NDArray[np.int64], least_ns: float) -> list[DelayPattern]:
     """Name what is unusual about a series: at most one lasting delay, and what comes on top of it.
 
     Args:
@@ -67,7 +67,7 @@ def find_patterns(series_ns: npt.ArrayLike, steps: npt.NDArray[np.int64], least_
         least_ns: smaller delays don't matter.
     """
     series = np.asarray(series_ns, dtype=np.float64)
-    found: list[Pattern] = []
+    found: list[DelayPattern] = []
     rest = series
     shift = _shift(series, steps, least_ns)
     if shift is not None:
@@ -82,21 +82,21 @@ def find_patterns(series_ns: npt.ArrayLike, steps: npt.NDArray[np.int64], least_
         found.append(periodic)
         delayed &= ~periodic.where
     if delayed.any():
-        # Beside a pause of seconds, hiccups of milliseconds are another matter, and a small one.
+        # Hiccups of milliseconds are a different, and minor, matter than a pause of seconds.
         delayed &= rest - usual_ns >= _SMALLEST_TO_LARGEST * (rest[delayed].max() - usual_ns)
         found.append(_transient(rest, delayed, usual_ns, sigma_ns))
     return found
 
 
 def usual_of(series_ns: Floats) -> tuple[float, float]:
-    """Mean of the values that are not delayed, were they normally distributed, and a cautious standard deviation."""
+    """Mean of the values that are not delayed, assuming a normal distribution, and a cautious standard deviation."""
     low, middle = np.quantile(series_ns, [_LOW, _MIDDLE])
     sigma = (middle - low) / _SIGMAS_BETWEEN
     return float(middle + _SIGMAS_TO_MEAN * sigma), float(sigma) * (1 + _FEW_VALUES / len(series_ns))
 
 
 def chance_of_at_least(hits: int, tries: int, share: float) -> float:
-    """The probability of so many hits among independent tries that each hit with probability ``share``."""
+    """The probability of that many hits among independent tries that each hit with probability ``share``."""
     if hits <= 0:
         return 1.0
     if share <= 0.0 or hits > tries:
@@ -113,23 +113,23 @@ def chance_of_at_least(hits: int, tries: int, share: float) -> float:
     return min(1.0, total)
 
 
-def _persistent(series: Floats, least_ns: float) -> Pattern | None:
+def _persistent(series: Floats, least_ns: float) -> DelayPattern | None:
     """Delayed in most cycles, by the sign test."""
     late, early = int((series > 0).sum()), int((series < 0).sum())
     p_value = chance_of_at_least(late, late + early, 0.5)
-    # Not the median: where every other step is delayed, that may be a delayed one.
+    # Not the median: if every other step is delayed, that may be a delayed one.
     if float(np.quantile(series, _MIDDLE)) < least_ns or p_value > SIGNIFICANCE:
         return None
-    return Pattern(
+    return DelayPattern(
         kind="persistent",
         where=np.ones(len(series), dtype=bool),
         usual_ns=0.0,
-        statistic=f"longer than the middle rank in {late} of {len(series)} steps (sign test, {_p_text(p_value)})",
+        statistic=f"longer than the median rank in {late} of {len(series)} steps (sign test, {_p_text(p_value)})",
         p_value=p_value,
     )
 
 
-def _shift(series: Floats, steps: npt.NDArray[np.int64], least_ns: float) -> Pattern | None:
+def _shift(series: Floats, steps: npt.NDArray[np.int64], least_ns: float) -> DelayPattern | None:
     """From one step on longer than before, or until one step: the Mann-Whitney test, for every step it might be."""
     count = len(series)
     if count < 2 * _LEAST_VALUES:
@@ -148,14 +148,14 @@ def _shift(series: Floats, steps: npt.NDArray[np.int64], least_ns: float) -> Pat
     usual_ns, rise_ns = float(np.median(usual)), float(np.median(late) - np.median(usual))
     deviations = np.concatenate([np.abs(part - np.median(part)) for part in (before, after)])
     noise_ns = _MAD_TO_SIGMA * float(np.median(deviations))
-    # One that is late throughout, and changes, is late all the time; noise that wanders is no step.
+    # A rank that is late throughout, and varies, is late all the time; drifting noise is no step.
     if p_value > SIGNIFICANCE or rise_ns < max(least_ns, 2 * noise_ns) or usual_ns > rise_ns / 2:
         return None
     where = np.zeros(count, dtype=bool)
     where[change:] = is_late_after
     where[:change] = not is_late_after
     since = f"from step {steps[change]} on" if is_late_after else f"until step {steps[change - 1]}"
-    return Pattern(
+    return DelayPattern(
         kind="shift",
         where=where,
         usual_ns=usual_ns,
@@ -165,23 +165,23 @@ def _shift(series: Floats, steps: npt.NDArray[np.int64], least_ns: float) -> Pat
 
 
 def _refined(series: Floats, change: int) -> int:
-    """The step at which two levels part best. Ranks alone are some steps off, as the order within a level counts."""
+    """The step that separates the two levels best. Ranks alone are some steps off: order within a level counts."""
     nearer_after = np.abs(series - np.median(series[:change])) - np.abs(series - np.median(series[change:]))
     tried = np.cumsum(nearer_after)[_LEAST_VALUES - 1 : len(series) - _LEAST_VALUES]
     return int(tried.argmin()) + _LEAST_VALUES
 
 
-def _periodic(delayed: Mask, steps: npt.NDArray[np.int64], usual_ns: float) -> Pattern | None:
+def _periodic(delayed: Mask, steps: npt.NDArray[np.int64], usual_ns: float) -> DelayPattern | None:
     """At equal distances: more of the steps that a period calls for are delayed than chance would have it."""
     late_steps = steps[delayed]
     periods = np.unique(np.diff(late_steps))
     periods = periods[periods > 1]
-    best: Pattern | None = None
+    best: DelayPattern | None = None
     for period in periods.tolist():
         phases, counts = np.unique(late_steps % period, return_counts=True)
         phase = phases[counts.argmax()]
         hits = late_steps[late_steps % period == phase]
-        # The first and the last of them say how far the period reaches; what counts is how it is filled.
+        # The first and the last hit say how far the period reaches; what counts is how much of it is hit.
         called_for = (steps % period == phase) & (steps >= hits[0]) & (steps <= hits[-1])
         slots = int(called_for.sum())
         if len(hits) < _LEAST_PERIODIC or len(hits) < (1 - _MOST_MISSED) * slots:
@@ -189,24 +189,24 @@ def _periodic(delayed: Mask, steps: npt.NDArray[np.int64], usual_ns: float) -> P
         chance = chance_of_at_least(len(hits) - 2, slots - 2, len(late_steps) / len(steps))
         p_value = min(1.0, chance * period * len(periods))
         if p_value <= SIGNIFICANCE and (best is None or p_value < best.p_value):
-            best = Pattern(
+            best = DelayPattern(
                 kind="periodic",
                 where=delayed & called_for,
                 usual_ns=usual_ns,
-                statistic=f"{len(hits)} of {slots} steps that a period of {period} calls for ({_p_text(p_value)})",
+                statistic=f"{len(hits)} of {slots} steps that a period of {period} predicts ({_p_text(p_value)})",
                 p_value=p_value,
                 period=period,
             )
     return best
 
 
-def _transient(series: Floats, delayed: Mask, usual_ns: float, sigma_ns: float) -> Pattern:
+def _transient(series: Floats, delayed: Mask, usual_ns: float, sigma_ns: float) -> DelayPattern:
     """Now and then. How far out of the usual the largest is says how sure that is; noise has no such tail."""
     distance = (float(series[delayed].max()) - usual_ns) / sigma_ns if sigma_ns > 0 else math.inf
     count = int(delayed.sum())
     times = f"{count} of {len(series)} steps, up to " if count > 1 else ""
     above = f"{distance:,.0f} standard deviations" if math.isfinite(distance) else "far"
-    return Pattern(
+    return DelayPattern(
         kind="transient",
         where=delayed.copy(),
         usual_ns=usual_ns,

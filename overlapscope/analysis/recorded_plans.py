@@ -1,4 +1,4 @@
-"""The bucket plans of one recorded model, by their epoch, in numbers that have no gaps."""
+"""The bucket plans of one recorded model, by epoch, with gradients numbered without gaps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import pandas as pd
 
 from overlapscope.model.partition import Buckets, Float64Array, Gradients, Int64Array
 from overlapscope.trace.reader import Trace
@@ -14,12 +13,12 @@ from overlapscope.trace.reader import Trace
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RecordedPlans:
-    """See the module. Gradients are known by their *place* among all that are reduced, in the order of parameters."""
+    """The plans of one model. Gradients are known by their *place* among reduced ones, in the order of parameters."""
 
     numbers: Int64Array
     """(P,) of the parameters, ascending."""
     buckets: dict[int, Buckets]
-    """By epoch, in places."""
+    """The buckets by epoch, in places."""
     bytes: Int64Array
     """(P,)"""
     names: tuple[str, ...]
@@ -27,7 +26,7 @@ class RecordedPlans:
 
     @classmethod
     def of(cls, trace: Trace, model: int) -> RecordedPlans:
-        """Those of one model; none if none was recorded."""
+        """The plans of one model; none if none was recorded."""
         table = trace.plans[trace.plans["model"] == model]
         rows = table.drop_duplicates(["plan_epoch", "bucket", "position"])
         rows = rows.sort_values(["plan_epoch", "bucket", "position"])
@@ -47,32 +46,14 @@ class RecordedPlans:
             dtypes=tuple(described["dtype"].astype(str)),
         )
 
-    def distinct(self) -> tuple[tuple[Buckets, ...], dict[int, int]]:
-        """The plans, each once, and which of them each epoch has."""
-        plans = tuple(dict.fromkeys(self.buckets.values()))
-        return plans, {epoch: plans.index(plan) for epoch, plan in self.buckets.items()}
-
-    def bytes_of(self, table: pd.DataFrame) -> Float64Array:
-        """(N,) of the buckets in a table with plan_epoch and bucket."""
-        sizes = {
-            (epoch, number): float(self.bytes[list(bucket)].sum())
-            for epoch, plan in self.buckets.items()
-            for number, bucket in enumerate(plan)
-        }
-        return np.array([sizes[key] for key in _keys(table)])
-
-    def last_of(self, table: pd.DataFrame) -> Int64Array:
-        """(N,) places of the last gradients of the buckets in a table with plan_epoch and bucket."""
-        return np.array([self.buckets[epoch][bucket][-1] for epoch, bucket in _keys(table)], dtype=np.int64)
-
     def gradients(self, epoch: int, ready_ns: Float64Array) -> Gradients:
-        """What is reduced, in the order in which DDP fills buckets with it: that of one plan.
+        """The reduced gradients, in the order in which DDP fills buckets with them: that of one plan.
 
         Where there are several types, each with buckets of its own, gradients of different types are ordered by when
         they were ready.
 
         Args:
-            ready_ns: (S, R, P) NaN where that is not known.
+            ready_ns: (R, S, P) NaN where that is not known.
         """
         order = np.array([place for bucket in self.buckets[epoch] for place in bucket], dtype=np.int64)
         kinds = np.unique(self.dtypes, return_inverse=True)[1].astype(np.int64)
@@ -82,14 +63,10 @@ class RecordedPlans:
         moment_ns = moment_ns[order]
         for kind in np.unique(kinds):
             of_kind = np.flatnonzero(kinds[order] == kind)
-            # Who is not known comes with the next one that is; who is ready early still waits for its turn.
+            # A gradient without a time comes with the next that has one; one that is ready early still waits its turn.
             next_ns = np.minimum.accumulate(moment_ns[of_kind][::-1])[::-1]
             own_ns = np.where(np.isfinite(moment_ns[of_kind]), moment_ns[of_kind], next_ns)
             moment_ns[of_kind] = np.maximum.accumulate(own_ns)
         return Gradients(
             names=self.names, bytes=self.bytes, kinds=kinds, order=order[np.argsort(moment_ns, kind="stable")]
         )
-
-
-def _keys(table: pd.DataFrame) -> list[tuple[int, int]]:
-    return list(zip(table["plan_epoch"].tolist(), table["bucket"].tolist(), strict=True))

@@ -1,15 +1,14 @@
 """What if: the recorded cycles again, with the time of some ranks, causes or transfers replaced.
 
 The graph behind a cycle is small. A rank arrives at each all-reduce when its own time up to there is over; an
-all-reduce begins when the last rank has arrived and the one before it is over; the cycle ends with the last one. So
-a cycle's length follows from own times and transfers by one maximum and one sum for each all-reduce. With nothing
+all-reduce begins when the last rank has arrived and the previous one is over; the cycle ends with the last one. So a
+cycle's length follows from own times and transfers by one maximum and one sum per all-reduce. With nothing
 replaced the replay gives the recorded cycle to the nanosecond.
 
-To ask what a rank costs, times are replaced by those of the middle rank in the same cycle, as in
+To ask what a rank costs, times are replaced by those of the median rank in the same cycle, as in
 "Understanding Stragglers in Large Model Training Using What-if Analysis" (Lin et al., OSDI 2025): with all ranks like
-that the cycle is *ideal*; what it becomes when one of them stays as it was recorded is that one's *cost*, and what
-would be gained by mending that one alone is its *saving*. Of two ranks that are equally late both have the same cost
-and neither has a saving.
+that the cycle is *ideal*; what keeping one of them as recorded adds to it is that one's *cost*, and what fixing that
+one alone would gain is its *saving*. Two equally late ranks have the same cost, and neither has a saving.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from overlapscope.analysis.cycles import CAUSES, GROUPS, Cycles, causes_of, lowe
 from overlapscope.analysis.intervals import Int64Array
 
 BEST_TRANSFER_QUANTILE: Final = 0.05
-"""What counts as the best observed transfer of a bucket: the very shortest one would be an outlier as well."""
+"""Quantile that counts as the best observed transfer of a bucket: the very shortest one may be an outlier."""
 
 _FORWARD: Final = CAUSES.index("forward")
 """Buffers are broadcast when forward is called; causes before this one come before that."""
@@ -33,7 +32,7 @@ _FORWARD: Final = CAUSES.index("forward")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Times:
-    """What R ranks do in S cycles of K all-reduces, nanoseconds. The first rank broadcasts the buffers."""
+    """What R ranks do in S cycles of K all-reduces, in nanoseconds. The first rank broadcasts the buffers."""
 
     own_ns: Int64Array
     """(C, S, R) by cause"""
@@ -46,7 +45,7 @@ class Times:
         """(S, R, K) when the ranks arrive.
 
         Args:
-            root_before_ns: (S, 1) when the rank that broadcasts is there, if it is not the first of these.
+            root_before_ns: (S, 1) when the broadcasting rank is there, if it is not the first of these.
         """
         before_ns, after_ns = self.before_ns, self.own_ns[_FORWARD:].sum(axis=0)
         root_ns = before_ns[:, :1] if root_before_ns is None else root_before_ns
@@ -61,7 +60,7 @@ class Times:
         return total_ns
 
     def middle(self) -> Times:
-        """One rank for all: the middle one, for each group of causes and each cycle; see ``cycles.middle_ranks``."""
+        """One rank for all: the median rank of each group of causes and each cycle; see ``cycles.middle_ranks``."""
         every = np.arange(self.own_ns.shape[1])
         own_ns = np.zeros_like(self.own_ns[:, :, 0])
         for group in GROUPS:
@@ -85,7 +84,7 @@ class Times:
         )
 
     def plus(self, excess: Times) -> Times:
-        """Longer by an excess, which may be negative."""
+        """These times plus an excess, which may be negative."""
         return Times(
             own_ns=self.own_ns + excess.own_ns,
             lead_ns=self.lead_ns + excess.lead_ns,
@@ -93,7 +92,7 @@ class Times:
         )
 
     def minus(self, excess: Times) -> Times:
-        """Shorter by an excess; with ``plus``, times that are broadcast as numpy does."""
+        """These times minus an excess; broadcasts as numpy does, like ``plus``."""
         return Times(
             own_ns=self.own_ns - excess.own_ns,
             lead_ns=self.lead_ns - excess.lead_ns,
@@ -101,7 +100,7 @@ class Times:
         )
 
     def restricted(self, causes: npt.ArrayLike, cycles: npt.NDArray[np.bool_] | slice = slice(None)) -> Times:
-        """Zero but for some causes and cycles. Leads go with backward, in which they arise."""
+        """These times, zero except for some causes and cycles. Leads go with backward, in which they arise."""
         own_ns, lead_ns = np.zeros_like(self.own_ns), np.zeros_like(self.lead_ns)
         causes = np.atleast_1d(causes)
         for cause in causes:
@@ -129,26 +128,26 @@ def finish_ns(last_arrival_ns: Int64Array, transfer_ns: Int64Array) -> Int64Arra
 
 
 class Replay:
-    """The cycles as recorded, their ideal, and anything in between. Every answer is nanoseconds by cycle (S,)."""
+    """The cycles as recorded, their ideal, and anything between. Every result is nanoseconds by cycle (S,)."""
 
     def __init__(self, cycles: Cycles) -> None:
         self.cycles = cycles
         self.recorded = Times(own_ns=cycles.own_ns, lead_ns=cycles.lead_ns, broadcast_ns=cycles.broadcast_ns)
         self.ideal = self.recorded.middle()
         self.excess = self.recorded.minus(self.ideal)
-        """What each rank takes longer than the middle one."""
+        """How much longer each rank takes than the median rank."""
         self.transfer_ns = cycles.transfer_ns
         best_ns = np.quantile(self.transfer_ns, BEST_TRANSFER_QUANTILE, axis=0, method="lower")
         self.best_transfer_ns = np.minimum(self.transfer_ns, best_ns)
 
     @cached_property
     def recorded_ns(self) -> Int64Array:
-        """(S,) as it was."""
+        """(S,) as recorded."""
         return finish_ns(self._arrivals_ns.max(axis=1), self.transfer_ns)
 
     @cached_property
     def ideal_ns(self) -> Int64Array:
-        """(S,) were all ranks like the middle one."""
+        """(S,) if all ranks were like the median rank."""
         return finish_ns(self._ideal_arrivals_ns[:, 0], self.transfer_ns)
 
     def with_transfers_ns(self, transfer_ns: Int64Array) -> Int64Array:
@@ -160,7 +159,7 @@ class Replay:
         return finish_ns(self._ideal_arrivals_ns[:, 0], transfer_ns)
 
     def ideal_but_ns(self, places: npt.ArrayLike, excess: Times) -> Int64Array:
-        """(S,) were all ranks like the middle one, and those in some places later by an excess."""
+        """(S,) if all ranks were like the median rank, but those in some places later by an excess."""
         places = np.atleast_1d(places)
         late = self.ideal.plus(excess)
         root_ns = late.before_ns[:, :1] if 0 in places else self.ideal.before_ns
@@ -172,15 +171,15 @@ class Replay:
     def without_ns(self, places: npt.ArrayLike, excess: Times) -> Int64Array:
         """(S,) as recorded, but the ranks in some places without an excess."""
         places = np.atleast_1d(places)
-        mended = self.recorded.of_ranks(places).minus(excess)
+        fixed = self.recorded.of_ranks(places).minus(excess)
         if 0 in places:
-            others = self.recorded.arrivals_ns(mended.before_ns[:, :1])
-            mended_arrivals_ns = mended.arrivals_ns()
+            others = self.recorded.arrivals_ns(fixed.before_ns[:, :1])
+            fixed_arrivals_ns = fixed.arrivals_ns()
         else:
             others = self._arrivals_ns
-            mended_arrivals_ns = mended.arrivals_ns(self.recorded.before_ns[:, :1])
+            fixed_arrivals_ns = fixed.arrivals_ns(self.recorded.before_ns[:, :1])
         rest = np.delete(np.arange(others.shape[1]), places)
-        last_ns = mended_arrivals_ns.max(axis=1)
+        last_ns = fixed_arrivals_ns.max(axis=1)
         if len(rest):
             last_ns = np.maximum(last_ns, others[:, rest].max(axis=1))
         return finish_ns(last_ns, self.transfer_ns)
@@ -196,7 +195,7 @@ class Replay:
         return costs_ns
 
     def savings_by_rank_ns(self) -> Int64Array:
-        """(S, R) what would be gained if one rank were like the middle one, and the others as recorded."""
+        """(S, R) what would be gained if one rank were like the median rank, and the others as recorded."""
         arrivals_ns = self._arrivals_ns
         mended_ns = self.ideal.arrivals_ns(self.recorded.before_ns[:, :1])
         order = np.argpartition(arrivals_ns, arrivals_ns.shape[1] - 2, axis=1)[:, -2:]

@@ -1,4 +1,4 @@
-"""Findings as people read them."""
+"""Findings as sentences for people."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CAUSE_LABELS: Final = {
     "transfer": "Transfer",
     "link": "Link",
 }
-"""What a finding blames, for tables."""
+"""Labels of what a finding blames, for tables."""
 
 PART_LABELS: Final = {
     "carried_over": "carried-over communication",
@@ -33,14 +33,14 @@ PART_LABELS: Final = {
     "backward": "backward",
     "gc": "garbage collection",
 }
-"""Causes of own time, for people."""
+"""Labels of causes of own time, for sentences."""
 
 _DOES_LONGER: Final = {
-    "compute": "computes {} longer than the middle rank",
-    "data_wait": "waits {} longer for data than the middle rank",
-    "evaluation": "evaluates {} longer than the middle rank",
+    "compute": "computes {} longer than the median rank",
+    "data_wait": "waits {} longer for data than the median rank",
+    "evaluation": "evaluates {} longer than the median rank",
     "gc": "collects garbage for {}",
-    "carried_over": "is let go {} later by the communication of the step before",
+    "carried_over": "is released {} late by the previous step's communication",
     "transfer": "take {} longer after all ranks have arrived",
 }
 _LEAST_PART: Final = 0.1
@@ -77,7 +77,7 @@ def rank_names(ranks: Sequence[int]) -> str:
 
 
 def when(finding: Finding) -> str:
-    """In which steps."""
+    """The steps in which a finding occurs."""
     pattern, steps = finding.pattern, finding.steps
     if pattern.kind == "persistent":
         return "in every step"
@@ -89,7 +89,7 @@ def when(finding: Finding) -> str:
 
 
 def cost(finding: Finding) -> str:
-    """What it costs, with the interval; a one-off as a whole."""
+    """What a finding costs, with the interval; a one-off as a total."""
     if finding.pattern.kind == "transient" and len(finding.steps) == 1:
         total_ns = finding.cost_ns * len(finding.pattern.where)
         return f"{format_ns(total_ns)} once"
@@ -98,7 +98,7 @@ def cost(finding: Finding) -> str:
 
 
 def verdict(stragglers: Stragglers) -> str:
-    """The sentence that goes above everything else."""
+    """The headline of the whole analysis."""
     if stragglers.findings:
         return describe(stragglers.findings[0])
     jitter_ns = stragglers.step_time_ns - stragglers.ideal_ns
@@ -120,27 +120,27 @@ def why_none(trace: Trace) -> Reason:
     ranks, steps = len(trace.ranks), trace.steps["step"].nunique()
     if ranks < 2:
         return Reason(
-            headline="It takes two to wait",
-            message="A straggler is a rank that the others wait for, and this recording has one rank.",
+            headline="Only one rank was recorded",
+            message="A straggler is a rank that the others wait for, and this recording has only one rank.",
             advice="If the run had more, copy the rank folders of its other hosts next to this one.",
         )
     if len(trace.aligned_ranks) < 2:
         return Reason(
             headline="The clocks of these ranks can't be compared",
-            message=f"Of {ranks:,} ranks no two have a common clock, so nobody knows who arrived last.",
-            advice="Ranks of one host share a clock, and those of several hosts compare theirs while they train: "
+            message=f"No two of the {ranks:,} ranks have a common clock, so it is unknown which arrived last.",
+            advice="Ranks on one host share a clock, and ranks on several hosts compare theirs while they train: "
             "record the run again with all of its ranks, rank 0 among them.",
         )
     return Reason(
         headline="There are too few steps to compare",
-        message="It takes two steps in a row with the same all-reduces on all ranks, not counting those that warm up. "
+        message="This needs two steps in a row with the same all-reduces on all ranks, after the warm-up. "
         f"This recording has {steps:,} finished step{'s' * (steps != 1)}.",
         advice="Record more steps, or wait until the run has got further.",
     )
 
 
 def missing(cycles: Cycles) -> str:
-    """What is to be said of ranks that could not be compared; empty if there are none."""
+    """A note on ranks that could not be compared; empty if there are none."""
     count = cycles.missing_ranks
     if not count:
         return ""

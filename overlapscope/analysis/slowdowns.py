@@ -18,7 +18,7 @@ def by_step(replay: Replay) -> pd.DataFrame:
 
     Returns:
         step; of its critical path: rank, bucket, rank_before_forward, own_ns, transfer_ns; cycle_time_ns; ideal_ns; and
-        excess_<cause>_ns, what the rank of the critical path takes longer than the middle one.
+        excess_<cause>_ns, how much longer the rank of the critical path takes than the median rank.
     """
     cycles = replay.cycles
     paths = critical_paths(cycles)
@@ -39,8 +39,8 @@ def by_rank(replay: Replay, hosts: dict[int, str], by_step: pd.DataFrame) -> pd.
         by_step: from the function of that name.
 
     Returns:
-        rank, host, cost_ns, saving_ns (if it alone were like the middle one), slowdown, lateness_ns (median, of its
-        last arrival, to the middle one), critical_share (of the steps whose critical path goes through it).
+        rank, host, cost_ns, saving_ns (if it alone were like the median rank), slowdown, lateness_ns (median, of its
+        last arrival, against the median rank), critical_share (of the steps whose critical path goes through it).
     """
     cycles = replay.cycles
     last_ns = cycles.arrival_ns[:, :, -1]

@@ -1,4 +1,4 @@
-"""What is known about one span of the timeline: the numbers behind what people read when they point at it."""
+"""What is known about one span of the timeline: the numbers behind its tooltip."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from overlapscope.trace.reader import Trace
 
 @dataclass(frozen=True, kw_only=True)
 class SpanDetails:
-    """One span. Times are nanoseconds from the begin of its step on its rank, None where they are not known."""
+    """One span. Times are nanoseconds from the start of its step on its rank, None where unknown."""
 
     what: str
     """A phase, "gradient ready", "wait for launch", "copy in", "copy out", or the name of a collective."""
     rank: int
     step: int
     step_is_known: bool
-    """Whether the step's begin was recorded; otherwise times count from the begin of the recording."""
+    """Whether the step's start was recorded; otherwise times count from the start of the recording."""
     start_ns: int
     end_ns: int | None
     """None if it was never seen to end."""
@@ -34,16 +34,16 @@ class SpanDetails:
     ready_ns: int | None = None
     launch_ns: int | None = None
     end_uncertainty_ns: int = 0
-    """It ended at ``end_ns`` or up to this much earlier."""
+    """How much earlier than ``end_ns`` it may have ended."""
     start_is_bound: bool = False
-    """It started at ``start_ns`` or later."""
+    """Whether it may have started later than ``start_ns``."""
     call_site: str | None = None
     arrival: Arrival | None = None
-    """Of a collective: who was last, and how long the transfer took after that."""
+    """For a collective: which rank was last, and how long the transfer took after that."""
 
     @property
     def duration_ns(self) -> int | None:
-        """From start to end, None if it was never seen to end."""
+        """Time from start to end, None if it was never seen to end."""
         return None if self.end_ns is None else self.end_ns - self.start_ns
 
 
@@ -146,7 +146,7 @@ def _collective(trace: Trace, begin_ns: int, row: pd.Series[Any]) -> SpanDetails
 
 
 def _place(trace: Trace, begin_ns: int, row: pd.Series[Any]) -> tuple[int, dict[str, Any]]:
-    """The moment that times count from, and where in the run the span belongs."""
+    """The moment that times count from, and the span's place in the run."""
     rank, step = int(row["rank"]), int(row["step"])
     is_step = (trace.steps["rank"].to_numpy() == rank) & (trace.steps["step"].to_numpy() == step)
     found = np.flatnonzero(is_step)

@@ -1,6 +1,6 @@
-"""Who makes the others wait, by what, in which steps, and what it costs.
+"""Which ranks make the others wait, why, in which steps, and what it costs.
 
-Every rank's own time is compared with the middle rank's, cause by cause and cycle by cycle. What stands out as a
+Every rank's own time is compared with the median rank's, cause by cause and cycle by cycle. What stands out as a
 pattern, and costs enough, becomes a ``Finding``; its cost comes from a replay of the recording with that finding as
 the only thing that is wrong.
 """
@@ -20,28 +20,28 @@ from overlapscope.analysis import slowdowns
 from overlapscope.analysis.cycles import CAUSES, GROUPS, Cycles, causes_of, cycles_of
 from overlapscope.analysis.intervals import Int64Array
 from overlapscope.analysis.links import link_rates, slow_links
-from overlapscope.analysis.patterns import Mask, Pattern, find_patterns
+from overlapscope.analysis.patterns import DelayPattern, Mask, find_patterns
 from overlapscope.analysis.replay import Replay, Times
-from overlapscope.analysis.verdict import first_step_after_warm_up
+from overlapscope.analysis.summary import first_step_after_warm_up
 from overlapscope.trace.reader import Trace
 
 LEAST_COST_SHARE: Final = 0.01
-"""What costs less than this share of the step time is not worth a finding."""
+"""Costs below this share of the step time are not worth a finding."""
 
 LEAST_DELAY_SHARE: Final = 0.02
 """Delays below this share of the step time are within what healthy ranks differ by."""
 
 LEAST_TRANSFER_SHARE: Final = 0.05
-"""Links are shared with others: what all-reduces take differs by this share of the step time for no reason here."""
+"""Links are shared with others: all-reduce times vary by this share of the step time for reasons outside the job."""
 
 LEAST_PAUSE_STEPS: Final = 1.0
-"""A delay without a pattern is a finding if the longest one takes as long as so many steps."""
+"""A delay without a pattern is a finding if the longest one takes as long as this many steps."""
 
 LONG_PAUSE_STEPS: Final = 5.0
-"""A delay that takes as long as so many steps is a finding however long the run is."""
+"""A delay that takes as long as this many steps is a finding however long the run is."""
 
 _SEVERAL: Final = 2
-"""More delays than this without a pattern are worth naming together, even if each is short."""
+"""Number of delays without a pattern above which they are worth naming together, even if each is short."""
 _LIMITING: Final = 0.75
 """All-reduces are limited by a link if the time they take and the time it needs for them differ by no more than this
 factor."""
@@ -60,15 +60,15 @@ class SlowLink:
     bytes_per_s: float
     """While it had something to send."""
     usual_bytes_per_s: float
-    """The median of the other links."""
+    """The median rate of the other links."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Finding:
-    """One thing that is wrong. Times are nanoseconds, by step where nothing else is said."""
+    """One thing that is wrong. Times are nanoseconds, per step unless stated otherwise."""
 
     ranks: tuple[int, ...]
-    """Who is late; empty if it is no rank's doing."""
+    """The late ranks; empty if no rank is to blame."""
     host: str | None
     """The host, if all its ranks are late in the same way."""
     link: SlowLink | None
@@ -77,7 +77,7 @@ class Finding:
     """A key of ``cycles.GROUPS``; ``link``; or ``transfer``: all have arrived, and all-reduces take long."""
     parts_ns: dict[str, float]
     """By cause of ``cycles.CAUSES``: the mean delay in the delayed steps."""
-    pattern: Pattern
+    pattern: DelayPattern
     steps: Int64Array
     """The delayed ones."""
     worst_step: int
@@ -89,7 +89,7 @@ class Finding:
     cost_error_ns: float
     """Half the width of the 95 % interval of ``cost_ns``; infinite if only one step is delayed."""
     saving_ns: float
-    """What mending this alone would take off the recorded step time; less than the cost if another one is as late."""
+    """What fixing this alone would take off the recorded step time; less than the cost if another rank is as late."""
     cost_share: float
     """``cost_ns`` over the recorded step time."""
 
@@ -104,15 +104,15 @@ class Stragglers:
     step_time_ns: float
     """Mean over the cycles, as are the others."""
     ideal_ns: float
-    """Were all ranks like the middle one."""
+    """Step time if all ranks were like the median rank."""
     best_links_ns: float
-    """Had every all-reduce the best transfer that was observed for its bucket."""
+    """Step time if every all-reduce had the best transfer observed for its bucket."""
     by_step: pd.DataFrame
     by_rank: pd.DataFrame
     by_host: pd.DataFrame
     by_cause: pd.DataFrame
     by_bucket: pd.DataFrame
-    """These five as in ``slowdowns``."""
+    """The tables of ``slowdowns``, like the four above."""
 
 
 def stragglers_of(trace: Trace) -> Stragglers | None:
@@ -122,7 +122,7 @@ def stragglers_of(trace: Trace) -> Stragglers | None:
 
 
 def stragglers_in(trace: Trace, cycles: Cycles) -> Stragglers:
-    """Judge a recording of which the cycles are known."""
+    """Judge a recording whose cycles are known."""
     slow = slow_links(link_rates(trace))[["rank", "peer_rank", "rate_bytes_per_s", "usual_bytes_per_s"]]
     links = [
         SlowLink(rank=rank, peer_rank=peer_rank, bytes_per_s=rate, usual_bytes_per_s=usual)
@@ -158,7 +158,7 @@ def find_stragglers(cycles: Cycles, hosts: dict[int, str], links: Sequence[SlowL
     findings += [_judge_link(replay, link, step_time_ns) for link in links if _limits(replay, link)]
     worth_it = [finding for finding in findings if _is_worth_naming(finding, step_time_ns)]
     if any(finding.link for finding in worth_it):
-        # A ring ends rank by rank behind its slow link: that is the same finding once more.
+        # A ring ends rank by rank behind its slow link: that is the same finding again.
         worth_it = [finding for finding in worth_it if finding.cause != "carried_over"]
     by_step = slowdowns.by_step(replay)
     return Stragglers(
@@ -181,7 +181,7 @@ class _Delay:
 
     places: tuple[int, ...]
     group: str
-    pattern: Pattern
+    pattern: DelayPattern
 
     def excess(self, replay: Replay) -> Times:
         """The delay alone: the excess in the delayed cycles, over what is usual for these ranks otherwise."""
@@ -199,7 +199,7 @@ class _Delay:
 
 
 def _places_worth_a_look(replay: Replay, group: str, step_time_ns: float) -> Int64Array:
-    """The ranks that are late often enough, or by enough once, to matter: the rest needs no statistics."""
+    """The ranks that are late often enough, or once by enough, to matter: the rest needs no statistics."""
     late_ns = np.maximum(_series(replay, group), 0)
     is_costly = late_ns.mean(axis=0) >= LEAST_COST_SHARE * step_time_ns / 2
     has_paused = late_ns.max(axis=0) >= LEAST_PAUSE_STEPS * step_time_ns
@@ -207,7 +207,7 @@ def _places_worth_a_look(replay: Replay, group: str, step_time_ns: float) -> Int
 
 
 def _series(replay: Replay, group: str) -> Int64Array:
-    """(S, R) excess of each rank over the middle one."""
+    """(S, R) excess of each rank over the median rank."""
     total_ns: Int64Array = replay.excess.own_ns[causes_of(group)].sum(axis=0)
     return total_ns
 
@@ -225,7 +225,7 @@ def _delays_of(replay: Replay, group: str, place: int, step_time_ns: float) -> l
     ]
 
 
-def _stands_out(series_ns: Int64Array, place: int, pattern: Pattern, least_ns: float) -> bool:
+def _stands_out(series_ns: Int64Array, place: int, pattern: DelayPattern, least_ns: float) -> bool:
     """Whether the delays of a rank that have no pattern are more than those that all ranks have."""
     delays_ns = np.where(series_ns > least_ns, series_ns, 0).sum(axis=0)
     others_ns = np.median(np.delete(delays_ns, place))
@@ -314,7 +314,7 @@ def _bytes_over_each_link(cycles: Cycles) -> npt.NDArray[np.float64]:
 
 
 def _limits(replay: Replay, link: SlowLink) -> bool:
-    """Whether all-reduces take as long as the link needs for them.
+    """Whether all-reduces take as long as a link needs for them.
 
     If they are over sooner, the link is quicker than it seems, and if they take longer, something else limits them.
     """
@@ -324,7 +324,7 @@ def _limits(replay: Replay, link: SlowLink) -> bool:
 
 
 def _judge_link(replay: Replay, link: SlowLink, step_time_ns: float) -> Finding:
-    """What the link costs: as it limits all-reduces, were it like the others they would take that much less.
+    """What a link costs: it limits all-reduces, so if it were like the others they would take that much less time.
 
     What they take longer than usual in some steps is not the link's doing, and a finding of its own.
     """
@@ -340,7 +340,7 @@ def _judge_link(replay: Replay, link: SlowLink, step_time_ns: float) -> Finding:
         link=link,
         cause="link",
         parts_ns={},
-        pattern=Pattern(
+        pattern=DelayPattern(
             kind="persistent",
             where=everywhere,
             usual_ns=0.0,
@@ -356,7 +356,7 @@ def _judge_link(replay: Replay, link: SlowLink, step_time_ns: float) -> Finding:
 
 
 def _costs(costs_ns: Int64Array, delayed: Mask, step_time_ns: float) -> dict[str, float]:
-    """Mean and interval of a cost by cycle (S,).
+    """The mean and interval of a cost by cycle (S,).
 
     How much a delayed cycle costs varies, and the interval says how sure its mean is; which ones are delayed is known.
     Means of batches are independent also where neighbours are not.

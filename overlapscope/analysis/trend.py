@@ -7,10 +7,10 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from overlapscope.analysis.verdict import after_warm_up
+from overlapscope.analysis.summary import after_warm_up
 
 MAX_POINTS: Final = 600
-"""More steps than this are taken together, equally many to a point."""
+"""Number of points above which steps are merged, equally many per point."""
 
 
 def trend_by_step(per_step: pd.DataFrame, column: str) -> pd.DataFrame:
@@ -18,7 +18,7 @@ def trend_by_step(per_step: pd.DataFrame, column: str) -> pd.DataFrame:
 
     Args:
         per_step: from ``overlap.overlap_by_step``.
-        column: which figure.
+        column: the figure.
 
     Returns:
         step (the first of those taken together), last_step, low, median, high: over all ranks and steps of a point.
@@ -36,7 +36,7 @@ def trend_by_step(per_step: pd.DataFrame, column: str) -> pd.DataFrame:
 
 
 def trend_of_ranks(per_step: pd.DataFrame, column: str) -> pd.DataFrame:
-    """The same points for each rank on its own.
+    """The trend of each rank on its own, at the same points.
 
     Returns:
         rank, step, median.

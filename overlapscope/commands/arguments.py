@@ -1,4 +1,4 @@
-"""Types of arguments that several commands take."""
+"""Argument types that several commands share."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Measure what an all-reduce takes here, by size, as nccl-tests does.
+"""Measure how long an all-reduce takes here, by size, as nccl-tests does.
 
     overlapscope calibrate --nproc 2
     overlapscope calibrate -o traces/calibration.json -- torchrun --nproc-per-node 8
 
-The first starts ranks on this machine. The second has a launcher start them where the training runs: torchrun with the
-options that the training has, on every node, and no script. It takes some seconds, prints a table with time, algbw and
-busbw, and writes a file which 'overlapscope recommend' uses if it is in the folder of the recording.
+The first form starts ranks on this machine. In the second a launcher starts them where the training runs: give
+torchrun the training's options, on every node, but no script. This takes a few seconds, prints a table of time, algbw
+and busbw, and writes a file that 'overlapscope recommend' uses if it is in the folder of the recording.
 
 Needs PyTorch. Run it while nothing else uses the network.
 """
@@ -34,23 +34,25 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", type=Path, default=Path("traces/calibration.json"), help="file to write (%(default)s)"
     )
     parser.add_argument(
-        "--nproc", type=positive, metavar="N", help=f"start so many ranks on this machine ({_DEFAULT_RANKS})"
+        "--nproc", type=positive, metavar="N", help=f"number of ranks to start on this machine ({_DEFAULT_RANKS})"
     )
-    parser.add_argument("--backend", help="of torch.distributed (nccl where there are GPUs, else gloo)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="of the tensors (cuda where there are GPUs)")
+    parser.add_argument("--backend", help="backend of torch.distributed (nccl if there are GPUs, else gloo)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="device of the tensors (cuda if there are GPUs)")
     parser.add_argument("--max-mb", type=positive, metavar="N", help="largest all-reduce in MB (256)")
-    parser.add_argument("launcher", nargs=argparse.REMAINDER, metavar="-- LAUNCHER ...", help="what starts the ranks")
+    parser.add_argument(
+        "launcher", nargs=argparse.REMAINDER, metavar="-- LAUNCHER ...", help="command that starts the ranks"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Start the ranks and return the exit code of the launcher."""
     launcher = args.launcher[1:] if args.launcher[:1] == ["--"] else args.launcher
     if launcher and args.nproc:
-        raise OverlapScopeError("--nproc and a launcher are given: the launcher knows how many ranks it starts")
+        raise OverlapScopeError("give either --nproc or a launcher: the launcher decides how many ranks it starts")
     if args.nproc == 1:
-        raise OverlapScopeError("one rank has nobody to reduce with; give --nproc 2 or more")
+        raise OverlapScopeError("all-reduce needs at least 2 ranks; give --nproc 2 or more")
     if find_spec("torch") is None:
-        raise OverlapScopeError("ranks measure with PyTorch, which is missing; pip install 'overlapscope[torch]'")
+        raise OverlapScopeError("calibrate needs PyTorch, which is missing; pip install 'overlapscope[torch]'")
     _make_ready(args.output)
     local = [sys.executable, "-m", _RUN, "--standalone", "--nproc-per-node", str(args.nproc or _DEFAULT_RANKS)]
     options = ["-o", str(args.output.absolute())]
@@ -58,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         if value is not None:
             options += [option, str(value)]
     command = [*_with_module(launcher or local), *options]
-    # Ranks compute nothing; more threads would only fight with the communication for the cores.
+    # Ranks compute nothing; more threads would only compete with the communication for the cores.
     environment = {"OMP_NUM_THREADS": "1", **child_process.plain_environment()}
     with child_process.running(command, environment) as (child, _):
         child.wait()
@@ -67,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _make_ready(output: Path) -> None:
     if output.is_dir():
-        raise OverlapScopeError(f"{output}: is a folder; give a file, as in -o {output}/calibration.json")
+        raise OverlapScopeError(f"{output}: this is a folder; give a file, as in -o {output}/calibration.json")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -75,7 +77,7 @@ def _make_ready(output: Path) -> None:
 
 
 def _with_module(launcher: Sequence[str]) -> list[str]:
-    """A launcher's command line with what it is to run."""
+    """A launcher's command line with our module as what it runs."""
     if Path(launcher[0]).name == "torchrun" or _RUN in launcher:
         return [*launcher, "-m", _MODULE]
     return [*launcher, sys.executable, "-m", _MODULE]

@@ -1,4 +1,4 @@
-"""Running a training command as a child that stays in the foreground."""
+"""Running a training command as a child process in the foreground."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def recording_environment(
     *,
     probe_buckets: bool = False,
 ) -> dict[str, str]:
-    """This process's environment, and what tells a training process to record.
+    """This process's environment, plus the variables that tell a training process to record.
 
     Args:
         limit_mb: disk space of one rank's log in MB; None for the default.
         on_incident: what watchdogs do when they find something.
         probe_buckets: run other bucket plans for a few steps each as well.
     """
-    # One that this process was given itself would outlive an option that is not given.
+    # A variable that this process inherited would otherwise stand in for an option that is not given.
     inherited = {name: value for name, value in os.environ.items() if name not in (LIMIT_VARIABLE, PROBE_VARIABLE)}
     limit = {} if limit_mb is None else {LIMIT_VARIABLE: str(limit_mb)}
     probe = {PROBE_VARIABLE: "1"} if probe_buckets else {}
@@ -55,7 +55,7 @@ def recording_environment(
 
 
 def plain_environment() -> dict[str, str]:
-    """This process's environment, and nothing that tells a process to record."""
+    """This process's environment without the variables that tell a process to record."""
     ours = (TRACE_VARIABLE, DETAIL_VARIABLE, LIMIT_VARIABLE, ON_INCIDENT_VARIABLE, PROBE_VARIABLE)
     return {name: value for name, value in os.environ.items() if name not in ours}
 
@@ -67,7 +67,8 @@ def running(
     """Run a command in this terminal's foreground, and leave Ctrl-C and SIGTERM to it.
 
     So it ends in its own way, and this process outlives it: wait for it inside. Ctrl-C reaches the child from the
-    terminal. SIGTERM reaches only this process and is passed on.
+    terminal. SIGTERM reaches only this process and is passed on. One that is ignored, as Ctrl-C is under nohup, the
+    child ignores too.
 
     Args:
         output: where its stdout and stderr go; None for where ours go.
@@ -86,10 +87,11 @@ def running(
         if number == signal.SIGTERM and child is not None:
             child.send_signal(number)
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    noted = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, note) for number in noted}
     try:
         child = _start(command, environment, output)
-        if signal.SIGTERM in received:  # it came before there was anybody to pass it on to
+        if signal.SIGTERM in received:  # the signal came before there was a child to pass it on to
             child.send_signal(signal.SIGTERM)
         yield child, received
     finally:

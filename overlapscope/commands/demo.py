@@ -1,7 +1,7 @@
 """Record a short training run on this machine's CPU and show it in the browser.
 
-Trains a small model on two ranks, needs PyTorch and nothing else, and takes well under a minute. The recording
-stays in the folder that is printed, or in the one that -o names.
+Trains a small model on two ranks, needs only PyTorch, and takes well under a minute. The recording stays in the folder
+that is printed, or that -o names.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ _TAIL_LINES: Final = 60
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
-    parser.add_argument("-o", "--output", type=Path, help="folder to record into (a new temporary one)")
+    parser.add_argument("-o", "--output", type=Path, help="folder to record into (default: a new temporary one)")
     parser.add_argument("--steps", type=positive, default=40, metavar="N", help="training steps (%(default)s)")
-    parser.add_argument("--no-serve", action="store_true", help="record, print the verdict, and stop")
-    parser.add_argument("--port", type=int, help="port to serve on (5006, or the next one that is free)")
+    parser.add_argument("--no-serve", action="store_true", help="record and print the verdict, but don't serve")
+    parser.add_argument("--port", type=int, help="port to serve on (default: 5006, or the next free one)")
     parser.add_argument("--address", default="127.0.0.1", help="address to serve on (%(default)s)")
-    parser.add_argument("--no-browser", action="store_true", help="print the address and open no browser")
+    parser.add_argument("--no-browser", action="store_true", help="print the address and don't open a browser")
 
 
 def run(args: argparse.Namespace) -> int:
     """Record, judge, and serve until Ctrl-C."""
     from overlapscope.analysis.overlap import overlap_by_step
-    from overlapscope.analysis.verdict import give_verdict
+    from overlapscope.analysis.summary import summarise
     from overlapscope.trace.reader import read_trace
 
     if find_spec("torch") is None:
-        raise OverlapScopeError("the demo trains with PyTorch, which is missing; pip install 'overlapscope[torch]'")
+        raise OverlapScopeError("the demo needs PyTorch, which is missing; pip install 'overlapscope[torch]'")
     folder = args.output or Path(tempfile.mkdtemp(prefix="overlapscope-demo-"))
     recording_folder.make_ready(folder)
     print(f"recording {args.steps} steps on {_RANKS} ranks into {folder}", flush=True)
     code = _train(folder, args.steps)
     if code:
         return code
-    print(give_verdict(overlap_by_step(read_trace(folder))).sentence, flush=True)
+    print(summarise(overlap_by_step(read_trace(folder))).sentence, flush=True)
     if args.no_serve:
-        print(f"look at it: overlapscope serve {folder}")
+        print(f"view it: overlapscope serve {folder}")
         return 0
     args.traces = folder
     return serve.run(args)

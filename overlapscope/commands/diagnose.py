@@ -1,17 +1,18 @@
 """Say why a training hung, crashed or silently went wrong: which rank, step, bucket, parameters and line.
 
-Reads what the ranks have left, also those that were killed, and compares the order of their collectives. Prints what
-has happened, where each rank stood, what the ranks did around the first difference, and what to try. Takes the folder
-of a recording, of a job that is over or still runs; or dumps of PyTorch's Flight Recorder, a folder of them or one.
+Reads what all ranks left, killed ones included, and compares the order of their collectives. Prints what happened,
+where each rank was, what the ranks did around the first difference, and what to try. Takes the folder of a recording,
+of a finished or a running job; or one dump of PyTorch's Flight Recorder, or a folder of them.
 
-The exit code is 0 if nothing is wrong, 1 if a fault was found or it can't be told, and 2 if nothing can be read.
+The exit code is 0 if nothing is wrong, 1 if a fault was found or can't be ruled out, and 2 if nothing can be read.
 
 With --json the output is one JSON object with the keys
   path
   verdict    kind, sentence, blamed, concerned, step, group, number, bucket, parameters, call_sites, windows (what each
              rank did around the first difference), evidence, advice, also
-  ranks      an object each: rank, host, pid, liveness, step, phase, bucket, call_site, failure
-  groups     an object each: name, ranks, newest (number of the newest collective by rank), first_divergence, divergence
+  ranks      one object per rank: rank, host, pid, liveness, step, phase, bucket, call_site, failure
+  groups     one object per group: name, ranks, newest (number of its newest collective by rank), first_divergence,
+             divergence
   problems   objects with severity and message: what could not be read
 Times are nanoseconds, named *_ns.
 """
@@ -23,7 +24,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlapscope.commands.pipe import until_the_reader_leaves
 from overlapscope.errors import OverlapScopeError
 
 if TYPE_CHECKING:
@@ -51,15 +51,14 @@ def run(args: argparse.Namespace) -> int:
         print(f"overlapscope diagnose: {error}", file=sys.stderr)
         return 2
     verdict = judge(evidence)
-    with until_the_reader_leaves():
-        print(as_json(args.traces, verdict, evidence, problems) if args.json else report_text(verdict, evidence))
+    print(as_json(args.traces, verdict, evidence, problems) if args.json else report_text(verdict, evidence))
     for problem in problems:
         print(f"{problem.severity}: {problem}", file=sys.stderr)
     return 1 if verdict.is_fault else 0
 
 
 def _read(path: Path) -> tuple[Evidence, list[Problem]]:
-    """Read a recording, with a progress bar where somebody watches."""
+    """Read a recording, with a progress bar on a terminal."""
     from rich.console import Console
     from rich.progress import Progress
 

@@ -14,7 +14,7 @@ from overlapscope.trace.log import Problem
 
 
 def as_json(path: Path, verdict: Verdict, evidence: Evidence, problems: list[Problem]) -> str:
-    """One JSON object; see the command's help."""
+    """The diagnosis as one JSON object, whose keys the command's help explains."""
     content = {
         "path": str(path),
         "verdict": verdict.as_dict(),

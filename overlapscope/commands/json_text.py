@@ -1,4 +1,4 @@
-"""JSON for programs: what is not known is null."""
+"""JSON for programs: unknown values are null."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def json_text(content: Any) -> str:
-    """A JSON text in which floats that are no number are null."""
+    """JSON in which NaN and infinite floats are null."""
     return json.dumps(_without_nan(content), indent=1, allow_nan=False)
 
 

@@ -1,4 +1,4 @@
-"""Try out what faults of a distributed training look like: real jobs on this machine, each with one known fault.
+"""See what faults of a distributed training look like: real jobs on this machine, each with one known fault.
 
     overlapscope lab faults
     overlapscope lab fault missing-branch
@@ -30,18 +30,18 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.set_defaults(show_help=parser.print_help)
     verbs = parser.add_subparsers(dest="lab_command", metavar="COMMAND")
-    verbs.add_parser("faults", help="list all faults", description="List all faults, a line each.")
-    fault = verbs.add_parser("fault", help="run a fault", description="Run a fault, and diagnose it.")
-    fault.add_argument("name", metavar="NAME", help="as in 'overlapscope lab faults'")
+    verbs.add_parser("faults", help="list all faults", description="List all faults, one per line.")
+    fault = verbs.add_parser("fault", help="run a fault", description="Run a fault and diagnose it.")
+    fault.add_argument("name", metavar="NAME", help="a name from 'overlapscope lab faults'")
     fault.add_argument("--ranks", type=positive, metavar="N", help=f"number of ranks, 2 to 4 ({DEFAULT_WORLD_SIZE})")
     fault.add_argument(
-        "--stock", action="store_true", help="with torch's own DDP, unrecorded: what one sees without us"
+        "--stock", action="store_true", help="torch's own DDP, unrecorded: what you would see without OverlapScope"
     )
-    fault.add_argument("-o", "--output", type=Path, help="folder to record into (a new temporary one)")
+    fault.add_argument("-o", "--output", type=Path, help="folder to record into (default: a new temporary one)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """List the faults, or run one. Returns 0 if the diagnosis is the truth."""
+    """List the faults, or run one. Returns 0 if the diagnosis is right."""
     if args.lab_command == "faults":
         _list_faults()
         return 0
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         sizes = " or ".join(map(str, fault.world_sizes))
         raise OverlapScopeError(f"{fault.name}: runs with {sizes} ranks, not with {world_size}")
     if find_spec("torch") is None:
-        raise OverlapScopeError("the lab trains with PyTorch, which is missing; pip install 'overlapscope[torch]'")
+        raise OverlapScopeError("the lab needs PyTorch, which is missing; pip install 'overlapscope[torch]'")
     return _show_stock(fault, world_size) if args.stock else _show(fault, world_size, args.output)
 
 
@@ -62,7 +62,7 @@ def _list_faults() -> None:
     from overlapscope.lab.scripts import title_of
 
     width = max(len(fault.name) for fault in FAULTS)
-    for heading, is_negative in (("faults:", False), ("nothing is wrong in these, and nothing must be said:", True)):
+    for heading, is_negative in (("faults:", False), ("no fault in these, and none must be diagnosed:", True)):
         print(heading)
         for fault in FAULTS:
             if fault.is_negative is is_negative:
@@ -90,7 +90,7 @@ def _show_stock(fault: Fault, world_size: int) -> int:
         job.wait(patience_s=jobs.STOCK_TIMEOUT_S + 5)
         ends = job.ends()
     _print_ends(ends)
-    _say(f"with our tools: overlapscope lab fault {fault.name} --ranks {world_size}")
+    _say(f"with OverlapScope: overlapscope lab fault {fault.name} --ranks {world_size}")
     return 0
 
 
@@ -107,17 +107,17 @@ def _show(fault: Fault, world_size: int, folder: Path | None) -> int:
     with jobs.running(script_of(fault), world_size, trace=folder, on_line=_print_line) as job:
         job.wait(patience_s=fault.patience_s)
         ends = job.ends()
-        verdict, text = diagnose(folder)  # while those that hang can still be looked at
+        verdict, text = diagnose(folder)  # while the hanging processes can still be examined
     _print_ends(ends)
     _say("overlapscope diagnose")
     print(text)
     checks = compare(fault, world_size, verdict)
     is_right = all(check.is_right for check in checks)
-    _say("this is the truth" if is_right else "NOT the truth")
+    _say("this is what was injected" if is_right else "NOT what was injected")
     for check in checks:
         print(f"  {'right' if check.is_right else 'WRONG'}  {check}")
     quoted = shlex.quote(str(folder))
-    print(f"diagnose it again: overlapscope diagnose {quoted}\nlook at it: overlapscope serve {quoted}")
+    print(f"diagnose it again: overlapscope diagnose {quoted}\nview it: overlapscope serve {quoted}")
     return 0 if is_right else 1
 
 

@@ -1,4 +1,4 @@
-"""Reading a recording for a command, with a progress bar where somebody watches."""
+"""Reading a recording for a command, with a progress bar on a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def read_with_progress(path: Path) -> Trace:
     """Read a recording.
 
     Raises:
-        OverlapScopeError: there is nothing to show.
+        OverlapScopeError: the folder has nothing to show.
     """
     from rich.console import Console
     from rich.progress import Progress
@@ -31,7 +31,7 @@ def report_problems(trace: Trace) -> int:
     """Say on stderr what is wrong with the files.
 
     Returns:
-        The exit code: 1 if anything of the recording is missing or unreadable.
+        The exit code: 1 if any part of the recording is missing or unreadable.
     """
     for problem in trace.problems:
         print(f"{problem.severity}: {problem}", file=sys.stderr)

@@ -1,22 +1,23 @@
-"""Predict the step time of every bucket size from one recording, and say which to set.
+"""Predict the step time of every bucket size from one recording, and say which one to set.
 
-The recorded steps are replayed with other buckets: when gradients are ready, what an all-reduce of a size costs, and
-how much compute and communication slow each other down all come from the recording. It tells most if it was made
-with 'overlapscope record --probe-buckets', which tries some plans, or has a calibration.json beside it, which
-'overlapscope calibrate' writes. Many sizes give the same buckets, so sizes come in bands. Gains have 90 % intervals.
+The recorded steps are replayed with other buckets: when gradients are ready, what an all-reduce of each size costs,
+and how much compute and communication slow each other down all come from the recording. The advice is surest if the
+recording was made with 'overlapscope record --probe-buckets', which tries some plans, or if a calibration.json from
+'overlapscope calibrate' is in its folder. Many sizes give the same buckets, so sizes come in bands. Gains have 90 %
+intervals.
 
 --plan writes the best plan of all as a file for DistributedDataParallel(bucket_plan=...); torch's own DDP takes the
-bucket_cap_mb_list that is printed.
+printed bucket_cap_mb_list.
 
 With --json the output is one JSON object with the keys
   path, ranks, steps, world_size, has_common_clock, parameters, sentences, problems
   verdict       "change", "leave it" or "can't tell"
-  now, default, best, free   predictions of what is in force, DDP's default, the best size and the best plan of all:
+  now, default, best, free   predictions for the current plan, DDP's default, the best size and the best plan of all:
                 buckets, cap_mb, low_mb, high_mb, is_default, step_ns (value, low, high), exposed_ns, recorded_ns
   good_from_mb, good_to_mb   sizes within 1 % of the best
   gain, gain_over_default    of the best size, and free_gain of the best plan over it: value, low, high, as shares
   free_bucket_mb, free_caps_mb, sizes, limits, what_ifs, missing, has_choice
-Times are nanoseconds, named *_ns. What has no limit is null.
+Times are nanoseconds, named *_ns. A value without a limit is null.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from overlapscope.commands.pipe import until_the_reader_leaves
 from overlapscope.commands.reading import read_with_progress, report_problems
 from overlapscope.errors import OverlapScopeError
 
@@ -33,7 +33,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument("traces", type=Path, help="the folder that 'overlapscope record -o' wrote")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
-    parser.add_argument("--plan", type=Path, metavar="FILE", help="write the best bucket plan; FILE must be new")
+    parser.add_argument("--plan", type=Path, metavar="FILE", help="write the best bucket plan to a new file")
     parser.add_argument(
         "--calibration",
         type=Path,
@@ -49,14 +49,13 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.model.plan_file import write_plan
 
     if args.plan is not None and args.plan.exists():
-        raise OverlapScopeError(f"{args.plan}: is there already: remove it, or give another name to --plan")
+        raise OverlapScopeError(f"{args.plan}: already exists: remove it, or give another name to --plan")
     trace = read_with_progress(args.traces)
     advice = advise(trace, args.calibration)
     if args.plan is not None:
         write_plan(args.plan, advice.plan_file())
-    with until_the_reader_leaves():
-        if args.json:
-            print(recommend_report.as_json(trace, advice))
-        else:
-            recommend_report.print_text(trace, advice, args.plan)
+    if args.json:
+        print(recommend_report.as_json(trace, advice))
+    else:
+        recommend_report.print_text(trace, advice, args.plan)
     return report_problems(trace)

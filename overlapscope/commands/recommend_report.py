@@ -24,10 +24,10 @@ _LEAST_WIDTH: Final = 100
 
 
 def print_text(trace: Trace, advice: Advice, plan_path: Path | None) -> None:
-    """Print the advice and what it rests on for people, to stdout.
+    """Print the advice and what it rests on, as text, to stdout.
 
     Args:
-        plan_path: where the plan was written, if it was.
+        plan_path: the file that the plan was written to, if any.
     """
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, _LEAST_WIDTH)
@@ -48,7 +48,7 @@ def print_text(trace: Trace, advice: Advice, plan_path: Path | None) -> None:
         console.print(f"  In torch's own DDP: {caps_setting(found.free_caps_mb)}", markup=False)
     if plan_path is not None:
         console.print(f"  Written to {plan_path}: DistributedDataParallel(bucket_plan=...) takes it.", markup=False)
-    console.print("\nWhat if, each with the size that is best for it")
+    console.print("\nWhat if, each with the best size for it")
     console.print(_what_if_table(found))
     for assumption in dict.fromkeys(each.assumption for each in found.what_ifs if each.assumption):
         changes = ", ".join(each.change for each in found.what_ifs if each.assumption == assumption)
@@ -56,7 +56,7 @@ def print_text(trace: Trace, advice: Advice, plan_path: Path | None) -> None:
 
 
 def as_json(trace: Trace, advice: Advice) -> str:
-    """The same, complete, for programs. The help of ``overlapscope recommend`` says what the keys mean."""
+    """The complete advice, for programs. The help of ``overlapscope recommend`` says what the keys mean."""
     observations, found = advice.fitted.observations, advice.recommendation
     content: dict[str, Any] = {
         "path": str(trace.path),
@@ -89,12 +89,12 @@ def _unsure(advice: Advice) -> Iterator[str]:
     """What to know before one believes it."""
     yield from advice.recommendation.missing
     if not advice.fitted.observations.has_common_clock:
-        yield "The clocks of the ranks can't be compared, so waits are told from transfers rank by rank."
+        yield "The ranks' clocks can't be compared, so waits and transfers are told apart rank by rank."
     if advice.missing_ranks:
         ranks = f"{advice.missing_ranks} of {advice.fitted.observations.world_size} ranks"
-        yield f"{ranks} left no log: what the others wait for them looks like transfer."
+        yield f"{ranks} left no log: time spent waiting for them looks like transfer."
     if advice.other_models:
-        yield f"Looked at is the DDP model that reduces most; {advice.other_models} of the run reduce less."
+        yield f"This is for the DDP model that reduces most; {advice.other_models} more in this run reduce less."
 
 
 def _size_table(found: Recommendation) -> Table:

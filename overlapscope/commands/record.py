@@ -3,13 +3,13 @@
     overlapscope record -o traces/ -- torchrun --nproc-per-node 2 train.py
 
 The script need not be changed: every Python process that the command starts is recorded if it makes a process group,
-with torch's DistributedDataParallel or without. With instrumented_ddp.DistributedDataParallel the recording also holds
-the copies into buckets and back. If the training fails, or something went wrong that nothing failed of, the command
-says what has happened, as 'overlapscope diagnose' does.
+with or without torch's DistributedDataParallel. With instrumented_ddp.DistributedDataParallel the recording also holds
+the copies into buckets and back. If the training fails, or goes wrong without failing, the command says what happened,
+as 'overlapscope diagnose' does.
 
-With --probe-buckets the training runs other bucket sizes too, for about 24 steps from its fifth on, and then its own
-again: one recording then tells what any bucket size would cost. Its results are the same. It takes
-instrumented_ddp.DistributedDataParallel.
+With --probe-buckets the training also runs other bucket sizes, for about 24 steps from its fifth on, and then its own
+again: from one such recording the cost of any bucket size can be predicted. The training's results are the same. This
+needs instrumented_ddp.DistributedDataParallel.
 
 The command keeps the terminal, and its exit code is returned (128 + N if signal N killed it).
 """
@@ -36,7 +36,7 @@ _ENDS: Final = ("killed", "failed", "stopped")
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument("-o", "--output", type=Path, default=Path("traces"), help="folder to record into (traces)")
-    parser.add_argument("--force", action="store_true", help="replace the recording in that folder, if there is one")
+    parser.add_argument("--force", action="store_true", help="replace an existing recording in that folder")
     parser.add_argument(
         "--detail",
         choices=DETAILS,
@@ -47,14 +47,14 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run other bucket sizes for a few steps each; results do not change",
     )
-    parser.add_argument("--limit-mb", type=positive, metavar="N", help="most disk space of one rank's log in MB (64)")
+    parser.add_argument("--limit-mb", type=positive, metavar="N", help="maximum size of one rank's log in MB (64)")
     parser.add_argument(
         "--on-incident",
         choices=ON_INCIDENT,
         default=ON_INCIDENT[0],
-        help="when the job hangs or ranks disagree: say so, also end it, or do not watch it (%(default)s)",
+        help="if the job hangs or ranks disagree: report it, also end the job, or don't watch it (%(default)s)",
     )
-    parser.add_argument("training", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="what to run")
+    parser.add_argument("training", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="command to run")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -83,8 +83,8 @@ def run(args: argparse.Namespace) -> int:
         recording_folder.remove_if_empty(args.output)
         ended = f"ended with exit code {code}" if code else "ended well"
         _say(
-            f"nothing was recorded: '{command[0]}' {ended}, and no Python process that it started made a process group "
-            "(torch.distributed.init_process_group) with a Python that overlapscope is installed for"
+            f"nothing was recorded: '{command[0]}' {ended}, and no Python process it started made a process group "
+            f"(torch.distributed.init_process_group) with a Python in which overlapscope is installed"
         )
         return code or 1
     _say_what_went_wrong(args.output, was_interrupted=bool(received))
@@ -97,18 +97,18 @@ def run(args: argparse.Namespace) -> int:
     look = "serve" if recorded.steps else "diagnose"
     _say(
         f"recorded {recorded.ranks} ranks, {done}, {format_bytes(recorded.disk_bytes)} "
-        f"in {args.output}\nlook at it: overlapscope {look} {shlex.quote(str(args.output))}"
+        f"in {args.output}\nview it: overlapscope {look} {shlex.quote(str(args.output))}"
     )
     return code
 
 
 def _say_what_went_wrong(folder: Path, *, was_interrupted: bool) -> None:
-    """The verdict, if there is a fault. Whoever has interrupted the training knows how its processes ended."""
+    """Print the verdict if there is a fault. Whoever interrupted the training knows how its processes ended."""
     from overlapscope.diagnosis.from_logs import read_evidence
     from overlapscope.diagnosis.judge import judge
     from overlapscope.diagnosis.report import report_text
 
-    with suppress(OverlapScopeError):  # unreadable: whoever looks at the recording is told
+    with suppress(OverlapScopeError):  # unreadable: commands that read the recording say so
         evidence, _ = read_evidence(folder)
         verdict = judge(evidence)
         is_known = was_interrupted and verdict.kind in _ENDS

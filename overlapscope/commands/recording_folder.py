@@ -1,4 +1,4 @@
-"""The folder that a recording is made in: ready before, described after."""
+"""The folder of a recording: prepared before, described after."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class Recorded:
 
     ranks: int
     steps: int
-    """Of the rank that got furthest."""
+    """Steps of the rank that got furthest."""
     collectives: int
-    """Of the rank that launched most."""
+    """Collectives of the rank that launched most."""
     disk_bytes: int
 
 
@@ -70,13 +70,13 @@ def make_ready(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
-        raise OverlapScopeError(f"{folder}: is a file; give a folder to record into") from None
+        raise OverlapScopeError(f"{folder}: this is a file; give a folder to record into") from None
     except OSError as error:
         raise OverlapScopeError(f"{folder}: can't be made ({error.strerror})") from None
 
 
 def holds_recording(folder: Path) -> bool:
-    """A rank has recorded into this folder."""
+    """Whether a rank has recorded into this folder."""
     return next(_rank_folders(folder), None) is not None
 
 
@@ -106,7 +106,7 @@ def describe(folder: Path) -> Recorded | None:
     steps = collectives = 0
     for rank_dir in rank_dirs:
         if (rank_dir / EVENTS_FILE).exists():
-            with suppress(OverlapScopeError):  # unreadable: whoever looks at the recording is told
+            with suppress(OverlapScopeError):  # unreadable: commands that read the recording say so
                 _, records, _ = read_log(rank_dir / EVENTS_FILE)
                 of_steps = records["step"][records["kind"] == Kind.STEP].astype("int64")
                 steps = max(steps, int(of_steps.max(initial=-1)) + 1)
@@ -123,7 +123,7 @@ def describe(folder: Path) -> Recorded | None:
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Leave no empty folder behind."""
+    """Remove the folder if it is empty."""
     with suppress(OSError):
         folder.rmdir()
 
@@ -142,7 +142,7 @@ def _rank_folders(folder: Path) -> Iterator[Path]:
 
 
 def _remove(folder: Path, patterns: tuple[str, ...]) -> None:
-    """Remove our files from a folder, and the folder if nobody else has put a file there."""
+    """Remove our files from a folder, and the folder if nothing else is in it."""
     for pattern in patterns:
         for file in list(folder.glob(pattern)):
             file.unlink()

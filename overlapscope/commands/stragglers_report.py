@@ -18,11 +18,11 @@ from overlapscope.units import format_bytes, format_ns, format_share
 
 _LEAST_WIDTH: Final = 80
 _MOST_RANKS: Final = 12
-"""Of more ranks the text shows the most expensive."""
+"""Of more ranks than this the text shows the most expensive."""
 
 
 def print_text(trace: Trace, stragglers: Stragglers | None) -> None:
-    """Print the findings and what they rest on for people, to stdout."""
+    """Print the findings and what they rest on, as text, to stdout."""
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, _LEAST_WIDTH)
     if stragglers is None:
@@ -39,7 +39,7 @@ def print_text(trace: Trace, stragglers: Stragglers | None) -> None:
             console.print(describe(finding), markup=False)
         console.print(f"  Evidence: {finding.pattern.statistic}.", markup=False)
         console.print(f"  Look at step {finding.worst_step}. {_gain(finding)}", markup=False)
-    console.print("\nWhat if, mean step time")
+    console.print("\nWhat if: mean step time")
     console.print(_what_if_table(stragglers))
     console.print("Cost of each rank alone, in milliseconds a step")
     console.print(_rank_table(stragglers))
@@ -49,7 +49,7 @@ def print_text(trace: Trace, stragglers: Stragglers | None) -> None:
 
 
 def as_json(trace: Trace, stragglers: Stragglers | None) -> str:
-    """The same, complete, for programs. The help of ``overlapscope stragglers`` says what the keys mean."""
+    """The complete findings, for programs. The help of ``overlapscope stragglers`` says what the keys mean."""
     content: dict[str, Any] = {
         "path": str(trace.path),
         "ranks": trace.aligned_ranks,
@@ -109,7 +109,7 @@ def _facts(trace: Trace, stragglers: Stragglers) -> str:
 
 
 def _gain(finding: Finding) -> str:
-    return f"Mending this alone would gain {format_ns(finding.saving_ns)} a step."
+    return f"Fixing this alone would gain {format_ns(finding.saving_ns)} a step."
 
 
 def _what_if_table(stragglers: Stragglers) -> Table:
@@ -117,7 +117,7 @@ def _what_if_table(stragglers: Stragglers) -> Table:
     recorded_ns = stragglers.step_time_ns
     for label, step_ns in (
         ("as recorded", recorded_ns),
-        ("all ranks like the middle one", stragglers.ideal_ns),
+        ("all ranks like the median rank", stragglers.ideal_ns),
         ("all-reduces at their best observed", stragglers.best_links_ns),
     ):
         gain_ns = recorded_ns - step_ns

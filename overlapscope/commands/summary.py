@@ -1,14 +1,14 @@
-"""Print where the step time of a recording goes, and how much communication is hidden.
+"""Print where the step time of a recording goes and how much communication is hidden.
 
-Shows the run, medians per rank, the first and last steps of each rank, and one sentence of verdict. What is wrong
-with the files goes to stderr, a line each; the exit code is 1 if anything of the recording is missing or unreadable.
+Shows the run, medians per rank, the first and last steps of each rank, and a one-sentence verdict. Problems with the
+files go to stderr, one per line; the exit code is 1 if any part of the recording is missing or unreadable.
 
 With --json the output is one JSON object with the keys
   path      the recording
   run       what run.json says
-  verdict   the sentence and the medians it rests on
-  ranks     an object per rank: medians over its steps after the warm-up
-  steps     an object per rank and finished step
+  verdict   the sentence and the medians behind it
+  ranks     one object per rank: medians over its steps after the warm-up
+  steps     one object per rank and finished step
   problems  objects with severity ("note" or "error") and message
 Times are whole nanoseconds, named *_ns; a ratio or share that has nothing to divide by is null.
 """
@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from overlapscope.commands.pipe import until_the_reader_leaves
 from overlapscope.commands.reading import read_with_progress, report_problems
 
 
@@ -35,9 +34,8 @@ def run(args: argparse.Namespace) -> int:
 
     trace = read_with_progress(args.traces)
     per_step = overlap_by_step(trace)
-    with until_the_reader_leaves():
-        if args.json:
-            print(summary_report.as_json(trace, per_step))
-        else:
-            summary_report.print_text(trace, per_step)
+    if args.json:
+        print(summary_report.as_json(trace, per_step))
+    else:
+        summary_report.print_text(trace, per_step)
     return report_problems(trace)

@@ -14,41 +14,41 @@ from rich.console import Console
 from rich.table import Table
 
 from overlapscope.analysis.clocks import describe_clocks
-from overlapscope.analysis.verdict import after_warm_up, give_verdict
+from overlapscope.analysis.summary import after_warm_up, summarise
 from overlapscope.commands.json_text import json_text
 from overlapscope.trace.reader import Trace
 
 _LEAST_WIDTH: Final = 80
-"""Every table fits. On a narrower terminal, or in a pipe that has no width, lines are not cut off."""
+"""Width in which every table fits, so that lines are not cut off on a narrower terminal or in a pipe."""
 _STEPS_AT_EACH_END: Final = 3
 _RANKS_WITH_STEPS: Final = 8
-"""Of more ranks the text shows only the medians."""
+"""Of more ranks than this the text shows only the medians."""
 _TIMES: Final = ("step_time_ns", "compute_ns", "communication_ns", "overlap_ns", "exposed_ns")
 _HEADINGS: Final = ("step time", "compute", "comm.", "overlap", "exposed", "ratio")
 
 
 def print_text(trace: Trace, per_step: pd.DataFrame) -> None:
-    """Print facts, tables and the verdict for people, to stdout."""
+    """Print facts, tables and the verdict, as text, to stdout."""
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, _LEAST_WIDTH)
-    verdict = give_verdict(per_step)
+    summary = summarise(per_step)
     console.print(_facts(trace), markup=False)
     if len(per_step):
-        left_out = verdict.warm_up_steps_left_out
+        left_out = summary.warm_up_steps_left_out
         without = f" without the first {left_out}" if left_out else ""
-        console.print(f"\nMedians over {verdict.steps_counted} steps{without}, in milliseconds")
+        console.print(f"\nMedians over {summary.steps_counted} steps{without}, in milliseconds")
         console.print(_rank_table(per_step))
         console.print("Steps, in milliseconds")
         console.print(_step_table(per_step))
-    console.print(verdict.sentence, style="bold", markup=False)
+    console.print(summary.sentence, style="bold", markup=False)
 
 
 def as_json(trace: Trace, per_step: pd.DataFrame) -> str:
-    """The same, complete, for programs. The help of ``overlapscope summary`` says what the keys mean."""
+    """The complete summary, for programs. The help of ``overlapscope summary`` says what the keys mean."""
     content = {
         "path": str(trace.path),
         "run": trace.run,
-        "verdict": asdict(give_verdict(per_step)),
+        "verdict": asdict(summarise(per_step)),
         "ranks": _medians_by_rank(per_step).to_dict("records"),
         "steps": per_step.to_dict("records"),
         "problems": [asdict(problem) for problem in trace.problems],

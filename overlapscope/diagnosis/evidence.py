@@ -11,13 +11,13 @@ from overlapscope.trace.signature import Signature
 Liveness = Literal[
     "running", "sleeping", "stopped", "gone", "ended", "failed", "never started", "silent", "dumped", "unknown"
 ]
-"""running, sleeping, stopped: what /proc says of a process that is there; gone: killed, or aborted, without a farewell;
-ended: it came to its end; failed: it ended with an exception; silent: nothing is heard of it and nobody can look;
-dumped: it was there when it wrote the dump of another tool, and nothing is known but what it had launched."""
+"""State of a process. running, sleeping, stopped: as /proc says; gone: killed or aborted, with no recorded end; ended:
+it ran to its end; failed: it ended with an exception; silent: nothing is heard from it and nobody can look; dumped: it
+was there when it wrote the dump of another tool, and only what it had launched is known."""
 
-Divergence = Literal["signature", "step", "batch", "names", "length"]
+Divergence = Literal["signature", "step", "batch", "names"]
 """How entries differ first: in what all ranks must have in common; only in the step; only in the batch of data that
-they belong to; in the order of names; not at all, but one rank's log is longer."""
+they belong to; in the order of names."""
 
 
 UNKNOWN_STEP: Final = -1
@@ -29,7 +29,7 @@ JOINING: Final = "joining"
 
 @dataclass(frozen=True, kw_only=True)
 class CallSite:
-    """A line of the user's."""
+    """A line of the user's code."""
 
     file: str
     line: int
@@ -44,22 +44,22 @@ class Entry:
     """One collective in the log of one rank."""
 
     number: int
-    """In its group, from 1."""
+    """Number in its group, from 1."""
     signature: Signature
     step: int
     batch: int | None = None
-    """Which batch of its data the rank was at; None if nobody knows."""
+    """Batch of its data that the rank was at; None if unknown, or where it says nothing: inside ``join()``."""
     phase: str | None = None
     call_site: CallSite | None = None
     flags: int = 0
-    """See ``overlapscope.trace.group_log``."""
+    """Flags of the entry, defined in ``overlapscope.trace.group_log``."""
     announced_ns: int = 0
     launched_ns: int | None = None
     completed_ns: int | None = None
 
     @property
     def state(self) -> Literal["announced", "launched", "failed", "completed"]:
-        """How far it has come; failed: it ended with an error of the backend."""
+        """How far the collective has come; failed: it ended with an error of the backend."""
         if self.completed_ns is not None:
             return "failed" if self.flags & FAILED else "completed"
         return "announced" if self.launched_ns is None else "launched"
@@ -67,22 +67,22 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupOrder:
-    """The order of collectives in one process group, on all of its ranks that have left a log."""
+    """The order of collectives in one process group, on all of its ranks that left a log."""
 
     name: str
     ranks: tuple[int, ...]
-    """Its members, whether or not they have left a log."""
+    """Members of the group, whether or not they left a log."""
     description: str = ""
     backend: str = ""
     newest: dict[int, int] = field(default_factory=dict)
-    """By rank: the number of its newest entry."""
+    """Number of the newest entry, by rank."""
     first_divergence: int | None = None
     """Number of the first entry that is not the same on all ranks; None if there is none."""
     divergence: Divergence | None = None
     is_since_before: bool = False
     """The first difference lies before what is left of the logs: ``first_divergence`` is the oldest that is left."""
     windows: dict[int, tuple[Entry, ...]] = field(default_factory=dict)
-    """By rank: its entries around the first divergence; without one, its newest entries."""
+    """Entries of each rank around the first divergence; without one, its newest entries."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,27 +92,27 @@ class Failure:
     type: str
     message: str
     call_site: CallSite | None = None
-    """The innermost line of the user's."""
+    """The innermost line of the user's code."""
     traceback: str = ""
     time_ns: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """Where a rank is, or was when it was last heard of."""
+    """Where a rank is, or was when last heard from."""
 
     step: int
     phase: str | None = None
     """data_wait, forward, backward, finalise, optimizer, evaluation; ``JOINING``; None outside a training step."""
     bucket: int | None = None
-    """Of a backward: the bucket that is next to be launched."""
+    """Next bucket to be launched in a backward."""
     call_site: CallSite | None = None
     since_ns: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnreadyParameter:
-    """A parameter whose gradient did not come in the newest backward."""
+    """A parameter that got no gradient in the newest backward."""
 
     model: int
     name: str
@@ -134,7 +134,7 @@ class ModelParameters:
 
 @dataclass(frozen=True, kw_only=True)
 class Unreduced:
-    """An optimizer stepped with gradients that had never been reduced."""
+    """An optimizer step with gradients that had never been reduced."""
 
     model: int
     step: int
@@ -154,57 +154,57 @@ class RankEvidence:
     standing: Standing | None = None
     steps_done: int = 0
     step_time_ns: int | None = None
-    """The middle one of its steps so far."""
+    """Median time of its steps so far."""
     idle_ns: int | None = None
-    """How long nothing has happened on it: no phase, no collective, no step; of one that is gone, until it was last
-    heard of."""
+    """How long nothing has happened on it: no phase, no collective, no step; if it is gone, until it was last heard
+    from."""
     heard_ns_ago: int | None = None
-    """How long its watchdog has been silent; None without one."""
+    """How long its watchdog has been silent; None if it has none."""
     cpu_share: float | None = None
-    """Of one core, in the last second or so; None if nobody could look."""
+    """CPU use as a share of one core, in the last second or so; None if unknown."""
     is_working: bool | None = None
-    """It moves through its Python code, or reads and writes; None if nobody could look."""
+    """Whether it moves through its Python code, or reads and writes; None if unknown."""
     holds_gil: bool = False
-    """Its process runs, while no thread of Python's does."""
+    """Whether its process runs while none of its Python threads does."""
     rss_bytes: int | None = None
     memory_limit_bytes: int | None = None
     unready: tuple[UnreadyParameter, ...] = ()
     models: tuple[ModelParameters, ...] = ()
     unreduced: Unreduced | None = None
     world_size: int | None = None
-    """How many ranks it believes there are."""
+    """Number of ranks that it was told there are."""
     stacks: str = ""
-    """Its Python threads, by faulthandler."""
+    """Stacks of its Python threads, from faulthandler."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
-    """What the watchdog of a rank has said while the job ran, and has not taken back."""
+class EarlierVerdict:
+    """What the watchdog of a rank has said while the job ran, and has not taken back. Fields as in ``Verdict``."""
 
     rank: int
     time_ns: int
     kind: str
-    """As in ``verdict.FaultKind``."""
+    """One of ``verdict.FaultKind``."""
     sentence: str
     blamed: tuple[int, ...] = ()
     step: int | None = None
     bucket: int | None = None
     call_sites: dict[int, CallSite] = field(default_factory=dict)
-    """By rank: the line that matters."""
+    """The line that matters, by rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """Everything that a verdict is made from."""
+    """Everything that a verdict is based on."""
 
     expected_ranks: tuple[int, ...]
     ranks: dict[int, RankEvidence]
-    """By rank; of the expected ones that have left nothing there is none."""
+    """Evidence by rank; an expected rank that left nothing is missing here."""
     groups: tuple[GroupOrder, ...]
-    """Of collectives, by name."""
+    """Order of collectives by group, sorted by name."""
     conversations: tuple[GroupOrder, ...] = ()
     """Sends and receives between two ranks: ``newest`` and ``windows`` by rank."""
     is_live: bool = False
     """Of a job that runs, or is thought to."""
-    reports: tuple[Report, ...] = ()
+    reports: tuple[EarlierVerdict, ...] = ()
     """The newest of each rank's watchdog; only of a job that is looked at afterwards."""

@@ -1,4 +1,4 @@
-"""What follows from the evidence at once, and the rules ask for again and again: who waits for whom."""
+"""What follows directly from the evidence, and most rules ask for: who waits for whom."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from overlapscope.diagnosis.evidence import Entry, Evidence, Failure, GroupOrder
 from overlapscope.trace.signature import POINT_TO_POINT
 
 STUCK_AFTER_NS: Final = 3_000_000_000
-"""Nothing that takes less is called stuck while the job runs ..."""
+"""A standstill shorter than this is not called stuck while the job runs ..."""
 STUCK_AFTER_STEPS: Final = 4
-"""... nor what takes less than so many of the usual steps."""
+"""... nor one shorter than this many usual steps."""
 
 BUSY_CPU_SHARE: Final = 0.2
-"""Who waits uses next to nothing; who computes gets at least so much of a core, also on a crowded host."""
+"""Share of a core: a waiting rank uses next to none, a computing one gets at least this, even on a crowded host."""
 
 _OF_ENDS: Final = ("killed", "failed", "out of memory", "slow", "healthy", "cannot tell")
-"""Reports of these kinds don't say that a job hung."""
+"""Kinds of reports that don't mean that a job hung."""
 _BACKEND_ERRORS: Final = ("RuntimeError", "ConnectionError", "TimeoutError")
 _OF_OTHERS: Final = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|socket (closed|timeout)|remote (process|peer)"
@@ -37,13 +37,13 @@ class Wait:
     rank: int
     group: GroupOrder
     entry: Entry
-    """What it waits in."""
+    """The collective it waits in."""
     late: tuple[int, ...]
-    """Members of the group that have not come to this entry; of a send or a recv, the other side."""
+    """Members of the group that have not reached this entry; of a send or a recv, the other side."""
     is_point_to_point: bool = False
 
     def missed_by(self, ranks: Iterable[int]) -> Entry:
-        """The first collective that those of these ranks never entered that are waited for."""
+        """The first collective that these ranks never entered although others wait for them there."""
         if self.is_point_to_point:
             return self.entry
         late = set(ranks) & set(self.late)
@@ -52,7 +52,7 @@ class Wait:
 
 
 class Facts:
-    """The evidence, and what it says of who waits for whom."""
+    """The evidence, and what it says about who waits for whom."""
 
     def __init__(self, evidence: Evidence) -> None:
         self.evidence = evidence
@@ -69,22 +69,22 @@ class Facts:
         return tuple(rank for rank in self.world if rank not in self.ranks)
 
     def with_liveness(self, *liveness: str) -> tuple[int, ...]:
-        """The ranks that are in such a state."""
+        """The ranks in one of these states."""
         return tuple(rank for rank, one in sorted(self.ranks.items()) if one.liveness in liveness)
 
     @cached_property
     def is_from_dumps(self) -> bool:
-        """Nothing is known but what ranks launched."""
+        """Whether only what ranks launched is known."""
         return bool(self.ranks) and len(self.with_liveness("dumped")) == len(self.ranks)
 
     @cached_property
     def waits(self) -> tuple[Wait, ...]:
-        """Who waits for whom, if anybody does."""
+        """Which ranks wait for which others."""
         return tuple(wait for rank in sorted(self.ranks) if (wait := self._wait_of(rank)) is not None)
 
     @cached_property
     def blocked(self) -> dict[int, tuple[GroupOrder, Entry]]:
-        """By rank: the collective that it stands in, whether or not it waits for somebody."""
+        """The collective that each rank is in, whether or not it waits for another rank."""
         return {rank: found for rank in self.ranks if (found := self._blocked_in(rank)) is not None}
 
     @cached_property
@@ -94,7 +94,7 @@ class Facts:
 
     @cached_property
     def awaited(self) -> tuple[int, ...]:
-        """Ranks that others wait for and that wait for nobody: what holds the job up is there."""
+        """Ranks that others wait for and that wait for nobody: they hold the job up."""
         late = {rank for wait in self.waits for rank in wait.late}
         return tuple(sorted(late - set(self.waiting)))
 
@@ -105,12 +105,12 @@ class Facts:
         return min(waits, key=lambda wait: (wait.entry.number, wait.rank), default=None)
 
     def newest(self, group: GroupOrder, rank: int) -> Entry | None:
-        """The newest entry of a rank, if it is at hand."""
+        """The newest entry of a rank, if available."""
         window = group.windows.get(rank, ())
         return window[-1] if window and window[-1].number == group.newest.get(rank) else None
 
     def is_stuck(self, rank: int) -> bool:
-        """It has stood still for longer than a slow step explains; always true of a job that is over."""
+        """Whether a rank has stood still for longer than a slow step explains; always true of a job that is over."""
         one = self.ranks.get(rank)
         if one is not None and one.liveness == "gone":
             return True
@@ -124,7 +124,7 @@ class Facts:
         return max(STUCK_AFTER_NS, STUCK_AFTER_STEPS * (one.step_time_ns or 0))
 
     def hung_before(self, rank: int) -> bool:
-        """It had stood still for long when it was last heard of, and others with it: its end came later."""
+        """Whether a rank had long stood still, and others with it, when last heard from: its end came later."""
         one = self.ranks[rank]
         if rank not in self.waiting and rank not in self.awaited:
             return False
@@ -135,7 +135,7 @@ class Facts:
         return bool(reports_ns) and min(reports_ns) < min(failures_ns, default=max(reports_ns) + 1)
 
     def is_busy(self, rank: int) -> bool:
-        """It computes, reads or writes while the job runs: whatever it does, it is not stuck."""
+        """Whether a rank computes, reads or writes while the job runs: whatever it does, it is not stuck."""
         one = self.ranks.get(rank)
         if one is None or not self.evidence.is_live or one.holds_gil:
             return False
@@ -154,7 +154,7 @@ class Facts:
         return Wait(rank, group, entry, tuple(late)) if late else None
 
     def _wait_for_peer(self, rank: int, group: GroupOrder, entry: Entry) -> Wait | None:
-        """The other side of a send or a recv, unless that is in one with this rank as well."""
+        """The peer of a send or a recv, unless the peer is in one with this rank as well."""
         peer = entry.signature.peer
         if peer is None or peer == rank:
             return None
@@ -167,7 +167,7 @@ class Facts:
         return max((e.number for window in group.windows.values() for e in window if e.state == "completed"), default=0)
 
     def _blocked_in(self, rank: int) -> tuple[GroupOrder, Entry] | None:
-        """The newest of its collectives, if that has not completed and the rank has not gone on to something else."""
+        """The rank's newest collective, if it has not completed and the rank has not gone on to something else."""
         one = self.ranks[rank]
         if one.liveness == "ended":
             return None
@@ -188,25 +188,20 @@ class Facts:
         return None if has_gone_on else (group, entry)
 
 
-def is_different(group: GroupOrder) -> bool:
-    """Its ranks have launched different things, and not just more or fewer so far."""
-    return group.first_divergence is not None and group.divergence != "length"
-
-
 def is_consequence(failure: Failure | None) -> bool:
-    """It says that another rank is gone, or was waited for too long; or somebody has interrupted it."""
+    """Whether a failure says that another rank died or was waited for too long, or that someone interrupted it."""
     if failure is None:
         return False
     return is_interrupted(failure) or (_is_of_the_backend(failure) and _OF_OTHERS.search(failure.message) is not None)
 
 
 def is_interrupted(failure: Failure | None) -> bool:
-    """Somebody has ended it, or its watchdog has."""
+    """Whether someone, or its watchdog, ended the rank."""
     return failure is not None and failure.type.rpartition(".")[2] in ("KeyboardInterrupt", "IncidentError")
 
 
 def is_timeout(failure: Failure | None) -> bool:
-    """It has waited too long for somebody who was there: a rank that dies closes its connections."""
+    """Whether a failure is a timeout on a rank that was there: a rank that dies closes its connections."""
     return failure is not None and _is_of_the_backend(failure) and _TIMEOUT.search(failure.message) is not None
 
 
@@ -216,7 +211,7 @@ def _is_of_the_backend(failure: Failure) -> bool:
 
 
 def minority(sides: Iterable[Iterable[int]], members: int) -> tuple[int, ...]:
-    """The ranks outside the side that more than half of all members are on; of two ranks nobody."""
+    """The ranks that differ from more than half of all members; with two ranks, none."""
     parts = [set(ranks) for ranks in sides]
     largest = max(parts, key=len, default=set())
     if members < 3 or 2 * len(largest) <= members:

@@ -1,6 +1,6 @@
 """The order of collectives in dumps of PyTorch's Flight Recorder.
 
-What a dump of gloo says of completion is that nobody waits any more, which is also so after a timeout; so there a
+All that a dump of gloo says about completion is that nobody waits any more, which is also so after a timeout; so a
 collective counts as completed only if all ranks of its group have launched the same.
 """
 
@@ -32,10 +32,10 @@ class FlightRecorderDumps:
 
     def __init__(self, dumps: dict[int, Dump]) -> None:
         self.dumps = dumps
-        """By rank."""
+        """Dumps by rank."""
         spoken_of = {rank for dump in dumps.values() for members in dump.members.values() for rank in members}
         self.expected_ranks = tuple(sorted({*dumps, *spoken_of}))
-        """All ranks that left a dump or that a dump speaks of."""
+        """All ranks that left a dump or that a dump mentions."""
         self._users: dict[str, set[int]] = {}
         for rank, dump in dumps.items():
             for entry in dump.entries:
@@ -63,16 +63,16 @@ class FlightRecorderDumps:
         source = cls(dumps)
         missing = [rank for rank in source.expected_ranks if rank not in dumps]
         if missing:
-            did = f"what {verb(missing, 'it', 'they')} did is not known"
+            did = f"what {verb(missing, 'it', 'they')} did is unknown"
             problems.append(Problem("note", f"{path}: no dump of {ranks_text(missing)}; {did}"))
         return source, problems
 
     def groups(self) -> tuple[ProcessGroup, ...]:
-        """All groups in which anything was launched: collectives first, each in the order of their names."""
+        """All groups in which anything was launched: collectives first, each sorted by name."""
         return tuple(sorted(self._entries, key=lambda group: (group.is_point_to_point, group.name, group.ranks)))
 
     def recorded(self, group: ProcessGroup) -> tuple[int, ...]:
-        """The members of a group that have left entries, in order."""
+        """The members of a group that left entries, in order."""
         return tuple(sorted(self._entries.get(group, {})))
 
     def oldest(self, group: ProcessGroup, rank: int) -> int:
@@ -111,7 +111,7 @@ class FlightRecorderDumps:
         return found
 
     def _members(self, dump: Dump, entry: DumpEntry) -> tuple[int, ...]:
-        """The ranks of a group. gloo doesn't tell, so there it is those that use it, and of the default group all."""
+        """The ranks of a group. gloo's dumps don't tell: there those that use it, and all for the default group."""
         if dump.members.get(entry.group):
             return dump.members[entry.group]
         return self.expected_ranks if entry.description == _DEFAULT_GROUP else tuple(sorted(self._users[entry.group]))
@@ -149,7 +149,7 @@ def _entry(parts: list[DumpEntry], number: int, members: tuple[int, ...]) -> Ent
 
 
 def _with_completions_of_gloo(by_rank: dict[int, tuple[Entry, ...]]) -> dict[int, tuple[Entry, ...]]:
-    """All that gloo says is that nobody waits any more, which is also so after a timeout and after an error.
+    """The completions that can be believed: gloo only says that nobody waits any more, also after timeouts and errors.
 
     A collective is taken for completed if nobody waits for it and all ranks that left a dump have launched the same.
     """

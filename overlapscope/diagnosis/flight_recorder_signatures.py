@@ -1,4 +1,4 @@
-"""What the Flight Recorder tells of an operation, in the terms of our own collective logs."""
+"""An operation in a Flight Recorder dump, in the terms of our own collective logs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _TAKES: Final = ("scatter", "recv")
 
 
 def is_end_of_coalesced(entry: DumpEntry) -> bool:
-    """It is not an operation, but says that those with its number were launched as one."""
+    """Whether an entry is no operation, but says that those with its number were launched as one."""
     return entry.name.endswith(_COALESCED) and not any(entry.input_shapes)
 
 
@@ -65,7 +65,7 @@ def backend_of(entry: DumpEntry) -> str:
 
 
 def signature_of(parts: Sequence[DumpEntry], members: tuple[int, ...]) -> Signature:
-    """What was launched, once or as several parts with one number.
+    """The signature of what was launched, as a whole or as several parts with one number.
 
     Names, buckets, the root and the kind of reduction are not in a dump.
 

@@ -1,7 +1,7 @@
-"""What dumps of PyTorch's Flight Recorder say of a job, in the terms in which our own recordings are judged.
+"""What dumps of PyTorch's Flight Recorder say about a job, in the terms in which our own recordings are judged.
 
 A dump has no step, bucket, parameter, phase or process state, and doesn't say when it was made: those of one job are
-taken to be of one moment. Its process was there then, because it has written the dump itself.
+taken to be from one moment. The process was alive then, because it wrote the dump itself.
 """
 
 from __future__ import annotations
@@ -9,19 +9,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from overlapscope.diagnosis.difference import Difference
 from overlapscope.diagnosis.evidence import UNKNOWN_STEP, Entry, Evidence, GroupOrder, RankEvidence, Standing
 from overlapscope.diagnosis.facts import STUCK_AFTER_NS
 from overlapscope.diagnosis.flight_recorder_dumps import FlightRecorderDumps
+from overlapscope.diagnosis.order import conversations_of, group_order
 from overlapscope.diagnosis.order_source import OrderSource, ProcessGroup
 from overlapscope.trace.flight_recorder import Dump
 from overlapscope.trace.log import Problem
 
-_AROUND: Final = 6
-"""Entries of a window before and after the first difference."""
-_LONGEST_WINDOW: Final = 64
 _LIMITS: Final = (
-    "Flight Recorder dumps: no step, bucket or parameter is in them, and not when they were made; "
-    "they are taken to be of one moment"
+    "Flight Recorder dumps don't say steps, buckets, parameters, or when they were made; they are taken to be from "
+    "one moment"
 )
 
 
@@ -39,9 +38,8 @@ def read_dumps(path: Path) -> tuple[Evidence, list[Problem]]:
 
 
 def evidence_of(source: FlightRecorderDumps) -> Evidence:
-    """What dumps say of each rank and each group."""
+    """What dumps say about each rank and each group."""
     groups = [group for group in source.groups() if not group.is_point_to_point]
-    talks = [group for group in source.groups() if group.is_point_to_point]
     newest = {rank: _newest_entry(source, rank) for rank in source.dumps}
     return Evidence(
         expected_ranks=source.expected_ranks,
@@ -54,8 +52,8 @@ def evidence_of(source: FlightRecorderDumps) -> Evidence:
             )
             for rank, dump in sorted(source.dumps.items())
         },
-        groups=tuple(_order(source, group, first_difference(source, group)) for group in groups),
-        conversations=tuple(_order(source, group, None) for group in talks),
+        groups=tuple(_order(source, group) for group in groups),
+        conversations=conversations_of(source),
     )
 
 
@@ -77,33 +75,21 @@ def _forgotten(path: Path, source: FlightRecorderDumps) -> list[Problem]:
         if not group.is_point_to_point
     }
     return [
-        Problem("note", f"{path}: of {group.title}, all ranks that left a dump have only collectives from {number} on")
+        Problem("note", f"{path}: of {group.title}, all ranks that left a dump only have collectives from {number} on")
         for group, number in oldest.items()
         if number > 1
     ]
 
 
-def _order(source: OrderSource, group: ProcessGroup, difference: int | None) -> GroupOrder:
-    newest = {rank: source.newest(group, rank) for rank in source.recorded(group)}
-    windows = {}
-    for rank, its_newest in newest.items():
-        # Without a difference: from before the first entry that some rank has not come to.
-        first, last = max(min(newest.values()) - _AROUND, its_newest - _LONGEST_WINDOW), its_newest
-        if difference is not None:
-            first, last = difference - _AROUND, difference + _AROUND
-        windows[rank] = source.entries(group, rank, first, last)
+def _order(source: OrderSource, group: ProcessGroup) -> GroupOrder:
+    number = first_difference(source, group)
+    if number is None:
+        return group_order(source, group, None)
     # A difference in the oldest entries that can be compared has probably begun before them.
-    oldest = sorted(source.oldest(group, rank) for rank in newest)
-    return GroupOrder(
-        name=group.name,
-        ranks=group.ranks,
-        description=group.description,
-        backend=group.backend,
-        newest=newest,
-        first_divergence=difference,
-        divergence=None if difference is None else "signature",
-        is_since_before=difference is not None and difference > 1 and difference <= oldest[1],
-        windows=windows,
+    oldest = sorted(source.oldest(group, rank) for rank in source.recorded(group))
+    is_since_before = 1 < number <= oldest[1]
+    return group_order(
+        source, group, Difference(number=number, divergence="signature", is_since_before=is_since_before)
     )
 
 

@@ -1,4 +1,4 @@
-"""A recording -> what is known of its job: of ranks that have ended, been killed, or still run."""
+"""A recording -> what is known about its job, whether its ranks ended, were killed, or still run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from overlapscope.diagnosis.evidence import Entry, Evidence, RankEvidence, Report
+from overlapscope.diagnosis.evidence import EarlierVerdict, Evidence, RankEvidence
 from overlapscope.diagnosis.order import conversations_of, orders_of
-from overlapscope.diagnosis.process import boot_identity
 from overlapscope.diagnosis.rank_files import RankFiles, read_rank
 from overlapscope.diagnosis.recorded_order import RecordedOrder
+from overlapscope.trace import host
 from overlapscope.trace.folders import expected_ranks_of, find_rank_folders
 from overlapscope.trace.format import EVENTS_FILE
 from overlapscope.trace.group_reader import CollectiveLogs, read_collective_logs
@@ -23,11 +23,11 @@ Progress = Callable[[int, int], None]
 """Called with (ranks read so far, ranks in all)."""
 
 _SEEN_STANDING: Final = ("stuck", "waits for data", "stopped", "holds the GIL", "killed")
-"""Reports of these kinds tell the line at which a rank stands."""
+"""Kinds of reports that tell the line where a rank is."""
 
 
 def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidence, list[Problem]]:
-    """Read what the ranks of a recording have left.
+    """Read what the ranks of a recording left.
 
     Raises:
         OverlapScopeError: there is no recording.
@@ -40,7 +40,7 @@ def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidenc
     for done, (rank, folder) in enumerate(folders.items()):
         if progress:
             progress(done, len(folders))
-        files[rank] = read_rank(rank, folder, _newest(source, rank), is_closed=closed[rank])
+        files[rank] = read_rank(rank, folder, source.newest_of(rank), is_closed=closed[rank])
     if progress:
         progress(len(folders), len(folders))
     reports = tuple(report for one in files.values() for report in one.reports)
@@ -53,21 +53,12 @@ def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidenc
         reports=reports,
     )
     problems = [*logs.problems, *(problem for one in files.values() for problem in one.problems)]
-    # That a log is open, because its process was killed or runs, is for the verdict to say.
+    # That a log is open, because its process was killed or still runs, is for the verdict to say.
     return evidence, list(dict.fromkeys(problem for problem in problems if problem.severity == "error"))
 
 
-def _newest(source: RecordedOrder, rank: int) -> Entry | None:
-    """What a rank launched last."""
-    newest: list[Entry] = []
-    for group in source.groups_of(rank):
-        number = source.newest(group, rank)
-        newest += source.entries(group, rank, number, number)
-    return max(newest, key=lambda entry: entry.announced_ns, default=None)
-
-
 def _closed_logs(logs: CollectiveLogs) -> dict[int, bool]:
-    """By rank: it has logs, and all of them were closed, as at the end of a process."""
+    """Whether each rank has logs and all were closed, as at the end of a process."""
     states: dict[int, list[bool]] = {rank: [] for rank in logs.folders}
     for group in logs.groups.values():
         for rank, file in group.files.items():
@@ -79,14 +70,14 @@ def _closed_logs(logs: CollectiveLogs) -> dict[int, bool]:
 
 
 def _expected_ranks(files: dict[int, RankFiles]) -> tuple[int, ...]:
-    """What most ranks believe."""
+    """The world size that most ranks were told."""
     beliefs = Counter(ranks for one in files.values() if (ranks := expected_ranks_of(one.run)))
     return beliefs.most_common(1)[0][0] if beliefs else tuple(files)
 
 
 def _with_silence(files: dict[int, RankFiles]) -> dict[int, RankEvidence]:
     """For how long each watchdog has been silent: until now, or until the last one of that host was heard."""
-    here, now_ns = boot_identity(), time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    here, now_ns = host.boot_identity(), time.clock_gettime_ns(time.CLOCK_MONOTONIC)
     last_ns: dict[str | None, int] = {}
     for one in files.values():
         heard_ns = one.alive_ns or 0
@@ -101,7 +92,9 @@ def _with_silence(files: dict[int, RankFiles]) -> dict[int, RankEvidence]:
     }
 
 
-def _with_reported_lines(ranks: dict[int, RankEvidence], reports: tuple[Report, ...]) -> dict[int, RankEvidence]:
+def _with_reported_lines(
+    ranks: dict[int, RankEvidence], reports: tuple[EarlierVerdict, ...]
+) -> dict[int, RankEvidence]:
     """Where a rank stood, with the line that a watchdog has seen there: the files of a rank don't say."""
     found = dict(ranks)
     for report in sorted(reports, key=lambda report: report.time_ns):

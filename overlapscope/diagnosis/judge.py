@@ -3,17 +3,17 @@
 The rules are asked in an order, and the first that has an answer is believed:
 
 1. What is wrong before the first step: the ranks don't agree on how many they are, one never started, their models
-   differ. Whatever comes later, follows from it, exceptions of DDP's own included.
+   differ. Whatever comes later follows from it, DDP's own exceptions included.
 2. Gradients that never came. The rank may have gone on to other collectives, so this is asked before those are
    compared; it is only believed where others have launched the bucket, or DDP itself has complained.
 3. The order of collectives. Entries are written before the launch and compared by hash, so a difference is a fact. It
    is older than any hang, abort or exception that it leads to.
-4. Processes. An exception counts unless it is of the kind that another rank's end causes; a stopped process, one that
-   holds the GIL; one that is gone, unless the others have waited for it until they gave up: then it was still there.
+4. Processes. An exception counts unless it is of the kind that another rank's end causes; a stopped process; one that
+   holds the GIL; one that is gone, unless the others waited for it until they gave up: then it was still there.
 5. Who waits for whom: a cycle is groups that are interleaved; else the rank that waits for nobody is at the end of its
-   data, in its data loader, or wherever it stands.
-6. What harms without stopping anything, and what watchdogs have said while the job ran.
-7. Nothing of that: healthy, slow, or it can't be told.
+   data, in its data loader, or wherever it is.
+6. What does harm without stopping anything, and what watchdogs reported while the job ran.
+7. None of these: healthy, slow, or can't tell.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ _RULES: Final[tuple[Rule, ...]] = (
     otherwise.healthy,
 )
 _CONSEQUENCES: Final[tuple[Rule, ...]] = (processes.failed, processes.stopped, processes.killed, silent.not_reduced)
-"""Asked as well once the cause is known."""
+"""Rules that are also asked once the cause is known."""
 
 
 def judge(evidence: Evidence) -> Verdict:
-    """What is wrong with a job, if anything is."""
+    """Judge a job: what is wrong with it, if anything is."""
     facts = Facts(evidence)
     verdict = next((found for rule in _RULES if (found := rule(facts)) is not None), None)
     if verdict is None:
@@ -72,6 +72,6 @@ def judge(evidence: Evidence) -> Verdict:
     if facts.missing and verdict.kind != "never started":
         missing = facts.missing
         unknown.append(
-            f"{capitalised(ranks_text(missing))} left no log: what {verb(missing, 'it', 'they')} did is not known."
+            f"{capitalised(ranks_text(missing))} left no log: what {verb(missing, 'it', 'they')} did is unknown."
         )
     return replace(verdict, also=(*verdict.also, *also), evidence=(*verdict.evidence, *unknown))

@@ -1,8 +1,7 @@
-"""The order of collectives as lanes: a row a rank, a column a number, and which cells are not like the others.
+"""The order of collectives as lanes: one row per rank, one column per number, and which cells are not like the others.
 
-Ranks match collectives by their number alone, so lanes are aligned by it: what stands in one column is what ranks
-reduced into each other. Ranks that have done exactly the same share a lane if there are many. Only the window that is
-looked at is ever read.
+Ranks match collectives by their number alone, so lanes are aligned by it: one column is what ranks reduced with each
+other. Ranks that did exactly the same share a lane if there are many. Only the window in view is ever read.
 """
 
 from __future__ import annotations
@@ -12,50 +11,49 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Final, Literal, Protocol, get_args, runtime_checkable
+from typing import Final, Literal, get_args
 
 from overlapscope.diagnosis.evidence import UNKNOWN_STEP, Divergence, Entry
-from overlapscope.diagnosis.order_source import OrderSource, ProcessGroup
-from overlapscope.trace.group_log import Entries, step_that_must_agree
+from overlapscope.diagnosis.order_source import OrderSource, ProcessGroup, RunningHashes
+from overlapscope.trace.group_log import step_that_must_agree
 
 _Traits = tuple[Hashable, ...]
-"""What is compared of an entry, in the order of ``Difference``."""
+"""What is compared of an entry, in the order of ``DIVERGENCES``."""
 
 _COMPARED_FOLDS: Final = 64
-"""What most ranks have is told from no more different histories than these, those of most ranks."""
+"""Maximum number of different histories, the most frequent ones, that decide what most ranks have."""
 
 _MOST_FOLDS: Final = 16
-"""With more, ranks share a lane although their newest collectives have not come equally far."""
+"""Number of ranks above which they share a lane although their newest collectives are not equally far."""
 
 _SEARCHED_AT_ONCE: Final = 512
 _NEWEST_LOOKED_AT: Final = 16
 _LOOKED_BACK: Final = 64
 
-Difference = Literal["signature", "step", "batch", "names"]
-"""What of an entry is not as on the other ranks, the first of these."""
-DIFFERENCES: Final[tuple[Difference, ...]] = get_args(Difference)
+DIVERGENCES: Final[tuple[Divergence, ...]] = get_args(Divergence)
+"""What of an entry may not be as on the other ranks; the first of these is told."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lane:
+class OrderLane:
     """One row: a rank, or ranks that have done exactly the same."""
 
     ranks: tuple[int, ...]
     """The first of them is the one that is read."""
     newest: int = 0
-    """Number of the newest entry; 0 if the ranks have left none."""
+    """Number of the newest entry; 0 if the ranks left none."""
     is_blamed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """What a lane has at a number."""
+    """The content of a lane at a number."""
 
     lane: int
     number: int
     entry: Entry | None
     """None: its ranks never got there, while others did."""
-    difference: Difference | None = None
+    difference: Divergence | None = None
     """From what most ranks have there; if no side is larger, all of them differ."""
 
 
@@ -70,22 +68,13 @@ class Window:
     """(number, step) where a step begins, on most ranks."""
 
 
-@runtime_checkable
-class RunningHashes(Protocol):
-    """A source whose entries hold running hashes, so that one of them tells whether all before it are the same."""
-
-    def columns(self, group: ProcessGroup, rank: int, first: int, last: int) -> Entries:
-        """Entries as an array of ``overlapscope.trace.group_log.ENTRY_DTYPE``."""
-        ...
-
-
 class OrderLanes:
     """The lanes of one process group.
 
     Args:
         first_divergence: number of the first entry that is not the same on all ranks, if there is one.
-        divergence: how they differ there. Other names, or other batches of data, are no fault on their own, so cells
-            differ by them only if that is what was found.
+        divergence: how they differ there. Different names, or different batches of data, are no fault on their own, so
+            cells differ by them only if that is what was found.
         blamed: ranks that the verdict names; they are always shown, and never share a lane.
     """
 
@@ -115,7 +104,7 @@ class OrderLanes:
         """The first number at which ranks differ, or some have nothing while others have."""
 
     @cached_property
-    def folds(self) -> tuple[Lane, ...]:
+    def folds(self) -> tuple[OrderLane, ...]:
         """Ranks that have done exactly the same together, by their first rank; each that is blamed on its own."""
         histories = {rank: self._history(rank) for rank in self.group.ranks}
         folds = self._fold(histories)
@@ -124,11 +113,11 @@ class OrderLanes:
             folds = self._fold({rank: history[:-1] for rank, history in histories.items()})
         return folds
 
-    def lanes_of(self, ranks: Iterable[int]) -> tuple[Lane, ...]:
+    def lanes_of(self, ranks: Iterable[int]) -> tuple[OrderLane, ...]:
         """A lane for each of these ranks, and for those blamed."""
         return tuple(self._lane(rank) for rank in dict.fromkeys([*ranks, *sorted(self.blamed & {*self.group.ranks})]))
 
-    def window(self, lanes: Sequence[Lane], first: int, last: int) -> Window:
+    def window(self, lanes: Sequence[OrderLane], first: int, last: int) -> Window:
         """The cells of the numbers ``first`` to ``last``.
 
         What most ranks have at a number is told from all ranks, whether or not they are shown.
@@ -149,7 +138,7 @@ class OrderLanes:
         return Window(first=first, last=last, cells=tuple(cells), steps=self._steps(first, last))
 
     def entries_at(self, number: int) -> dict[int, Entry | None]:
-        """What each rank that has left a log has at a number; None: it never got there, or that is overwritten."""
+        """What each rank that left a log has at a number; None if it never got there, or that is overwritten."""
         return {rank: next(iter(self._entries(rank, number, number)), None) for rank in self._newest}
 
     def start_of_step(self, step: int) -> int:
@@ -185,7 +174,7 @@ class OrderLanes:
         return [number for number, traits in columns.items() if number > shortest or len(traits) > 1]
 
     def _columns(self, first: int, last: int) -> dict[int, Counter[_Traits]]:
-        """How many ranks have what at each number."""
+        """How many ranks have each entry at each number."""
         columns: dict[int, Counter[_Traits]] = {number: Counter() for number in range(first, last + 1)}
         for fold in sorted(self.folds, key=lambda fold: -len(fold.ranks))[:_COMPARED_FOLDS]:
             for entry in self._entries(fold.ranks[0], first, last):
@@ -212,7 +201,7 @@ class OrderLanes:
         )
 
     def _batches_since(self, rank: int, entry: Entry) -> int | None:
-        """How many batches after the last one before the divergence: ranks may count them from anywhere."""
+        """Batches since the last one before the divergence, as ranks may count from any number."""
         before = self._batch_before.get(rank)
         is_bucket = entry.signature.role == "bucket" and entry.number >= (self._first_divergence or 1)
         return entry.batch - before if is_bucket and before is not None and entry.batch is not None else None
@@ -227,14 +216,14 @@ class OrderLanes:
                     batches[rank] = entry.batch
         return batches
 
-    def _fold(self, histories: dict[int, tuple[Hashable, ...]]) -> tuple[Lane, ...]:
+    def _fold(self, histories: dict[int, tuple[Hashable, ...]]) -> tuple[OrderLane, ...]:
         same: dict[Hashable, list[int]] = {}
         for rank, history in histories.items():
             same.setdefault((rank in self.blamed and rank, history), []).append(rank)
         return tuple(self._lane(*ranks) for ranks in same.values())
 
     def _history(self, rank: int) -> tuple[Hashable, ...]:
-        """The same for two ranks if all they have done is the same, and their newest collectives have come as far."""
+        """A key that two ranks share if all they did is the same and their newest collectives are equally far."""
         newest = self._newest.get(rank, 0)
         if not newest:
             return ()
@@ -250,9 +239,9 @@ class OrderLanes:
         states = tuple(entry.state for entry in entries[-_NEWEST_LOOKED_AT:])
         return newest, tuple(self._traits(rank, entry) for entry in entries), states
 
-    def _lane(self, *ranks: int) -> Lane:
+    def _lane(self, *ranks: int) -> OrderLane:
         newest = self._newest.get(ranks[0], 0)
-        return Lane(ranks=ranks, newest=newest, is_blamed=not self.blamed.isdisjoint(ranks))
+        return OrderLane(ranks=ranks, newest=newest, is_blamed=not self.blamed.isdisjoint(ranks))
 
     @cached_property
     def _furthest(self) -> int | None:
@@ -264,10 +253,10 @@ class OrderLanes:
         return self._source.entries(self.group, rank, max(1, first), last)
 
 
-def _difference(traits: _Traits, column: Counter[_Traits]) -> Difference | None:
+def _difference(traits: _Traits, column: Counter[_Traits]) -> Divergence | None:
     """From what most ranks have, or from what any other has if there are no most."""
     ranked = column.most_common(2)
     if len(ranked) < 2 or (ranked[0][1] > ranked[1][1] and traits == ranked[0][0]):
         return None
     other = ranked[0][0] if traits != ranked[0][0] else ranked[1][0]
-    return next((what for what, one, two in zip(DIFFERENCES, traits, other, strict=True) if one != two), None)
+    return next((what for what, one, two in zip(DIVERGENCES, traits, other, strict=True) if one != two), None)

@@ -13,7 +13,7 @@ from overlapscope.units import format_bytes, format_ns
 
 _FLAG_TEXTS: Final = {
     UNEVEN_INPUTS: "inside join()",
-    SHADOW: "by a rank that has joined, in the place of another's",
+    SHADOW: "by a rank that has joined, in place of another's",
 }
 
 
@@ -23,17 +23,17 @@ class Side:
 
     ranks: tuple[int, ...]
     entries: tuple[Entry, ...]
-    """One of each of them; none if they never got there."""
+    """One entry per rank; none if they never got there."""
 
     @property
     def entry(self) -> Entry | None:
-        """What stands for all of them."""
+        """The entry that represents the side."""
         return self.entries[0] if self.entries else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trait:
-    """A line of the comparison: what it is called, and its value on each side."""
+    """One line of the comparison: its name, and its value on each side."""
 
     label: str
     values: tuple[str, ...]
@@ -41,7 +41,7 @@ class Trait:
 
 
 def sides_of(entries: Mapping[int, Entry | None]) -> tuple[Side, ...]:
-    """The sides, that of most ranks first, and last the ranks that have nothing there.
+    """The sides, the largest first, and last the ranks that have nothing there.
 
     Args:
         entries: by rank.
@@ -58,7 +58,7 @@ def sides_of(entries: Mapping[int, Entry | None]) -> tuple[Side, ...]:
 
 
 _TRAITS: Final[tuple[tuple[str, Callable[[Entry], str]], ...]] = (
-    ("call site", lambda entry: str(entry.call_site or "not known")),
+    ("call site", lambda entry: str(entry.call_site or "unknown")),
     ("operation", lambda entry: _operation(entry.signature)),
     ("elements", lambda entry: f"{entry.signature.elements:,}" if entry.signature.elements else ""),
     ("type", lambda entry: entry.signature.dtype),
@@ -78,7 +78,7 @@ def compare(sides: Sequence[Side], offsets_ns: Mapping[int, float]) -> tuple[Tra
     """The lines of the comparison: the call site, what differs, what does not; none in which no side has anything.
 
     Args:
-        offsets_ns: what to add to the times of each rank to compare them; of ranks without one they are left out.
+        offsets_ns: what to add to each rank's times to compare them; ranks without one are left out.
     """
     traits = []
     for label, text in _TRAITS:
@@ -115,7 +115,7 @@ def _times(sides: Sequence[Side], offsets_ns: Mapping[int, float]) -> list[Trait
 def _span(times_ns: Sequence[float | None], begin_ns: float) -> str:
     known = sorted(time_ns - begin_ns for time_ns in times_ns if time_ns is not None)
     if not times_ns:
-        return "clock not known"
+        return "clock unknown"
     if not known:
         return "never"
     never = f", {len(times_ns) - len(known)} never" if len(known) < len(times_ns) else ""
@@ -140,7 +140,7 @@ _LAUNCHERS: Final = {
     "bucket": "DDP, gradients",
     "buffers": "DDP, buffers",
     "bitmap": "DDP, which parameters were used",
-    "construction": "DDP, when it was made",
+    "construction": "DDP, at construction",
     "join": "join()",
     "hook": "a communication hook",
     "user": "your code",

@@ -2,41 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from overlapscope.diagnosis.evidence import Entry
+from overlapscope.trace.group_log import Entries
+from overlapscope.trace.signature import Signature
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessGroup:
-    """A process group of the job. Two ranks mean the same one if name and members are equal."""
+    """A process group of the job, identified by its name and members."""
 
     name: str
-    """The same on all of its ranks."""
+    """Name of the group, the same on all of its ranks."""
     ranks: tuple[int, ...]
-    """Its members, whether or not they have left anything."""
+    """Members of the group, whether or not they left anything."""
     is_point_to_point: bool = False
-    """Its sends and receives, which are numbered apart, and by each rank for itself."""
+    """Whether it holds the group's sends and receives, which each rank numbers separately."""
     backend: str = field(default="", compare=False)
     description: str = field(default="", compare=False)
 
     @property
     def title(self) -> str:
-        """What to call it in a sentence."""
+        """What to call the group in a sentence."""
         name = self.name if self.description in ("", "undefined") else self.description.removesuffix("_pg")
         return f"{name}, sends and receives" if self.is_point_to_point else name
 
 
 class OrderSource(Protocol):
-    """The collectives of all ranks by group and number, of which any few can be had without reading the others."""
+    """The collectives of all ranks by group and number, of which a few can be read without the others."""
 
     def groups(self) -> tuple[ProcessGroup, ...]:
-        """All groups in which anything was launched: collectives first, each in the order of their names."""
+        """All groups in which anything was launched: collectives first, each sorted by name."""
         ...
 
     def recorded(self, group: ProcessGroup) -> tuple[int, ...]:
-        """The members of a group that have left entries, in order."""
+        """The members of a group that left entries, in order."""
         ...
 
     def oldest(self, group: ProcessGroup, rank: int) -> int:
@@ -49,4 +52,17 @@ class OrderSource(Protocol):
 
     def entries(self, group: ProcessGroup, rank: int, first: int, last: int) -> tuple[Entry, ...]:
         """The entries with the numbers ``first`` to ``last``, as far as they are left, in order."""
+        ...
+
+
+@runtime_checkable
+class RunningHashes(OrderSource, Protocol):
+    """A source whose entries hold running hashes, so that one of them tells whether all before it are the same."""
+
+    def columns(self, group: ProcessGroup, rank: int, first: int, last: int) -> Entries:
+        """The entries as an array of ``overlapscope.trace.group_log.ENTRY_DTYPE``."""
+        ...
+
+    def signatures(self, rank: int) -> Mapping[int, Signature]:
+        """A rank's signatures by number."""
         ...

@@ -1,4 +1,4 @@
-"""What one rank has left besides its collective logs: where it stood, and what became of it."""
+"""What one rank left besides its collective logs: where it was, and what became of it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import numpy as np
 from overlapscope.diagnosis.evidence import (
     JOINING,
     CallSite,
+    EarlierVerdict,
     Entry,
     Failure,
     Liveness,
     RankEvidence,
-    Report,
     Standing,
     Unreduced,
 )
 from overlapscope.diagnosis.process import is_here, liveness_of
 from overlapscope.diagnosis.rank_models import models_of, unready_parameters
 from overlapscope.diagnosis.stacks import user_line
-from overlapscope.trace.folders import read_json, read_lines
+from overlapscope.trace.folders import read_json
 from overlapscope.trace.format import (
     ALIVE_FILE,
     ENDED_FILE,
@@ -40,12 +40,13 @@ from overlapscope.trace.format import (
     Phase,
 )
 from overlapscope.trace.log import Problem, Records, newest_records
+from overlapscope.trace.reports import reports_of
 
 _NEWEST_RECORDS: Final = 2048
-"""Of the event log: some steps, even with a record for each gradient."""
+"""Records read from the end of the event log: some steps, even with a record for each gradient."""
 _ALIVE: Final = struct.Struct("<qqq")
 _FATAL: Final = "Fatal Python error"
-"""In the stacks of a process that aborts."""
+"""Marks the stacks of a process that aborts."""
 _LONGEST_STACKS_BYTES: Final = 64 * 1024
 
 
@@ -55,7 +56,7 @@ class RankFiles:
 
     evidence: RankEvidence
     run: dict[str, Any]
-    reports: tuple[Report, ...] = ()
+    reports: tuple[EarlierVerdict, ...] = ()
     boot: str | None = None
     """Ranks with the same one share a clock."""
     alive_ns: int | None = None
@@ -64,7 +65,7 @@ class RankFiles:
 
 
 def read_rank(rank: int, folder: Path, newest: Entry | None, *, is_closed: bool) -> RankFiles:
-    """Read what one rank has left.
+    """Read what one rank left.
 
     Args:
         newest: its newest collective.
@@ -79,9 +80,9 @@ def read_rank(rank: int, folder: Path, newest: Entry | None, *, is_closed: bool)
         else ({"world_size": joining.get("world_size")}, joining)
     )
     ended = read_json(folder / ENDED_FILE, problems) if (folder / ENDED_FILE).exists() else {}
-    unready = unready_parameters(folder, problems)  # before the phase is read: it may go on meanwhile
+    unready = unready_parameters(folder, problems)  # before the phase is read: the rank may go on meanwhile
     records = newest_records(folder / EVENTS_FILE, _NEWEST_RECORDS)
-    reports = _reports(folder / REPORTS_FILE, rank, problems)
+    reports = _earlier_verdicts(rank, folder, problems)
     stacks = _stacks(folder)
     standing = _with_line(_standing(records, newest), stacks, reports)
     if not has_joined:
@@ -135,7 +136,7 @@ def _liveness(ended: dict[str, Any], where: dict[str, Any], *, is_closed: bool) 
 
 
 def _standing(records: Records, newest: Entry | None) -> Standing | None:
-    """The newest phase that was entered; without an event log, what the newest collective says."""
+    """Where the rank was: in the newest phase it entered; without an event log, what the newest collective says."""
     entered = records[records["kind"] == Kind.ENTER]
     if not len(entered):
         if newest is None:
@@ -156,7 +157,7 @@ def _standing(records: Records, newest: Entry | None) -> Standing | None:
     )
 
 
-def _with_line(standing: Standing | None, stacks: str, reports: tuple[Report, ...]) -> Standing | None:
+def _with_line(standing: Standing | None, stacks: str, reports: tuple[EarlierVerdict, ...]) -> Standing | None:
     """With the line that the stacks show, if they were written since."""
     if standing is None or standing.call_site is not None:
         return standing
@@ -172,7 +173,7 @@ def _next_bucket(records: Records, backward: Any) -> int:
 
 
 def _idle_ns(records: Records, newest: Entry | None, now_ns: int) -> int:
-    """How long nothing has happened, or had happened when it was last heard of."""
+    """How long nothing has happened, or had happened when the rank was last heard from."""
     times = [int(records["end_ns"].max())] if len(records) else []
     if newest is not None:
         times += [newest.announced_ns, newest.completed_ns or 0]
@@ -200,19 +201,19 @@ def _unreduced(path: Path, problems: list[Problem]) -> Unreduced | None:
     )
 
 
-def _reports(path: Path, rank: int, problems: list[Problem]) -> tuple[Report, ...]:
+def _earlier_verdicts(rank: int, folder: Path, problems: list[Problem]) -> tuple[EarlierVerdict, ...]:
     """Those that were not taken back."""
-
-    def row(line: Any) -> list[Report]:
-        if line.get("retracted_ns") is not None:
-            return []
-        verdict = line["verdict"]
-        return [
-            Report(
+    found = []
+    for report in reports_of(rank, folder, problems):
+        if report.retracted_ns is not None:
+            continue
+        verdict = report.verdict
+        try:
+            one = EarlierVerdict(
                 rank=rank,
-                time_ns=int(line["time_ns"]),
-                kind=str(verdict["kind"]),
-                sentence=str(verdict["sentence"]),
+                time_ns=report.time_ns,
+                kind=report.kind,
+                sentence=report.sentence,
                 blamed=tuple(map(int, verdict["blamed"])),
                 step=verdict.get("step"),
                 bucket=verdict.get("bucket"),
@@ -222,9 +223,12 @@ def _reports(path: Path, rank: int, problems: list[Problem]) -> tuple[Report, ..
                     if (site := _call_site(content)) is not None
                 },
             )
-        ]
-
-    return tuple(read_lines(path, problems, row))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            text = f"{folder / REPORTS_FILE}: the verdict of report {report.number} is damaged; it is left out"
+            problems.append(Problem("error", text))
+        else:
+            found.append(one)
+    return tuple(found)
 
 
 def _alive(path: Path) -> tuple[int | None, int | None, int | None]:
@@ -236,7 +240,7 @@ def _alive(path: Path) -> tuple[int | None, int | None, int | None]:
 
 
 def _stacks(folder: Path) -> str:
-    """The newest that the watchdog has written, and what faulthandler wrote at an abort."""
+    """The newest stacks from the watchdog, and those that faulthandler wrote at an abort."""
     found = {
         int(number): path
         for path in folder.glob(STACKS_PATTERN)

@@ -1,4 +1,4 @@
-"""The models of a rank, and which gradients have not come in its newest backward, as the reducer writes them down."""
+"""The models of a rank, and which gradients are missing in its newest backward, as the reducer writes them down."""
 
 from __future__ import annotations
 
@@ -9,23 +9,26 @@ from pathlib import Path
 from typing import Any
 
 from overlapscope.diagnosis.evidence import ModelParameters, UnreadyParameter
+from overlapscope.trace.board import models_with_board, read_has_come
 from overlapscope.trace.folders import read_lines
-from overlapscope.trace.format import PARAMETERS_FILE, PLANS_FILE, ready_file
+from overlapscope.trace.format import PARAMETERS_FILE, PLANS_FILE
 from overlapscope.trace.log import Problem
 
 
 def models_of(folder: Path, problems: list[Problem]) -> tuple[ModelParameters, ...]:
-    """What a rank has given to DistributedDataParallel."""
+    """The models that a rank gave to DistributedDataParallel."""
     return tuple(read_lines(folder / PARAMETERS_FILE, problems, lambda line: [_model(json.dumps(line))]))
 
 
 def unready_parameters(folder: Path, problems: list[Problem]) -> tuple[UnreadyParameter, ...]:
-    """Those without a gradient where others of the same model have one.
+    """Parameters without a gradient where others of the same model have one.
 
-    A backward that has not begun, or has come to its end, has none.
+    There are none if the backward has not begun or is over.
     """
     boards = {
-        model: board for model in _models_with_board(folder) if 0 in (board := _board(folder, model)) and 1 in board
+        model: has_come
+        for model in models_with_board(folder)
+        if len(set(has_come := read_has_come(folder, model))) == 2  # some, and not all
     }
     if not boards:
         return ()
@@ -41,15 +44,15 @@ def unready_parameters(folder: Path, problems: list[Problem]) -> tuple[UnreadyPa
                 module=_module_of(name, line.get("modules", {})),
                 bucket=buckets.get((model, name), -1),
             )
-            for (name, *_), is_ready in zip(line["parameters"], boards.get(model, b""), strict=False)
-            if not is_ready
+            for (name, *_), has_come in zip(line["parameters"], boards.get(model, ()), strict=False)
+            if not has_come
         ]
 
     return tuple(read_lines(folder / PARAMETERS_FILE, problems, unready_of))
 
 
 def _noting_buckets(buckets: dict[tuple[int, str], int]) -> Callable[[Any], list[None]]:
-    """Notes the bucket of each parameter; a later plan is what counts."""
+    """Note the bucket of each parameter; a later plan counts."""
 
     def note(plan: Any) -> list[None]:
         for number, bucket in enumerate(plan["buckets"]):
@@ -62,7 +65,7 @@ def _noting_buckets(buckets: dict[tuple[int, str], int]) -> Callable[[Any], list
 
 @lru_cache(maxsize=64)
 def _model(line: str) -> ModelParameters:
-    """Of one line; the ranks of a job have the same ones."""
+    """The model in one line of the file; the ranks of a job have the same lines."""
     content = json.loads(line)
     return ModelParameters(
         model=int(content["model"]),
@@ -73,19 +76,7 @@ def _model(line: str) -> ModelParameters:
 
 
 def _module_of(name: str, modules: dict[str, str]) -> str:
-    """Where it is in the module tree, with the class."""
+    """A parameter's place in the module tree, with the class."""
     path = name.rpartition(".")[0]
     kind = modules.get(path)
     return path if kind is None else f"{path} ({kind})".strip()
-
-
-def _models_with_board(folder: Path) -> list[int]:
-    numbers = (path.stem.removeprefix("ready_") for path in folder.glob("ready_*.board"))
-    return sorted(int(number) for number in numbers if number.isdecimal())
-
-
-def _board(folder: Path, model: int) -> bytes:
-    try:
-        return (folder / ready_file(model)).read_bytes()
-    except OSError:
-        return b""

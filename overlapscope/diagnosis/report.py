@@ -1,4 +1,4 @@
-"""A verdict with all that it rests on, as text: for the stderr of a training and for a terminal."""
+"""A verdict and what it rests on, as text: for the stderr of a training and for a terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MARKS: Final = {"announced": "not launched", "launched": "not completed", "fail
 
 
 def report_text(verdict: Verdict, evidence: Evidence) -> str:
-    """The message: what has happened, then where each rank stands, what differs, and what to try.
+    """The message: what happened, then where each rank stands, what differs, and what to try.
 
     A healthy job gets one line.
     """
@@ -46,7 +46,7 @@ def report_text(verdict: Verdict, evidence: Evidence) -> str:
 
 
 def _standings(evidence: Evidence) -> list[str]:
-    """A line a rank; of many ranks, a line for all that stand at the same place."""
+    """One line per rank; with many ranks, one line for all that are at the same place."""
     rows: dict[tuple[str, ...], list[int]] = {}
     for rank, one in sorted(evidence.ranks.items()):
         row = (one.liveness, _where(one), _newest(evidence, rank))
@@ -73,7 +73,7 @@ def _where(one: RankEvidence) -> str:
 
 
 def _shortened(site: CallSite | None) -> CallSite | None:
-    """With the end of its path only, for a table."""
+    """A call site with only the end of its path, for a table."""
     if site is None:
         return None
     parts = site.file.split("/")
@@ -94,7 +94,7 @@ def _newest(evidence: Evidence, rank: int) -> str:
 
 
 def _sequences(verdict: Verdict, evidence: Evidence) -> list[str]:
-    """What the ranks did around the first difference, beside each other; ranks that did the same in one column."""
+    """What the ranks did around the first difference, side by side; ranks that did the same share a column."""
     assert verdict.windows is not None
     group = next((one for one in evidence.groups if one.name == verdict.group), None) or GroupOrder(
         name=verdict.group or "", ranks=()
@@ -146,11 +146,11 @@ def _unready(verdict: Verdict, evidence: Evidence) -> list[str]:
         return []
     if len(lines) > _MOST_PARAMETERS:
         lines = [*lines[:_MOST_PARAMETERS], f"  ... and {len(lines) - _MOST_PARAMETERS} more"]
-    return ["Parameters whose gradients did not come:", *lines]
+    return ["Parameters that got no gradient:", *lines]
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns as wide as what they hold."""
+    """The lines of a table whose columns are as wide as their content."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         ("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip() for row in rows

@@ -1,4 +1,4 @@
-"""What faulthandler's dumps of Python stacks say of where a process stood."""
+"""Where a process was, from faulthandler's dumps of its Python stacks."""
 
 from __future__ import annotations
 
@@ -6,23 +6,18 @@ import re
 from typing import Final
 
 from overlapscope.diagnosis.evidence import CallSite
+from overlapscope.trace.user_code import is_users_file
 
 _FRAME: Final = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 _THREAD: Final = re.compile(r"^(Current thread|Thread) 0x")
-_NOT_THE_USERS: Final = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|/instrumented_ddp/(?!examples)|^<")
 
 
 def user_line(stacks: str) -> CallSite | None:
-    """The innermost line of the user's in the main thread, which faulthandler writes last; None if there is none."""
-    threads: list[list[CallSite]] = []
+    """The user's innermost line in the main thread, which faulthandler writes last; None if there is none."""
+    found, is_in_thread = None, False
     for text in stacks.splitlines():
         if _THREAD.match(text):
-            threads.append([])
-        elif threads and (frame := _FRAME.match(text)):
-            site = CallSite(file=frame["file"], line=int(frame["line"]), function=frame["function"])
-            threads[-1].append(site)
-    for frames in reversed(threads):
-        users = [site for site in frames if not _NOT_THE_USERS.search(site.file)]
-        if users:
-            return users[0]
-    return None
+            found, is_in_thread = None, True
+        elif is_in_thread and found is None and (frame := _FRAME.match(text)) and is_users_file(frame["file"]):
+            found = CallSite(file=frame["file"], line=int(frame["line"]), function=frame["function"])
+    return found

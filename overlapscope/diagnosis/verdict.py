@@ -1,4 +1,4 @@
-"""What is wrong, and how that is known."""
+"""A verdict: what is wrong with a job, and how that is known."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from overlapscope.diagnosis.evidence import UNKNOWN_STEP, CallSite, Entry
 
 FaultKind = Literal[
     "healthy",
-    "models differ",  # parameters of another order, shape, dtype or number
-    "different collectives",  # of another op, size, dtype or root
-    "missing collective",  # one rank has left one out, or has one too many
-    "swapped collectives",  # same shapes, other tensors
+    "models differ",  # parameters in a different order, or of different shape, dtype or number
+    "different collectives",  # of a different op, size, dtype or root
+    "missing collective",  # one rank left one out, or has one too many
+    "swapped collectives",  # same shapes, different tensors
     "step behind",  # a rank averages the gradients of another step
     "batch skipped",  # a rank averages the gradients of another batch
     "gradients never ready",
-    "not reduced",  # the optimizer has used gradients of this rank alone
+    "not reduced",  # the optimizer used gradients of this rank alone
     "uneven inputs",  # a rank ran out of data before the others
     "groups interleaved",  # two groups, entered in different orders
     "waits for data",
@@ -35,28 +35,28 @@ FaultKind = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """A diagnosis. ``blamed`` is empty where the evidence allows nobody to be named, as with two equal sides."""
+    """A diagnosis. ``blamed`` is empty if the evidence names no rank, as with two equal sides."""
 
     kind: FaultKind
     sentence: str
-    """What has happened, for people: one or two sentences with ranks, step, bucket, parameters and line."""
+    """What happened, for people: one or two sentences with ranks, step, bucket, parameters and line."""
     blamed: tuple[int, ...] = ()
     concerned: tuple[int, ...] = ()
-    """Ranks that the sentence speaks of, blamed or not."""
+    """Ranks that the sentence mentions, blamed or not."""
     step: int | None = None
     """Where it began."""
     group: str | None = None
     number: int | None = None
-    """Of the first entry that differs, or that never completed, in its group."""
+    """Number, in its group, of the first entry that differs or never completed."""
     bucket: int | None = None
     parameters: tuple[str, ...] = ()
-    """Of the bucket, or those that never became ready, or the first that differs."""
+    """Names of the bucket's parameters, of those that never became ready, or of the first that differs."""
     call_sites: dict[int, CallSite] | None = None
-    """By rank: the line that matters."""
+    """The line that matters, by rank."""
     windows: dict[int, tuple[Entry, ...]] | None = None
-    """By rank: what it did in the group around the first divergence."""
+    """What each rank did in the group around the first divergence."""
     evidence: tuple[str, ...] = ()
-    """What the verdict rests on, a sentence each; also what could not be known."""
+    """What the verdict rests on, one sentence each; also what could not be known."""
     advice: tuple[str, ...] = ()
     """What to try."""
     also: tuple[str, ...] = ()
@@ -64,11 +64,11 @@ class Verdict:
 
     @property
     def is_fault(self) -> bool:
-        """Something is wrong with the job, or it can't be told that nothing is."""
+        """Whether something is wrong with the job, or that can't be ruled out."""
         return self.kind not in ("healthy", "slow")
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The verdict for JSON."""
         content = asdict(self)
         for window in (content["windows"] or {}).values():
             for entry in window:

@@ -1,4 +1,4 @@
-"""How ranks, collectives and parameters are called in sentences."""
+"""Names of ranks, collectives and parameters in sentences."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _PHASES: Final = {
 }
 
 _ROLES: Final = {
-    "construction": "what DDP compares at first",
+    "construction": "DDP's check at construction",
     "plan": "the bucket plan",
     "bitmap": "the bitmap of used parameters",
 }
 
 _NO_DESCRIPTIONS: Final = ("", "undefined")
-"""What torch calls a group that nobody has described."""
+"""What torch calls a group that has no description."""
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
@@ -36,7 +36,7 @@ def ranks_text(ranks: Iterable[int]) -> str:
 
 
 def ranges(numbers: Sequence[int]) -> list[str]:
-    """Sorted numbers, of which three or more in a row are a range."""
+    """Sorted numbers, with three or more in a row as a range."""
     texts: list[str] = []
     start = 0
     for end in range(1, len(numbers) + 1):
@@ -65,7 +65,7 @@ def verb(ranks: Iterable[int], one: str, several: str) -> str:
 
 
 def capitalised(sentence: str) -> str:
-    """With a capital at the start, and the rest as it is."""
+    """Capitalise the first letter only."""
     return sentence[:1].upper() + sentence[1:]
 
 
@@ -89,7 +89,7 @@ def collective_text(entry: Entry, *, with_names: bool = True) -> str:
 
 
 def at(site: CallSite | None) -> str:
-    """`` at train.py:42 (main)``, or nothing if the line is not known."""
+    """`` at train.py:42 (main)``, or nothing if the line is unknown."""
     return f" at {site}" if site else ""
 
 
@@ -125,7 +125,7 @@ def standing_text(standing: Standing) -> str:
 
 
 def standings_text(standings: Mapping[int, Standing]) -> str:
-    """``, in forward of step 12`` of one rank or several that stand alike; else what is true of which."""
+    """``, in forward of step 12`` for ranks at the same place; else each place with its ranks."""
     ranks_at: dict[str, list[int]] = {}
     for rank, standing in standings.items():
         if text := standing_text(standing):
@@ -138,7 +138,7 @@ def standings_text(standings: Mapping[int, Standing]) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """The beginning, whole words."""
+    """The beginning of a text, in whole words."""
     return text if len(text) <= most else text[:most].rpartition(" ")[0] + " …"
 
 

@@ -8,9 +8,9 @@ from typing import Final
 from overlapscope.diagnosis.verdict import FaultKind
 
 FAULT_STEP: Final = 12
-"""The step in which faults happen that need not happen earlier or later."""
+"""Step of faults that need not happen earlier or later."""
 DEFAULT_WORLD_SIZE: Final = 3
-"""The smallest with which a minority can be told from the others."""
+"""The smallest world size with which a minority can be told from the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,43 +18,43 @@ class Fault:
     """A script, and the truth about it."""
 
     name: str
-    """As in ``overlapscope lab fault NAME``; the script is called the same, with underscores."""
+    """Name for ``overlapscope lab fault NAME``; its script has the same name, with underscores."""
     letter: str = ""
-    """Its row in the list of what stock PyTorch does when ranks disagree, which the first faults were taken from."""
+    """Row in the list of what stock PyTorch does when ranks disagree, the source of the first faults."""
     kinds: tuple[FaultKind, ...]
-    """What a right verdict calls it: one of these."""
+    """The kinds of a right verdict: one of these."""
     stock: str
     """What the user of stock PyTorch sees."""
     ranks: tuple[int, ...] = (1,)
-    """At fault. With three ranks or more they must be named."""
+    """Ranks at fault. With three ranks or more they must be named."""
     is_known_with_two: bool = False
-    """The rank is named with two ranks as well, because it is no disagreement: it is gone, stopped, or hangs alone."""
+    """Whether the rank is named with two ranks as well, as this is no disagreement: it is gone, stopped, or hangs."""
     world_sizes: tuple[int, ...] = (2, 3, 4)
     step: int | None = FAULT_STEP
-    """In which it happens; None before the first one."""
+    """Step in which it happens; None before the first one."""
     bucket: int | None = None
-    """That never came, or that was next; None if buckets have nothing to do with it."""
+    """Bucket that never came, or that was next; None if buckets have nothing to do with it."""
     parameters: tuple[str, ...] = ()
-    """That a verdict must name; none if parameters have nothing to do with it."""
+    """Parameters that a verdict must name; none if parameters have nothing to do with it."""
     has_line: bool = True
-    """A line of the script is to blame, and a process can know it."""
+    """Whether a line of the script is to blame and a process can know it."""
     patience_s: float = 8.0
-    """A job that hangs for so long after the fault has been spoken of, or never will be."""
+    """How long a job may hang after the fault; by then it has been reported, or never will be."""
     needs_instrumented_ddp: bool = False
-    """What only our wrapper can see: stock DDP does not tell."""
+    """Whether only our wrapper can see it: stock DDP does not tell."""
 
     @property
     def is_negative(self) -> bool:
-        """Nothing is wrong: whoever says something raises a false alarm."""
+        """Whether nothing is wrong, so that any report is a false alarm."""
         return self.kinds[0] == "healthy"
 
     @property
     def script(self) -> str:
-        """File name, in ``examples/faults``."""
+        """File name of the script in ``examples/faults``."""
         return self.name.replace("-", "_") + ".py"
 
     def blamed(self, world_size: int) -> tuple[int, ...]:
-        """The ranks that a right verdict blames: nobody where two ranks disagree."""
+        """The ranks that a right verdict blames: none if two ranks disagree."""
         if self.is_negative or (world_size == 2 and not self.is_known_with_two):
             return ()
         return tuple(rank for rank in self.ranks if rank < world_size)
@@ -97,7 +97,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
         letter="b",
         kinds=("gradients never ready",),
         stock="at the next forward: indices 4 5 6 7",
-        is_known_with_two=True,  # DDP asks for all gradients: it is no matter of opinion
+        is_known_with_two=True,  # DDP asks for all gradients: that is no matter of opinion
         bucket=1,
         parameters=("branch.0.weight", "branch.0.bias", "branch.2.weight", "branch.2.bias"),
     ),
@@ -159,7 +159,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
     Fault(name="hanging-data", letter="g", kinds=("waits for data",), stock="hangs", is_known_with_two=True),
     Fault(
         name="dead-data-worker",
-        kinds=("failed", "waits for data"),  # torch looks after its workers every five seconds
+        kinds=("failed", "waits for data"),  # torch checks its workers every five seconds
         stock="one traceback of several",
         is_known_with_two=True,
     ),

@@ -1,4 +1,4 @@
-"""What ``overlapscope diagnose`` makes of a recording of the laboratory's."""
+"""The diagnosis of a recording from the laboratory, as ``overlapscope diagnose`` makes it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from overlapscope.errors import OverlapScopeError
 
 
 def diagnose(folder: Path) -> tuple[Verdict, str]:
-    """The verdict on what is in a folder, and on the processes that wrote it as far as they are there; and as text."""
+    """The verdict on a folder, and on the processes that wrote it as far as they still exist; also as text."""
     try:
         evidence, _ = read_evidence(folder)
-    except OverlapScopeError as error:  # nobody got as far as to record anything
+    except OverlapScopeError as error:  # no rank got as far as recording anything
         return Verdict(kind="cannot tell", sentence=str(error)), str(error)
     verdict = judge(evidence)
     return verdict, report_text(verdict, evidence)

@@ -1,4 +1,4 @@
-"""Running a fault: one real process a rank, watched until nothing more is to be expected, and ended by pid."""
+"""Running a fault: one real process per rank, watched until nothing more will happen, and ended by pid."""
 
 from __future__ import annotations
 
@@ -15,15 +15,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final, Literal, Protocol
 
+from overlapscope.diagnosis.facts import STUCK_AFTER_NS
 from overlapscope.trace.environment import TRACE_VARIABLE, with_startup
+from overlapscope.trace.format import REPORTS_FILE, rank_folder
 
 Wrapper = Literal["instrumented", "torch"]
 
 STOCK_TIMEOUT_S: Final = 20.0
-"""Of the process group, where a fault is shown without our tools: half an hour is too long to wait for."""
+"""Timeout of the process group when a fault runs without our tools: half an hour is too long to wait."""
 _TIME_LIMIT_S: Final = 100.0
 _PATIENCE_S: Final = 8.0
 """For so long nobody says anything in a job that hangs. Watchdogs take less time than that."""
+_PATIENCE_AFTER_REPORTS_S: Final = STUCK_AFTER_NS / 1e9 + 0.5
+"""Once all ranks that are left have reported: a diagnosis waits nearly as long before it calls them stuck."""
 _LOOK_EVERY_S: Final = 0.05
 
 OnLine = Callable[[int, str], None]
@@ -36,17 +40,17 @@ class Process(Protocol):
     stdout: IO[str] | None
 
     def poll(self) -> int | None:
-        """Its exit code, negative if a signal has ended it; None while it is there."""
+        """The exit code, negative if a signal ended the process; None while it runs."""
 
     def kill(self) -> None:
-        """SIGKILL, if it is still there."""
+        """Send SIGKILL if the process still runs."""
 
     def wait(self) -> int:
-        """Wait for its end."""
+        """Wait for the end of the process."""
 
 
 Start = Callable[[Path, dict[str, str]], Process]
-"""Starts a script with an environment; its stdout and stderr are to be read as ``stdout``."""
+"""Starts a script with an environment; its stdout and stderr are read as ``stdout``."""
 
 
 def start_python(script: Path, environment: dict[str, str]) -> Process:
@@ -63,15 +67,16 @@ def start_python(script: Path, environment: dict[str, str]) -> Process:
 
 @dataclass
 class Job:
-    """A running job: its processes, and what they have said."""
+    """A running job: its processes and their output."""
 
     processes: list[Process]
     fault_times: Path
+    trace: Path | None = None
     started_s: float = field(default_factory=time.monotonic)
     heard_s: float = 0.0
-    """When a rank last said something, or ended."""
+    """When a rank last printed something, or ended."""
     output: list[list[str]] = field(default_factory=list)
-    """By rank, its lines."""
+    """Lines of output by rank."""
 
     def fault_ns(self) -> int | None:
         """When the fault happened (CLOCK_MONOTONIC), if it has; the first time, if it has on several ranks."""
@@ -83,10 +88,11 @@ class Job:
         return tuple(rank for rank, process in enumerate(self.processes) if process.poll() is None)
 
     def wait(self, patience_s: float = _PATIENCE_S, time_limit_s: float = _TIME_LIMIT_S) -> None:
-        """Until all ranks have ended, or nothing has been heard of those that are left since the fault.
+        """Wait until all ranks have ended, or those left have been silent since the fault.
 
         Args:
-            patience_s: so long after the fault, or after a rank has said something or ended.
+            patience_s: so long after the fault, or after a rank has said something or ended. Shorter once those that
+                are left have reported.
             time_limit_s: in all.
         """
         deadline_s = self.started_s + time_limit_s
@@ -97,11 +103,16 @@ class Job:
             if left != before:
                 self.heard_s = time.monotonic()
             fault_ns = self.fault_ns()
-            if fault_ns is not None and time.monotonic() > max(self.heard_s, fault_ns / 1e9) + patience_s:
+            quiet_for_s = _PATIENCE_AFTER_REPORTS_S if self._have_reported(left) else patience_s
+            if fault_ns is not None and time.monotonic() > max(self.heard_s, fault_ns / 1e9) + quiet_for_s:
                 return
 
+    def _have_reported(self, ranks: tuple[int, ...]) -> bool:
+        trace = self.trace
+        return trace is not None and all((rank_folder(trace, rank) / REPORTS_FILE).exists() for rank in ranks)
+
     def ends(self) -> list[str]:
-        """How each rank has ended, or that it has not."""
+        """How each rank ended, or that it still runs."""
         return [_end_of(process.poll()) for process in self.processes]
 
 
@@ -117,7 +128,7 @@ def running(
     on_line: OnLine | None = None,
     start: Start = start_python,
 ) -> Iterator[Job]:
-    """Start a job, and end what is left of it at the end.
+    """Start a job, and end what is left of it afterwards.
 
     Args:
         script: runs on each rank, as torchrun would start it.
@@ -134,7 +145,7 @@ def running(
         if trace is not None:
             trace.mkdir(parents=True, exist_ok=True)
         environment = _environment(Path(temporary), wrapper, trace, timeout_s) | (extra_environment or {})
-        job = Job([], fault_times)
+        job = Job([], fault_times, trace)
         readers = []
         try:
             for rank in range(world_size):
@@ -160,7 +171,7 @@ def _environment(temporary: Path, wrapper: Wrapper, trace: Path | None, timeout_
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("OVERLAPSCOPE_")}
     environment = inherited | {
         "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",  # more threads than cores would only fight
+        "OMP_NUM_THREADS": "1",  # more threads than cores would only compete
         "PYTHONUNBUFFERED": "1",
         "OVERLAPSCOPE_LAB_RENDEZVOUS": str(temporary / "rendezvous"),
         "OVERLAPSCOPE_LAB_FAULT_TIMES": str(temporary / "fault_times"),

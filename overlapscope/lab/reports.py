@@ -1,15 +1,13 @@
-"""What the watchdogs of a job have reported, as verdicts."""
+"""The watchdogs' reports on a job, as verdicts."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from overlapscope.diagnosis.evidence import CallSite
+from overlapscope.diagnosis.plain import from_plain
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.trace.format import REPORTS_FILE
+from overlapscope.trace.reports import read_reports
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,37 +20,19 @@ class Report:
     verdict: Verdict
     message: str
     is_retracted: bool
-    """The job went on: it was slow."""
+    """Whether the report was withdrawn because the job went on: it was only slow."""
 
 
 def reports_in(folder: Path) -> list[Report]:
     """All reports in a recording, by time."""
-    reports = []
-    for file in folder.glob(f"rank_*/{REPORTS_FILE}"):
-        rank = int(file.parent.name.removeprefix("rank_"))
-        for line in file.read_text(encoding="utf-8").splitlines():
-            content = json.loads(line)
-            reports.append(
-                Report(
-                    rank=rank,
-                    time_ns=content["time_ns"],
-                    verdict=_verdict(content["verdict"]),
-                    message=content["message"],
-                    is_retracted=content["retracted_ns"] is not None,
-                )
-            )
-    return sorted(reports, key=lambda report: report.time_ns)
-
-
-def _verdict(content: dict[str, Any]) -> Verdict:
-    """As far as it can be compared with the truth."""
-    sites = {int(rank): CallSite(**site) for rank, site in (content["call_sites"] or {}).items() if site}
-    return Verdict(
-        kind=content["kind"],
-        sentence=content["sentence"],
-        blamed=tuple(content["blamed"]),
-        step=content["step"],
-        bucket=content["bucket"],
-        parameters=tuple(content["parameters"]),
-        call_sites=sites,
-    )
+    folders = {int(one.name.removeprefix("rank_")): one for one in folder.glob("rank_*")}
+    return [
+        Report(
+            rank=report.rank,
+            time_ns=report.time_ns,
+            verdict=from_plain(Verdict, dict(report.verdict)),
+            message=report.text,
+            is_retracted=report.retracted_ns is not None,
+        )
+        for report in read_reports(folders)
+    ]

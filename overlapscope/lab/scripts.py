@@ -1,4 +1,4 @@
-"""The scripts of the laboratory: where they are, and what they say of themselves."""
+"""The scripts of the laboratory: where they are, and what they say about themselves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from overlapscope.lab.catalogue import Fault
 
 _MARKS: Final = ("# <- the fault", "# <- seen here")
-"""The line that is wrong, and lines at which a process can notice it."""
+"""Marks of the faulty line, and of lines at which a process can notice it."""
 
 
 def script_of(fault: Fault) -> Path:
@@ -19,7 +19,7 @@ def script_of(fault: Fault) -> Path:
 
 
 def explanation_of(fault: Fault) -> str:
-    """What the script says of itself: the fault in one line, how it happens, what one sees."""
+    """The script's own explanation: the fault in one line, how it happens, what you see."""
     source = script_of(fault).read_text(encoding="utf-8")
     return ast.get_docstring(ast.parse(source)) or ""
 
@@ -30,7 +30,7 @@ def title_of(fault: Fault) -> str:
 
 
 def faulty_lines(fault: Fault) -> tuple[int, ...]:
-    """The numbers of the lines that are marked in the script: those that a right verdict may point to."""
+    """The numbers of the marked lines, which a right verdict may point to."""
     source = script_of(fault).read_text(encoding="utf-8")
     return tuple(number for number, line in enumerate(source.splitlines(), 1) if any(mark in line for mark in _MARKS))
 

@@ -1,4 +1,4 @@
-"""Is a verdict the truth? Compared point by point with what the catalogue knows."""
+"""Whether a verdict is the truth: a point-by-point comparison with the catalogue."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Check:
 
 
 def compare(fault: Fault, world_size: int, verdict: Verdict) -> tuple[Check, ...]:
-    """The points that matter for this fault: always kind and ranks, and step, bucket, parameters and line if it has."""
+    """The points that matter for this fault: always kind and ranks; step, bucket, parameters and line if it has any."""
     kind = Check(
         point="kind",
         expected=" or ".join(fault.kinds),
@@ -45,7 +45,7 @@ def compare(fault: Fault, world_size: int, verdict: Verdict) -> tuple[Check, ...
 
 def _ranks(fault: Fault, world_size: int, verdict: Verdict) -> Check:
     expected = fault.blamed(world_size)
-    # What all ranks do alike may be laid to all of them or to none.
+    # What all ranks do alike may be blamed on all of them or on none.
     is_right = set(verdict.blamed) == set(expected) or (
         len(expected) == world_size and not verdict.blamed and verdict.is_fault
     )

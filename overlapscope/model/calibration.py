@@ -1,7 +1,7 @@
-"""What all-reduces were measured to take, without a training: the file that ``overlapscope calibrate`` writes.
+"""Measured all-reduce times without a training: the file that ``overlapscope calibrate`` writes.
 
-Bandwidths are those of nccl-tests: *algbw* is bytes by time; *busbw* is that times 2(N-1)/N, what each link carries if
-the algorithm is a ring, and so comparable between numbers of ranks.
+Bandwidths are those of nccl-tests: *algbw* is bytes over time; *busbw* is that times 2(N-1)/N, which each link
+carries if the algorithm is a ring, and so comparable between numbers of ranks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from overlapscope.model.observation import Spans
 from overlapscope.trace.format import write_json
 
 CALIBRATION_FILE: Final = "calibration.json"
-"""Its name in the folder of a recording."""
+"""Name of the file in the folder of a recording."""
 
 _FORMAT: Final = "overlapscope calibration"
 _VERSION: Final = 1
@@ -30,13 +30,13 @@ class AllReduceSample:
     """All-reduces of one size."""
 
     bytes: int
-    """Of each."""
+    """Bytes of each all-reduce."""
     times_ns: tuple[int, ...]
-    """From the last rank's launch to the end, a measurement each."""
+    """Times from the last rank's launch to the end, one per measurement."""
 
     @property
     def time_ns(self) -> float:
-        """The median."""
+        """The median time."""
         return float(np.median(self.times_ns))
 
 
@@ -48,11 +48,10 @@ class Calibration:
     device: str
     """Where the tensors were: ``cpu``, or the name of a GPU."""
     hosts: tuple[str, ...]
-    """By rank."""
+    """Host of each rank."""
     samples: tuple[AllReduceSample, ...]
     pairs: tuple[AllReduceSample, ...] = ()
-    """Two that were launched together, of so many bytes each, until both had ended; of backends that run two at a
-    time."""
+    """Pairs launched together, of this many bytes each, until both had ended; for backends that run two at a time."""
 
     @property
     def world_size(self) -> int:
@@ -61,17 +60,17 @@ class Calibration:
 
 
 def algbw_gb_per_s(size_bytes: int, time_ns: float) -> float:
-    """Bytes by time, in 10⁹ bytes a second."""
+    """Bytes over time, in 10⁹ bytes per second."""
     return size_bytes / time_ns
 
 
 def busbw_gb_per_s(size_bytes: int, time_ns: float, world_size: int) -> float:
-    """What each link carries in an all-reduce by a ring, in 10⁹ bytes a second."""
+    """What each link carries in an all-reduce by a ring, in 10⁹ bytes per second."""
     return algbw_gb_per_s(size_bytes, time_ns) * 2 * (world_size - 1) / world_size
 
 
 def write_calibration(path: Path, calibration: Calibration) -> None:
-    """Write it; a file of this name is replaced.
+    """Write a calibration; a file of this name is replaced.
 
     Raises:
         OverlapScopeError: the file can't be written.
@@ -93,10 +92,10 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
 
 
 def read_calibration(path: Path) -> Calibration:
-    """Read it.
+    """Read a calibration.
 
     Raises:
-        OverlapScopeError: the file can't be read, or is no calibration.
+        OverlapScopeError: the file can't be read, or is not a calibration.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -105,7 +104,7 @@ def read_calibration(path: Path) -> Calibration:
     except ValueError:
         content = None
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        raise OverlapScopeError(f"{path}: is no calibration; make one with 'overlapscope calibrate'")
+        raise OverlapScopeError(f"{path}: not a calibration; make one with 'overlapscope calibrate'")
     if content.get("version") != _VERSION:
         raise OverlapScopeError(
             f"{path}: has version {content.get('version')}, but {_VERSION} is needed; make it again"
@@ -117,7 +116,7 @@ def read_calibration(path: Path) -> Calibration:
 
 
 def spans_of(samples: Sequence[AllReduceSample]) -> Spans | None:
-    """Every measurement of some samples; None if there are none."""
+    """All measurements of some samples; None if there are none."""
     if not samples:
         return None
     counts = [len(sample.times_ns) for sample in samples]

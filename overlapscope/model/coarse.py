@@ -1,7 +1,7 @@
-"""A model of thousands of gradients with neighbours joined, so that plans of it are found as quickly as of a small one.
+"""A model of thousands of gradients with neighbours joined, so that plans are found as quickly as for a small one.
 
-Joined are gradients of one kind that follow each other and are small against the model; where between them a bucket
-is closed makes no difference that anybody could measure.
+Gradients are joined if they are of one kind, follow each other and are small compared with the model; where between
+them a bucket is closed makes no measurable difference.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from overlapscope.model.work import Work
 _MOST_GRADIENTS: Final = 500
 """Models with no more than these stay as they are."""
 _PIECES: Final = 400
-"""A joined gradient holds at most one of so many parts of the model, if none of its members holds more."""
+"""A joined gradient holds at most one in this many parts of the model, unless one of its members holds more."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

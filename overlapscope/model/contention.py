@@ -1,8 +1,8 @@
 """How much compute and communication slow each other down, from plans under which they met differently.
 
-The right slowdown is the one that explains the difference away: once it is taken out, the same gradients take the
-same time to compute, and messages of the same size the same time to travel, whether or not the other was going on.
-So it is with two all-reduces that run together, too, if they have not been measured that way.
+The right slowdown is the one that explains the difference away: once it is taken out, the same gradients take the same
+time to compute, and messages of the same size the same time to travel, whether or not the other was going on. The same
+holds for two all-reduces that run together, if they were not measured that way.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from overlapscope.model.transfers import Transfers
 from overlapscope.model.work import Backward
 
 _SLOWDOWNS: Final = np.round(np.arange(1.0, 3.0001, 0.02), 2)
-"""What is tried."""
+"""Slowdowns that are tried."""
 _STRETCHES: Final = 12
-"""Of backward, which are compared across cycles. Between two gradients alone there may be next to no time."""
+"""Stretches of backward that are compared across cycles. Between two gradients there may be next to no time."""
 _ENOUGH_CONTRAST: Final = 0.1
 """Standard deviation of the share of a stretch in which something was in flight."""
 _MOST_OF_TWO: Final = 2.0
-"""Two that share a wire do not take longer than one after the other."""
+"""Most that two all-reduces sharing a wire slow each other down: they take no longer than one after the other."""
 _FEWEST_CYCLES: Final = 4
 _DRAWS: Final = 40
 _ABOUT_THE_SAME_SIZE: Final = 1.5
@@ -34,7 +34,7 @@ _FEWEST_TRANSFERS: Final = 6
 
 
 class _Assumed(NamedTuple):
-    """Of a slowdown that the recording does not show."""
+    """What is assumed of a slowdown that the recording does not show."""
 
     value: float
     low: float
@@ -54,13 +54,13 @@ class Slowdown:
 
     value: float
     is_known: bool
-    """If not, the recording does not tell it, and something is assumed."""
+    """Whether the recording shows it; if not, a value is assumed."""
     draws: Float64Array
-    """(D,) as likely values."""
+    """(D,) equally likely values."""
 
     @property
     def interval(self) -> tuple[float, float]:
-        """In which it lies nine times out of ten."""
+        """The 90 % interval of the slowdown."""
         low, high = np.quantile(self.draws, [0.05, 0.95])
         return float(low), float(high)
 
@@ -112,7 +112,7 @@ def lane_slowdown_of(transfers: Transfers, communication_slowdown: float = 1.0, 
 
 
 def lane_slowdown_of_pairs(pairs: Spans, alone: CollectiveCost) -> Slowdown:
-    """The same, measured: with the largest, of which latency is the smallest part.
+    """The slowdown of two lanes from measured pairs: from the largest, where latency matters least.
 
     Args:
         pairs: what two took that began together, until both had ended.

@@ -1,7 +1,7 @@
-"""What an all-reduce costs, by its size: fitted to recorded ones, or to a calibration, or to both.
+"""The cost of an all-reduce by its size: fitted to recorded ones, a calibration, or both.
 
-A straight line through all sizes is wrong where it matters, because small messages ride the burst of a rate limiter
-and large ones leave the caches. So the cost is a table of medians, made monotone and interpolated between sizes that
+A straight line through all sizes is wrong where it matters, because small messages fit the burst of a rate limiter and
+large ones leave the caches. So the cost is a table of medians, made monotone and interpolated between sizes that
 were measured, and only outside of them it follows a line of latency and bandwidth, ``alpha + beta x bytes``.
 """
 
@@ -23,17 +23,17 @@ Algorithm = Literal["ring", "tree"]
 _SAME_SIZE: Final = 1.05
 """Sizes up to this factor apart are one size."""
 _NEAR_SIZE: Final = 2.0
-"""How far apart sizes are that tell of each other: the standard deviation, as a factor."""
+"""Distance at which sizes still inform each other: a standard deviation, as a factor."""
 _FEWEST_SIZES_APART: Final = 3.0
-"""The largest size must be so many times the smallest, or latency and bandwidth can't be told apart."""
+"""The largest size must be this many times the smallest, or latency and bandwidth can't be told apart."""
 _LATENCY_SHARES: Final = (0.0, 0.6)
-"""What share of the smallest measured all-reduce may be latency where nothing is known of it."""
+"""Share of the smallest measured all-reduce that may be latency if nothing is known about it."""
 _TO_DEVIATION: Final = 1.4826
-"""Times the median of absolute differences, the standard deviation of a normal distribution."""
+"""Factor from the median absolute deviation to the standard deviation of a normal distribution."""
 ERROR_OF_MEDIAN: Final = 1.2533
-"""The standard error of a median, in those of a mean."""
+"""Factor from the standard error of a mean to that of a median."""
 _TRUST_IN_CALIBRATION: Final = 2.0
-"""A calibration counts as much as so many recorded all-reduces of one size."""
+"""A calibration weighs as much as this many recorded all-reduces of one size."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -46,7 +46,7 @@ class CollectiveCost:
     times_ns: Float64Array
     """(K,) never falling."""
     line: Line
-    """Latency and time per byte; what holds outside the measured sizes, where it is scaled to join them."""
+    """Latency and time per byte, used outside the measured sizes, where it is scaled to join them."""
     is_identifiable: bool
     """Whether the sizes lie far enough apart to tell latency from bandwidth."""
 
@@ -69,7 +69,7 @@ class CollectiveCost:
         if self.is_identifiable:
             return ""
         return (
-            "The measured all-reduces have nearly one size, so what one of another size takes is a guess: record with "
+            "The measured all-reduces are all about the same size, so other sizes are guesses: record with "
             "--probe-buckets, or run overlapscope calibrate."
         )
 
@@ -87,14 +87,14 @@ class CollectiveCost:
         """
         if min(self.world_size, world_size) < 2:
             raise OverlapScopeError(
-                f"an all-reduce of {self.world_size} ranks says nothing of one of {world_size}: both need at least 2"
+                f"an all-reduce of {self.world_size} ranks says nothing about one of {world_size}: both need at least 2"
             )
         turns = _turns(world_size, algorithm) / _turns(self.world_size, algorithm)
         share = (1 - 1 / world_size) / (1 - 1 / self.world_size)
         return replace(self._with(turns, share), world_size=world_size)
 
     def with_bandwidth(self, factor: float) -> CollectiveCost:
-        """The cost if links carried so many times the bytes, at the same latency."""
+        """The cost if links had this many times the bandwidth, at the same latency."""
         return self._with(1.0, 1 / factor)
 
     def _with(self, latencies: float, bytes_: float) -> CollectiveCost:
@@ -109,7 +109,7 @@ class CollectiveCost:
 def fit_cost(samples: Spans | None, world_size: int, calibration: Spans | None = None) -> CollectiveCost:
     """Fit the cost to recorded all-reduces, a calibration, or both.
 
-    With both, the calibration gives the shape, and what was recorded of a size corrects that size and those near it.
+    With both, the calibration gives the shape, and recorded all-reduces correct their own and nearby sizes.
 
     Args:
         samples: bytes and transfer times, freed of waits and queues (see ``transfers``).
@@ -124,7 +124,7 @@ def fit_cost(samples: Spans | None, world_size: int, calibration: Spans | None =
         spans = calibration or samples
         if spans is None:
             raise OverlapScopeError(
-                "no all-reduce was recorded that tells what one costs: record some more steps, or run overlapscope "
+                "the recording has no all-reduce that tells its cost: record some more steps, or run overlapscope "
                 "calibrate"
             )
         return _cost(_medians(spans), world_size)
@@ -143,7 +143,7 @@ def fit_cost(samples: Spans | None, world_size: int, calibration: Spans | None =
 def draw_cost(
     samples: Spans | None, world_size: int, calibration: Spans | None, random: np.random.Generator
 ) -> CollectiveCost:
-    """A cost that is as likely as the fitted one: fitted to cycles that are drawn again from the recorded ones.
+    """A cost as likely as the fitted one: fitted to cycles resampled from the recorded ones.
 
     Where all sizes are nearly the same, each draw assumes another latency.
     """
@@ -159,7 +159,7 @@ class _Sizes(NamedTuple):
 
     bytes: Float64Array
     times: Float64Array
-    """The middle one of each size."""
+    """The median time of each size."""
     counts: Float64Array
     errors: Float64Array
     """Standard error of the logarithm of the time."""

@@ -1,4 +1,4 @@
-"""A recording -> all that a replay needs, and how sure it is."""
+"""A recording -> everything that a replay needs, and how sure it is."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from overlapscope.model.work import Backward, Work, backward_of
 
 _ENOUGH_CYCLES: Final = 8
 _LEAST_ERROR: Final = 0.02
-"""Predictions of plans that were not recorded are off by so much, whatever those that were recorded show. Like the
-next one a share of the step, and seen in nine sweeps of sizes (``benchmarks/bucket_advice.py``): with both, 88 % of
+"""Error of predictions of unrecorded plans, whatever the recorded ones show. Like the next one a share of the step,
+from nine sweeps of sizes (``benchmarks/bucket_advice.py``): with both, 88 % of
 what was measured there lies in the 90 % intervals."""
 _OTHER_DAY: Final = 0.025
-"""By which the same training is slower or faster another time."""
+"""Share by which the same training is slower or faster another time."""
 _ABOUT_AS_MANY: Final = 2.0
-"""How far apart numbers of buckets are that tell of each other: the standard deviation, as a factor."""
+"""Distance at which numbers of buckets still inform each other: a standard deviation, as a factor."""
 _ROUNDS: Final = 6
 """Latency, which two lanes hide from each other, is known better each time."""
 
@@ -50,7 +50,7 @@ class Check:
     recorded_ns: float
     predicted_ns: float
     noise: float
-    """Standard error of the logarithm of what was recorded; NaN if there is a single cycle."""
+    """Standard error of the logarithm of the recorded time; NaN with a single cycle."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -61,11 +61,11 @@ class Fitted:
     calibration: Spans | None
     transfers: Transfers
     backward: Backward
-    """Of the cycles that predictions rest on."""
+    """Backward in the cycles that predictions rest on."""
     copy_overhead_ns: Float64Array
     """(R,) what copies back take beyond the spans that were recorded."""
     work: Work
-    """With that overhead before it."""
+    """Work of the ranks, with that overhead before it."""
     costs: Costs
     compute_slowdown: Slowdown
     communication_slowdown: Slowdown
@@ -73,7 +73,7 @@ class Fitted:
     """1 where there is one lane."""
 
     def draws(self, count: int, seed: int = 0) -> Iterator[tuple[Work, Costs]]:
-        """Models that are as likely: of cycles drawn again from the recorded ones, with slowdowns as likely.
+        """Equally likely models: from resampled cycles, with equally likely slowdowns.
 
         Args:
             count: how many.
@@ -148,16 +148,16 @@ class Fitted:
         seed: int = 0,
         under: Callable[[Costs], Costs] = lambda costs: costs,
     ) -> Float64Array:
-        """The typical step time of plans, again and again with models that are as likely.
+        """The typical step time of plans, under many equally likely models.
 
         All plans of a draw share its model, so that differences of two plans are surer than either; what the model is
-        off by (``model_errors``) is each plan's own. By what another day is slower or faster all are off alike.
+        off by (``model_errors``) is each plan's own. What makes another day slower or faster shifts all alike.
 
         Args:
             plans: Q of them.
-            count: how many draws.
+            count: number of draws.
             seed: of the draws.
-            under: what else shall be different, as with compression.
+            under: other assumptions to change, such as compression.
 
         Returns:
             (D, Q)
@@ -179,7 +179,7 @@ def fit(
     Args:
         lanes: how many all-reduces the backend runs at a time: 1 with NCCL, 2 with gloo.
         calibration: what all-reduces of the same ranks took with nothing else going on.
-        pairs: the same of two that began together, each of so many bytes.
+        pairs: the same of two that began together, of this many bytes each.
 
     Raises:
         OverlapScopeError: there is nothing that tells what an all-reduce costs.
@@ -228,7 +228,7 @@ def fit(
 
 
 def _settled(observations: Observations) -> Observations:
-    """Without the first step of each plan, whose buffers are new, if there are enough others."""
+    """The observations without the first step of each plan, whose buffers are new, if there are enough others."""
     settled = observations.plan == observations.plan_before
     return observations.of_cycles(settled) if settled.sum() >= _ENOUGH_CYCLES else observations
 

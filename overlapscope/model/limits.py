@@ -1,4 +1,4 @@
-"""What a step waits for, once its buckets are as good as they can be: told by taking each thing away."""
+"""What limits a step whose buckets are as good as they can be, found by removing each thing in turn."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 from overlapscope.model.cost import CollectiveCost
 from overlapscope.model.line import Line
 from overlapscope.model.partition import Buckets
-from overlapscope.model.schedule import Costs, replay, timeline
+from overlapscope.model.schedule import Costs, replay, replay_step
 from overlapscope.model.work import Work
 
 Limit = Literal["compute", "straggler", "latency", "bandwidth", "last bucket"]
 
 _LEAST_SHARE: Final = 0.02
-"""Of the step, for something to be called its limit."""
+"""Share of the step above which something is called its limit."""
 _IDLE: Final = 0.1
 """The last all-reduce found the wire idle if it waited for less than this share of its own time."""
 _NEXT_TO_NOTHING: Final = 1e-9
@@ -30,15 +30,15 @@ class Limits:
     """What is most worth changing. ``compute``: all else together is below 2 % of the step. ``last bucket``: it is the
     bandwidth, but only for what becomes ready last, when no backward is left to hide it."""
     exposed: float
-    """Of the step, in which all compute of backward is over and an all-reduce is not."""
+    """Share of the step in which backward's compute is over but an all-reduce is not."""
     communication: float
-    """By which the step were shorter without any all-reduce: also by what they slow compute down."""
+    """Share by which the step would be shorter without any all-reduce, their slowing of compute included."""
     latency: float
-    """By which it were shorter if an all-reduce of next to nothing took no time."""
+    """Share by which it would be shorter if an all-reduce of next to nothing took no time."""
     bandwidth: float
-    """By which it were shorter if bytes took no time."""
+    """Share by which it would be shorter if bytes took no time."""
     straggler: float
-    """By which it were shorter if all ranks were as early as the middle one, of two the earlier one."""
+    """Share by which it would be shorter if all ranks were as early as the median rank (of two, the earlier one)."""
 
 
 def limits_of(plan: Buckets, work: Work, costs: Costs) -> Limits:
@@ -92,14 +92,14 @@ def _with_times(cost: CollectiveCost, latencies: float, bytes_: float) -> Collec
     times_ns = latencies * alpha_ns + bytes_ * (cost.times_ns - alpha_ns)
     return replace(
         cost,
-        # Their logarithms are interpolated, and the line is divided by.
+        # Not zero, because their logarithms are interpolated and the line is a divisor.
         times_ns=np.maximum(times_ns, _NEXT_TO_NOTHING),
         line=Line(alpha_ns=max(latencies * cost.line.alpha_ns, _NEXT_TO_NOTHING), beta_ns=bytes_ * cost.line.beta_ns),
     )
 
 
 def _without_straggler(work: Work) -> Work:
-    """One rank instead of all: what the middle one does, moment by moment."""
+    """One rank instead of all: at each moment, what the median rank does."""
     middle = (work.start_ns.shape[1] - 1) // 2
     return replace(
         work,
@@ -110,7 +110,7 @@ def _without_straggler(work: Work) -> Work:
 
 
 def _is_last_bucket_alone(plan: Buckets, work: Work, costs: Costs) -> bool:
-    drawn = timeline(plan, work, costs)
+    drawn = replay_step(plan, work, costs)
     waited_ns = drawn.start_ns[-1] - drawn.launch_ns[:, -1].max()
     under_way_ns = max(0.0, float(drawn.end_ns[:-1].max(initial=0.0) - drawn.launch_ns[:, -1].max()))
     return bool(max(waited_ns, under_way_ns) <= _IDLE * (drawn.end_ns[-1] - drawn.start_ns[-1]))

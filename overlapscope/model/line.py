@@ -12,7 +12,7 @@ from overlapscope.model.partition import Float64Array
 
 _ROUNDS: Final = 30
 _SMALLEST_RESIDUAL: Final = 1e-4
-"""As a share of the time: below it residuals count alike, or one point would decide everything."""
+"""Share of the time below which residuals count alike, or one point would decide everything."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class Line:
     """Per byte."""
 
     def time_ns(self, bytes_: npt.ArrayLike) -> Float64Array:
-        """Of sizes of any shape."""
+        """The time of sizes of any shape."""
         return self.alpha_ns + self.beta_ns * np.asarray(bytes_, dtype=np.float64)
 
 

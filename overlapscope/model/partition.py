@@ -1,4 +1,4 @@
-"""DDP's rule for filling buckets, once: ``instrumented_ddp`` trains by it, and the model predicts by it."""
+"""DDP's rule for filling buckets, which ``instrumented_ddp`` trains by and the model predicts by."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ALONE: Final = -1
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Gradients:
-    """What one model reduces in a step: P gradients, by the number of their parameter."""
+    """The P gradients that one model reduces in a step, by parameter number."""
 
     names: tuple[str, ...]
     bytes: Int64Array
@@ -41,7 +41,7 @@ class Gradients:
 
     @property
     def total_bytes(self) -> int:
-        """Of all gradients."""
+        """Bytes of all gradients."""
         return int(self.bytes.sum())
 
 

@@ -28,20 +28,25 @@ class UniformPlan:
     buckets: Buckets
     low_bytes: int
     high_bytes: int
-    """``NO_LIMIT`` if every larger cap will do."""
+    """Upper end of the band; ``NO_LIMIT`` if every larger cap gives the same."""
     first_bucket_bytes: int | None = None
-    """The limit of the first bucket, if it has one of its own."""
+    """Limit of the first bucket, if it has its own."""
     is_default: bool = False
-    """Whether it is what DDP does when nothing is set."""
+    """Whether it is DDP's default."""
 
     @property
     def cap_mb(self) -> float:
         """A round cap in the band."""
         return DEFAULT_CAP_BYTES / MB if self.is_default else round_cap_mb(self.low_bytes, self.high_bytes)
 
+    @property
+    def setting(self) -> str:
+        """What gives it, as an argument of DistributedDataParallel; unless its first bucket has a limit of its own."""
+        return "bucket_cap_mb=None" if self.is_default else caps_setting([self.cap_mb])
+
 
 def default_plan(gradients: Gradients) -> UniformPlan:
-    """What DDP does when nothing is set: a first bucket of 1 MB, and then 25 MB. ``bucket_cap_mb=25`` is another."""
+    """The plan when nothing is set: a first bucket of 1 MB, then 25 MB. ``bucket_cap_mb=25`` gives another."""
     band = next(_bands(gradients, DEFAULT_FIRST_BUCKET_BYTES, DEFAULT_CAP_BYTES, 1.0))
     return UniformPlan(
         buckets=fill(gradients, [DEFAULT_FIRST_BUCKET_BYTES, DEFAULT_CAP_BYTES]),
@@ -62,7 +67,7 @@ def uniform_plans(
 
     Args:
         first_bucket_bytes: give the first bucket a limit of its own, as ``bucket_cap_mb_list`` can.
-        at_most: so many; where there are more, caps are tried that are as many and evenly far apart.
+        at_most: how many at most; if there are more, this many evenly spaced caps are tried.
         smallest_cap_bytes: where to begin.
     """
     exact = _listed(_bands(gradients, first_bucket_bytes, smallest_cap_bytes, 1.0), at_most)
@@ -120,7 +125,7 @@ def caps_mb_of(buckets: Buckets, gradients: Gradients) -> list[float] | None:
 
 
 def caps_setting(caps_mb: Sequence[float]) -> str:
-    """Caps as an argument of DistributedDataParallel, to the last digit: where bands are narrow, it counts."""
+    """Caps as an argument of DistributedDataParallel, to the last digit, which matters where bands are narrow."""
     texts = [repr(float(cap)).removesuffix(".0") for cap in caps_mb]
     return f"bucket_cap_mb={texts[0]}" if len(set(texts)) == 1 else f"bucket_cap_mb_list=[{', '.join(texts)}]"
 
@@ -168,7 +173,7 @@ def _bands(gradients: Gradients, first_bytes: int | None, cap_bytes: int, factor
     """Buckets for ever larger caps, and for which caps they are the same.
 
     Args:
-        factor: how many times as large the next cap is at least.
+        factor: least ratio of a cap to the one before.
     """
     kinds = gradients.kinds[gradients.order]
     places = [np.flatnonzero(kinds == kind).tolist() for kind in np.unique(kinds) if kind != ALONE]

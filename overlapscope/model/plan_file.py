@@ -1,7 +1,7 @@
 """A bucket plan as a file: ``DistributedDataParallel(bucket_plan="plan.json")`` reads what a search has written.
 
-Parameters are named, not numbered, and their shapes and types are beside them, so that a plan that was made for
-another model is seen to be.
+Parameters are named, not numbered, and their shapes and types are beside them, so that a plan made for another model
+is recognised.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class PlannedParameter:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    """As in ``float32``."""
+    """Name of the dtype, such as ``float32``."""
     bytes: int
-    """Of its gradient."""
+    """Bytes of its gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +37,11 @@ class PlanFile:
 
     parameters: tuple[PlannedParameter, ...]
     buckets: tuple[tuple[str, ...], ...]
-    """Names, in the order of launches and within a bucket in the order of gradients."""
+    """Names, buckets in the order of launch, parameters in the order of gradients."""
     bucket_cap_mb_list: tuple[float, ...] | None = None
-    """The same plan for torch's own DDP, if it can be said so."""
+    """The same plan for torch's own DDP, if ``bucket_cap_mb_list`` can express it."""
     predicted: Mapping[str, Any] = field(default_factory=dict)
-    """What was expected of it, for whoever reads the file."""
+    """Predictions for the plan, for readers of the file."""
 
     def numbered(self, parameters: Sequence[PlannedParameter]) -> Buckets:
         """The plan in numbers of a model's parameters.
@@ -54,7 +54,7 @@ class PlanFile:
         for parameter in parameters:
             other = planned.get(parameter.name)
             if other is None:
-                raise OverlapScopeError(f"the bucket plan knows no {parameter.name}: make a plan for this model")
+                raise OverlapScopeError(f"the bucket plan lacks {parameter.name}: make a plan for this model")
             if (other.shape, other.dtype) != (parameter.shape, parameter.dtype):
                 raise OverlapScopeError(
                     f"the bucket plan is for {parameter.name} of {_look(other)}, but here it is {_look(parameter)}: "
@@ -110,8 +110,8 @@ def read_plan(path: Path) -> PlanFile:
         raise OverlapScopeError(f"{path}: not a bucket plan: write one with overlapscope recommend")
     if content.get("version") != _VERSION:
         raise OverlapScopeError(
-            f"{path}: version {content.get('version')!r} of the bucket plan is not known here, only {_VERSION}: "
-            "write it again with this version of overlapscope"
+            f"{path}: version {content.get('version')!r} of the bucket plan is unknown here, only {_VERSION} is "
+            f"known: write it again with this version of overlapscope"
         )
     try:
         plan = _parsed(content)
@@ -141,7 +141,7 @@ def _parsed(content: dict[str, Any]) -> PlanFile:
 
 
 def _check(path: Path, plan: PlanFile) -> None:
-    """Each parameter is in one bucket, with others of its type."""
+    """Check that each parameter is in exactly one bucket, with others of its type."""
     dtypes = {parameter.name: parameter.dtype for parameter in plan.parameters}
     bucket_of: dict[str, int] = {}
     for number, bucket in enumerate(plan.buckets):
@@ -149,10 +149,10 @@ def _check(path: Path, plan: PlanFile) -> None:
             raise OverlapScopeError(f"{path}: bucket {number} of the plan is empty: leave it out")
         for name in bucket:
             if name not in dtypes:
-                raise OverlapScopeError(f"{path}: bucket {number} has {name}, which is none of the plan's parameters")
+                raise OverlapScopeError(f"{path}: bucket {number} has {name}, which the plan's parameters lack")
             if name in bucket_of:
                 raise OverlapScopeError(
-                    f"{path}: {name} is in bucket {bucket_of[name]} and in bucket {number}: it can be in one only"
+                    f"{path}: {name} is in bucket {bucket_of[name]} and in bucket {number}: it can only be in one"
                 )
             if dtypes[name] != dtypes[bucket[0]]:
                 raise OverlapScopeError(

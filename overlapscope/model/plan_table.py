@@ -1,7 +1,7 @@
-"""Many bucket plans of one model as arrays, to be replayed at once.
+"""Many bucket plans of one model as arrays, to be replayed together.
 
-A plan can be written down as its *cuts*: for each gradient, in their order, whether it is the last one of its bucket.
-That says everything about a plan which fills buckets in the order of gradients, as DDP's do.
+A plan can be expressed by its *cuts*: for each gradient, in order, whether it is the last one of its bucket. That
+fully describes a plan that fills buckets in the order of gradients, as DDP's do.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class PlanTable:
         return len(self.last)
 
     def of(self, rows: Int64Array) -> PlanTable:
-        """Some of the plans, as narrow as they allow."""
+        """Some of the plans, in the narrowest possible table."""
         width = int(self.is_bucket[rows].sum(axis=1).max(initial=0))
         return PlanTable(
             last=self.last[rows, :width], bytes=self.bytes[rows, :width], is_bucket=self.is_bucket[rows, :width]
@@ -37,7 +37,7 @@ class PlanTable:
 
 
 def table_of(plans: Sequence[Buckets], gradients: Gradients) -> PlanTable:
-    """Any plans, also such as fill buckets in another order than that of the gradients."""
+    """A table of any plans, also of those that fill buckets in another order than that of the gradients."""
     place = np.empty(len(gradients.order), dtype=np.int64)
     place[gradients.order] = np.arange(len(gradients.order))
     row = np.repeat(np.arange(len(plans)), [len(plan) for plan in plans])

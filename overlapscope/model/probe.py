@@ -1,8 +1,8 @@
-"""Which bucket plans to run for a few steps each, so that a short recording tells what any other would take.
+"""Which bucket plans to run for a few steps each, so that a short recording can predict any other.
 
 What an all-reduce costs at a size is known where sizes near it were seen, and latency can't be told from bandwidth at
-a single one. So the plans span the sizes that a plan can have. They run in blocks, forwards and then backwards: a
-machine that gets slower or faster meanwhile does so for all plans alike.
+a single one. So the plans span the sizes that a plan can have. They run in blocks, forwards and then backwards, so
+that a machine that gets slower or faster meanwhile affects all plans alike.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from overlapscope.model.plan import default_plan
 STEPS: Final = 24
 _PLANS: Final = 5
 _FEWEST_STEPS_IN_A_BLOCK: Final = 2
-"""In the first step of a plan its buffers are new."""
+"""Least steps of a plan: in the first one its buffers are new."""
 _MOST_BUCKETS: Final = 48
-"""A probe is to tell much and to cost little."""
+"""Most buckets of a probed plan: a probe should tell much and cost little."""
 _SMALLEST_CAP_BYTES: Final = 64 * 1024
 
 
@@ -44,7 +44,7 @@ def probe(gradients: Gradients, steps: int = STEPS) -> Probe:
     plans = _spanning_plans(gradients)[:wanted]
     visits = [*range(len(plans)), *range(len(plans) - 2, -1, -1)]
     lengths = np.full(len(visits), steps // len(visits))
-    # What is left over goes to the outer blocks, both ways alike, and to the one in the middle.
+    # What is left over goes to the outer blocks, equally both ways, and to the middle one.
     left = steps - int(lengths.sum())
     for place in range(left // 2):
         lengths[[place, -1 - place]] += 1

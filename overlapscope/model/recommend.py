@@ -1,4 +1,4 @@
-"""The advice: which bucket size, what it gains, how sure that is, and when to leave it."""
+"""The advice: which bucket size to set, what it gains, how sure that is, and when to leave it."""
 
 from __future__ import annotations
 
@@ -8,33 +8,28 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from overlapscope.model.coarse import coarse
 from overlapscope.model.fit import Fitted
 from overlapscope.model.limits import Limits, limits_of
 from overlapscope.model.partition import MB, NO_LIMIT, Buckets, Float64Array, Gradients
-from overlapscope.model.plan import UniformPlan, caps_mb_of, default_plan, uniform_plans
+from overlapscope.model.plan import UniformPlan, caps_mb_of
 from overlapscope.model.schedule import replay
 from overlapscope.model.search import best_plan
+from overlapscope.model.sizes import LEAST_GAIN, PredictedSizes, predict_sizes
 from overlapscope.model.what_if import WhatIf, what_ifs_of
 
 Verdict = Literal["change", "leave it", "can't tell"]
 
-LEAST_GAIN: Final = 0.01
-"""A smaller share of the step is not worth a change."""
 _WORTH_KNOWING: Final = 0.05
-"""Where so much might be gained, and it is not sure that anything is, one should measure more."""
+"""Possible gain above which, if no gain is certain, it is worth measuring more."""
 _WITHIN: Final = 0.01
 _DRAWS: Final = 100
 _SIZES_SHOWN: Final = 14
-_SIZES_TRIED: Final = 250
-_MOST_BUCKETS: Final = 100
-"""Sizes so small that they make more buckets are not looked at: latency alone makes them slow."""
 _QUANTILES: Final = (0.05, 0.95)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A value, and between which it lies nine times out of ten."""
+    """A value and its 90 % interval."""
 
     value: float
     low: float
@@ -43,98 +38,93 @@ class Interval:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Prediction:
-    """One bucket plan."""
+    """The prediction for one bucket plan."""
 
     buckets: Buckets
     cap_mb: float | None
-    """A round ``bucket_cap_mb`` that gives it; None if none does, or only DDP's default."""
+    """A round ``bucket_cap_mb`` that gives it; None if none does, or only DDP's default does."""
     low_mb: float | None
     """Caps of more than this, up to ``high_mb``, give the same buckets."""
     high_mb: float | None
-    """Infinite if every larger cap does."""
+    """Upper end of the caps; infinite if every larger cap gives the same buckets."""
     is_default: bool
-    """Whether it is what DDP does when nothing is set."""
+    """Whether it is DDP's default."""
     step_ns: Interval
     exposed_ns: float
-    """After backward, until the last all-reduce is over."""
+    """Time from the end of backward to the end of the last all-reduce."""
     recorded_ns: float | None
     """The median of the steps that were recorded with it."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Recommendation:
-    """See the module. Gains are shares of the step time before."""
+    """The advice for one job. Gains are shares of the step time before."""
 
     verdict: Verdict
-    """``leave it``: at most next to nothing is to be gained. ``can't tell``: much may be, but it is not sure at all."""
+    """``leave it``: next to nothing can be gained. ``can't tell``: much may be gained, but that is not sure."""
     now: Prediction
     """The plan in force at the end of the recording."""
     default: Prediction
     best: Prediction
-    """The best of all that one size can express, DDP's default among them."""
+    """The best plan that a single size can express, DDP's default included."""
     good_from_mb: float | None
     """Caps above this, up to ``good_to_mb``, are predicted within 1 % of the best."""
     good_to_mb: float | None
     gain: Interval
-    """Of the best size, over what is in force."""
+    """Gain of the best size over the current plan."""
     gain_over_default: Interval
     free: Prediction
-    """The best plan of all; it may be that of a size."""
+    """The best plan of all; it may be the plan of a size."""
     free_gain: Interval
-    """Of that, over the best size."""
+    """Gain of the best plan over the best size."""
     free_bucket_mb: tuple[float, ...]
     """The sizes of its buckets."""
     free_caps_mb: tuple[float, ...] | None
-    """The same as torch's ``bucket_cap_mb_list``, if it can be said so."""
+    """The same plan as torch's ``bucket_cap_mb_list``, if that can express it."""
     sizes: tuple[Prediction, ...]
-    """Some sizes, small ones first, to be shown."""
+    """Some sizes to show, small ones first."""
     limits: Limits
-    """Of the best size."""
+    """Limits of the step with the best size."""
     what_ifs: tuple[WhatIf, ...]
     missing: tuple[str, ...]
-    """What would make it surer."""
+    """What would make the advice surer."""
 
     @property
     def has_choice(self) -> bool:
-        """Whether sizes make any difference; a model of few parameters may have one plan for all of them."""
+        """Whether the size makes any difference; a model of few parameters may have one plan for all sizes."""
         return len(self.free.buckets) > 1 or len({size.buckets for size in self.sizes}) > 1
 
     @property
     def is_free_faster(self) -> bool:
         """Whether buckets of different sizes are predicted to gain something over the best size.
 
-        The best of many predictions is too good by chance, so a gain that is smaller than an error would be none.
+        The best of many predictions is too good by chance, so a gain smaller than an error doesn't count.
         """
         return self.free.buckets != self.best.buckets and self.free_gain.value >= LEAST_GAIN
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: plain values; buckets as the number of them and their lists of parameter numbers."""
+        """The advice for JSON: plain values; buckets as their number and their lists of parameter numbers."""
         return {name: _plain(getattr(self, name)) for name in self.__dataclass_fields__} | {
             "has_choice": self.has_choice
         }
 
 
 def recommend(fitted: Fitted, in_force: Buckets | None = None, hosts: int = 1) -> Recommendation:
-    """Compare all sizes, search for the best plan, and say what to do.
+    """Compare all sizes, search for the best plan, and decide what to do.
 
     Args:
-        in_force: the plan to compare with; that of the newest recorded step if not given.
-        hosts: on how many the ranks run.
+        in_force: the current plan; that of the newest recorded step if not given.
+        hosts: number of hosts that the ranks run on.
     """
     observations, gradients = fitted.observations, fitted.work.gradients
     in_force = in_force or observations.plans[int(observations.plan[-1])]
-    default = default_plan(gradients)
-    smallest = max(1, gradients.total_bytes // _MOST_BUCKETS)
-    uniform = uniform_plans(gradients, at_most=_SIZES_TRIED, smallest_cap_bytes=smallest)
-    step_ns = replay([plan.buckets for plan in uniform], fitted.work, fitted.costs).typical_ns
-    default_ns = float(replay([default.buckets], fitted.work, fitted.costs).typical_ns[0])
-    place = int(np.argmin(step_ns))
-    best = uniform[place] if step_ns[place] < default_ns else default
-    free = _best_of_all(fitted, [best.buckets, in_force])
-    shown = [uniform[number] for number in _shown(step_ns, place)]
+    sizes = predict_sizes(fitted.work, fitted.costs)
+    default, best = sizes.default, sizes.best
+    free = best_plan(fitted.work, fitted.costs, also=[best.buckets, in_force])
+    shown = [sizes.sizes[number] for number in _shown(sizes)]
     predicted = _Predictions(fitted, [*shown, default, best], [in_force, free])
     gain = predicted.gain(best.buckets, in_force)
-    good_from, good_to = _good_range(uniform, step_ns, best)
+    good_from, good_to = _good_range(sizes)
     return Recommendation(
         verdict=_verdict(gain, is_same=best.buckets == in_force),
         now=predicted.of(in_force),
@@ -150,21 +140,13 @@ def recommend(fitted: Fitted, in_force: Buckets | None = None, hosts: int = 1) -
         free_caps_mb=_caps(free, gradients),
         sizes=tuple(predicted.of_size(plan) for plan in shown),
         limits=limits_of(best.buckets, fitted.work, fitted.costs),
-        what_ifs=what_ifs_of([*uniform, default], fitted.work, fitted.costs, hosts),
+        what_ifs=what_ifs_of([*sizes.sizes, default], fitted.work, fitted.costs, hosts),
         missing=_missing(best.buckets, fitted),
     )
 
 
-def _best_of_all(fitted: Fitted, also: list[Buckets]) -> Buckets:
-    joined = coarse(fitted.work)
-    if joined is None:
-        return best_plan(fitted.work, fitted.costs, also=also)
-    plans = [*also, joined.expanded(best_plan(joined.work, fitted.costs))]
-    return plans[int(np.argmin(replay(plans, fitted.work, fitted.costs).cycle_ns.mean(axis=1)))]
-
-
 class _Predictions:
-    """Some plans, all in the same draws."""
+    """Predictions of some plans, all in the same draws."""
 
     def __init__(self, fitted: Fitted, sizes: Sequence[UniformPlan], others: Sequence[Buckets]) -> None:
         self._size_of = {size.buckets: size for size in reversed(sizes)}
@@ -196,7 +178,7 @@ class _Predictions:
         )
 
     def gain(self, plan: Buckets, over: Buckets) -> Interval:
-        """Of one plan over another, draw by draw."""
+        """The gain of one plan over another, draw by draw."""
         to, before = self._place[plan], self._place[over]
         draws = 1 - self._draws_ns[:, to] / self._draws_ns[:, before]
         return _interval(float(1 - self._step_ns[to] / self._step_ns[before]), draws)
@@ -210,19 +192,17 @@ def _verdict(gain: Interval, *, is_same: bool) -> Verdict:
     return "can't tell" if gain.high >= _WORTH_KNOWING and gain.value >= LEAST_GAIN else "leave it"
 
 
-def _good_range(
-    uniform: Sequence[UniformPlan], step_ns: Float64Array, best: UniformPlan
-) -> tuple[float | None, float | None]:
+def _good_range(sizes: PredictedSizes) -> tuple[float | None, float | None]:
     """The caps around the best one that are within 1 % of it."""
-    if best.is_default:
+    if sizes.best.is_default:
         return None, None
-    first = last = next(number for number, plan in enumerate(uniform) if plan is best)
-    good = step_ns <= step_ns[first] * (1 + _WITHIN)
+    first = last = sizes.fastest
+    good = sizes.sizes_ns <= sizes.best_ns * (1 + _WITHIN)
     while first > 0 and good[first - 1]:
         first -= 1
-    while last < len(uniform) - 1 and good[last + 1]:
+    while last < len(good) - 1 and good[last + 1]:
         last += 1
-    return _bounds(uniform[first])[0], _bounds(uniform[last])[1]
+    return _bounds(sizes.sizes[first])[0], _bounds(sizes.sizes[last])[1]
 
 
 def _bounds(size: UniformPlan | None) -> tuple[float | None, float | None]:
@@ -231,10 +211,10 @@ def _bounds(size: UniformPlan | None) -> tuple[float | None, float | None]:
     return size.low_bytes / MB, float("inf") if size.high_bytes == NO_LIMIT else size.high_bytes / MB
 
 
-def _shown(step_ns: Float64Array, best: int) -> list[int]:
+def _shown(sizes: PredictedSizes) -> list[int]:
     """Places of sizes that are spread over all of them, and the best."""
-    spread = np.linspace(0, len(step_ns) - 1, _SIZES_SHOWN).round().astype(np.int64)
-    return sorted({*spread.tolist(), best})
+    spread = np.linspace(0, len(sizes.sizes) - 1, _SIZES_SHOWN).round().astype(np.int64)
+    return sorted({*spread.tolist(), sizes.fastest})
 
 
 def _interval(value: float, draws: Float64Array) -> Interval:
@@ -251,12 +231,11 @@ def _missing(best: Buckets, fitted: Fitted) -> tuple[str, ...]:
     missing = [fitted.costs.collective.missing]
     if not fitted.compute_slowdown.is_known:
         missing.append(
-            "By how much communication slows compute down does not show with one bucket plan: record with "
-            "--probe-buckets."
+            "One bucket plan doesn't show how much communication slows compute down: record with --probe-buckets."
         )
     if not fitted.lane_slowdown.is_known and _lanes_matter(best, fitted):
         missing.append(
-            "By how much two all-reduces at a time slow each other down does not show in this recording: overlapscope "
+            "This recording doesn't show how much two concurrent all-reduces slow each other down: overlapscope "
             "calibrate measures it."
         )
     return tuple(each for each in missing if each)

@@ -1,4 +1,4 @@
-"""A step again with other buckets.
+"""A replay of a step with other buckets.
 
 While an all-reduce is in flight compute runs at 1/s of its rate (``compute_slowdown``), and while the last rank still
 computes an all-reduce progresses at 1/c (``communication_slowdown``). So time is counted in *compute*: nanoseconds
@@ -25,18 +25,18 @@ from overlapscope.model.wire import one_lane, two_lanes
 from overlapscope.model.work import Work
 
 _PLANS_AT_ONCE: Final = 32
-"""As many as keep the arrays in the processor's caches."""
+"""Plans per batch, such that the arrays stay in the processor's caches."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What a step is made of besides the work of its ranks."""
+    """Costs of a step besides the work of its ranks."""
 
     collective: CollectiveCost
     copy_in: Line = NOTHING
-    """Of a bucket, before it is launched."""
+    """Copy into a bucket, before it is launched."""
     copy_out: Line = NOTHING
-    """Of a bucket, back into the gradients."""
+    """Copy of a bucket back into the gradients."""
     compute_slowdown: float = 1.0
     communication_slowdown: float = 1.0
     lanes: int = 1
@@ -58,12 +58,12 @@ class Replayed:
 
     @property
     def typical_ns(self) -> Float64Array:
-        """(Q,) step time of the middle cycle."""
+        """(Q,) median step time of the cycles."""
         return np.median(self.cycle_ns, axis=1)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Timeline:
+class ReplayedStep:
     """One plan of B buckets on R ranks, to be drawn."""
 
     backward_start_ns: Float64Array
@@ -101,7 +101,7 @@ def replay(plans: PlanTable | Sequence[Buckets], work: Work, costs: Costs) -> Re
     return replayed
 
 
-def timeline(plan: Buckets, work: Work, costs: Costs, cycle: int = 0) -> Timeline:
+def replay_step(plan: Buckets, work: Work, costs: Costs, cycle: int = 0) -> ReplayedStep:
     """Replay one plan in one cycle, with all that happens.
 
     Args:
@@ -111,7 +111,7 @@ def timeline(plan: Buckets, work: Work, costs: Costs, cycle: int = 0) -> Timelin
     run = _Run(table, work.last_ready_ns[cycle : cycle + 1], work.last_end_ns[cycle : cycle + 1], costs)
     copied = run.copied[:, 0]
     ready_ns = work.ready_ns[cycle][:, table.last[0]]
-    return Timeline(
+    return ReplayedStep(
         backward_start_ns=run.wall_ns(work.start_ns[cycle]),
         backward_end_ns=run.wall_ns(work.end_ns[cycle] + copied[-1]),
         ready_ns=run.wall_ns(ready_ns + np.concatenate([[0.0], copied[:-1]])),
@@ -147,7 +147,7 @@ class _Run:
         self._all_ended = np.maximum.accumulate(self.end, axis=0)
         before = np.concatenate([np.zeros_like(self.end[:1]), self._all_ended[:-1]])
         self._flight_begin = np.maximum(self.begin, before)
-        """Of what is in flight, without what overlaps; it ends when all have ended so far."""
+        """Stretches in which something is in flight, without overlaps; one ends when all so far have ended."""
         self._computed = last_end_ns + self.copied[-1][:, None]
         self.backward_end_ns = self._computed + self._slowed * self._busy_until(self._computed)
         """(Q, S) in wall time, as what follows."""

@@ -1,10 +1,10 @@
-"""The best bucket plan, which need not be one that a single size can express.
+"""A search for the best bucket plan, which need not be one that a single size can express.
 
 Where buckets are sent one after the other, the best plan up to a gradient extends the best plan up to an earlier one:
-when the wire is free again is all that matters of what came before. So dynamic programming over the last cut finds,
+all that matters of what came before is when the wire is free again. So dynamic programming over the last cut finds,
 for each number of buckets, the plan that is done first (compare "MG-WFBP: Efficient Data Communication for
-Distributed Synchronous SGD Algorithms", Shi et al., INFOCOM 2019). What the program does not know of (two lanes,
-several recorded cycles, compute that is slowed down) is met by replaying its plans, and moving cuts while that helps.
+Distributed Synchronous SGD Algorithms", Shi et al., INFOCOM 2019). What the program ignores (two lanes, several
+recorded cycles, slowed-down compute) is handled by replaying its plans, and moving cuts while that helps.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from overlapscope.model.coarse import coarse
 from overlapscope.model.partition import ALONE, BoolArray, Buckets, Float64Array, Gradients
 from overlapscope.model.plan import default_plan, uniform_plans
 from overlapscope.model.plan_table import buckets_of_cuts, cuts_of, forced_cuts, table_of_cuts
@@ -21,13 +22,13 @@ from overlapscope.model.schedule import Costs, replay
 from overlapscope.model.work import Work
 
 _MOST_BUCKETS: Final = 96
-"""More of them than this never pay."""
+"""Number of buckets above which more never pay."""
 _MOST_CYCLES: Final = 12
-"""Enough to move cuts by."""
+"""Cycles used for moving cuts."""
 _SHIFTS: Final = (-8, -4, -2, -1, 1, 2, 4, 8)
 _SMALLEST_GAIN: Final = 1e-5
 _WORTH_A_BUCKET: Final = 1e-4
-"""A bucket that gains a smaller share of the step is left out: the recording can't tell."""
+"""Share of the step that a bucket must gain to be kept: the recording can't tell smaller gains."""
 _ROUNDS: Final = 30
 _UNIFORM_PLANS: Final = 100
 
@@ -35,11 +36,20 @@ _UNIFORM_PLANS: Final = 100
 def best_plan(work: Work, costs: Costs, also: Sequence[Buckets] = ()) -> Buckets:
     """The plan with the shortest mean step time, in the replay of all cycles.
 
-    It is not worse there than DDP's default or a cap, but for buckets that gain next to nothing and are left out.
+    It is not worse there than DDP's default or a cap, but for buckets that gain next to nothing and are left out. Of a
+    model of very many gradients some are joined first (``coarse``).
 
     Args:
-        also: plans that it must not be worse than either.
+        also: further plans that it must not be worse than.
     """
+    joined = coarse(work)
+    if joined is None:
+        return _best_plan(work, costs, also)
+    plans = [*also, joined.expanded(_best_plan(joined.work, costs, ()))]
+    return plans[int(np.argmin(replay(plans, work, costs).cycle_ns.mean(axis=1)))]
+
+
+def _best_plan(work: Work, costs: Costs, also: Sequence[Buckets]) -> Buckets:
     gradients = work.gradients
     few = work.of_cycles(np.unique(np.linspace(0, len(work.end_ns) - 1, _MOST_CYCLES).round().astype(np.int64)))
     known = [default_plan(gradients).buckets, *also]
@@ -57,7 +67,7 @@ def best_plan(work: Work, costs: Costs, also: Sequence[Buckets] = ()) -> Buckets
 
 
 def cuts_by_count(work: Work, costs: Costs, *, is_latency_hidden: bool = False) -> list[BoolArray]:
-    """For each number of buckets the cuts (P,) of the plan whose last all-reduce, and the copy after it, end first.
+    """The cuts (P,) of the plan whose last all-reduce and copy end first, for each number of buckets.
 
     Exact for one cycle, one lane and no slowdowns. A cut ends the buckets of all kinds.
 

@@ -1,4 +1,4 @@
-"""The advice as people read it."""
+"""The advice in sentences."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import Final
 
 from overlapscope.model.limits import Limits
 from overlapscope.model.plan import caps_setting
-from overlapscope.model.recommend import LEAST_GAIN, Interval, Prediction, Recommendation
+from overlapscope.model.recommend import Interval, Prediction, Recommendation
+from overlapscope.model.sizes import LEAST_GAIN
 from overlapscope.units import format_ns
 
 _MOST_CAPS_SHOWN: Final = 12
 
 
 def headline(advice: Recommendation) -> str:
-    """What to do, in one sentence or two."""
+    """What to do, in one or two sentences."""
     if not advice.has_choice:
         return f"Nothing to choose: every bucket size gives this model the same plan, {count_of(advice.now)}."
     is_now = advice.best.buckets == advice.now.buckets
@@ -23,20 +24,20 @@ def headline(advice: Recommendation) -> str:
         text = f"Set {setting_of(advice.best)}" if not advice.best.is_default else "Leave bucket_cap_mb unset"
         return f"{text}: {now} → {best} a step ({change_of(advice.gain)}).{_range(advice)}"
     if is_now:
-        return f"Leave the bucket size: of all sizes what is in force is predicted to be the fastest, {now} a step."
-    would = f"{setting_of(advice.best)} would change the step of {now} by {change_of(advice.gain)}"
+        return f"Leave the bucket size: the current one is predicted to be the fastest of all, at {now} a step."
+    would = f"{setting_of(advice.best)} would change the {now} step by {change_of(advice.gain)}"
     if advice.verdict == "leave it":
-        return f"Leave the bucket size, it does not matter here: the best, {would}."
+        return f"Leave the bucket size; it hardly matters here: the best one, {would}."
     return f"Can't tell yet: {would}."
 
 
 def free_plan(advice: Recommendation) -> str:
-    """What the best plan of all gives, which no single size may express."""
+    """What the best plan of all gives, which a single size may not be able to express."""
     sizes_mb = ", ".join(f"{size:.3g}" for size in advice.free_bucket_mb[:_MOST_CAPS_SHOWN])
     sizes_mb += ", ..." if len(advice.free_bucket_mb) > _MOST_CAPS_SHOWN else ""
     if not advice.is_free_faster:
-        return f"No plan of buckets of different sizes is predicted to gain {100 * LEAST_GAIN:g} % over the best size."
-    sure = "" if advice.free_gain.low > 0 else ', which may be nothing: bucket_cap_mb="auto" tries it'
+        return f"No plan with buckets of several sizes is predicted to gain {100 * LEAST_GAIN:g} % over the best size."
+    sure = "" if advice.free_gain.low > 0 else ', which may be no gain at all: bucket_cap_mb="auto" tries it'
     return (
         f"Buckets of {sizes_mb} MB: {format_ns(advice.free.step_ns.value)} a step, "
         f"{change_of(advice.free_gain)} against the best size{sure}."
@@ -44,28 +45,28 @@ def free_plan(advice: Recommendation) -> str:
 
 
 def limit(limits: Limits) -> str:
-    """What the step with the best size waits for."""
+    """What limits the step with the best size."""
     exposed = f"{_percent(limits.exposed)} of it is exposed communication"
     if limits.limit == "compute":
         return f"The step is limited by compute: {exposed}."
     if limits.limit == "straggler":
         return (
-            f"The step is limited by a straggler: were all ranks as early as the middle one, it were "
+            f"The step is limited by a straggler: if all ranks were as early as the median rank, it would be "
             f"{_percent(limits.straggler)} shorter; {exposed}."
         )
     if limits.limit == "latency":
         return (
-            f"The step is limited by the latency of its all-reduces: without any it were {_percent(limits.latency)} "
-            f"shorter; {exposed}."
+            f"The step is limited by the latency of its all-reduces: without latency it would be "
+            f"{_percent(limits.latency)} shorter; {exposed}."
         )
-    without = f"were bytes sent in no time, it were {_percent(limits.bandwidth)} shorter"
+    without = f"if sending bytes took no time, it would be {_percent(limits.bandwidth)} shorter"
     if limits.limit == "last bucket":
-        return f"The step is limited by its last bucket, which nothing is left to hide: {without}; {exposed}."
-    return f"The step is limited by the bandwidth: {without}; {exposed}."
+        return f"The step is limited by its last bucket, which nothing is left to overlap with: {without}; {exposed}."
+    return f"The step is limited by bandwidth: {without}; {exposed}."
 
 
 def setting_of(prediction: Prediction) -> str:
-    """How to ask for a plan."""
+    """The setting that gives a plan."""
     if prediction.is_default:
         return "DDP's default"
     if prediction.cap_mb is None:
@@ -74,18 +75,18 @@ def setting_of(prediction: Prediction) -> str:
 
 
 def count_of(prediction: Prediction) -> str:
-    """How many buckets."""
+    """The number of buckets, in words."""
     count = len(prediction.buckets)
     return "1 bucket" if count == 1 else f"{count} buckets"
 
 
 def change_of(gain: Interval) -> str:
-    """Of the step time, with its interval."""
+    """The change of the step time, with its interval."""
     return f"{_signed(-gain.value)} %, 90 % interval {_signed(-gain.low)} to {_signed(-gain.high)} %"
 
 
 def band(low_mb: float | None, high_mb: float | None) -> str:
-    """Caps between which nothing changes."""
+    """The caps between which nothing changes."""
     if low_mb is None or high_mb is None:
         return ""
     low, high = _round(low_mb, math.ceil), _round(high_mb, math.floor)
@@ -102,7 +103,7 @@ def _range(advice: Recommendation) -> str:
 
 
 def _round(number: float, to: object) -> float:
-    """To two digits, up or down."""
+    """Round to two digits, up or down."""
     if number <= 0 or math.isinf(number):
         return number
     unit = 10.0 ** (math.floor(math.log10(number)) - 1)

@@ -1,4 +1,4 @@
-"""Recorded all-reduces, freed of what isn't their own: queues, a shared wire, compute beside them."""
+"""Recorded all-reduces without foreign influences: queues, a shared wire, concurrent compute."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Transfers:
     """(C,) of the time, how much lay under the backward of the last rank that computed."""
 
     def freed_of(self, *, lane_slowdown: float = 1.0, communication_slowdown: float = 1.0) -> Spans:
-        """Their times with the wire for themselves, and with no compute beside them."""
+        """Their times with the wire to themselves, and with no concurrent compute."""
         kept = 1 - self.shared_share * (1 - 1 / lane_slowdown)
         kept *= 1 - self.hidden_share * (1 - 1 / communication_slowdown)
         return replace(self.spans, time_ns=self.spans.time_ns * kept)
 
 
 def transfers_of(observations: Observations, lanes: int, alpha_ns: float = 0.0) -> Transfers:
-    """What can be told of each all-reduce.
+    """What can be told about each all-reduce.
 
     Args:
         lanes: how many run at a time. With one, each begins when the one before is over.
@@ -67,7 +67,7 @@ def _lane_free(end_ns: Float64Array, lanes: int) -> Float64Array:
 
 
 def _together(sends_ns: Float64Array, end_ns: Float64Array) -> Float64Array:
-    """For how long another one was sending, too."""
+    """How long another one was sending at the same time."""
     together = np.minimum(end_ns[:, None], end_ns) - np.maximum(sends_ns[:, None], sends_ns)
     np.fill_diagonal(together, 0.0)
     shared: Float64Array = np.maximum(together, 0.0).sum(axis=1)

@@ -1,4 +1,4 @@
-"""What other changes than bucket sizes would give, each with the bucket size that is best for it."""
+"""What changes other than bucket sizes would give, each with the best bucket size for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from overlapscope.model.schedule import Costs, replay
 from overlapscope.model.work import Work
 
 _NCCL: Final[tuple[Algorithm, ...]] = ("ring", "tree")
-"""It takes whichever is faster."""
+"""The algorithms of NCCL, which takes the faster one."""
 _GLOO: Final[tuple[Algorithm, ...]] = ("ring",)
 
 
@@ -27,17 +27,17 @@ class WhatIf:
 
     change: str
     step_ns: float
-    """With the best size for it; of a micro-step where some are not reduced."""
+    """Step time with the best size for it; of a micro-step where some are not reduced."""
     gain: float
-    """Over the best size without the change, as a share; negative if it costs."""
+    """Gain over the best size without the change, as a share; negative if it costs."""
     cap_mb: float | None
     """None: DDP's default."""
     assumption: str
-    """What was taken for granted; empty if nothing."""
+    """What was assumed; empty if nothing."""
 
 
 def what_ifs_of(plans: Sequence[UniformPlan], work: Work, costs: Costs, hosts: int = 1) -> tuple[WhatIf, ...]:
-    """All of them that make sense for this job.
+    """All changes that make sense for this job.
 
     Args:
         plans: sizes to choose from.
@@ -78,7 +78,7 @@ def what_ifs_of(plans: Sequence[UniformPlan], work: Work, costs: Costs, hosts: i
             usual.changed(
                 f"{ranks} ranks instead of {cost.world_size}",
                 replace(costs, collective=cost.extrapolated(ranks, algorithm)),
-                f"all-reduce by a {algorithm}, over {links}, with as much work a rank",
+                f"all-reduce by a {algorithm}, over {links}, with as much work per rank",
             )
             for algorithm in algorithms
         ]

@@ -1,4 +1,4 @@
-"""What ranks do on their own in each recorded cycle: when gradients would come, were nothing sent and nothing copied.
+"""What ranks do on their own in each recorded cycle: when gradients would be ready if nothing was sent or copied.
 
 Recorded gradients come later than that, because compute is slowed down while an all-reduce is in flight and because
 buckets are copied between them. Both are taken out here, and put in again by a replay with other buckets.
@@ -47,7 +47,7 @@ class Work:
         return replace(self, start_ns=self.start_ns[which], ready_ns=self.ready_ns[which], end_ns=self.end_ns[which])
 
     def typical(self) -> Work:
-        """One cycle for all: the middle one of every time."""
+        """One cycle for all: the median of every time."""
         return replace(
             self,
             start_ns=np.median(self.start_ns, axis=0, keepdims=True),
@@ -56,7 +56,7 @@ class Work:
         )
 
     def later_by(self, delay_ns: Float64Array | float) -> Work:
-        """Backward begins later.
+        """The same work, with backward beginning later.
 
         Args:
             delay_ns: broadcasts to (S, R); may be negative.
@@ -123,7 +123,7 @@ def backward_of(observations: Observations, copy_in: Line) -> Backward:
 def _moments_of(observations: Observations) -> tuple[Float64Array, Float64Array]:
     """When gradients were ready, and backward over, from the cycle's start; never falling, and with no gaps.
 
-    Gradients whose time is not known are put between their neighbours, by their bytes.
+    Gradients whose time is unknown are put between their neighbours, by their bytes.
 
     Returns:
         (S, R, P) by place in the order of gradients, and (S, R).

@@ -1,8 +1,8 @@
-"""Which clock each rank was recorded with, and how its times come onto the one that all are shown on.
+"""Which clock each rank was recorded with, and how its times are mapped to the common clock.
 
-That one is the clock of the lowest rank whose boot is known. Ranks of the same boot need nothing. Others have pinged
-rank 0, whose clock may be a third one if its folder is missing. Without pings the all-reduces have to do. What they
-leave open is drawn by the wall clock and said to be unaligned.
+The common clock is that of the lowest rank whose boot is known. Ranks of the same boot need nothing. Others have pinged
+rank 0, whose clock may be a third one if its folder is missing. Without pings, the all-reduces have to do. What they
+leave open is drawn by the wall clock and reported as unaligned.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from overlapscope.trace.clock import ClockMap, Fix, bounds_of_pings, fix, withou
 from overlapscope.trace.log import Problem
 
 Pings = Sequence[Sequence[int]]
-"""Of one burst: sent, answered, received."""
+"""The pings of one burst: sent, answered, received."""
 
 _MOST_NAMES: Final = 8
 
@@ -37,7 +37,7 @@ class RankClock:
 
     rank: int
     boot: str | None
-    """Equal on ranks that share a clock; None if not known."""
+    """Equal on ranks that share a clock; None if unknown."""
     unix_offset_ns: int | None
     """The wall clock less its own."""
     bursts: Sequence[tuple[str | None, Pings]]
@@ -46,29 +46,29 @@ class RankClock:
     """Equal on ranks that train together."""
     begin_ns: int
     end_ns: int
-    """Of what it has recorded."""
+    """Time span of what it recorded."""
     collectives: pd.DataFrame
-    """Its table, on its own clock."""
+    """Table of its collectives, on its own clock."""
 
     @property
     def name(self) -> str:
-        """Of its clock: of an unknown boot, the rank's own."""
+        """The name of its clock; with an unknown boot, its own."""
         return self.boot or _nameless(self.rank)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Alignment:
-    """How a rank's times come onto the common clock."""
+    """How a rank's times are mapped to the common clock."""
 
     clock: Literal["same boot", "pings", "collectives", "none"]
     map: ClockMap
 
 
 def align(ranks: Sequence[RankClock]) -> tuple[list[Alignment], list[Problem]]:
-    """Bring ranks onto one clock.
+    """Map all ranks to one clock.
 
     Returns:
-        How, by rank, and a line for those that can't be.
+        The alignment of each rank, and a line on those that can't be aligned.
     """
     reference = next((rank for rank in ranks if rank.boot), ranks[0])
     names = dict.fromkeys(rank.name for rank in ranks)
@@ -115,7 +115,7 @@ def _maps_of_pings(ranks: Sequence[RankClock], reference: str) -> dict[str, Cloc
 
 
 def _alignment(by_pings: ClockMap | None, seen: CollectiveBounds | None) -> Alignment | Violation | None:
-    """The best that pings and all-reduces come to together; why they contradict each other; None without either."""
+    """The best alignment from pings and all-reduces, or why they contradict each other; None without either."""
     fixes = fixes_of(seen) if seen is not None else []
     if by_pings is None:
         return Alignment(clock="collectives", map=ClockMap.through(fixes)) if fixes else None

@@ -1,7 +1,7 @@
-"""Parquet tables beside the trace: logs are decoded once and read from here after.
+"""Parquet tables beside the trace: logs are decoded once and read from here afterwards.
 
-The tables carry a fingerprint of the files they were made from and are made anew when it no longer matches, as
-it does while a run is still being recorded. A folder that can't be written is read without a cache.
+The tables carry a fingerprint of the files they were made from and are rebuilt when it no longer matches,
+as while a run is still being recorded. A folder that can't be written is read without a cache.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Contents = tuple[dict[str, pd.DataFrame], dict[str, Any], list[Problem]]
 
 
 def fingerprint(folders: dict[int, Path]) -> str:
-    """What the tables depend on: every file of every rank, and how far its log has got."""
+    """What the tables depend on: every file of every rank, and how far each log has got."""
     marks: list[Any] = [FORMAT_VERSION, _TABLES_VERSION, __version__]
     for folder in folders.values():
         # A memory-mapped file's time of change lags behind its content: ask the log itself as well.

@@ -1,4 +1,4 @@
-"""What all-reduces say about clocks: none ends before its last rank has arrived.
+"""What all-reduces say about clocks: none ends before its last rank arrives.
 
 Seen from two clocks, every all-reduce is a ping that nobody had to send. It ends on our clock after the ranks of the
 other clock have arrived, so at that moment their clock shows more than their arrival; and they end after we arrive.
@@ -24,11 +24,11 @@ _MOST_FIXES: Final = 64
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CollectiveBounds:
-    """Bounds on the offset between two clocks, an all-reduce each."""
+    """Bounds on the offset between two clocks, one per all-reduce."""
 
     bounds: OffsetBounds
     all_reduces: pd.DataFrame
-    """step and bucket of each."""
+    """Step and bucket of each all-reduce."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ def all_reduces_by_clock(
     rank = np.repeat(np.arange(len(collectives)), [len(table) for table in collectives])
     clock, peer_numbers = pd.Categorical(np.array(clocks))[rank], pd.factorize(np.array(peers))[0][rank]
     rows = rows.assign(rank=rank, clock=clock, peers=peer_numbers)
-    # Of a rank's other process groups it is not known who takes part.
+    # Who takes part in a rank's other process groups is unknown.
     rows = rows[(rows["op"] == "all_reduce") & (rows["group"] == 0)]
     rows = rows.assign(turn=turns(*(rows[name].to_numpy() for name in ("rank", "model", "step", "bucket"))))
     rows = rows[rows["end_ns"].notna()]

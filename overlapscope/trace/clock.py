@@ -3,8 +3,8 @@
 An observation never tells the offset (reference clock less own clock), it bounds it. A ping that is sent at s, is
 answered at reference time a, and comes back at r says that at s the offset was at most a - s, and that at r it was at
 least a - r. Bounds that were taken close together are intersected into a *fix*: an offset with half the width that is
-left as its error. Between fixes the map is linear; the truth is too, as far as the clocks' rates hold. What is
-assumed of clocks is ``MOST_DRIFT`` and ``LEAST_WANDER``, and nothing else.
+left as its error. Between fixes the map is linear; the truth is too, as far as the clocks' rates hold. All that is
+assumed about clocks is ``MOST_DRIFT`` and ``LEAST_WANDER``.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ Floats = npt.NDArray[np.float64]
 MOST_DRIFT: Final = 200e-6
 """Two clocks differ in rate by no more than this: quartz keeps within 100 ppm."""
 LEAST_WANDER: Final = 0.1e-6
-"""The difference of two rates changes by so much from one fix to the next; by more where the fixes show it."""
+"""The difference of two rates changes by this much from one fix to the next; by more where the fixes show it."""
 
 _POOR: Final = 3
-"""A fix with so many times the median error is poor."""
+"""A fix with this many times the median error is poor."""
 _HORIZON_NS: Final = 30 * 24 * 3600 * 10**9
-"""Maps end so far before the first fix and after the last."""
+"""Maps extend this far before the first fix and after the last."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OffsetBounds:
-    """At times of the own clock, what the offset was at least and at most. All in nanoseconds."""
+    """Lower and upper bounds of the offset at times of the own clock, in nanoseconds."""
 
     low_at_ns: Int64s
     low_ns: Int64s
@@ -47,7 +47,7 @@ class OffsetBounds:
         return low_ns.max(axis=-1), high_ns.min(axis=-1)
 
     def part(self, chosen: Any) -> OffsetBounds:
-        """Some of them: an index or a mask."""
+        """Some of the bounds, by index or mask."""
         return OffsetBounds(
             low_at_ns=self.low_at_ns[chosen],
             low_ns=self.low_ns[chosen],
@@ -57,7 +57,7 @@ class OffsetBounds:
 
 
 def bounds_of_pings(pings: Sequence[Sequence[int]]) -> OffsetBounds:
-    """What pings say.
+    """The bounds that pings set.
 
     Args:
         pings: sent (own clock), answered (reference clock), received (own clock), in nanoseconds.
@@ -78,7 +78,7 @@ class Fix:
 
 
 def fix(bounds: OffsetBounds) -> Fix | None:
-    """What bounds that were taken close together come to; None if they contradict each other."""
+    """The fix from bounds taken close together; None if they contradict each other."""
     tightest = int(np.argmin(bounds.high_ns - bounds.low_ns))
     own_ns = int(bounds.low_at_ns[tightest] + bounds.high_at_ns[tightest]) // 2
     low_ns, high_ns = map(int, bounds.at(own_ns))
@@ -86,39 +86,39 @@ def fix(bounds: OffsetBounds) -> Fix | None:
 
 
 def without_poor(fixes: Sequence[Fix]) -> list[Fix]:
-    """Without those taken while the network or a host was busy: lines between the others are better than they are."""
+    """The fixes without those taken while the network or a host was busy: lines between the others are better."""
     widths_ns = [each.high_ns - each.low_ns for each in fixes]
     return [each for each, width_ns in zip(fixes, widths_ns, strict=True) if width_ns <= _POOR * np.median(widths_ns)]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ClockMap:
-    """From one clock to another: piecewise linear, whole nanoseconds in and out, with the error of each moment."""
+    """A map from one clock to another: piecewise linear, in whole nanoseconds, with the error of each moment."""
 
     own_ns: Int64s
     offset_ns: Int64s
     """The other clock less this one, at ``own_ns``."""
     error_ns: Floats
-    """The true offset at ``own_ns`` is at most so far away; NaN if that is not known."""
+    """Maximum error of the offset at ``own_ns``; NaN if unknown."""
 
     @classmethod
     def constant(cls, offset_ns: int, error_ns: float) -> ClockMap:
-        """Of two clocks that run at the same rate, or of which nothing better is known."""
+        """A map between clocks that run at the same rate, or of which nothing better is known."""
         return cls(own_ns=np.zeros(1, np.int64), offset_ns=np.array([offset_ns]), error_ns=np.array([error_ns]))
 
     @classmethod
     def through(cls, fixes: Sequence[Fix]) -> ClockMap:
-        """Straight lines between fixes, and beyond them the drift that they show.
+        """A map of straight lines between fixes, and beyond them the drift that they show.
 
         Raises:
-            ValueError: there are none.
+            ValueError: there are no fixes.
         """
         if not fixes:
             raise ValueError("no fix, no map")
         by_time = sorted({each.own_ns: each for each in fixes}.values(), key=lambda each: each.own_ns)
         own_ns, low_ns, high_ns = np.array([(each.own_ns, each.low_ns, each.high_ns) for each in by_time]).T
         offset_ns = (low_ns + high_ns) // 2
-        error_ns = (high_ns - low_ns) / 2 + 1  # for what is rounded
+        error_ns = (high_ns - low_ns) / 2 + 1  # for rounding
         wander = _wander(own_ns, offset_ns, error_ns)
         before, growth_before = _drift_beyond(own_ns, offset_ns, error_ns, wander, end=0)
         after, growth_after = _drift_beyond(own_ns, offset_ns, error_ns, wander, end=-1)
@@ -146,13 +146,13 @@ class ClockMap:
         return cls(own_ns=knots_ns, offset_ns=offsets_ns[first], error_ns=errors_ns[first])
 
     def offset_at(self, own_ns: npt.ArrayLike) -> Int64s:
-        """The other clock less this one, at times of this one."""
+        """The offset (other clock less this one) at times of this one."""
         return self.offset_ns[0] + np.rint(self._interpolated(own_ns, self.offset_ns - self.offset_ns[0])).astype(
             np.int64
         )
 
     def error_at(self, own_ns: npt.ArrayLike) -> Floats:
-        """How far the offset may be off, at times of this clock."""
+        """The maximum error of the offset at times of this clock."""
         return self._interpolated(own_ns, self.error_ns)
 
     def error_over(self, begin_ns: int, end_ns: int) -> float:
@@ -161,11 +161,11 @@ class ClockMap:
         return float(self.error_at(np.concatenate([[begin_ns, end_ns], within])).max())
 
     def __call__(self, own_ns: npt.ArrayLike) -> Int64s:
-        """Times of this clock on the other."""
+        """Map times of this clock to the other."""
         return np.asarray(own_ns, dtype=np.int64) + self.offset_at(own_ns)
 
     def inverse(self) -> ClockMap:
-        """From the other clock to this one."""
+        """The map from the other clock to this one."""
         return ClockMap(own_ns=self.own_ns + self.offset_ns, offset_ns=-self.offset_ns, error_ns=self.error_ns)
 
     def then(self, onward: ClockMap) -> ClockMap:

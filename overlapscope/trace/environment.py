@@ -1,4 +1,4 @@
-"""How ``overlapscope record`` tells the training processes that it starts what to record."""
+"""The environment variables by which ``overlapscope record`` tells training processes what to record."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROBE_VARIABLE: Final = "OVERLAPSCOPE_PROBE_BUCKETS"
 OnIncident = Literal["report", "raise", "off"]
 
 ON_INCIDENT: Final[tuple[OnIncident, ...]] = ("report", "raise", "off")
-"""What the watchdogs do when they find something: say so; also stop the job; nothing, because there are none."""
+"""What watchdogs do when they find something: report it; also stop the job; nothing, because there are none."""
 
 Detail = Literal["buckets", "parameters"]
 
@@ -50,13 +50,13 @@ class Recording:
 
 
 def recording_from_environment(trace: str | Path | None) -> Recording | None:
-    """What to record: into ``trace`` if the script names a folder, else where ``overlapscope record`` says.
+    """What to record: into ``trace`` if the script names a folder, else as ``overlapscope record`` says.
 
     Returns:
         None if neither asks for a recording.
 
     Raises:
-        OverlapScopeError: a variable has a value that makes no sense.
+        OverlapScopeError: a variable has an invalid value.
     """
     folder = os.environ.get(TRACE_VARIABLE) if trace is None else trace
     if not folder:
@@ -83,8 +83,8 @@ def recording_from_environment(trace: str | Path | None) -> Recording | None:
 
 
 def with_startup(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment, and what has every Python started in it record itself if it becomes a rank, whatever it runs."""
-    package = importlib.util.find_spec("instrumented_ddp")  # which is not imported: it needs torch
+    """An environment in which every Python process that becomes a rank records itself, whatever it runs."""
+    package = importlib.util.find_spec("instrumented_ddp")  # found without an import, which would need torch
     folders = package.submodule_search_locations if package is not None else None
     if not folders:
         return dict(environment)

@@ -1,4 +1,4 @@
-"""Reads one dump of PyTorch's Flight Recorder: what one rank launched, and how far it came.
+"""Reads one dump of PyTorch's Flight Recorder: what one rank launched, and how far it got.
 
 The layout is that of ``torch/csrc/distributed/c10d/FlightRecorder*.hpp``, versions 2.x. Backends fill it differently:
 gloo leaves ``state`` at ``scheduled`` and says only in ``retired`` that it no longer waits, NCCL knows of start and
@@ -17,22 +17,13 @@ from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.restricted_json import load_json
 from overlapscope.trace.restricted_pickle import load_pickle
 from overlapscope.trace.untrusted_file import read_bytes
+from overlapscope.trace.user_code import is_users_file
 
 _MAJOR_VERSION: Final = "2"
 _LONGEST_TEXT: Final = 1000
 _LARGEST: Final = 2**63
 _MOST_DIMENSIONS: Final = 64
 _MOST_RANKS: Final = 65_536
-_NOT_THE_USERS: Final = re.compile(
-    r"/(site|dist)-packages/"
-    r"(torch|functorch|instrumented_ddp|accelerate|lightning|lightning_fabric|pytorch_lightning|transformers)/"
-    r"|/torch/(_\w+(/|\.py)|(autograd|cuda|distributed|fx|multiprocessing|nn|optim|utils)/)"
-    r"|/site-packages/typing_extensions\.py$"
-    r"|/lib/python3\.\d+/(?!(site|dist)-packages/)"
-    r"|\.(c|cc|cpp|cu|h|hpp|so|\d+)$"
-    r"|^(<(?!ipython)|\?\?)"
-)
-"""Files of frames that are passed over: torch, its frameworks, Python's own library, C++."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +40,14 @@ class DumpEntry:
     """One operation, as one rank launched it."""
 
     record: int
-    """Among all of its rank's, from 0; the recorder keeps only the newest."""
+    """Number among all entries of its rank, from 0; the recorder keeps only the newest."""
     group: str
     description: str
     number: int
-    """In its group. Parts of one coalesced launch share it. Sends and receives have numbers of their own."""
+    """Number in its group. Parts of one coalesced launch share it. Sends and receives have their own numbers."""
     is_point_to_point: bool
     name: str
-    """As the backend calls it: ``nccl:all_reduce``, ``gloo:broadcast``, ``nccl:send 0->1``."""
+    """Name that the backend gives it: ``nccl:all_reduce``, ``gloo:broadcast``, ``nccl:send 0->1``."""
     input_shapes: tuple[tuple[int, ...], ...] = ()
     output_shapes: tuple[tuple[int, ...], ...] = ()
     input_dtypes: tuple[str, ...] = ()
@@ -64,18 +55,18 @@ class DumpEntry:
     state: str = "scheduled"
     """scheduled, started or completed; always scheduled on gloo."""
     is_retired: bool = False
-    """Nobody waits for it any more: it is over, or has failed or timed out."""
+    """Whether nobody waits for it any more: it completed, failed or timed out."""
     created_ns: int = 0
     """Wall clock."""
     started_ns: int | None = None
     completed_ns: int | None = None
     call_site: Frame | None = None
-    """The innermost line of the user's. JSON has none, nor has what autograd launches on a thread of its own."""
+    """The innermost line of the user's code. JSON has none, nor do launches from autograd's own threads."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dump:
-    """What the Flight Recorder of one rank held."""
+    """The content of one rank's Flight Recorder."""
 
     path: Path
     written_ns: int
@@ -86,14 +77,14 @@ class Dump:
     members: dict[str, tuple[int, ...]]
     """Ranks of the groups that the file lists, by name."""
     entries: tuple[DumpEntry, ...]
-    """In the order in which they were launched."""
+    """Entries in the order of launch."""
 
 
 def read_dump(path: Path) -> Dump:
     """Read the dump of one rank, pickle or JSON.
 
     Raises:
-        OverlapScopeError: the file can't be read, is none, is damaged, or of a version that this code doesn't know.
+        OverlapScopeError: the file can't be read, is not a dump, is damaged, or of an unknown version.
     """
     data = read_bytes(path)
     content = load_json(data, path) if data.lstrip()[:1] == b"{" else load_pickle(data, path)
@@ -133,7 +124,7 @@ class _Reader:
 
     def members(self, config: Any) -> dict[str, tuple[int, ...]]:
         if not isinstance(config, dict):
-            raise self._damaged("pg_config is no dictionary")
+            raise self._damaged("pg_config is not a dictionary")
         return {
             self.text(str(name), "pg_config"): self._ranks(group.get("ranks", ()) if isinstance(group, dict) else group)
             for name, group in config.items()
@@ -141,13 +132,13 @@ class _Reader:
 
     def entries(self, listed: Any) -> tuple[DumpEntry, ...]:
         if not isinstance(listed, list):
-            raise self._damaged("entries is no list")
+            raise self._damaged("entries is not a list")
         return tuple(self._entry(entry, place) for place, entry in enumerate(listed))
 
     def text(self, value: Any, name: str) -> str:
-        """A text that is fit to be printed: no control characters, no line ends, not endless."""
+        """A text that is safe to print: no control characters, no line ends, limited in length."""
         if not isinstance(value, str):
-            raise self._damaged(f"{name} is no string")
+            raise self._damaged(f"{name} is not a string")
         if value not in self._texts:
             self._texts[value] = "".join(
                 c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in value[:_LONGEST_TEXT]
@@ -158,13 +149,13 @@ class _Reader:
         if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,19}", value):
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or not -_LARGEST <= value < _LARGEST:
-            raise self._damaged(f"{name} is no integer")
+            raise self._damaged(f"{name} is not an integer")
         return value
 
     def _entry(self, entry: Any, place: int) -> DumpEntry:
         where = f"entry {place}"
         if not isinstance(entry, dict):
-            raise self._damaged(f"{where} is no dictionary")
+            raise self._damaged(f"{where} is not a dictionary")
         is_point_to_point = entry.get("is_p2p", False)
         number = "p2p_seq_id" if is_point_to_point is True else "collective_seq_id"
         group, description = self._group(entry, where)
@@ -195,20 +186,20 @@ class _Reader:
         if isinstance(group, str):
             return self.text(group, name), ""
         if not isinstance(group, tuple | list) or len(group) != 2:
-            raise self._damaged(f"{name} is no pair")
+            raise self._damaged(f"{name} is not a pair")
         return self.text(group[0], name), self.text(group[1], name)
 
     def _ranks(self, ranks: Any) -> tuple[int, ...]:
         if isinstance(ranks, str) and len(ranks) < 8 * _MOST_RANKS:  # "[0, 1]"
             ranks = re.findall(r"[0-9]+", ranks)
         if not isinstance(ranks, list | tuple) or len(ranks) > _MOST_RANKS:
-            raise self._damaged("ranks in pg_config are no list")
+            raise self._damaged("ranks in pg_config are not a list")
         return tuple(sorted({self.integer(rank, "a rank in pg_config") for rank in ranks}))
 
     def _shapes(self, entry: Mapping[Any, Any], name: str, where: str) -> tuple[tuple[int, ...], ...]:
         shapes = self._list(entry, name, where)
         if not all(isinstance(shape, list | tuple) and len(shape) <= _MOST_DIMENSIONS for shape in shapes):
-            raise self._damaged(f"{name} of {where} is no list of shapes")
+            raise self._damaged(f"{name} of {where} is not a list of shapes")
         return tuple(tuple(self.integer(size, f"a size in {name} of {where}") for size in shape) for shape in shapes)
 
     def _call_site(self, frames: list[Any], where: str) -> Frame | None:
@@ -221,9 +212,9 @@ class _Reader:
 
     def _frame(self, frame: Any, where: str) -> Frame | None:
         if not isinstance(frame, dict):
-            raise self._damaged(f"a frame of {where} is no dictionary")
+            raise self._damaged(f"a frame of {where} is not a dictionary")
         file = self.text(frame.get("filename", ""), f"filename of a frame of {where}")
-        if not file or _NOT_THE_USERS.search(file):
+        if not is_users_file(file):
             return None
         line = self.integer(frame.get("line", 0), f"line of a frame of {where}")
         return Frame(file=file, line=line, function=self.text(frame.get("name", ""), f"name of a frame of {where}"))
@@ -232,14 +223,14 @@ class _Reader:
         return tuple(self.text(value, f"one of {name} of {where}") for value in self._list(entry, name, where))
 
     def _time(self, entry: Mapping[Any, Any], name: str, where: str) -> int | None:
-        """None or 0: it has not happened."""
+        """A time; None or 0 if it has not happened."""
         value = entry.get(name)
         return None if value is None else self.integer(value, f"{name} of {where}") or None
 
     def _list(self, entry: Mapping[Any, Any], name: str, where: str) -> list[Any]:
         value = entry.get(name, [])
         if not isinstance(value, list | tuple):
-            raise self._damaged(f"{name} of {where} is no list")
+            raise self._damaged(f"{name} of {where} is not a list")
         return list(value)
 
     def _damaged(self, what: str) -> OverlapScopeError:

@@ -25,20 +25,20 @@ def holds_dumps(path: Path) -> bool:
 def read_all(path: Path) -> tuple[dict[int, Dump], list[Problem]]:
     """Read the dump of each rank.
 
-    Of a rank that has several, a pickle is taken rather than JSON, which holds no lines of code.
+    If a rank has several, a pickle is preferred to JSON, which has no lines of code.
 
     Args:
         path: one dump, or a folder that holds some.
 
     Returns:
-        The dumps by rank, and what is wrong with the others.
+        The dumps by rank, and what is wrong with other files.
 
     Raises:
-        OverlapScopeError: there is none that can be read.
+        OverlapScopeError: no dump can be read.
     """
     files = [path] if path.is_file() else _dump_files(path)
     if not files:
-        raise OverlapScopeError(f"{path}: no Flight Recorder dump in it (such as trace_0, or trace_0.json)")
+        raise OverlapScopeError(f"{path}: contains no Flight Recorder dump (such as trace_0, or trace_0.json)")
     dumps: dict[int, Dump] = {}
     problems: list[Problem] = []
     for file in sorted(files, key=lambda file: (file.suffix == ".json", file.name)):
@@ -55,7 +55,7 @@ def read_all(path: Path) -> tuple[dict[int, Dump], list[Problem]]:
         elif file.suffix != ".json" or dumps[rank].path.suffix == ".json":
             problems.append(Problem("note", f"{file}: a second dump of rank {rank}; {dumps[rank].path.name} is used"))
     if not dumps:
-        raise OverlapScopeError(f"{path}: no dump in it can be read; the first: {problems[0]}")
+        raise OverlapScopeError(f"{path}: none of its dumps can be read; the first: {problems[0]}")
     return dumps, problems
 
 
@@ -67,7 +67,7 @@ def _numbered_files(folder: Path) -> list[Path]:
 
 
 def _dump_files(folder: Path) -> list[Path]:
-    """The dumps of a folder, and files that are called like them: one may be empty, or nothing but damage."""
+    """The dumps of a folder, and files with names like theirs: one may be empty or damaged."""
     numbered = _numbered_files(folder)
     prefixes = {_prefix(file) for file in numbered if _looks_like_a_dump(file)}
     return [file for file in numbered if _prefix(file) in prefixes]
@@ -99,4 +99,4 @@ def _rank_of(dump: Dump) -> int:
     common = set.intersection(*map(set, dump.members.values())) if dump.members else set()
     if len(common) == 1:
         return common.pop()
-    raise OverlapScopeError(f"{dump.path}: it doesn't say which rank it is of; call it trace_0, trace_1 ...")
+    raise OverlapScopeError(f"{dump.path}: doesn't say which rank it is from; name it trace_0, trace_1 ...")

@@ -35,7 +35,7 @@ def _rank_folders_in(path: Path) -> dict[int, Path]:
             f"{path}: no such folder; record one with 'overlapscope record -o {path} -- torchrun ...'"
         )
     if not path.is_dir():
-        raise OverlapScopeError(f"{path}: is a file; give the folder that 'overlapscope record -o' wrote")
+        raise OverlapScopeError(f"{path}: this is a file; give the folder that 'overlapscope record -o' wrote")
     found = {}
     for folder in path.glob("rank_*"):
         number = folder.name.removeprefix("rank_")
@@ -45,15 +45,15 @@ def _rank_folders_in(path: Path) -> dict[int, Path]:
         return dict(sorted(found.items()))
     runs = sorted({folder.parent.name for folder in path.glob("*/rank_*") if folder.is_dir()})
     if runs:
-        raise OverlapScopeError(f"{path}: holds {len(runs)} recordings, give one of them: {', '.join(runs[:5])}")
+        raise OverlapScopeError(f"{path}: holds {len(runs)} recordings; give one of them: {', '.join(runs[:5])}")
     if (path / EVENTS_FILE).exists() or any(path.glob(GROUP_PATTERN)):
-        raise OverlapScopeError(f"{path}: is the folder of one rank; give the folder above it, {path.resolve().parent}")
+        raise OverlapScopeError(f"{path}: this is the folder of one rank; give its parent, {path.resolve().parent}")
     what = "not a recording (no rank_0, rank_1 ... in it)" if any(path.iterdir()) else "empty"
     raise OverlapScopeError(f"{path}: {what}; record a run with 'overlapscope record -o FOLDER -- torchrun ...'")
 
 
 def has_group_logs(folder: Path) -> bool:
-    """Whether a rank has left a collective log."""
+    """Whether a rank left a collective log."""
     return any(folder.glob(GROUP_PATTERN))
 
 
@@ -102,5 +102,5 @@ def read_lines(path: Path, problems: list[Problem], rows_of: Callable[[Any], Ite
             rows += rows_of(json.loads(line))
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             if number < len(lines):
-                problems.append(Problem("error", f"{path}: line {number} is damaged; it is left out"))
+                problems.append(Problem("error", f"{path}: line {number} is damaged and skipped"))
     return rows

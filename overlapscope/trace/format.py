@@ -11,17 +11,16 @@ A recording is a folder per run holding a folder per rank; nothing is shared bet
         plans.jsonl        one line per bucket plan: model, epoch, hash, buckets with parameters
         call_sites.jsonl   one line per call site: number, file, line, function
         links.jsonl        one line per sample of what the kernel counts on TCP connections
-        gradients_0.board  when each gradient of model 0 was last ready: an i64 a parameter
+        gradients_0.board  which gradients of model 0 have come in the newest backward, and when: an i64 per parameter
         incident_1.log     the newest records at the time of an incident, kept when the log wraps
         group_0.log        the collective log of a process group (``group_log.py``); p2p_0.log: its sends and receives
         signatures.jsonl   one line per kind of collective: what the numbers in collective logs stand for
         parameters.jsonl   one line per model: its parameters, written before ranks compare them
-        ready_0.board      which gradients of model 0 have come in the newest backward: a byte a parameter
         joining.json       what the process was told before it waited for the others in init_process_group
         unreduced.json     the first update with gradients that were never reduced, if there was one
         alive.board        when the watchdog was last awake, and the memory then: three i64
         reports.jsonl      one line per report of the watchdog; stacks_1.txt: what Python was doing then
-        ended.json         how the process came to its end; missing if it was killed
+        ended.json         how the process ended; missing if it was killed
       rank_1/ ...
       watchdog/            what ranks tell each other while the job's store is out of reach
       tables/              Parquet tables, made from the above on first read
@@ -51,7 +50,7 @@ MAGIC: Final = b"OVLSCOPE"
 HEADER_BYTES: Final = 4096
 RECORD_BYTES: Final = 64
 PINNED_SHARE: Final = 8
-"""One in so many slots of a full log holds the first steps and is never overwritten."""
+"""One in this many slots of a full log holds the first steps and is never overwritten."""
 
 RUN_FILE: Final = "run.json"
 RANK_FILE: Final = "rank.json"
@@ -80,7 +79,7 @@ NO_BUCKET: Final = 0xFFFFFFFF
 """``index`` of a collective that belongs to no bucket, such as a broadcast of buffers."""
 
 NO_CALL_SITE: Final = 0
-"""``call_site`` of an event whose source line is not known; call sites are numbered from 1."""
+"""``call_site`` of an event whose source line is unknown; call sites are numbered from 1."""
 
 
 class Kind(IntEnum):
@@ -89,7 +88,7 @@ class Kind(IntEnum):
     STEP = 1
     """One optimizer step, from the end of the step before to the end of its last optimizer."""
     ENTER = 2
-    """A phase begins (``index``: a ``Phase``). Written at once, so that a dead rank shows where it stood."""
+    """A phase begins (``index``: a ``Phase``). Written at once, so that a dead rank shows where it was."""
     PHASE = 3
     """A phase that has ended (``index``: a ``Phase``)."""
     GRADIENT_READY = 4
@@ -116,10 +115,10 @@ class Phase(IntEnum):
     """What a rank is doing. Phases of one rank do not overlap."""
 
     DATA_WAIT = 0
-    """From the end of the last optimizer to the next forward: the data loader, logging, zero_grad."""
+    """Time from the end of the last optimizer to the next forward: the data loader, logging, zero_grad."""
     FORWARD = 1
     BACKWARD = 2
-    """From the first gradient of the module's output until autograd is done, without the wait for buckets."""
+    """Time from the first gradient of the module's output until autograd is done, without the wait for buckets."""
     FINALISE = 3
     """The wait for buckets that are still on the wire, and the copies back."""
     OPTIMIZER = 4
@@ -132,7 +131,7 @@ class Flag(IntFlag):
 
     NONE = 0
     DEVICE_CLOCK = 1
-    """From device events, mapped to host nanoseconds."""
+    """Times are from device events, mapped to host nanoseconds."""
     START_IS_LOWER_BOUND = 2
     """The start is when the work was enqueued; it may have begun later."""
     END_IS_UPPER_BOUND = 4
@@ -304,12 +303,12 @@ def board_file(model: int) -> str:
 
 
 def ready_file(model: int) -> str:
-    """Name of the file that says which gradients of one model have come."""
+    """Name of the file that says in older recordings which gradients of one model are ready."""
     return f"ready_{model}.board"
 
 
 def rank_folder(trace_folder: Path, rank: int) -> Path:
-    """Where a rank's files live."""
+    """Folder of a rank's files."""
     return trace_folder / f"rank_{rank}"
 
 

@@ -1,4 +1,4 @@
-"""One collective log, read back: any entries of it, without reading the others.
+"""Reader of one collective log: any of its entries, without reading the others.
 
 Which entry is the newest is found by bisection, because entry numbers go up by one from slot to slot, except where the
 ring comes round. Only a log in which that does not hold, because a part of it is lost, is read as a whole.
@@ -15,11 +15,12 @@ from typing import Final
 import numpy as np
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.group_log import ENTRY_BYTES, ENTRY_DTYPE, HEADER_BYTES, Entries, GroupHeader
+from overlapscope.trace.format import HEADER_BYTES
+from overlapscope.trace.group_log import ENTRY_BYTES, ENTRY_DTYPE, Entries, GroupHeader
 from overlapscope.trace.log import Problem
 
 _PROBED_ENTRIES: Final = 1024
-"""So many slots behind the newest entry are looked at: entries in there mean that some before them are lost."""
+"""Number of slots checked behind the newest entry: entries in there mean that some before them are lost."""
 
 
 class GroupFile:
@@ -74,7 +75,7 @@ class GroupFile:
             os.close(fd)
 
     def _read_in_place(self, fd: int, slot: int, first: int, count: int) -> Entries:
-        """So many entries from a slot on, without those that are not what belongs there."""
+        """A number of entries from a slot on, without those that don't belong there."""
         entries = self._read_slots(fd, slot, slot + count)
         is_in_place = entries["number"] == np.arange(first, first + len(entries))
         return entries if is_in_place.all() else entries[is_in_place]
@@ -84,7 +85,7 @@ class GroupFile:
         return np.frombuffer(data[: len(data) // ENTRY_BYTES * ENTRY_BYTES], dtype=ENTRY_DTYPE)
 
     def _range(self, fd: int) -> tuple[int, int]:
-        """Numbers of the oldest and the newest entry; 1 and 0 of an empty log."""
+        """The numbers of the oldest and the newest entry; 1 and 0 if the log is empty."""
         first = self._number_in(fd, 0)
         if (first - 1) % max(1, self._capacity):
             return self._range_of_damaged(fd)
@@ -112,7 +113,7 @@ class GroupFile:
         return int.from_bytes(os.pread(fd, 4, HEADER_BYTES + slot * ENTRY_BYTES), "little")
 
     def _range_of_damaged(self, fd: int) -> tuple[int, int]:
-        """The same from all entries that are where they belong."""
+        """The numbers of the oldest and the newest entry that are where they belong, in a damaged log."""
         number = self._read_slots(fd, 0, self._slots)["number"].astype(np.int64)
         slots = np.arange(len(number))
         used = number != 0

@@ -12,11 +12,8 @@ the log. They are sums, not chains, so that what two ranks have done *between* t
 from __future__ import annotations
 
 import json
-import mmap
-import os
 import struct
-import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,21 +21,22 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.format import HEADER_BYTES
+from overlapscope.trace.ring_log import RingLog
 from overlapscope.trace.signature import NO_BUCKET, Signature
 
 GROUP_VERSION: Final = 1
 GROUP_MAGIC: Final = b"OVLGROUP"
-HEADER_BYTES: Final = 4096
 ENTRY_BYTES: Final = 64
 
 UNKNOWN: Final = 0xFFFFFFFF
-"""``batch`` where nobody knows which batch of its data a rank is at."""
+"""``batch`` if it is unknown which batch of its data a rank is at."""
 UNKNOWN_PHASE: Final = 0xFF
 
 UNEVEN_INPUTS: Final = 1
 """Flag: launched inside ``join()``, where ranks may be at different steps."""
 SHADOW: Final = 2
-"""Flag: launched by a rank that has joined, in the place of one of the others'."""
+"""Flag: launched by a rank that has joined, in place of another rank's."""
 FAILED: Final = 4
 """Flag: completed with an error."""
 
@@ -60,7 +58,7 @@ ENTRY_FIELDS: Final = (
     ("completed_ns", "<i8"),
 )
 ENTRY_DTYPE: Final = np.dtype([(name, kind) for name, kind in ENTRY_FIELDS])
-"""An entry as numpy sees it. Times are host nanoseconds, 0 for what has not happened."""
+"""An entry as numpy sees it. Times are host nanoseconds, 0 for events that have not happened."""
 
 Entries = npt.NDArray[Any]
 """A structured array of ``ENTRY_DTYPE``."""
@@ -73,17 +71,17 @@ _LAUNCHED_AT: Final = 48
 _COMPLETED_AT: Final = 56
 _FLAGS_AT: Final = 21
 _MASK: Final = 2**64 - 1
-_CHUNK_ENTRIES: Final = 4096
+_SMALLEST_CAPACITY: Final = 16
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 
 
 def group_file(number: int, *, point_to_point: bool = False) -> str:
-    """Name of the log of a rank's ``number``-th group, from 0 in the order of their first collectives."""
+    """File name of a rank's log number ``number``, from 0 in the order of the groups' first collectives."""
     return f"{'p2p' if point_to_point else 'group'}_{number}.log"
 
 
 def mix(signature_hash: int, number: int, step: int) -> int:
-    """What one entry adds to the running sum: splitmix64 of what it is, where it stands and which step it is of."""
+    """What one entry adds to the running sum: splitmix64 of its content, number and step."""
     x = (signature_hash + _GOLDEN * number + 0xD6E8FEB86659FD93 * (step + 1)) & _MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -101,14 +99,14 @@ def step_that_must_agree(signature: Signature, step: int, flags: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupHeader:
-    """Which group a log is of."""
+    """The header of a log: which group it belongs to."""
 
     name: str
-    """The same on all ranks of the group."""
+    """Name of the group, the same on all of its ranks."""
     ranks: tuple[int, ...]
-    """Its members, as ranks of the job."""
+    """Members of the group, as ranks of the job."""
     rank: int
-    """Whose log this is."""
+    """Rank that writes this log."""
     description: str = ""
     backend: str = ""
     point_to_point: bool = False
@@ -179,8 +177,7 @@ class GroupHeader:
             raise OverlapScopeError(f"{path}: corrupt header (offset {_HEADER.size})") from None
 
 
-@dataclass
-class GroupLog:
+class GroupLog(RingLog):
     """Writes the collective log of one group. Safe to use from several threads.
 
     Args:
@@ -192,39 +189,14 @@ class GroupLog:
         OverlapScopeError: the file exists, or can't be made or written.
     """
 
-    path: Path
-    header: GroupHeader
-    limit_bytes: int = DEFAULT_LIMIT_BYTES
-    newest: int = field(default=0, init=False)
-    """Number of the newest entry; 0 before the first."""
-    hash: int = field(default=0, init=False)
-    names_hash: int = field(default=0, init=False)
+    slot_bytes = ENTRY_BYTES
+    chunk_slots = 4096
 
-    def __post_init__(self) -> None:
-        self._capacity = max(16, (self.limit_bytes - HEADER_BYTES) // ENTRY_BYTES)
-        self._lock = threading.Lock()
-        self._allocated = 0
-        try:
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-        except FileExistsError:
-            raise OverlapScopeError(f"{self.path}: already holds a recording; record elsewhere") from None
-        except OSError as error:
-            raise OverlapScopeError(f"{self.path}: can't be made ({error.strerror})") from None
-        try:
-            os.ftruncate(self._fd, HEADER_BYTES + self._capacity * ENTRY_BYTES)
-            os.posix_fallocate(self._fd, 0, HEADER_BYTES)
-            self._buffer = mmap.mmap(self._fd, 0)
-        except (OSError, ValueError) as error:
-            os.close(self._fd)
-            self.path.unlink(missing_ok=True)
-            raise OverlapScopeError(f"{self.path}: can't be written ({error})") from None
-        self._allocate()
-        if not self._allocated:
-            self._buffer.close()
-            os.close(self._fd)
-            self.path.unlink(missing_ok=True)
-            raise OverlapScopeError(f"{self.path}: no space left on the disk for a recording")
-        self._write_header()
+    def __init__(self, path: Path, header: GroupHeader, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
+        self.header = header
+        self.hash = 0
+        self.names_hash = 0
+        super().__init__(path, max(_SMALLEST_CAPACITY, (limit_bytes - HEADER_BYTES) // ENTRY_BYTES))
 
     def announce(
         self,
@@ -247,13 +219,11 @@ class GroupLog:
             if self._buffer.closed:
                 return 0
             number = self.newest + 1
-            if number > self._allocated and self._allocated < self._capacity:
-                self._allocate()
             agreed_step = step_that_must_agree(signature, step, flags)
             self.hash = (self.hash + mix(signature.hash, number, agreed_step)) & _MASK
             if signature.names_hash:
                 self.names_hash = (self.names_hash + mix(signature.names_hash, number, -1)) & _MASK
-            at = self._offset(number)
+            at = self._offset(number) if number <= self._straight else self._make_room(number)
             _NUMBER.pack_into(self._buffer, at, 0)
             _BODY.pack_into(
                 self._buffer,
@@ -276,11 +246,11 @@ class GroupLog:
             return number
 
     def launched(self, number: int, now_ns: int) -> None:
-        """The backend has taken a collective."""
+        """Note that the backend has taken a collective."""
         self._add_time(number, _LAUNCHED_AT, now_ns)
 
     def completed(self, number: int, now_ns: int, *, failed: bool = False) -> None:
-        """A collective was seen to be over at ``now_ns``."""
+        """Note that a collective was seen to be over at ``now_ns``."""
         self._add_time(number, _COMPLETED_AT, now_ns, FAILED if failed else 0)
 
     def read(self, first: int, last: int) -> Entries:
@@ -288,49 +258,22 @@ class GroupLog:
         with self._lock:
             if self._buffer.closed:
                 return np.empty(0, dtype=ENTRY_DTYPE)
-            first = max(first, 1, self.newest - self._capacity + 1)
+            first = max(first, 1, self.newest - self.capacity + 1)
             parts = [
                 self._buffer[self._offset(number) : self._offset(number) + ENTRY_BYTES]
                 for number in range(first, min(last, self.newest) + 1)
             ]
         return np.frombuffer(b"".join(parts), dtype=ENTRY_DTYPE)
 
-    def close(self) -> None:
-        """Note in the header that the log is complete, and give unused disk space back. May be called twice."""
-        with self._lock:
-            if self._buffer.closed:
-                return
-            self._write_header(closed=True)
-            self._buffer.close()
-            used = min(self.newest, self._capacity)
-            os.ftruncate(self._fd, HEADER_BYTES + used * ENTRY_BYTES)
-            os.close(self._fd)
-
     def _add_time(self, number: int, place: int, now_ns: int, flags: int = 0) -> None:
         with self._lock:
             # The ring may have come round to another entry, or the log may be closed.
-            if not 0 < number <= self.newest or number <= self.newest - self._capacity or self._buffer.closed:
+            if not 0 < number <= self.newest or number <= self.newest - self.capacity or self._buffer.closed:
                 return
             at = self._offset(number)
             _TIME.pack_into(self._buffer, at + place, now_ns)
             if flags:
                 self._buffer[at + _FLAGS_AT] |= flags
 
-    def _offset(self, number: int) -> int:
-        return HEADER_BYTES + (number - 1) % self._capacity * ENTRY_BYTES
-
-    def _allocate(self) -> None:
-        """Give the next chunk disk blocks, or settle for a ring within what there is."""
-        wanted = min(self._allocated + _CHUNK_ENTRIES, self._capacity)
-        begin = HEADER_BYTES + self._allocated * ENTRY_BYTES
-        try:
-            os.posix_fallocate(self._fd, begin, (wanted - self._allocated) * ENTRY_BYTES)
-        except OSError:
-            self._capacity = self._allocated
-            if self._allocated:
-                self._write_header()
-        else:
-            self._allocated = wanted
-
-    def _write_header(self, *, closed: bool = False) -> None:
-        self._buffer[:HEADER_BYTES] = replace(self.header, capacity=self._capacity, closed=closed).pack()
+    def _header(self, *, closed: bool) -> bytes:
+        return replace(self.header, capacity=self.capacity, closed=closed).pack()

@@ -33,12 +33,12 @@ class GroupFiles:
 
     name: str
     ranks: tuple[int, ...]
-    """Its members, whether or not they have left a log."""
+    """Members of the group, whether or not they left a log."""
     is_point_to_point: bool
     backend: str
     description: str
     files: dict[int, GroupFile] = field(default_factory=dict)
-    """By rank."""
+    """Logs by rank."""
 
 
 @dataclass
@@ -51,10 +51,10 @@ class CollectiveLogs:
     _signatures: dict[int, dict[int, Signature]] = field(default_factory=dict)
     _call_sites: dict[int, dict[int, tuple[str, int, str]]] = field(default_factory=dict)
     _names: dict[tuple[str, int], tuple[str, ...]] = field(default_factory=dict)
-    """Of the parameters of a bucket, by the hash of its plan."""
+    """Names of the parameters of a bucket, by the hash of its plan."""
     _plans_read: set[int] = field(default_factory=set)
     _same: dict[Any, Any] = field(default_factory=dict)
-    """Ranks have most of their lines in common: each is kept once."""
+    """Lines that are kept once, because ranks have most of them in common."""
 
     def signatures(self, rank: int) -> dict[int, Signature]:
         """A rank's signatures by number."""
@@ -107,7 +107,7 @@ class CollectiveLogs:
 def read_collective_logs(
     folders: dict[int, Path], progress: Callable[[int, int], None] | None = None
 ) -> CollectiveLogs:
-    """Look which logs there are, and how far they go.
+    """Find the logs, and how far they go.
 
     Args:
         folders: of the ranks.
@@ -134,7 +134,7 @@ def _add(logs: CollectiveLogs, rank: int, path: Path) -> None:
     header = file.header
     logs.problems += file.problems
     if header.rank != rank:
-        text = f"{path}: is the log of rank {header.rank}, in the folder of rank {rank}; it is left out"
+        text = f"{path}: this is the log of rank {header.rank}, in the folder of rank {rank}; it is skipped"
         logs.problems.append(Problem("error", text))
         return
     key = (header.name, header.ranks, header.point_to_point)
@@ -143,7 +143,7 @@ def _add(logs: CollectiveLogs, rank: int, path: Path) -> None:
         group = GroupFiles(header.name, header.ranks, header.point_to_point, header.backend, header.description)
         logs.groups[key] = group
     if rank in group.files:
-        text = f"{path}: a second log of group {header.name}, after {group.files[rank].path.name}; it is left out"
+        text = f"{path}: a second log of group {header.name}, after {group.files[rank].path.name}; it is skipped"
         logs.problems.append(Problem("error", text))
         return
     file.header = replace(header, ranks=group.ranks)  # a thousand ranks need not hold a thousand lists of them

@@ -1,11 +1,11 @@
 """Samples of the kernel's counters of TCP connections -> a tidy table that says which rank is at the other end.
 
 ===== =========================================================================================================
-links rank, time_ns, local, peer, peer_rank (-1: not known), bytes_acked, bytes_received, busy_us,
+links rank, time_ns, local, peer, peer_rank (-1: unknown), bytes_acked, bytes_received, busy_us,
       rwnd_limited_us, delivery_bytes_per_s, rtt_us, min_rtt_us, retransmits
 ===== =========================================================================================================
 
-Counters count from the begin of the connection; the delivery rate is the newest one that the kernel has measured.
+Counters start with the connection; the delivery rate is the newest one that the kernel has measured.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def link_samples(rows: list[Row], rank: int) -> pd.DataFrame:
 def with_peer_ranks(samples: pd.DataFrame) -> pd.DataFrame:
     """Say which rank is at the other end: the one that has the same connection with its ends exchanged.
 
-    Where addresses are translated on the way, or two hosts have a connection between the same addresses and ports
-    of their own, that is not known.
+    Where addresses are translated on the way, or two hosts each have a connection between the same addresses and
+    ports, that is unknown.
     """
     ends = samples[["rank", *_ENDPOINTS]].drop_duplicates()
     ends = ends.drop_duplicates(_ENDPOINTS, keep=False)

@@ -1,4 +1,4 @@
-"""Event logs, read back: whole records only, in the order they were written."""
+"""Reader of event logs: whole records only, in the order they were written."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ Records = npt.NDArray[Any]
 """A structured array of ``RECORD_DTYPE``."""
 
 _HIGHEST_SEQUENCE: Final = 2**40
-"""A number beyond this is damage: at 1,000 records a second it takes 35 years."""
+"""Sequence numbers beyond this are damage: at 1,000 records a second they take 35 years."""
 
 _LONGEST_HOLE_RECORDS: Final = 1024
-"""So many slots of zeros are the end of a log: more than a lost page holds, or threads are ahead of each other."""
+"""This many slots of zeros are the end of a log: more than a lost page holds, or threads are apart."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something about the files that the reader of the numbers must know: one line, naming file and place.
+    """Something about the files that readers of the numbers should know: one line, naming file and place.
 
     A ``note`` is worth knowing (a log that was never closed); an ``error`` means that data is missing or unreadable.
     """
@@ -80,7 +80,7 @@ def read_log(path: Path) -> tuple[LogHeader, Records, list[Problem]]:
     if len(damaged) and not torn_at_death:
         offset = HEADER_BYTES + int(damaged[0]) * RECORD_BYTES
         problems.append(
-            Problem("error", f"{path}: {len(damaged)} damaged records, the first at offset {offset}; they are left out")
+            Problem("error", f"{path}: {len(damaged)} damaged records, the first at offset {offset}; they are skipped")
         )
     problems += _missing_records(path, header, size, records, len(slots), len(damaged))
     return header, records, problems
@@ -196,7 +196,7 @@ def _is_whole(slots: Records) -> npt.NDArray[np.bool_]:
 
 
 def _is_known(slots: Records) -> npt.NDArray[np.bool_]:
-    """Every number in these records has a meaning."""
+    """Whether every number in these records has a meaning."""
     kind, phase_kinds = slots["kind"], (Kind.ENTER, Kind.PHASE)
     known_phase = ~np.isin(kind, phase_kinds) | (slots["index"] <= max(Phase))
     in_range = (kind >= min(Kind)) & (kind <= max(Kind)) & (slots["op"] < len(OPS)) & (slots["dtype"] < len(DTYPES))
@@ -206,7 +206,7 @@ def _is_known(slots: Records) -> npt.NDArray[np.bool_]:
 def _missing_records(
     path: Path, header: LogHeader, size: int, records: Records, slots: int, damaged: int
 ) -> list[Problem]:
-    """What the header promises, or the sequence numbers imply, and the file does not hold."""
+    """Problems with records that the header or the sequence numbers imply and the file lacks."""
     kept = len(records)
     promised = min(header.written_records, header.capacity_records) if header.closed else header.capacity_records
     if size < HEADER_BYTES + promised * RECORD_BYTES:

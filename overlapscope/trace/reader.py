@@ -15,7 +15,7 @@ import pandas as pd
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace import cache
 from overlapscope.trace.alignment import Alignment, RankClock, align
-from overlapscope.trace.board import read_board
+from overlapscope.trace.board import read_times_ns
 from overlapscope.trace.clock import bounds_of_pings
 from overlapscope.trace.folders import expected_ranks_of, find_rank_folders, has_group_logs, read_json, read_lines
 from overlapscope.trace.format import (
@@ -61,12 +61,12 @@ class Trace:
     call_sites: pd.DataFrame
     """rank, call_site, file, line, function"""
     links: pd.DataFrame
-    """See ``overlapscope.trace.links``."""
+    """Samples of TCP connections, described in ``overlapscope.trace.links``."""
     problems: tuple[Problem, ...]
 
     @property
     def errors(self) -> list[Problem]:
-        """What is missing or unreadable."""
+        """Problems that mean that data is missing or unreadable."""
         return [problem for problem in self.problems if problem.severity == "error"]
 
     @property
@@ -81,7 +81,7 @@ class Trace:
 
     @property
     def clock_error_ns(self) -> float:
-        """How far the times of two aligned ranks may be off against each other; 0 on one clock."""
+        """Maximum error of a time difference between two aligned ranks; 0 on one clock."""
         by_clock = self.ranks.groupby("boot", dropna=False)["error_ns"].max().nlargest(2)
         return float(by_clock.sum())
 
@@ -94,7 +94,7 @@ def read_trace(path: Path | str, progress: Progress | None = None) -> Trace:
         progress: told of each rank that has been read.
 
     Raises:
-        OverlapScopeError: there is nothing to show; anything less is in ``Trace.problems``.
+        OverlapScopeError: there is nothing to show; lesser problems are in ``Trace.problems``.
     """
     path = Path(path)
     folders = find_rank_folders(path)
@@ -168,7 +168,7 @@ def _read_logs(
     missing = sorted(set(expected) - folders.keys())
     if missing:
         names = ", ".join(map(str, missing[:8])) + (" ..." if len(missing) > 8 else "")
-        message = f"{next(iter(folders.values())).parent}: of {len(expected)} ranks {len(missing)} left no log: {names}"
+        message = f"{next(iter(folders.values())).parent}: {len(missing)} of {len(expected)} ranks left no log: {names}"
         problems.append(Problem("error", message))
     alignments, unaligned = align(clocks)
     problems += unaligned
@@ -199,7 +199,7 @@ def _read_events(folder: Path) -> tuple[bool, Records, list[Problem]]:
 
 @lru_cache(maxsize=1)
 def _empty_tables() -> dict[str, pd.DataFrame]:
-    """The same for every rank, and of a thousand ranks slow to make."""
+    """Empty tables, cached because making them for a thousand ranks is slow."""
     return rank_tables(np.empty(0, dtype=RECORD_DTYPE), 0)
 
 
@@ -213,12 +213,12 @@ def _note_without_events(folders: dict[int, Path]) -> list[Problem]:
         return []
     who = "no rank has" if len(without) == len(folders) else f"{len(without)} of {len(folders)} ranks don't have"
     path = next(iter(folders.values())).parent
-    what = "the order of collectives is all there is to see of them"
+    what = "only the order of their collectives can be shown"
     return [Problem("note", f"{path}: {who} an event log, which DistributedDataParallel writes; {what}")]
 
 
 def _with_incidents(records: Records, folder: Path, problems: list[Problem]) -> Records:
-    """The log, and the records that incidents kept from being overwritten."""
+    """The records of the log and those that incidents kept from being overwritten."""
     kept = [records]
     for path in sorted(folder.glob(INCIDENT_PATTERN)):
         try:
@@ -236,12 +236,12 @@ def _with_incidents(records: Records, folder: Path, problems: list[Problem]) -> 
 
 
 def _with_boards(records: Records, folder: Path) -> Records:
-    """The log, and the gradients that were ready in buckets that never were: their records were still to be written."""
+    """The records of the log, and of gradients ready in buckets that never became so: theirs were not yet written."""
     if not len(records):
         return records
     kept = [records]
     for model in np.unique(records["model"][records["kind"] == Kind.PLAN]):
-        ready_ns = np.asarray(read_board(folder, int(model)), dtype=np.int64)
+        ready_ns = np.asarray(read_times_ns(folder, int(model)), dtype=np.int64)
         logged = records[(records["kind"] == Kind.GRADIENT_READY) & (records["model"] == model)]
         logged = logged[logged["index"] < len(ready_ns)]
         logged_ns = np.zeros(len(ready_ns), dtype=np.int64)
@@ -291,7 +291,7 @@ def _rank_clock(
 
 
 def _clock_columns(rank: RankClock, alignment: Alignment) -> dict[str, Any]:
-    """Of the table of ranks, over what the rank has recorded."""
+    """Clock columns of the table of ranks, over what the rank recorded."""
     offset_ns, last_offset_ns = (int(ns) for ns in alignment.map.offset_at([rank.begin_ns, rank.end_ns]))
     return {
         "boot": rank.boot,

@@ -1,17 +1,25 @@
-"""What the watchdogs have reported while a job ran, and what Python was doing on each rank then."""
+"""What the watchdogs report while a job runs, and what Python is doing on each rank then: ``reports.jsonl``.
+
+A rank's file is written anew with each report, because one may be taken back.
+"""
 
 from __future__ import annotations
 
+import faulthandler
 import json
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from overlapscope.trace.folders import read_lines
 from overlapscope.trace.format import RANK_FILE, REPORTS_FILE
+from overlapscope.trace.log import Problem
 
 _MOST_STACK_BYTES: Final = 200_000
-"""More of it than this nobody reads; a damaged file may be of any size."""
+"""Most that is read of it: nobody reads more, and a damaged file may be of any size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,25 +27,27 @@ class WatchdogReport:
     """One line of ``reports.jsonl``."""
 
     rank: int
-    """Who says so."""
+    """The rank whose watchdog reports."""
     number: int
     time_ns: int
     unix_ns: int | None
-    """The same as Unix time; None if nobody noted the difference."""
+    """The time of the report as Unix time; None if the difference was not recorded."""
     step: int | None
     kind: str
-    """Of the verdict."""
+    """Kind of the verdict."""
     sentence: str
-    """What had happened."""
+    """What happened, in a sentence."""
     text: str
-    """All that was printed then: the sentence, where ranks stood, the collectives around."""
+    """The whole printed report: the sentence, where ranks stood, the collectives around."""
     retracted_ns: int | None
     """When the watchdog saw that it had gone on after all."""
+    verdict: Mapping[str, Any]
+    """All of it, as ``overlapscope.diagnosis.verdict`` has written it; empty if it is lost."""
     stacks_path: Path
 
     @property
     def stacks(self) -> str:
-        """Python threads of the rank at that time; empty if they are not there."""
+        """Python threads of the rank at that time; empty if they were not written."""
         try:
             with self.stacks_path.open("rb") as file:
                 return file.read(_MOST_STACK_BYTES).decode(errors="replace")
@@ -45,32 +55,76 @@ class WatchdogReport:
             return ""
 
 
+class ReportLog:
+    """Writes the reports of one rank.
+
+    Args:
+        folder: of the rank; reports that are there already stay.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lines: list[dict[str, Any]] = read_lines(folder / REPORTS_FILE, [], lambda line: [dict(line)])
+
+    def add(self, verdict: Mapping[str, Any], message: str, *, step: int, process_state: str) -> int:
+        """Write down what was found, and what Python is doing meanwhile.
+
+        Returns:
+            The number of the report, from 1.
+        """
+        number = len(self._lines) + 1
+        self._lines.append(
+            {
+                "report": number,
+                "time_ns": time.monotonic_ns(),
+                "step": step,
+                "process_state": process_state,
+                "verdict": verdict,
+                "message": message,
+                "retracted_ns": None,
+            }
+        )
+        self._write()
+        with suppress(OSError, RuntimeError), (self._folder / _stacks_file(number)).open("w") as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+        return number
+
+    def retract(self, number: int) -> None:
+        """The job goes on: what was called stuck was slow."""
+        self._lines[number - 1]["retracted_ns"] = time.monotonic_ns()
+        self._write()
+
+    def _write(self) -> None:
+        """Whoever reads meanwhile has all of it as it was."""
+        path = self._folder / REPORTS_FILE
+        part = path.with_suffix(".part")
+        with suppress(OSError):
+            part.write_text("".join(json.dumps(line) + "\n" for line in self._lines), encoding="utf-8")
+            part.replace(path)
+
+
 def read_reports(folders: Mapping[int, Path]) -> tuple[WatchdogReport, ...]:
-    """The reports of all ranks, by time; of a report's lines the newest. Damaged lines are left out.
+    """The reports of all ranks, by time. Damaged lines are left out.
 
     Args:
         folders: of the ranks.
     """
-    found: dict[tuple[int, int], WatchdogReport] = {}
-    for rank, folder in folders.items():
-        try:
-            lines = (folder / REPORTS_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            continue
-        to_unix_ns = _to_unix_ns(folder)
-        for line in lines:
-            try:
-                report = _report(rank, folder, json.loads(line), to_unix_ns)
-            except (ValueError, KeyError, TypeError, AttributeError):
-                continue
-            found[rank, report.number] = report
-    return tuple(sorted(found.values(), key=lambda report: (report.time_ns, report.rank)))
+    found = [report for rank, folder in folders.items() for report in reports_of(rank, folder, [])]
+    return tuple(sorted(found, key=lambda report: (report.time_ns, report.rank)))
+
+
+def reports_of(rank: int, folder: Path, problems: list[Problem]) -> list[WatchdogReport]:
+    """The reports of one rank, in order."""
+    if not (folder / REPORTS_FILE).exists():
+        return []
+    to_unix_ns = _to_unix_ns(folder)
+    return read_lines(folder / REPORTS_FILE, problems, lambda line: [_report(rank, folder, line, to_unix_ns)])
 
 
 def _report(rank: int, folder: Path, line: dict[str, Any], to_unix_ns: int | None) -> WatchdogReport:
     number, time_ns = int(line["report"]), int(line["time_ns"])
     retracted_ns, step = line.get("retracted_ns"), line.get("step")
-    verdict = line.get("verdict") or {}
+    verdict = dict(line.get("verdict") or {})
     return WatchdogReport(
         rank=rank,
         number=number,
@@ -81,8 +135,13 @@ def _report(rank: int, folder: Path, line: dict[str, Any], to_unix_ns: int | Non
         sentence=str(verdict.get("sentence") or line.get("message", "")),
         text=str(line.get("message", "")),
         retracted_ns=None if retracted_ns is None else int(retracted_ns),
-        stacks_path=folder / f"stacks_{number}.txt",
+        verdict=verdict,
+        stacks_path=folder / _stacks_file(number),
     )
+
+
+def _stacks_file(number: int) -> str:
+    return f"stacks_{number}.txt"
 
 
 def _to_unix_ns(folder: Path) -> int | None:

@@ -1,4 +1,4 @@
-"""Reads JSON that others have written: whatever the text is, the answer is a dictionary or one sentence."""
+"""Reads untrusted JSON: whatever the text is, the result is a dictionary or a one-sentence error."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def load_json(text: bytes, path: Path) -> dict[str, Any]:
         path: what messages call it.
 
     Raises:
-        OverlapScopeError: it is not one JSON object, cut short, too large, nested too deeply, has a key twice, or a
-            number that JSON doesn't know.
+        OverlapScopeError: the text is not one JSON object, cut short, too large, nested too deeply, or has a duplicate
+            key or a number that JSON doesn't know.
     """
     # Each of these may become an object of 60 bytes or more.
     if sum(text.count(mark) for mark in b",[{") > MOST_VALUES:
@@ -33,17 +33,17 @@ def load_json(text: bytes, path: Path) -> dict[str, Any]:
     def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         content = dict(pairs)
         if len(content) < len(pairs):
-            raise OverlapScopeError(f"{path}: damaged; an object has a key twice; {_TELL}")
+            raise OverlapScopeError(f"{path}: damaged; an object has a duplicate key; {_TELL}")
         return content
 
     try:
         content = json.loads(text.decode("utf-8"), object_pairs_hook=without_duplicates, parse_constant=refuse_number)
     except RecursionError:
         raise OverlapScopeError(
-            f"{path}: refused; nested more than {DEEPEST} deep, no Flight Recorder dump is"
+            f"{path}: refused; nested more than {DEEPEST} deep, unlike any Flight Recorder dump"
         ) from None
     except UnicodeDecodeError as error:
-        raise OverlapScopeError(f"{path}: not JSON (offset {error.start}: no UTF-8); {_TELL}") from None
+        raise OverlapScopeError(f"{path}: not JSON (offset {error.start}: not UTF-8); {_TELL}") from None
     except json.JSONDecodeError as error:
         raise OverlapScopeError(f"{path}: damaged or cut short at offset {error.pos} ({error.msg}); {_TELL}") from None
     except ValueError:  # Python reads no number of more than 4,300 digits

@@ -23,7 +23,7 @@ _STOP: Final = ord(".")
 
 
 class _Refused(Exception):  # noqa: N818, never seen outside
-    """What is wrong; where it is, and in which file, is added by ``load_pickle``."""
+    """What is wrong with a pickle; ``load_pickle`` adds the place and the file."""
 
 
 class _Mark:
@@ -41,8 +41,8 @@ def load_pickle(data: bytes, path: Path) -> Any:
         path: what messages call it.
 
     Raises:
-        OverlapScopeError: it is no pickle, holds anything but plain values, is cut short or damaged, goes on after
-            its end, or needs more room than a file of its length may.
+        OverlapScopeError: the data is not a pickle, holds anything but plain values, is cut short or damaged, goes on
+            after its end, or needs more room than a file of its length may.
     """
     machine = _Machine(data)
     try:
@@ -58,7 +58,7 @@ class _Machine:
 
     def __init__(self, data: bytes) -> None:
         self.last = 0
-        """Offset of the instruction that is at work."""
+        """Offset of the current instruction."""
         self._data = data
         self._at = 0
         self._stack: list[Any] = []
@@ -67,9 +67,9 @@ class _Machine:
     def run(self) -> Any:
         data = self._data
         if data[:1] != b"\x80":
-            raise _Refused("not a pickle of protocol 2 or newer; a Flight Recorder dump is one, or JSON")
+            raise _Refused("not a pickle of protocol 2 or newer, as a Flight Recorder dump is unless it is JSON")
         if len(data) > 1 and data[1] not in _PROTOCOLS:
-            raise _Refused(f"pickle protocol {data[1]}; known are {_PROTOCOLS[0]} to {_PROTOCOLS[-1]}")
+            raise _Refused(f"pickle protocol {data[1]}; only {_PROTOCOLS[0]} to {_PROTOCOLS[-1]} are known")
         instructions = _INSTRUCTIONS
         for _ in range(MOST_VALUES):
             self.last = self._at
@@ -129,7 +129,7 @@ class _Machine:
                 values = stack[place + 1 :]
                 del stack[place:]
                 return values
-        raise _Refused("damaged: a container has no beginning; copy or dump it again")
+        raise _Refused("damaged: a container has no start; copy or dump it again")
 
     def _tuple(self, length: int) -> None:
         values = [self._pop() for _ in range(length)]
@@ -163,7 +163,7 @@ class _Machine:
 
     def _protocol(self) -> None:
         if self.last != 0:
-            raise _Refused("damaged: a second beginning; copy or dump it again")
+            raise _Refused("damaged: a second start; copy or dump it again")
         self._take(1)
 
     def _frame(self) -> None:
@@ -240,4 +240,4 @@ _INSTRUCTIONS: Final[dict[int, Callable[[_Machine], None]]] = {
         "j": lambda m: m._get(m._number(4)),
     }.items()
 }
-"""What each byte of a pickle does, of those that are allowed."""
+"""What each allowed byte of a pickle does."""

@@ -1,7 +1,7 @@
-"""What a collective *is*: the part of it that all ranks of its group must have in common, and the part that need not.
+"""What a collective *is*: the part that all ranks of its group must have in common, and the part that may differ.
 
 Collectives are matched by their order alone. Two ranks whose n-th collectives have different ``hash``es reduce
-different things into each other, abort or hang. Names of tensors are kept apart: ``if rank == 0: broadcast(a) else:
+different things together, abort or hang. Names of tensors are kept apart: ``if rank == 0: broadcast(a) else:
 broadcast(b)`` is correct, so different names alone are no fault, while *swapped* names are.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, Final
 NO_BUCKET: Final = -1
 
 POINT_TO_POINT: Final = ("send", "recv")
-"""Operations of two ranks. They have a log of their own, because the others of the group take no part in them."""
+"""Operations of two ranks. They have their own log, because the others of the group take no part in them."""
 
 _SIZES_MAY_DIFFER: Final = ("all_to_all", "gather", "scatter", "barrier", "monitored_barrier")
 """Operations whose element count on one rank says nothing about that on another."""
@@ -27,29 +27,29 @@ class Signature:
     """Everything about a collective that is the same each time its line runs. One line of ``signatures.jsonl``."""
 
     op: str
-    """As in ``torch.distributed``: all_reduce, broadcast, all_gather, reduce_scatter, reduce, gather, scatter,
+    """Name in ``torch.distributed``: all_reduce, broadcast, all_gather, reduce_scatter, reduce, gather, scatter,
     all_to_all, barrier, monitored_barrier, send, recv."""
     reduce_op: str = ""
     """sum, avg, max ...; empty if nothing is reduced."""
     dtype: str = ""
     shapes: tuple[tuple[int, ...], ...] = ()
-    """Of the tensors that this rank gives (of a scatter and a recv: takes)."""
+    """Shapes of the tensors that this rank gives (of a scatter and a recv: takes)."""
     elements: int = 0
-    """Of all of them."""
+    """Number of elements of all tensors."""
     bytes: int = 0
     peer: int | None = None
-    """Rank in the job: the root, or of a send and a recv the other side; None: any, or none."""
+    """Rank in the job: the root, or the other side of a send or recv; None: any, or none."""
     tag: int = 0
     names: tuple[str, ...] = ()
-    """What the tensors are called: parameters and buffers as in the module, others as in the user's variables."""
+    """Names of the tensors: parameters and buffers as in the module, others as in the user's variables."""
     role: str = "user"
-    """What for: bucket, buffers, bitmap (of used parameters), construction (what DDP compares and broadcasts at first),
-    plan (the one of rank 0, at a rebuild), join, hook (a communication hook does it), user."""
+    """What for: bucket, buffers, bitmap (of used parameters), construction (what DDP compares and broadcasts when
+    it is made), plan (the one of rank 0, at a rebuild), join, hook (a communication hook does it), user."""
     model: int = 0
     """Number of the DDP instance in its process, if DDP launches it."""
     plan_epoch: int = 0
     plan_hash: str = ""
-    """Of a bucket: names, shapes, dtypes and order of all parameters, and how they are put into buckets."""
+    """Hash of a bucket's plan: names, shapes, dtypes and order of all parameters, and their assignment to buckets."""
     bucket: int = NO_BUCKET
 
     @cached_property
@@ -63,7 +63,7 @@ class Signature:
 
     @cached_property
     def names_hash(self) -> int:
-        """64 bits of what the tensors are called; 0 if that is not known."""
+        """64 bits of the tensors' names; 0 if unknown."""
         return _hash64(self.names) if self.names else 0
 
     def to_json(self, number: int) -> str:

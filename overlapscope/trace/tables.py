@@ -11,8 +11,8 @@ incidents  rank, step, incident, time_ns
 pauses     rank, step, generation, start_ns, end_ns
 ========== ====================================================================================================
 
-``ready_ns`` is missing where no bucket is concerned, ``start_ns`` and ``end_ns`` of a collective where it was
-launched and never seen to complete.
+``ready_ns`` is missing where no bucket is concerned, ``start_ns`` and ``end_ns`` of a collective if it was launched
+but never seen to complete.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def rank_tables(records: Records, rank: int) -> dict[str, pd.DataFrame]:
 
 
 def on_clock(tables: dict[str, pd.DataFrame], clock: ClockMap) -> dict[str, pd.DataFrame]:
-    """The same tables with their times on another clock."""
+    """Tables with their times mapped to another clock."""
     return {name: table.assign(**_on_clock(table, clock)) for name, table in tables.items()}
 
 
@@ -93,7 +93,7 @@ def _on_clock(table: pd.DataFrame, clock: ClockMap) -> dict[str, pd.Series[int]]
 
 
 def drop_steps_cut_by_ring(records: Records) -> Records:
-    """Leave out the steps of which a gap in the sequence numbers may have taken a part.
+    """Drop the steps that a gap in the sequence numbers may have cut.
 
     Device times are written late, in order, with a step's own record last. So before a gap only the steps that have
     ended are complete, and after it those that begin after it, as the records that are never late tell. The newest
@@ -188,7 +188,7 @@ def _collectives(launches: Records, completions: Records, readies: Records, rank
 
 
 def _of_same_turn(launches: Records, others: Records, *, match_op: bool) -> npt.NDArray[Any]:
-    """For each launch the position of its counterpart in ``others``, or -1."""
+    """The position of each launch's counterpart in ``others``, or -1."""
     fields = ["model", "step", "index"] + (["op"] if match_op else [])
     sides = [[records[field] for field in fields] for records in (launches, others)]
     keys = [np.concatenate(pair) for pair in zip(*([*side, turns(*side)] for side in sides), strict=True)]

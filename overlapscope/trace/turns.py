@@ -1,4 +1,4 @@
-"""The same thing again: which one of its kind, from 0, each row of a table is."""
+"""Numbering of equal rows: which one of its kind, from 0, each row of a table is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 def turns(*columns: npt.NDArray[Any]) -> Int64s:
-    """Of each row, how many rows before it are equal in all columns."""
+    """For each row, how many rows before it are equal in all columns."""
     order = np.lexsort(columns)
     turn = np.empty(len(order), dtype=np.int64)
     turn[order] = places_in_runs(*(column[order] for column in columns))

@@ -11,11 +11,11 @@ from typing import Any, Final
 from overlapscope.errors import OverlapScopeError
 
 MOST_BYTES: Final = 64 * 1024**2
-"""A larger file is refused: it could hold 60 times the entries that a Flight Recorder keeps by default."""
+"""Size above which a file is refused: it could hold 60 times the entries that a Flight Recorder keeps by default."""
 MOST_VALUES: Final = 10_000_000
-"""A file that holds, or stands for, more values is refused."""
+"""Number of values above which a file that holds, or expands to, them is refused."""
 DEEPEST: Final = 32
-"""Containers in containers; a dump has five."""
+"""Most levels of nested containers; a dump has five."""
 _CONTAINERS: Final = (dict, list, tuple)
 
 
@@ -23,10 +23,10 @@ def read_bytes(path: Path) -> bytes:
     """The content of a file.
 
     Raises:
-        OverlapScopeError: it is no regular file, empty, too large, or can't be read.
+        OverlapScopeError: the file is not a regular one, empty, too large, or can't be read.
     """
     try:
-        if not path.is_file():  # a pipe would be waited for
+        if not path.is_file():  # reading a pipe would wait
             raise OverlapScopeError(f"{path}: not a file")
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
@@ -34,8 +34,8 @@ def read_bytes(path: Path) -> bytes:
         raise OverlapScopeError(f"{path}: can't be read ({error.strerror})") from None
     if len(content) > MOST_BYTES:
         raise OverlapScopeError(
-            f"{path}: larger than {MOST_BYTES // 1024**2} MB, no Flight Recorder dump is; "
-            "dump again with a smaller TORCH_FR_BUFFER_SIZE"
+            f"{path}: larger than {MOST_BYTES // 1024**2} MB, unlike any Flight Recorder dump; dump "
+            f"again with a smaller TORCH_FR_BUFFER_SIZE"
         )
     if not content:
         raise OverlapScopeError(f"{path}: empty; its process was probably killed before it could write the dump")
@@ -45,10 +45,10 @@ def read_bytes(path: Path) -> bytes:
 def check_extent(value: Any, path: Path) -> None:
     """Refuse what is nested too deeply, holds itself, or is small only because its parts are shared.
 
-    Twenty lists of ten references each, one in the other, take no room and 10^20 steps to walk through.
+    Twenty nested lists of ten references each take no room, but 10^20 steps to walk through.
 
     Raises:
-        OverlapScopeError: it is one of these.
+        OverlapScopeError: the value is one of these.
     """
     extents: dict[int, tuple[int, int]] = {}  # by id: values within, and how deep they go
 
@@ -69,4 +69,4 @@ def check_extent(value: Any, path: Path) -> None:
         return known
 
     if isinstance(value, _CONTAINERS) and extent(value, 1)[0] > MOST_VALUES:
-        raise OverlapScopeError(f"{path}: refused; it stands for more than {MOST_VALUES:,} values")
+        raise OverlapScopeError(f"{path}: refused; it expands to more than {MOST_VALUES:,} values")

@@ -24,17 +24,17 @@ def test_every_decision_is_a_sentence() -> None:
 
 
 def test_of_several_models_each_is_named() -> None:
-    other = model("impossible", why="a single rank has nothing to reduce") | {"model": 1}
+    other = model("impossible", why="all-reduce needs at least 2 ranks") | {"model": 1}
     assert choice_sentences({"models": [model("decided", 56), other]}) == [
         f'model 0 (GPT): bucket_cap_mb="auto": from step 56 on, {WHY}.',
-        'model 1 (GPT): bucket_cap_mb="auto": nothing was chosen: a single rank has nothing to reduce.',
+        'model 1 (GPT): bucket_cap_mb="auto": nothing was chosen: all-reduce needs at least 2 ranks.',
     ]
 
 
 @pytest.mark.parametrize("state", ["waiting", "measuring", "trying"])
 def test_a_short_training_has_none_yet(state: str) -> None:
     (said,) = choice_sentences({"models": [model(state)]})
-    assert said == 'bucket_cap_mb="auto": nothing was chosen yet: it takes some 60 steps, outside join().'
+    assert said == 'bucket_cap_mb="auto": nothing was chosen yet: that takes about 60 steps, outside join().'
 
 
 @pytest.mark.parametrize("run", [{}, {"models": []}, {"models": [{"model": 0}]}, {"models": [{"auto": {"x": 1}}]}])

@@ -1,4 +1,4 @@
-"""Cycles as they would have been were all ranks like the middle one."""
+"""Cycles as they would be if all ranks were like the median rank."""
 
 from __future__ import annotations
 

@@ -220,6 +220,15 @@ def test_of_two_models_the_one_that_reduces_more_is_looked_at() -> None:
     assert seen.collectives.bytes.max() == max(BUCKET_BYTES)
 
 
+def test_it_may_be_the_second_one_though_phases_belong_to_no_model() -> None:
+    trace = recording(Job(steps=6))
+    known = observations_of(trace)
+    second = {name: getattr(trace, name).assign(model=1) for name in ("plans", "gradients", "collectives")}
+    seen = observations_of(replace(trace, **second))
+    np.testing.assert_array_equal(seen.ready_ns, known.ready_ns)
+    np.testing.assert_array_equal(seen.cycle_ns, known.cycle_ns)
+
+
 def test_gloo_reduces_two_buckets_at_a_time() -> None:
     trace = Job(steps=3).run()
     assert lanes_of(trace) == 2
@@ -233,7 +242,7 @@ def _two_ranks(**changes: object) -> Trace:
 @pytest.mark.parametrize(
     ("trace", "sentence"),
     [
-        (planned(Job(ranks=1, steps=6).run()), "one rank has nobody to reduce gradients with"),
+        (planned(Job(ranks=1, steps=6).run()), "with one rank nothing is reduced"),
         (_two_ranks(plans=_two_ranks().plans.iloc[:0]), "no bucket plan was recorded"),
         (_two_ranks(collectives=_two_ranks().collectives.iloc[:0]), "no all-reduce of a bucket was recorded"),
         (recording(Job(ranks=2, steps=4)), "only 2 steps after the first 2"),

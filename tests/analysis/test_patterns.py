@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlapscope.analysis.patterns import Pattern, chance_of_at_least, find_patterns, usual_of
+from overlapscope.analysis.patterns import DelayPattern, chance_of_at_least, find_patterns, usual_of
 
 MS = 1e6
 LEAST_NS = 0.5 * MS
@@ -17,7 +17,7 @@ def noise(count: int, seed: int, sigma_ms: float = 0.3) -> np.ndarray:
     return np.random.default_rng(seed).normal(0, sigma_ms * MS, count)
 
 
-def patterns_of(series: np.ndarray, first_step: int = 3) -> list[Pattern]:
+def patterns_of(series: np.ndarray, first_step: int = 3) -> list[DelayPattern]:
     return find_patterns(series, np.arange(first_step, first_step + len(series)), LEAST_NS)
 
 

@@ -63,7 +63,7 @@ def test_data_that_comes_late_every_tenth_step() -> None:
     assert (finding.pattern.kind, finding.pattern.period) == ("periodic", 10)
     assert finding.cost_ns == pytest.approx(1.5 * MS, rel=0.1)
     assert finding.steps.tolist() == list(range(10, STEPS, 10))
-    assert describe(finding).startswith("Rank 2 waits 15.0 ms longer for data than the middle rank every 10 steps")
+    assert describe(finding).startswith("Rank 2 waits 15.0 ms longer for data than the median rank every 10 steps")
 
 
 def test_garbage_collection_every_seventh_step_is_named_and_not_the_phase_it_interrupts() -> None:
@@ -81,7 +81,7 @@ def test_one_pause_of_two_seconds() -> None:
     assert (finding.steps.tolist(), finding.worst_step) == ([77], 77)
     assert finding.delay_ns == pytest.approx(2000 * MS, rel=0.01)
     assert describe(finding) == (
-        "Rank 1 computes 2.00 s longer than the middle rank in step 77 (forward 2.00 s): 2.00 s once."
+        "Rank 1 computes 2.00 s longer than the median rank in step 77 (forward 2.00 s): 2.00 s once."
     )
 
 

@@ -15,11 +15,9 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Page, Request, WebSocket, expect, sync_playwright
 
+from tests.browser.chromium import ARGUMENTS, CHROMIUM
 from tests.synthetic import write_recording
 
-CHROMIUM = Path("/usr/bin/chromium")
-ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
-ARGUMENTS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
 START_LIMIT_S = 60
 
 expect.set_options(timeout=30_000)  # on a busy machine a page may take its time

@@ -37,7 +37,7 @@ def slide_to(page: Page, cap_mb: float) -> None:
 
 def test_the_page_opens_with_the_advice_at_the_best_size(open_page, address):
     page = open_buckets(open_page, address)
-    expect(page.locator(".verdict")).to_contain_text("it does not matter here")
+    expect(page.locator(".verdict")).to_contain_text("it hardly matters here")
     expect(page.get_by_role("link", name="Buckets")).to_have_attribute("aria-current", "page")
     wait_for_setting(page, "bucket_cap_mb=2.5")
     expect(page.locator("#predicted-title")).to_have_text("Predicted: 2.5 MB")
@@ -81,7 +81,7 @@ def test_plans_that_are_no_size_have_buttons_and_keys(open_page, address):
     expect(page.get_by_role("button", name="DDP's default")).to_have_attribute("aria-pressed", "true")
     page.wait_for_function("new URLSearchParams(location.search).get('plan') === 'default'")
     page.keyboard.press("n")
-    expect(page.locator("#predicted-title")).to_have_text("Predicted: As it is now")
+    expect(page.locator("#predicted-title")).to_have_text("Predicted: Current plan")
     page.keyboard.press("p")
     expect(page.locator("#predicted-title")).to_have_text("Predicted: Best plan")
 

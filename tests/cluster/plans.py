@@ -6,8 +6,8 @@ import random
 from collections.abc import Sequence
 
 from instrumented_ddp.bucket_plan import BucketPlan, ParameterSpec, dtype_name
-from instrumented_ddp.c10d_reducer import C10dReducer
-from instrumented_ddp.plan_schedule import PlanChange
+from instrumented_ddp.plans.schedule import PlanChange
+from instrumented_ddp.reduction.reducer import Reducer
 from overlapscope.model.plan_file import PlanFile, PlannedParameter
 
 
@@ -45,7 +45,7 @@ class Restless:
 
     is_over = False
 
-    def __init__(self, reducer: C10dReducer) -> None:
+    def __init__(self, reducer: Reducer) -> None:
         self._parameters = reducer.plan.parameters
         self.asked: list[int] = []
 

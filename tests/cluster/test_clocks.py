@@ -7,6 +7,8 @@ namespaces of the kernel simulates nothing at all; their clocks are shifted, and
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +19,8 @@ import pytest
 from overlapscope.trace.format import CLOCK_FILE, EVENTS_FILE, Kind, rank_folder
 from overlapscope.trace.log import read_log
 from overlapscope.trace.reader import Trace, read_trace
-from tests.cluster.training_on_played_clock import real_times
+from tests.cluster.ranks import run_ranks
+from tests.cluster.training_on_played_clock import real_times, train
 
 pytestmark = pytest.mark.cluster
 
@@ -27,20 +30,23 @@ TIME_LIMIT_S = 120
 SECONDS = 2.5
 
 
-def run_ranks(folder: Path, *commands: list[str]) -> list[str]:
-    """Run a command a rank; what they wrote to stderr."""
-    ranks = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) for command in commands]
+Clock = tuple[int, float, str] | None
+"""By how many nanoseconds it is ahead, how much faster it is, and of which boot; None for the host's."""
+
+
+def training(folder: Path, world_size: int, clocks: dict[int, Clock]) -> list[str]:
+    """The command that trains on these ranks of a job."""
+    return [*TRAIN, str(folder), str(SECONDS), str(world_size), json.dumps(clocks)]
+
+
+def run_together(*commands: list[str]) -> None:
+    started = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) for command in commands]
     try:
-        written = [rank.communicate(timeout=TIME_LIMIT_S)[1] for rank in ranks]
+        written = [process.communicate(timeout=TIME_LIMIT_S)[1] for process in started]
     finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * len(ranks), written
-    return written
-
-
-def training(folder: Path, rank: int, world_size: int, *clock: object) -> list[str]:
-    return [*TRAIN, str(rank), str(world_size), str(folder), str(SECONDS), *map(str, clock)]
+        for process in started:
+            process.kill()  # and its ranks, which end when it has
+    assert [process.returncode for process in started] == [0] * len(started), written
 
 
 def assert_true_within_the_error(folder: Path, trace: Trace, rank: int, shift_ns: int = 0) -> None:
@@ -59,20 +65,25 @@ def reasons(trace: Trace, rank: int) -> list[str]:
     return [line.partition('"reason": "')[2].partition('"')[0] for line in text.splitlines()]
 
 
-def test_shifted_and_drifting_clocks_are_recovered_within_the_stated_error(tmp_path: Path) -> None:
-    shift_ns = 3_000_000_000
-    run_ranks(
-        tmp_path,
-        training(tmp_path, 0, 3),
-        training(tmp_path, 1, 3, shift_ns, 100e-6, "host 1"),
-        training(tmp_path, 2, 3, -shift_ns, -100e-6, "host 2"),
-    )
-    trace = read_trace(tmp_path / "traces")
+SHIFT_NS = 3_000_000_000
+
+
+@pytest.fixture(scope="module")
+def of_three_hosts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a training of three ranks, each on a host of its own, whose clocks drift apart."""
+    folder = tmp_path_factory.mktemp("of_three_hosts")
+    clocks = {0: None, 1: (SHIFT_NS, 100e-6, "host 1"), 2: (-SHIFT_NS, -100e-6, "host 2")}
+    run_together(training(folder, 3, clocks))
+    return folder
+
+
+def test_shifted_and_drifting_clocks_are_recovered_within_the_stated_error(of_three_hosts: Path) -> None:
+    trace = read_trace(of_three_hosts / "traces")
     assert trace.problems == ()
     assert trace.ranks["clock"].tolist() == ["same boot", "pings", "pings"]
     assert 0 < trace.clock_error_ns < 50_000_000
     for rank in range(3):
-        assert_true_within_the_error(tmp_path, trace, rank)
+        assert_true_within_the_error(of_three_hosts, trace, rank)
     for rank in (1, 2):
         found = reasons(trace, rank)
         assert found[0] == "start"
@@ -82,13 +93,20 @@ def test_shifted_and_drifting_clocks_are_recovered_within_the_stated_error(tmp_p
     assert (first_ns.min() + 2 * trace.clock_error_ns >= last_ns.max()).all()
 
 
+def test_without_pings_the_all_reduces_of_a_training_recover_the_clocks(of_three_hosts: Path, tmp_path: Path) -> None:
+    traces = shutil.copytree(of_three_hosts / "traces", tmp_path / "traces")
+    for rank in (1, 2):
+        (rank_folder(traces, rank) / CLOCK_FILE).unlink()
+    trace = read_trace(traces)
+    assert trace.ranks["clock"].tolist() == ["same boot", "collectives", "collectives"]
+    for rank in (1, 2):
+        assert_true_within_the_error(of_three_hosts, trace, rank)
+
+
 def test_of_the_ranks_of_another_host_one_reports_and_all_are_aligned(tmp_path: Path) -> None:
     # Both play their clocks from one beginning, as processes of one host would: with no drift, a shift is enough.
-    run_ranks(
-        tmp_path,
-        training(tmp_path, 0, 3),
-        *[training(tmp_path, rank, 3, 7_000_000_000, 0.0, "another host") for rank in (1, 2)],
-    )
+    other = (7_000_000_000, 0.0, "another host")
+    run_together(training(tmp_path, 3, {0: None, 1: other, 2: other}))
     trace = read_trace(tmp_path / "traces")
     assert trace.ranks["clock"].tolist() == ["same boot", "pings", "pings"]
     assert sum((rank_folder(trace.path, rank) / CLOCK_FILE).exists() for rank in range(3)) == 1
@@ -97,23 +115,15 @@ def test_of_the_ranks_of_another_host_one_reports_and_all_are_aligned(tmp_path: 
 
 
 def test_ranks_of_one_boot_ping_nobody(tmp_path: Path) -> None:
-    run_ranks(tmp_path, *[training(tmp_path, rank, 2) for rank in range(2)])
+    assert run_ranks(train, 2, tmp_path / "traces", 0.5) == [None, None]
     trace = read_trace(tmp_path / "traces")
     assert trace.ranks["clock"].tolist() == ["same boot", "same boot"]
     assert trace.clock_error_ns == 0
     assert list(trace.path.glob(f"rank_*/{CLOCK_FILE}")) == []
 
 
-def test_without_pings_the_all_reduces_of_a_training_recover_the_clocks(tmp_path: Path) -> None:
-    run_ranks(tmp_path, training(tmp_path, 0, 2), training(tmp_path, 1, 2, 3_000_000_000, 100e-6, "another host"))
-    (rank_folder(tmp_path / "traces", 1) / CLOCK_FILE).unlink()
-    trace = read_trace(tmp_path / "traces")
-    assert trace.ranks["clock"].tolist() == ["same boot", "collectives"]
-    assert_true_within_the_error(tmp_path, trace, 1)
-
-
 AHEAD_S = 1000
-IN_TIME_NAMESPACE = ["unshare", "--time", "--fork", "--monotonic", str(AHEAD_S)]
+IN_TIME_NAMESPACE = ["unshare", "--time", "--fork", "--kill-child", "--monotonic", str(AHEAD_S)]
 
 
 def has_time_namespaces() -> bool:
@@ -127,7 +137,7 @@ def has_time_namespaces() -> bool:
 
 @pytest.mark.skipif(not has_time_namespaces(), reason="no time namespace can be made here (needs root and Linux 5.6)")
 def test_equal_boot_ids_in_different_time_namespaces_are_different_clocks(tmp_path: Path) -> None:
-    run_ranks(tmp_path, training(tmp_path, 0, 2), [*IN_TIME_NAMESPACE, *training(tmp_path, 1, 2)])
+    run_together(training(tmp_path, 2, {0: None}), [*IN_TIME_NAMESPACE, *training(tmp_path, 2, {1: None})])
     trace = read_trace(tmp_path / "traces")
     first, second = trace.ranks["boot"]
     assert second.startswith(f"{first} time:[")

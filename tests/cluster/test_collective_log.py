@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from instrumented_ddp import DistributedDataParallel
-from instrumented_ddp.collective_log.collectives import start_collective_log
+from instrumented_ddp.session import open_session
 from overlapscope.trace.format import PARAMETERS_FILE, SIGNATURES_FILE, UNREDUCED_FILE, rank_folder
 from overlapscope.trace.group_log import ENTRY_DTYPE, HEADER_BYTES, SHADOW, UNEVEN_INPUTS, GroupHeader, group_file
 from overlapscope.trace.signature import Signature
@@ -97,7 +97,7 @@ def test_parameters_are_written_down_with_their_modules(tmp_path):
 
 def use_plain_collectives(traces: str) -> None:
     rank = dist.get_rank()
-    collectives = start_collective_log(Path(traces), rank)
+    session = open_session(Path(traces), rank)
     pair = dist.new_group([0, 2], group_desc="pair")
     loss = torch.ones(1)
     metrics = {"accuracy": torch.zeros(3), "perplexity": torch.zeros(3)}
@@ -114,7 +114,7 @@ def use_plain_collectives(traces: str) -> None:
         dist.recv(loss, 0, tag=7)
     with torch.inference_mode():
         dist.all_gather_object([None] * 3, {"rank": rank})
-    collectives.close()
+    session.close()
     dist.all_reduce(loss)
 
 
@@ -142,12 +142,12 @@ def test_plain_collectives_are_there_with_group_tensor_and_line(tmp_path):
 
 
 def reduce_gradients_by_hand(traces: str) -> None:
-    collectives = start_collective_log(Path(traces), dist.get_rank())
+    session = open_session(Path(traces), dist.get_rank())
     model = Net()
     model(torch.randn(4, 4)).sum().backward()
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad)
-    collectives.close()
+    session.close()
 
 
 def test_gradients_that_are_reduced_by_hand_are_called_after_their_parameters(tmp_path):

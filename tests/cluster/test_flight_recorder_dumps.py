@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,6 +11,8 @@ import torch
 
 from overlapscope.diagnosis.from_flight_recorder import read_dumps
 from overlapscope.diagnosis.judge import judge
+from tests.cluster.flight_recorder_job import run
+from tests.cluster.ranks import CONTEXT, TIME_LIMIT_S
 
 pytestmark = [
     pytest.mark.cluster,
@@ -20,7 +20,6 @@ pytestmark = [
         not hasattr(torch._C._distributed_c10d, "_dump_fr_trace_json"), reason="this torch has no recorder for gloo"
     ),
 ]
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -30,12 +29,13 @@ ROOT = Path(__file__).parents[2]
 def test_are_read_and_judged(
     tmp_path: Path, scenario: str, kind: str, blamed: tuple[int, ...], number: int | None
 ) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "tests.cluster.flight_recorder_job", scenario, "3", str(tmp_path)],
-        cwd=ROOT,
-        check=True,
-        timeout=300,
-    )
+    ranks = [CONTEXT.Process(target=run, args=(rank, 3, scenario, tmp_path)) for rank in range(3)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(TIME_LIMIT_S)
+        rank.kill()
+    assert [rank.exitcode for rank in ranks] == [0, 0, 0]
     for suffix in ("", ".json"):
         dumps = tmp_path / f"dumps{suffix}"
         dumps.mkdir()

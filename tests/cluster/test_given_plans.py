@@ -150,7 +150,7 @@ def wrap_with(what: str, folder: str) -> None:
     ("what", "said"),
     [
         ("no file", "nowhere.json"),
-        ("missing", "bucket_plan: the bucket plan knows no more.weight"),
+        ("missing", "bucket_plan: the bucket plan lacks more.weight"),
         ("unknown", "bucket_plan: the bucket plan has 1.bias, which is not trained here"),
         ("size", "the bucket plan is for 0.weight of 8×4 float32, but here it is 4×4 float32"),
         ("dtype", "the bucket plan is for 1.weight of 2×4 float32, but here it is 2×4 float64"),

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.injected_faults import CASES, WORLD_SIZE, names, train
 from overlapscope.analysis.stragglers import Finding, stragglers_of
 from overlapscope.trace.reader import read_trace
 from tests.cluster.faults import SlowLink
 from tests.cluster.hosts import cluster_of, why_unavailable
+from tests.cluster.injected import CASES, WORLD_SIZE, names, train
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 

@@ -40,7 +40,7 @@ SUBJECTS = (
 
 def restless(*args: Any, **kwargs: Any) -> DistributedDataParallel:
     model = DistributedDataParallel(*args, **kwargs)
-    model.reducer.plan_schedule = Restless(model.reducer)
+    model._plans.schedule = Restless(model._reducer)
     return model
 
 
@@ -86,7 +86,7 @@ def test_results_are_stocks_to_the_bit_with_another_plan_after_every_reduction(s
 
 def asked_by_a_schedule() -> list[int]:
     model = restless(make_mlp())
-    schedule = model.reducer.plan_schedule
+    schedule = model._plans.schedule
     model(batch(0)).sum().backward()
     with model.no_sync():
         model(batch(1)).sum().backward()
@@ -120,12 +120,12 @@ def accumulate_across_a_change(view: bool) -> list[bool]:
         model(batch(2)).sum().backward()
     before = [parameter.grad.clone() for parameter in model.parameters()]
     moments = [state["exp_avg"].clone() for state in optimizer.state.values()]
-    model.reducer.plan_schedule = Restless(model.reducer)
+    model._plans.schedule = Restless(model._reducer)
     outputs = model(batch(3))
     kept = [torch.equal(one, parameter.grad) for one, parameter in zip(before, model.parameters(), strict=True)]
     kept += [torch.equal(one, state["exp_avg"]) for one, state in zip(moments, optimizer.state.values(), strict=True)]
     outputs.sum().backward()
-    buffers = {bucket.buffer.untyped_storage().data_ptr() for bucket in model.reducer.buckets}
+    buffers = {bucket.buffer.untyped_storage().data_ptr() for bucket in model._reducer.buckets}
     are_views = [parameter.grad.untyped_storage().data_ptr() in buffers for parameter in model.parameters()]
     return [*kept, *(is_view == view for is_view in are_views)]
 

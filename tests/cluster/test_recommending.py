@@ -15,7 +15,7 @@ from overlapscope.model.plan_file import write_plan
 from overlapscope.trace.environment import DETAIL_VARIABLE, PROBE_VARIABLE
 from overlapscope.trace.reader import read_trace
 from tests.cluster.ranks import run_ranks
-from tests.commands.command_line import overlapscope
+from tests.commands.command_line import overlapscope_process as overlapscope
 
 pytestmark = pytest.mark.cluster
 

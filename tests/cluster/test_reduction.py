@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from instrumented_ddp import DistributedDataParallel
-from instrumented_ddp.agreement import DisagreementError
+from instrumented_ddp.reduction.agreement import DisagreementError
 from tests.cluster.ranks import run_ranks
 
 pytestmark = pytest.mark.cluster

@@ -13,7 +13,7 @@ import pytest
 from overlapscope.commands import recording_folder
 from tests.cluster.collective_logs import logged
 from tests.cluster.processes import ROOT
-from tests.commands.command_line import overlapscope
+from tests.commands.command_line import overlapscope_process as overlapscope
 
 TIME_LIMIT_S = 120
 STARTUP = ROOT / "instrumented_ddp" / "startup"
@@ -162,5 +162,5 @@ print("trained")
     ran = python(code, OVERLAPSCOPE_TRACE=str(tmp_path / "file"))
     assert (ran.returncode, ran.stdout) == (0, "trained\n")
     assert ran.stderr.splitlines() == [
-        f"overlapscope: rank 0 trains on, unrecorded: {tmp_path}/file/rank_0: can't be made (Not a directory)"
+        f"overlapscope: rank 0: training continues unrecorded: {tmp_path}/file/rank_0: can't be made (Not a directory)"
     ]

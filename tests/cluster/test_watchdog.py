@@ -158,7 +158,7 @@ def sleep_in_the_data_loader(trace: str) -> str | None:
 def test_a_rank_that_waits_for_data_is_named_and_all_ranks_are_stopped(tmp_path):
     said = run_ranks(sleep_in_the_data_loader, 2, str(tmp_path))
     assert said[0] == said[1]
-    assert said[0].startswith("Rank 1 waits for data")
+    assert said[0].startswith("Rank 1 has been waiting for data")
     assert f"step {FAULT_AT}" in said[0]
     assert "sleep_in_the_data_loader" in said[0]
     assert (rank_folder(tmp_path, 1) / "stacks_1.txt").read_text().count("Thread") > 1

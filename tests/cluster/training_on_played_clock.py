@@ -1,20 +1,32 @@
-"""Train on one rank whose clock is played: shifted, drifting, and of another boot.
+"""Train on ranks whose clocks are played: shifted, drifting, and of another boot.
 
-    python -m tests.cluster.training_on_played_clock RANK WORLD_SIZE FOLDER SECONDS [SHIFT_NS DRIFT BOOT]
+    python -m tests.cluster.training_on_played_clock FOLDER SECONDS WORLD_SIZE RANKS
 
-Without the last three the clock is left as it is. Leaves ``truth_RANK.json`` in the folder, for ``real_times``.
+RANKS is JSON: of each rank that this process is to start, ``[shift_ns, drift, boot]``, or null, which leaves its clock
+as it is. Ranks are forked once torch is imported, and import what is ours when their clocks are played. Each leaves
+``truth_RANK.json`` in the folder, for ``real_times``.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
+import multiprocessing
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
+import torch._dynamo  # which DDP imports, before the ranks are forked
+import torch.distributed as dist
+import torch.distributed.optim
+from torch import nn
+
+PR_SET_PDEATHSIG = 1
 
 
 class PlayedClock:
@@ -46,10 +58,6 @@ def real_times(path: Path, shown_ns: np.ndarray) -> np.ndarray:
 
 def train(recording: Path, seconds: float) -> None:
     """Train and record, in a process group that is there already."""
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-
     from instrumented_ddp import DistributedDataParallel
 
     layers = [nn.Linear(256, 256) for _ in range(8)]
@@ -60,30 +68,43 @@ def train(recording: Path, seconds: float) -> None:
         optimizer.zero_grad()
         model(torch.randn(32, 256)).square().mean().backward()
         optimizer.step()
+        time.sleep(0.005)  # computes something: cores are shared
         is_over[0] = time.monotonic() > ends_at
         dist.broadcast(is_over, 0)
-    model.recorder.close()
+    model._session.close()
 
 
-def main() -> None:
-    rank, world_size, folder, seconds = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), float(sys.argv[4])
+def run_rank(folder: Path, seconds: float, world_size: int, rank: int, played: tuple[int, float, str] | None) -> None:
+    """The life of a rank, which ends with the process that has started it."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     clock = PlayedClock(time.monotonic_ns)
-    if len(sys.argv) > 5:
+    if played:
         time.monotonic_ns = clock.now_ns  # before anything of ours is imported
-        clock.turn(int(sys.argv[5]), float(sys.argv[6]))
+        clock.turn(*played[:2])
     clock.save(folder / f"truth_{rank}.json")
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    import torch
-    import torch.distributed as dist
+    from overlapscope.trace import host
 
-    from instrumented_ddp import clock as recorded_clock
-
-    if len(sys.argv) > 5:
-        recorded_clock.boot_identity = lambda: sys.argv[7]
-    torch.set_num_threads(1)
+    if played:
+        host.boot_identity = lambda: played[2]
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world_size)
     train(folder / "traces", seconds)
     dist.destroy_process_group()
+
+
+def main() -> None:
+    folder, seconds, world_size = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    fork = multiprocessing.get_context("fork")
+    ranks = [
+        fork.Process(target=run_rank, args=(folder, seconds, world_size, int(rank), played))
+        for rank, played in json.loads(sys.argv[4]).items()
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    sys.exit(any(rank.exitcode for rank in ranks))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def train(folder: str, steps: int) -> None:
         model(torch.randn(8, WIDTH)).square().mean().backward()
         optimizer.step()
     assert model.recorder is not None
-    model.recorder.close()
+    model._session.close()
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def train_until_killed(rank: int, folder: Path, counters: mmap.mmap) -> None:
     )
     log = model.recorder.log
     if rank == 1:
-        append, begun, one_at_a_time = log.append, log._newest, threading.Lock()
+        append, begun, one_at_a_time = log.append, log.newest, threading.Lock()
         counters[:8] = begun.to_bytes(8, "little")
 
         def counted_append(*record: object) -> None:
@@ -45,7 +45,7 @@ def train_until_killed(rank: int, folder: Path, counters: mmap.mmap) -> None:
                 counters[:8] = begun.to_bytes(8, "little")
                 append(*record)
 
-        log.append = model.recorder.timeline.write = counted_append
+        log.append = model.recorder.timer.write = counted_append
         counters[8:] = (1).to_bytes(8, "little")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     while True:

@@ -1,18 +1,45 @@
-"""The real command line in a process of its own."""
+"""The command line: in this process, which has loaded what commands need, or in a process of its own."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import TextIO
+from unittest import mock
+
+from overlapscope.cli import main
 
 REPOSITORY = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "from overlapscope.cli import entry_point; entry_point()"]
 
+Ran = subprocess.CompletedProcess[str]
 
-def overlapscope(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command; its output is captured, so that it runs as in a pipe."""
+
+def overlapscope(*arguments: object, **environment: str) -> Ran:
+    """Run a command in this process; its output and its children's is captured in files, as if in a pipe."""
+    with (
+        chdir(REPOSITORY),
+        mock.patch.dict(os.environ, environment),
+        tempfile.TemporaryFile("w+", buffering=1) as output,
+        tempfile.TemporaryFile("w+", buffering=1) as errors,
+    ):
+        with redirect_stdout(output), redirect_stderr(errors), _of_children(1, output), _of_children(2, errors):
+            try:
+                code = main([*map(str, arguments)])
+            except SystemExit as exit_:  # argparse
+                code = int(exit_.code or 0)
+        output.seek(0)
+        errors.seek(0)
+        return subprocess.CompletedProcess(arguments, code, output.read(), errors.read())
+
+
+def overlapscope_process(*arguments: object, **environment: str) -> Ran:
+    """Run a command in a process of its own; its output is captured in pipes."""
     return subprocess.run(
         [*COMMAND, *map(str, arguments)],
         capture_output=True,
@@ -21,3 +48,15 @@ def overlapscope(*arguments: object, **environment: str) -> subprocess.Completed
         env={**os.environ, **environment},
         timeout=120,
     )
+
+
+@contextmanager
+def _of_children(descriptor: int, file: TextIO) -> Iterator[None]:
+    """What child processes write to a descriptor of theirs goes to a file."""
+    before = os.dup(descriptor)
+    os.dup2(file.fileno(), descriptor)
+    try:
+        yield
+    finally:
+        os.dup2(before, descriptor)
+        os.close(before)

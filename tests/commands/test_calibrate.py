@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from overlapscope.model.calibration import read_calibration
-from tests.commands.command_line import REPOSITORY, overlapscope
+from tests.commands.command_line import REPOSITORY, overlapscope, overlapscope_process
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
@@ -20,7 +20,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 def test_it_prints_a_table_and_writes_the_file(tmp_path: Path, launcher: list[str]) -> None:
     file = tmp_path / "new" / "calibration.json"
     traces = tmp_path / "traces"
-    ran = overlapscope(
+    ran = overlapscope_process(
         "calibrate", "-o", file, "--max-mb", 1, *launcher, GLOO_SOCKET_IFNAME="lo", OVERLAPSCOPE_TRACE=str(traces)
     )
     assert ran.returncode == 0, ran.stderr
@@ -38,12 +38,12 @@ def test_it_prints_a_table_and_writes_the_file(tmp_path: Path, launcher: list[st
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--nproc", "1"], "one rank has nobody to reduce with; give --nproc 2 or more"),
+        (["--nproc", "1"], "all-reduce needs at least 2 ranks; give --nproc 2 or more"),
         (
             ["--nproc", "2", "--", "torchrun"],
-            "--nproc and a launcher are given: the launcher knows how many ranks it starts",
+            "give either --nproc or a launcher: the launcher decides how many ranks it starts",
         ),
-        (["-o", "tests", "--nproc", "2"], "tests: is a folder; give a file, as in -o tests/calibration.json"),
+        (["-o", "tests", "--nproc", "2"], "tests: this is a folder; give a file, as in -o tests/calibration.json"),
         (["-o", "README.md/c.json"], "README.md: can't be made (File exists)"),
         (["-o", "tests/c.json", "--", "torchrum"], "torchrum: no such command; check the spelling, or give its path"),
     ],

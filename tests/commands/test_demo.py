@@ -17,7 +17,7 @@ import pytest
 from overlapscope.cli import main
 from overlapscope.commands import demo, serve
 from overlapscope.trace.reader import read_trace
-from tests.commands.command_line import REPOSITORY, overlapscope
+from tests.commands.command_line import REPOSITORY, overlapscope_process
 
 TRAINER = """
 import os, sys
@@ -27,7 +27,7 @@ print("threads", os.environ["OMP_NUM_THREADS"], "detail", os.environ["OVERLAPSCO
 write_recording(Path(os.environ["OVERLAPSCOPE_TRACE"]), ranks=2, steps=int(sys.argv[1]))
 """
 FAILING = "import sys; print('out of luck', file=sys.stderr); sys.exit(6)"
-VERDICT = "65 % of communication hides under compute; 1.30 ms of each 10.0 ms step (13 %) waits for it."
+VERDICT = "65 % of communication hides under compute; 1.30 ms of each 10.0 ms step (13 %) is spent waiting for it."
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_it_records_and_prints_the_verdict(tmp_path: Path, capsys: pytest.Captur
     assert printed.out.splitlines() == [
         f"recording 6 steps on 2 ranks into {tmp_path}",
         VERDICT,
-        f"look at it: overlapscope serve {tmp_path}",
+        f"view it: overlapscope serve {tmp_path}",
     ]
     assert printed.err == ""
     assert len(read_trace(tmp_path).steps) == 12
@@ -116,15 +116,14 @@ def test_without_torch_it_says_how_to_get_it(
     monkeypatch.setattr(demo, "find_spec", lambda _: None)
     assert main(["demo", "-o", str(tmp_path / "a")]) == 1
     error = capsys.readouterr().err
-    assert error == (
-        "overlapscope demo: the demo trains with PyTorch, which is missing; pip install 'overlapscope[torch]'\n"
-    )
+    assert error == ("overlapscope demo: the demo needs PyTorch, which is missing; pip install 'overlapscope[torch]'\n")
     assert not (tmp_path / "a").exists()
 
 
 def test_ctrl_c_ends_the_training_too(tmp_path: Path) -> None:
     program = (
-        "import sys; from overlapscope.commands import demo; from overlapscope.cli import main\n"
+        "import signal, sys; from overlapscope.commands import demo; from overlapscope.cli import main\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # which nohup and CI runners have ignored
         "script = 'import time, pathlib, sys; pathlib.Path(sys.argv[2]).touch(); time.sleep(60)'\n"
         "demo._training_command = lambda steps: [sys.executable, '-c', script, str(steps), sys.argv[2] + '/up']\n"
         "sys.exit(main(['demo', '-o', sys.argv[1], '--no-serve']))"
@@ -147,7 +146,7 @@ def test_ctrl_c_ends_the_training_too(tmp_path: Path) -> None:
 
 @pytest.mark.cluster
 def test_the_real_training_is_recorded(tmp_path: Path) -> None:
-    ran = overlapscope("demo", "-o", tmp_path, "--steps", "4", "--no-serve")
+    ran = overlapscope_process("demo", "-o", tmp_path, "--steps", "4", "--no-serve")
     assert ran.returncode == 0, ran.stderr
     trace = read_trace(tmp_path)
     assert trace.errors == []

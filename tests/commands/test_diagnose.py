@@ -10,7 +10,7 @@ import pytest
 from overlapscope.cli import main
 from overlapscope.trace.format import SIGNATURES_FILE, rank_folder
 from overlapscope.trace.group_log import group_file
-from tests.commands.command_line import overlapscope
+from tests.commands.command_line import overlapscope, overlapscope_process
 from tests.ordered import Collective, all_reduce, end, fail, steps, write_order
 
 EXTRA = Collective(signature=all_reduce("seen"), step=3, line=88)
@@ -25,9 +25,9 @@ def with_extra_collective(folder: Path) -> Path:
 
 def test_a_healthy_job_gets_one_line_and_exit_code_0(tmp_path: Path) -> None:
     end(write_order(tmp_path, {0: steps(5), 1: steps(5)}), (0, 1))
-    ran = overlapscope("diagnose", tmp_path)
+    ran = overlapscope_process("diagnose", tmp_path)
     assert (ran.returncode, ran.stderr) == (0, "")
-    assert ran.stdout == "All ranks came to their end: 15 collectives in 1 group are the same on all ranks.\n"
+    assert ran.stdout == "All ranks finished: 15 collectives in 1 group are the same on all ranks.\n"
 
 
 def test_a_fault_is_told_with_both_sequences_and_exit_code_1(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_what_could_not_be_read_goes_to_stderr_and_the_rest_is_judged(tmp_path: 
     assert ran.returncode == 1
     assert "not a collective log" in ran.stderr
     assert len(ran.stderr.splitlines()) == 1
-    assert "Of rank 2 there is no collective 11 to compare with." in ran.stdout
+    assert "There is no collective 11 of rank 2 to compare with." in ran.stdout
 
 
 def test_signatures_that_are_lost_leave_the_hashes(tmp_path: Path) -> None:
@@ -100,6 +100,6 @@ def test_a_job_of_many_ranks_fits_on_a_page(tmp_path: Path) -> None:
     for rank in sorted({*orders} - {17}):
         fail(tmp_path, rank, "RuntimeError", "Connection closed by peer [10.0.0.1]:9")
     ran = overlapscope("diagnose", tmp_path)
-    assert ran.stdout.startswith("Rank 17 was killed without a farewell")
+    assert ran.stdout.startswith("Rank 17 was killed without leaving an error")
     assert "  0-16, 18-39  failed" in ran.stdout
     assert len(ran.stdout.splitlines()) < 40

@@ -9,7 +9,7 @@ import pytest
 from overlapscope.cli import main
 from overlapscope.commands import lab
 from overlapscope.lab.catalogue import FAULTS
-from tests.commands.command_line import overlapscope
+from tests.commands.command_line import overlapscope_process
 
 
 def test_without_a_command_it_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,7 +53,7 @@ def test_without_torch_it_says_how_to_get_it(
     monkeypatch.setattr(lab, "find_spec", lambda _: None)
     assert main(["lab", "fault", "jitter"]) == 1
     assert capsys.readouterr().err == (
-        "overlapscope lab: the lab trains with PyTorch, which is missing; pip install 'overlapscope[torch]'\n"
+        "overlapscope lab: the lab needs PyTorch, which is missing; pip install 'overlapscope[torch]'\n"
     )
 
 
@@ -66,18 +66,18 @@ def test_an_earlier_recording_is_not_overwritten(tmp_path: Path, capsys: pytest.
 
 @pytest.mark.cluster
 def test_a_fault_is_explained_run_diagnosed_and_compared_with_the_truth(tmp_path: Path) -> None:
-    ran = overlapscope("lab", "fault", "failed-rank", "--ranks", "2", "-o", tmp_path)
+    ran = overlapscope_process("lab", "fault", "failed-rank", "--ranks", "2", "-o", tmp_path)
     assert "One rank ends with an exception." in ran.stdout
     assert "[rank 1] IndexError: Target 10 is out of bounds." in ran.stdout.replace("[rank1]: ", "")
     assert "rank 1: exit code 1" in ran.stdout
-    assert "this is the truth" in ran.stdout
+    assert "this is what was injected" in ran.stdout
     assert f"overlapscope serve {tmp_path}" in ran.stdout
     assert ran.returncode == 0
 
 
 @pytest.mark.cluster
 def test_stock_shows_what_one_sees_without_us(tmp_path: Path) -> None:
-    ran = overlapscope("lab", "fault", "failed-rank", "--ranks", "2", "--stock")
+    ran = overlapscope_process("lab", "fault", "failed-rank", "--ranks", "2", "--stock")
     assert ran.returncode == 0
     assert "IndexError: Target 10 is out of bounds." in ran.stdout
     assert "truth" not in ran.stdout

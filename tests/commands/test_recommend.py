@@ -10,7 +10,7 @@ import pytest
 
 from overlapscope.model.calibration import AllReduceSample, Calibration, write_calibration
 from overlapscope.model.plan_file import read_plan
-from tests.commands.command_line import overlapscope
+from tests.commands.command_line import overlapscope, overlapscope_process
 from tests.synthetic import BUCKET_ELEMENTS, PARAMETERS, write_recording
 
 STEPS = 12
@@ -34,12 +34,12 @@ def calibrated(folder: Path, hosts: Sequence[str] = ("node0", "node0")) -> Path:
 
 
 def test_the_sentence_comes_first_and_then_what_it_rests_on(folder: Path) -> None:
-    ran = overlapscope("recommend", folder)
+    ran = overlapscope_process("recommend", folder)
     assert (ran.returncode, ran.stderr) == (0, "")
     lines = ran.stdout.splitlines()
     assert lines[0] == f"{folder}: {STEPS - 2} steps of 2 ranks, 3 gradients of 25 MB, 1 bucket plan"
     assert lines[2].startswith(("Set bucket_cap_mb=", "Leave ", "Can't tell"))
-    assert "By how much communication slows compute down does not show with one bucket plan" in ran.stdout
+    assert "One bucket plan doesn't show how much communication slows compute down" in ran.stdout
     (now,) = [line for line in lines if ", now " in line or ", now," in line]
     assert "10.0 ms" in now, "what is in force was recorded to take 10 ms"
     assert "The step is limited by" in ran.stdout
@@ -71,7 +71,7 @@ def test_the_plan_is_written_and_nothing_is_overwritten(folder: Path, tmp_path: 
     assert plan.predicted["step_ns"] <= plan.predicted["step_now_ns"]
     again = overlapscope("recommend", folder, "--plan", path)
     assert again.returncode == 1
-    assert again.stderr.strip().endswith("is there already: remove it, or give another name to --plan")
+    assert again.stderr.strip().endswith("already exists: remove it, or give another name to --plan")
     assert read_plan(path) == plan
 
 
@@ -94,14 +94,14 @@ def test_a_calibration_of_other_ranks_is_refused(folder: Path) -> None:
     calibrated(folder, hosts=["node0"] * 4)
     ran = overlapscope("recommend", folder)
     assert ran.returncode == 1
-    assert "is of 4 ranks, the recording of 2" in ran.stderr
+    assert "was measured with 4 ranks, but the recording has 2" in ran.stderr
 
 
 def test_a_calibration_within_one_host_says_nothing_of_links_between_hosts(folder: Path) -> None:
     calibrated(folder, hosts=["a", "b"])
     ran = overlapscope("recommend", folder)
     assert ran.returncode == 1
-    assert "is of ranks on 2 hosts, the recording of ranks on 1 host" in ran.stderr
+    assert "was measured on 2 hosts, but the recording is from 1 host" in ran.stderr
     assert "calibrate where the training runs" in ran.stderr
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from overlapscope.trace.reader import read_trace
-from tests.commands.command_line import COMMAND, REPOSITORY, overlapscope
+from tests.commands.command_line import COMMAND, REPOSITORY, overlapscope, overlapscope_process
 from tests.synthetic import write_recording
 
 TRAINER = """
@@ -43,7 +43,7 @@ def test_what_was_recorded_and_how_to_look_at_it_is_said_on_stderr(tmp_path: Pat
     said, how = ran.stderr.splitlines()
     assert said.startswith("overlapscope record: recorded 2 ranks, 7 steps, ")
     assert said.endswith(f"B in {folder}")
-    assert how == f"look at it: overlapscope serve '{folder}'"
+    assert how == f"view it: overlapscope serve '{folder}'"
     assert len(read_trace(folder).steps) == 14
 
 
@@ -154,12 +154,12 @@ def test_nothing_recorded_is_a_failure_with_a_reason_and_no_empty_folder(
     assert ran.returncode == code
     assert len(ran.stderr.splitlines()) == 1
     assert "nothing was recorded" in ran.stderr
-    assert "no Python process that it started made a process group" in ran.stderr
+    assert "no Python process it started made a process group" in ran.stderr
     assert not (tmp_path / "a").exists()
 
 
 def test_the_exit_code_of_a_training_that_failed_is_kept(tmp_path: Path) -> None:
-    ran = overlapscope("record", "-o", tmp_path / "a", "--", sys.executable, "-c", TRAINER + "sys.exit(42)", 2)
+    ran = overlapscope_process("record", "-o", tmp_path / "a", "--", sys.executable, "-c", TRAINER + "sys.exit(42)", 2)
     assert ran.returncode == 42
     assert "recorded 2 ranks, 2 steps" in ran.stderr
 
@@ -199,6 +199,16 @@ def test_ctrl_c_and_sigterm_let_the_child_end_in_its_own_way(tmp_path: Path, num
     assert output == f"stopped by {int(number)}\ntidied up\n"
     assert recording.returncode == 20 + number
     assert "Traceback" not in errors
+
+
+def test_a_training_in_the_background_ignores_ctrl_c_as_nohup_wants_it(tmp_path: Path) -> None:
+    show = [sys.executable, "-c", "import signal; print(signal.getsignal(signal.SIGINT).name)"]
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        ran = overlapscope("record", "-o", tmp_path / "a", "--", *show)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ran.stdout == "SIG_IGN\n"
 
 
 def test_an_earlier_recording_is_not_touched_without_force(tmp_path: Path) -> None:
@@ -270,7 +280,7 @@ def test_a_file_in_place_of_the_folder_is_one_line(tmp_path: Path) -> None:
     ran = overlapscope("record", "-o", tmp_path / "a", "--", *TRAIN, 1)
     assert (ran.returncode, ran.stderr) == (
         1,
-        f"overlapscope record: {tmp_path}/a: is a file; give a folder to record into\n",
+        f"overlapscope record: {tmp_path}/a: this is a file; give a folder to record into\n",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.commands.command_line import overlapscope
+from tests.commands.command_line import overlapscope, overlapscope_process
 from tests.synthetic import US, write_recording, write_straggling_recording
 
 LATE_US = 2_000
@@ -19,12 +19,12 @@ def write_late_rank(folder: Path, *, late_rank: int | None = 1) -> Path:
 
 
 def test_the_late_rank_its_cause_and_its_cost_are_said_first(tmp_path: Path) -> None:
-    ran = overlapscope("stragglers", write_late_rank(tmp_path))
+    ran = overlapscope_process("stragglers", write_late_rank(tmp_path))
     assert (ran.returncode, ran.stderr) == (0, "")
     lines = ran.stdout.splitlines()
     assert lines[0] == f"{tmp_path}: 26 steps of 3 ranks on one clock, 4 steps left out"
     assert lines[2].startswith(
-        "Rank 1 computes 2.00 ms longer than the middle rank in every step (forward 2.00 ms): 2.00 ms"
+        "Rank 1 computes 2.00 ms longer than the median rank in every step (forward 2.00 ms): 2.00 ms"
     )
     assert "sign test" in lines[3]
     (as_recorded,) = [line.split() for line in lines if line.startswith(" as recorded")]
@@ -55,9 +55,9 @@ def test_one_rank_alone_is_a_reason_and_no_error(tmp_path: Path) -> None:
     folder = write_recording(tmp_path, ranks=1)
     ran = overlapscope("stragglers", folder)
     assert ran.returncode == 0
-    assert "this recording has one rank. If the run had more, copy" in ran.stdout
+    assert "this recording has only one rank. If the run had more, copy" in ran.stdout
     content = json.loads(overlapscope("stragglers", "--json", folder).stdout)
-    assert content["reason"].endswith("this recording has one rank.")
+    assert content["reason"].endswith("this recording has only one rank.")
     assert "findings" not in content
 
 

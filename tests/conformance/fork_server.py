@@ -6,12 +6,14 @@ each request (the fields of ``forked_session.Session``) with what ``run_forked``
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -91,6 +93,9 @@ def serve() -> None:
     from tests.conformance.forked_session import AbandonedError, Session, run_forked
     from tests.conformance.torch_suite import ddp_tests
 
+    import_module("instrumented_ddp")  # which sessions then need not
+    gc.collect()
+    gc.freeze()
     print(json.dumps({"tests": ddp_tests()}), flush=True)
     for line in sys.stdin:
         try:

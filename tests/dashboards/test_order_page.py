@@ -159,7 +159,7 @@ def test_what_the_watchdog_said_is_listed_once_with_the_stacks_of_those_blamed_f
     _, page = build(snapshot)
     assert page.count("Stuck!") == 1
     assert "Ranks 0-2 · step 3" in page
-    assert "Taken back 1.00 s later" in page
+    assert "Withdrawn 1.00 s later" in page
     assert page.index("stack of 0") < page.index("stack of 1") < page.index("stack of 2")
     assert snapshot.diagnosis.is_incident
 

@@ -12,7 +12,7 @@ from bokeh.resources import INLINE
 from dashboards.app import ROUTES, open_page
 from dashboards.pages import overview, problem, shell, timeline
 from dashboards.recording import Recording
-from overlapscope.analysis.verdict import give_verdict
+from overlapscope.cli import main
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.format import Kind, pack_body
 from tests.synthetic import make_rank, write_recording
@@ -32,7 +32,7 @@ def test_the_overview_shows_the_verdict_and_the_median_figures(snapshot):
     document = Document()
     overview.build(document, snapshot, {})
     page = words(document)
-    assert snapshot.verdict.sentence in page
+    assert snapshot.summary.sentence in page
     for figure in ("10.0 ms", "7.56 ms", "1.30 ms", "64.9 %"):
         assert figure in page
     assert "GPT" in page
@@ -69,7 +69,7 @@ def test_problems_of_the_recording_are_shown_errors_first(tmp_path):
     snapshot = Recording(write_recording(tmp_path / "traces", ranks=2, world_size=4)).newest()
     document = Document()
     overview.build(document, snapshot, {})
-    assert "of 4 ranks 2 left no log: 2, 3" in words(document)
+    assert "2 of 4 ranks left no log: 2, 3" in words(document)
     assert 'class="banner error"' in words(document)
 
 
@@ -98,8 +98,14 @@ def test_a_run_that_goes_on_is_read_again_and_one_that_does_not_is_not(tmp_path)
     assert len(recording.newest().trace.steps) > len(first.trace.steps)
 
 
-def test_the_verdict_on_the_page_is_that_of_the_summary(snapshot):
-    assert snapshot.verdict == give_verdict(snapshot.per_step)
+def test_the_verdict_on_the_page_is_that_of_the_summary(tmp_path, capsys):
+    folder = write_recording(tmp_path / "traces", steps=7)
+    assert main(["summary", str(folder)]) == 0
+    verdict = capsys.readouterr().out.splitlines()[-1]
+    document = Document()
+    overview.build(document, Recording(folder).newest(), {})
+    assert verdict.endswith(" is spent waiting for it.")
+    assert verdict in words(document)
 
 
 def test_a_folder_that_turned_bad_gives_the_problem_page(tmp_path, monkeypatch):
@@ -122,4 +128,4 @@ def test_a_launch_without_end_is_drawn_to_the_end_and_marked(tmp_path):
     assert plot.unfinished.data["left"] == [10]
     assert plot.unfinished.data["right"] == [1000]
     plot.pointed.data = {"id": [1], "lane": [3], "row": [0]}
-    assert "never seen: launched, and did not complete" in plot.tooltip.data["value"]
+    assert "never seen: launched but not completed" in plot.tooltip.data["value"]

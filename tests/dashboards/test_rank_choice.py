@@ -44,7 +44,7 @@ def test_nonsense_is_ignored(text):
 
 def test_what_was_asked_for_and_is_not_shown_is_said():
     assert choose(64, ranks="1,64,70-80").note == "there is no rank 64, 70-80"
-    assert choose(64, ranks="0-19").note == "20 were chosen, 16 at a time can be shown"
+    assert choose(64, ranks="0-19").note == "20 were chosen, but only 16 can be shown at a time"
 
 
 def test_the_rank_that_a_link_is_about_comes_first_then_those_of_its_host():

@@ -66,7 +66,7 @@ def point(plot: HeatmapPlot, row: int, column: int, number: int = 1) -> dict[str
 
 def test_the_verdict_names_the_late_rank_and_what_it_costs(straggling):
     page = page_of(straggling)
-    assert "Rank 2 computes 2.98 ms longer than the middle rank in every step" in page
+    assert "Rank 2 computes 2.98 ms longer than the median rank in every step" in page
     assert "All ranks have one clock." in page
     assert "Means over steps 4 to 39 of 8 ranks (36 steps; 4 left out" in page
 
@@ -74,7 +74,7 @@ def test_the_verdict_names_the_late_rank_and_what_it_costs(straggling):
 def test_headlines_say_what_would_be_gained(straggling):
     step, rank, ideal, links = stragglers.headlines(found_in(straggling))
     assert step.value == "13.0 ms"
-    assert rank.label == "Rank 2 like the middle one"
+    assert rank.label == "Rank 2 like the median rank"
     assert ideal.value == "10.0 ms"
     assert ideal.note == "saves 2.98 ms (22.9 %)"
     assert links.note == "saves nothing"
@@ -92,7 +92,7 @@ def test_a_finding_leads_to_its_worst_step_on_the_timeline(straggling):
 def test_the_error_of_the_clocks_is_on_the_page(straggling, monkeypatch):
     monkeypatch.setattr(Trace, "clock_error_ns", property(lambda _: 2_500.0))
     page = page_of(Snapshot(straggling.trace))
-    assert "Times of different ranks are off by up to ± 2.50 µs." in page
+    assert "Times of different ranks may be off by up to ± 2.50 µs." in page
 
 
 def test_what_if_tables_begin_with_the_most_expensive(straggling):
@@ -177,8 +177,8 @@ def test_pointing_at_a_cell_reads_all_three_figures(plot):
     assert plot.answer.data["title"][0] == "Rank 2 · step 10"
     assert lines["host"] == "node0"
     assert lines["compute"] == "11.1 ms"
-    assert lines["arrives"] == "2.96 ms after the middle rank"
-    assert lines["waits"] == "for nobody: it is the last one"
+    assert lines["arrives"] == "2.96 ms after the median rank"
+    assert lines["waits"] == "for nobody: it arrives last"
     assert (plot.answer.data["rank"][0], plot.answer.data["step"][0]) == (2, 10)
 
 
@@ -235,7 +235,7 @@ def build_all(snapshot: Snapshot) -> str:
 
 def test_one_rank_has_nobody_to_wait_for(tmp_path):
     page = build_all(Recording(write_recording(tmp_path / "traces", ranks=1)).newest())
-    assert "this recording has one rank" in page
+    assert "this recording has only one rank" in page
     assert "copy the rank folders" in page
 
 

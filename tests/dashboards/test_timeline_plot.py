@@ -156,7 +156,7 @@ def test_the_ideal_is_outlined_in_the_lanes_of_every_rank(plot):
 
 def test_there_is_no_ideal_of_the_warm_up(plot):
     ask(plot, 0, 9 * MS, is_ideal=True)
-    assert plot.answer.data["ideal_hint"] == ["the steps in view have none"]
+    assert plot.answer.data["ideal_hint"] == ["no ideal is known for the steps in view"]
     assert len(plot.outlines.data["left"]) == 0
 
 

@@ -71,7 +71,7 @@ class TestGloo:
             "Rank 1 has not launched collective 11 of the default group, in which rank 0"
         )
         assert "number 10, all_reduce of 131,072 float32" in verdict.evidence[0]
-        assert "not in a dump" in verdict.evidence[1]
+        assert "dumps don't say" in verdict.evidence[1]
         assert lines_of(verdict) == ({0: "train.py:39", 1: "train.py:39"} if kind == "pickle" else {})
 
     def test_one_of_three_that_launches_something_else_is_named(self) -> None:
@@ -93,13 +93,13 @@ class TestGloo:
             shutil.copy(DUMPS / "hang_3" / f"trace_{rank}", tmp_path)
         verdict = verdict_of(tmp_path)
         assert (verdict.kind, verdict.blamed, verdict.number) == ("stuck", (), 4)
-        assert "in which rank 1 takes part, of which there is no dump" in verdict.sentence
+        assert "rank 1, which left no dump, takes part in it" in verdict.sentence
 
     def test_dumps_of_some_that_show_nothing_are_not_called_healthy(self, tmp_path: Path) -> None:
         shutil.copy(DUMPS / "healthy_3" / "trace_1", tmp_path)
         verdict = verdict_of(tmp_path)
         assert verdict.kind == "cannot tell"
-        assert "of ranks 0 and 2 there is none" in verdict.sentence
+        assert "there is no dump of ranks 0 and 2" in verdict.sentence
 
     def test_does_not_depend_on_the_order_of_files(self, tmp_path: Path) -> None:
         """With the ranks' files exchanged, the other one is named."""

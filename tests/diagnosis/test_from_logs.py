@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import time
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import pytest
 from overlapscope.diagnosis.evidence import Evidence
 from overlapscope.diagnosis.from_logs import read_evidence
 from overlapscope.diagnosis.judge import judge
-from overlapscope.diagnosis.process import boot_identity
+from overlapscope.trace.board import ReadinessBoard
 from overlapscope.trace.format import (
     ALIVE_FILE,
     EVENTS_FILE,
@@ -33,6 +34,7 @@ from overlapscope.trace.format import (
     ready_file,
     write_json,
 )
+from overlapscope.trace.host import boot_identity
 from overlapscope.trace.writer import EventLog
 from tests.ordered import BEGIN_NS, Collective, all_reduce, end, fail, make_folder, steps, write_order
 
@@ -168,19 +170,23 @@ def test_memory_and_silence_come_from_the_watchdogs_board(tmp_path: Path) -> Non
     ]
 
 
-def write_model(folder: Path, rank: int, ready: bytes) -> None:
+def write_model(folder: Path, rank: int, ready: bytes, *, in_two_files: bool = False) -> None:
     rank_dir = rank_folder(folder, rank)
     parameters = [["a.weight", [3, 4], "float32"], ["b.weight", [4], "float32"], ["b.bias", [4], "float32"]]
     line = {"model": 0, "class": "Net", "parameters": parameters, "frozen": [], "modules": {"a": "Linear", "b": "Norm"}}
     (rank_dir / PARAMETERS_FILE).write_text(json.dumps(line) + "\n")
     buckets = [{"parameters": [{"name": "b.weight"}, {"name": "b.bias"}]}, {"parameters": [{"name": "a.weight"}]}]
     (rank_dir / PLANS_FILE).write_text(json.dumps({"model": 0, "epoch": 0, "hash": "x", "buckets": buckets}) + "\n")
-    (rank_dir / ready_file(0)).write_bytes(ready)
+    if in_two_files:
+        (rank_dir / ready_file(0)).write_bytes(ready)
+    else:
+        ReadinessBoard(rank_dir, 0, len(ready)).ready_ns[:] = memoryview(array("q", list(ready)))
 
 
-def test_unready_parameters_are_named_with_module_and_bucket(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_two_files", [False, True])
+def test_unready_parameters_are_named_with_module_and_bucket(tmp_path: Path, in_two_files: bool) -> None:
     write_order(tmp_path, {0: steps(1)}, close=False)
-    write_model(tmp_path, 0, bytes([0, 1, 0]))
+    write_model(tmp_path, 0, bytes([0, 1, 0]), in_two_files=in_two_files)
     rank = evidence_of(tmp_path).ranks[0]
     assert [(one.name, one.module, one.bucket) for one in rank.unready] == [
         ("a.weight", "a (Linear)", 1),

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from overlapscope.diagnosis.evidence import (
+    EarlierVerdict,
     Evidence,
     Failure,
     ModelParameters,
     RankEvidence,
-    Report,
     UnreadyParameter,
     Unreduced,
 )
@@ -92,7 +92,7 @@ def test_equal_shapes_in_another_order_are_another_model_whatever_comes_of_it() 
     verdict = judge(job(rank(0, "gone", models=model(A, B)), closed, rank(2, "failed", models=model(A, B))))
     assert (verdict.kind, verdict.blamed, verdict.parameters) == ("models differ", (1,), ("left.weight",))
     assert "parameter 0 is 'left.weight' (4×4 float32) on ranks 0 and 2 and 'right.weight'" in verdict.sentence
-    assert "They hold the same parameters in another order." in verdict.evidence
+    assert "They hold the same parameters in a different order." in verdict.evidence
 
 
 def test_of_two_ranks_with_different_models_nobody_is_blamed() -> None:
@@ -183,13 +183,12 @@ def test_the_disagreement_is_the_cause_and_the_abort_its_consequence() -> None:
     failed = replace(evidence.ranks[0], liveness="failed", failure=CLOSED)
     verdict = judge(replace(evidence, ranks=evidence.ranks | {0: failed}))
     assert verdict.kind == "different collectives"
-    assert any("without a farewell" in sentence for sentence in verdict.also)
+    assert any("without leaving an error" in sentence for sentence in verdict.also)
 
 
 def test_one_rank_being_further_on_is_no_disagreement() -> None:
-    longer = replace(HELD_UP, first_divergence=7, divergence="length")
     ranks = (idle(rank(n, phase="backward", step=2), 0.01) for n in range(3))
-    assert judge(job(*ranks, groups=[longer], is_live=True)).kind == "healthy"
+    assert judge(job(*ranks, groups=[HELD_UP], is_live=True)).kind == "healthy"
 
 
 def test_groups_entered_in_different_orders_wait_for_each_other() -> None:
@@ -251,7 +250,7 @@ def test_of_those_that_are_gone_the_first_is_the_one_that_was_waited_for() -> No
     )
     verdict = judge(job(*ranks, groups=[HELD_UP]))
     assert verdict.blamed == (1,)
-    assert any("Rank 2 is gone as well" in sentence for sentence in verdict.evidence)
+    assert any("Rank 2 died as well" in sentence for sentence in verdict.evidence)
 
 
 def test_of_several_killed_at_once_it_is_said_where_each_stood() -> None:
@@ -270,7 +269,7 @@ def test_who_ends_a_job_that_hangs_is_not_what_it_hung_for() -> None:
 
 
 def test_a_job_that_a_watchdog_saw_hang_was_killed_for_that() -> None:
-    report = Report(rank=0, time_ns=5, kind="waits for data", sentence="Rank 1 waits for data.", blamed=(1,))
+    report = EarlierVerdict(rank=0, time_ns=5, kind="waits for data", sentence="Rank 1 waits for data.", blamed=(1,))
     loader = rank(1, "gone", phase="data_wait", step=2, since_ns=10**9)
     closed = replace(CLOSED, time_ns=10)
     ranks = (rank(0, "failed", step=2, failure=closed), loader, rank(2, "failed", step=2, failure=closed))
@@ -284,7 +283,7 @@ def test_which_of_two_died_first_is_said_not_to_be_known() -> None:
     even = group(dict.fromkeys(range(3), trained(9)))
     verdict = judge(job(rank(0, "failed", failure=CLOSED), rank(1, "gone"), rank(2, "gone"), groups=[even]))
     assert (verdict.kind, verdict.blamed) == ("killed", (1, 2))
-    assert "Which of them died first can't be told from what they left." in verdict.evidence
+    assert "What they left doesn't say which of them died first." in verdict.evidence
 
 
 def test_when_all_were_killed_nobody_is_blamed() -> None:
@@ -317,6 +316,22 @@ def test_an_exception_of_its_own_is_the_cause_of_the_others(kind: str, message: 
     verdict = judge(job(*ranks))
     assert (verdict.kind, verdict.blamed) == (expected, (1,))
     assert str((verdict.call_sites or {})[1]) == "train.py:7 (main)"
+
+
+@pytest.mark.parametrize(
+    ("message", "end"),
+    [
+        ("no such file: '../data/x'", ": ValueError: no such file: '../data/x'."),
+        ("expected 2 .. 4 labels", ": ValueError: expected 2 .. 4 labels."),
+        ("no such label.", ": ValueError: no such label."),
+        ("loading ...", ": ValueError: loading ..."),
+        ("word " * 100, "word …"),
+    ],
+)
+def test_what_an_exception_says_is_left_as_it_is(message: str, end: str) -> None:
+    own = Failure(type="ValueError", message=message)
+    sentence = judge(job(rank(0, "failed", failure=own), rank(1, "failed", failure=CLOSED))).sentence
+    assert sentence.endswith(end), sentence
 
 
 def test_who_was_interrupted_with_ctrl_c_is_not_to_blame() -> None:
@@ -410,21 +425,21 @@ def test_ranks_that_were_killed_at_once_are_both_named_whoever_waited_for_whom()
     killed = [rank(n, "gone", phase="backward", step=2, heard_ns_ago=600_000_000) for n in (1, 2)]
     verdict = judge(job(rank(0, "failed", failure=CLOSED), *killed, groups=[order]))
     assert (verdict.kind, verdict.blamed) == ("killed", (1, 2))
-    assert "Which of them died first can't be told from what they left." in verdict.evidence
+    assert "What they left doesn't say which of them died first." in verdict.evidence
 
 
 def test_when_all_are_killed_at_once_nobody_is_blamed_and_it_is_said_that_nobody_saw_it() -> None:
     order = group({n: trained(7) for n in range(3)})
     verdict = judge(job(*(rank(n, "gone", heard_ns_ago=0, idle_ns=10**8) for n in range(3)), groups=[order]))
     assert (verdict.kind, verdict.blamed, verdict.concerned) == ("killed", (), (0, 1, 2))
-    assert "No rank is left that could have seen the others' end." in verdict.evidence
+    assert "No rank survived that could have seen the others end." in verdict.evidence
 
 
 def test_what_a_watchdog_has_seen_is_believed_when_all_are_gone() -> None:
-    report = Report(rank=0, time_ns=1, kind="stopped", sentence="Rank 1 is stopped.", blamed=(1,))
+    report = EarlierVerdict(rank=0, time_ns=1, kind="stopped", sentence="Rank 1 is stopped.", blamed=(1,))
     verdict = judge(job(*(rank(n, "gone") for n in range(3)), reports=(report,)))
     assert (verdict.kind, verdict.blamed) == ("stopped", (1,))
-    assert "The watchdog of rank 0 said so while the job ran." in verdict.evidence
+    assert "The watchdog of rank 0 reported this while the job ran." in verdict.evidence
 
 
 def test_nothing_at_all_is_not_healthy() -> None:

@@ -166,10 +166,6 @@ def oracle_of_pair(a: Order, b: Order, capacity: int) -> tuple[int, str | None] 
     places = [n for n in range(last) if difference(a[n], b[n])]
     if places and places[0] < first:
         left = [n for n in places if n >= first]
-        # Of the oldest that is left, only what it is can be compared; of the others, the step as well.
-        if a[first].signature.hash != b[first].signature.hash:
-            return first + 1, "signature"
-        left = [n for n in left if n > first]
         return first + 1, difference(a[left[0]], b[left[0]]) if left else None
     found: list[tuple[int, str | None]] = [(places[0] + 1, different[0])] if places else []
     end = places[0] if places else last

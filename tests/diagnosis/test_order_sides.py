@@ -77,5 +77,5 @@ def test_what_never_happened_is_said():
 
 def test_times_of_ranks_whose_clocks_are_not_known_are_left_out():
     entries = {0: entry(bucket(0)), 1: entry(all_reduce())}
-    assert values_of(entries, {0: 0.0})["announced"] == ("+0", "clock not known")
+    assert values_of(entries, {0: 0.0})["announced"] == ("+0", "clock unknown")
     assert "announced" not in values_of(entries, {})

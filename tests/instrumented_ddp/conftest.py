@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from instrumented_ddp import recorder as recorder_module
+from instrumented_ddp.session import session_of_this_process
 
 
 @pytest.fixture
@@ -24,6 +24,6 @@ def lone_rank(tmp_path: Path) -> Iterator[None]:
 def traces(tmp_path: Path, lone_rank: None) -> Iterator[Path]:
     """A folder to record into; the process's recorder is closed and forgotten after the test."""
     yield tmp_path / "traces"
-    if recorder_module._of_this_process is not None:
-        recorder_module._of_this_process.close()
-        recorder_module._of_this_process = None
+    session = session_of_this_process()
+    if session is not None:
+        session.close()

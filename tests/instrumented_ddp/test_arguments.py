@@ -37,7 +37,7 @@ def test_an_unknown_argument_is_a_type_error():
 def test_a_bucket_plan_and_a_cap_exclude_each_other(cap):
     if next(iter(cap)) not in inspect.signature(nn.parallel.DistributedDataParallel).parameters:
         pytest.skip("this torch has no such argument")
-    with pytest.raises(OverlapScopeError, match=f"bucket_plan and {next(iter(cap))} both say how large buckets are"):
+    with pytest.raises(OverlapScopeError, match=f"bucket_plan and {next(iter(cap))} both set the bucket sizes"):
         DistributedDataParallel(nn.Linear(2, 2), bucket_plan="plan.json", **cap)
 
 

@@ -32,7 +32,7 @@ def test_a_script_explains_itself(fault: Fault) -> None:
     title, _, explanation = explanation_of(fault).partition("\n\n")
     assert title_of(fault).endswith(".")
     assert "\n" not in title
-    assert ("Nothing is wrong" if fault.is_negative else "What one sees:") in " ".join(explanation.split())
+    assert ("Nothing is wrong" if fault.is_negative else "What you see:") in " ".join(explanation.split())
     assert fault.is_negative or "In real life:" in explanation
 
 

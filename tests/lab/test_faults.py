@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.fault_table import run_fault
 from overlapscope.lab.catalogue import DEFAULT_WORLD_SIZE, FAULTS, Fault
+from tests.lab.outcome import run_fault
 
 pytestmark = pytest.mark.cluster
 

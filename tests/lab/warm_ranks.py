@@ -1,4 +1,4 @@
-"""Ranks that start at once: forked from a server that has imported torch and started no thread.
+"""Ranks that start at once: forked from a server that has imported torch.
 
 Importing torch takes seconds, which a lab of a hundred jobs would mostly consist of.
 """
@@ -6,23 +6,21 @@ Importing torch takes seconds, which a lab of a hundred jobs would mostly consis
 from __future__ import annotations
 
 import inspect
-import multiprocessing
 import os
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch._dynamo", "torch.distributed.optim", "torch.utils.data", "instrumented_ddp"])
+from tests.cluster.ranks import CONTEXT
 
 
 class WarmRank:
     """A process, as ``subprocess`` has it."""
 
     def __init__(self, script: Path, environment: dict[str, str]) -> None:
-        ours, theirs = _CONTEXT.Pipe(duplex=False)
+        ours, theirs = CONTEXT.Pipe(duplex=False)
         given = {"script": str(script), "environment": environment, "output": theirs}
-        self._process = _CONTEXT.Process(target=exec, args=(_START, given))
+        self._process = CONTEXT.Process(target=exec, args=(_START, given))
         self._process.start()
         theirs.close()
         assert self._process.pid is not None

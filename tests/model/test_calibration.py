@@ -65,8 +65,8 @@ def test_a_file_from_before_pairs_were_measured_is_read(tmp_path: Path) -> None:
     ("text", "said"),
     [
         (None, "can't be read (No such file or directory)"),
-        ("{", "is no calibration; make one with 'overlapscope calibrate'"),
-        ("[]", "is no calibration; make one with 'overlapscope calibrate'"),
+        ("{", "not a calibration; make one with 'overlapscope calibrate'"),
+        ("[]", "not a calibration; make one with 'overlapscope calibrate'"),
         (json.dumps(GOOD | {"version": 2}), "has version 2, but 1 is needed; make it again"),
         (json.dumps(GOOD | {"samples": []}), "is damaged; make it again with 'overlapscope calibrate'"),
         (json.dumps(GOOD | {"hosts": ["a"]}), "is damaged; make it again with 'overlapscope calibrate'"),

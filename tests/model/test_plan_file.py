@@ -39,7 +39,7 @@ def test_names_become_the_numbers_of_a_model() -> None:
 @pytest.mark.parametrize(
     ("parameters", "what"),
     [
-        ([parameter("a"), parameter("b"), parameter("c"), parameter("d")], "knows no d"),
+        ([parameter("a"), parameter("b"), parameter("c"), parameter("d")], "lacks d"),
         ([parameter("a"), parameter("b")], "has c, which"),
         ([parameter("a"), parameter("b", "bfloat16"), parameter("c")], "4×2 float32, but here it is 4×2 bfloat16"),
     ],
@@ -61,14 +61,14 @@ def written(folder: Path, **changes: Any) -> Path:
     ("changes", "what"),
     [
         ({"format": "something"}, "not a bucket plan"),
-        ({"version": 2}, "version 2 of the bucket plan is not known"),
+        ({"version": 2}, "version 2 of the bucket plan is unknown"),
         ({"parameters": [{"name": "a"}]}, "no 'shape'"),
         ({"parameters": 3}, "damaged bucket plan"),
         ({"buckets": [["a", 3]]}, "3 where a name is expected"),
         ({"buckets": [["a"], ["b", "a"]]}, "a is in bucket 0 and in bucket 1"),
         ({"buckets": [["a"], ["b"]]}, "c is in no bucket"),
         ({"buckets": [["a", "b", "c"], []]}, "bucket 1 of the plan is empty"),
-        ({"buckets": [["a", "b", "x"]]}, "has x, which is none"),
+        ({"buckets": [["a", "b", "x"]]}, "has x, which the plan's parameters lack"),
         ({"bucket_cap_mb_list": ["many"]}, "damaged bucket plan"),
         ({"predicted": 5}, "damaged bucket plan"),
     ],

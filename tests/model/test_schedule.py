@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlapscope.model.partition import Buckets
-from overlapscope.model.schedule import Replayed, replay, timeline
+from overlapscope.model.schedule import Replayed, replay, replay_step
 from tests.model.jobs import costs_of, jobs, plans_of, work_of_job
 from tests.model.oracle import Job, simulate
 
@@ -124,7 +124,7 @@ def test_it_is_what_a_simulation_event_by_event_gives(job: Job, data: st.DataObj
 @given(job=jobs(kinds=True), data=st.data())
 def test_the_timeline_is_that_of_the_simulation(job: Job, data: st.DataObject) -> None:
     plan = data.draw(plans_of(job))
-    step, drawn = simulate(job, plan), timeline(plan, work_of_job(job), costs_of(job))
+    step, drawn = simulate(job, plan), replay_step(plan, work_of_job(job), costs_of(job))
     np.testing.assert_allclose(drawn.launch_ns, step.launch, atol=1e-6)
     np.testing.assert_allclose(drawn.start_ns, step.start, atol=1e-6)
     np.testing.assert_allclose(drawn.end_ns, step.end, atol=1e-6)

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.format import HEADER_BYTES
 from overlapscope.trace.group_log import (
     ENTRY_BYTES,
     ENTRY_DTYPE,
     FAILED,
-    HEADER_BYTES,
     UNEVEN_INPUTS,
     Entries,
     GroupHeader,
@@ -131,12 +131,6 @@ def test_several_threads_may_announce_at_once(tmp_path):
     entries = log.read(1, 2000)
     assert list(entries["number"]) == list(range(1, 2001))
     assert log.hash == entries["hash"][-1]
-
-
-def test_a_log_is_never_overwritten(tmp_path):
-    GroupLog(tmp_path / "group_0.log", HEADER)
-    with pytest.raises(OverlapScopeError, match="already holds a recording"):
-        GroupLog(tmp_path / "group_0.log", HEADER)
 
 
 def test_after_the_end_announcing_does_nothing(tmp_path):

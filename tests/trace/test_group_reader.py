@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.folders import find_rank_folders
-from overlapscope.trace.format import PLANS_FILE, SIGNATURES_FILE, rank_folder
+from overlapscope.trace.format import HEADER_BYTES, PLANS_FILE, SIGNATURES_FILE, rank_folder
 from overlapscope.trace.group_file import GroupFile
-from overlapscope.trace.group_log import ENTRY_BYTES, HEADER_BYTES, GroupHeader, GroupLog, group_file
+from overlapscope.trace.group_log import ENTRY_BYTES, GroupHeader, GroupLog, group_file
 from overlapscope.trace.group_reader import read_collective_logs
 from tests.ordered import all_reduce, bucket, steps, write_order
 
@@ -140,7 +140,7 @@ def test_the_log_of_another_rank_is_left_out(tmp_path: Path) -> None:
     stray.write_bytes((rank_folder(tmp_path, 0) / group_file(0)).read_bytes())
     logs = read_collective_logs(find_rank_folders(tmp_path))
     assert [str(problem) for problem in logs.problems] == [
-        f"{stray}: is the log of rank 0, in the folder of rank 1; it is left out"
+        f"{stray}: this is the log of rank 0, in the folder of rank 1; it is skipped"
     ]
 
 

@@ -88,11 +88,11 @@ def a_folder_of_several_recordings(path: Path) -> Path:
     ("make", "message"),
     [
         (no_such_folder, r"nowhere: no such folder; record one with 'overlapscope record -o .*nowhere -- torchrun"),
-        (a_file, r"trace.txt: is a file; give the folder that"),
+        (a_file, r"trace.txt: this is a file; give the folder that"),
         (an_empty_folder, r": empty; record a run with 'overlapscope record -o FOLDER -- torchrun"),
         (a_folder_of_other_files, r": not a recording \(no rank_0, rank_1 ... in it\); record a run"),
-        (the_folder_of_one_rank, r"rank_1: is the folder of one rank; give the folder above it, /.*/run$"),
-        (a_folder_of_several_recordings, r": holds 2 recordings, give one of them: monday, tuesday$"),
+        (the_folder_of_one_rank, r"rank_1: this is the folder of one rank; give its parent, /.*/run$"),
+        (a_folder_of_several_recordings, r": holds 2 recordings; give one of them: monday, tuesday$"),
     ],
 )
 def test_what_is_not_a_recording_is_refused_in_one_line(
@@ -105,14 +105,14 @@ def test_what_is_not_a_recording_is_refused_in_one_line(
 
 def test_ranks_that_left_no_log_are_named(tmp_path: Path) -> None:
     trace = read_trace(write_recording(tmp_path, ranks=2, world_size=4))
-    assert [str(problem) for problem in trace.errors] == [f"{tmp_path}: of 4 ranks 2 left no log: 2, 3"]
+    assert [str(problem) for problem in trace.errors] == [f"{tmp_path}: 2 of 4 ranks left no log: 2, 3"]
     assert trace.steps["rank"].unique().tolist() == [0, 1]
 
 
 def test_of_a_thousand_missing_ranks_the_line_stays_short(tmp_path: Path) -> None:
     trace = read_trace(write_recording(tmp_path, ranks=1, world_size=1000))
     assert [str(problem) for problem in trace.errors] == [
-        f"{tmp_path}: of 1000 ranks 999 left no log: 1, 2, 3, 4, 5, 6, 7, 8 ..."
+        f"{tmp_path}: 999 of 1000 ranks left no log: 1, 2, 3, 4, 5, 6, 7, 8 ..."
     ]
 
 
@@ -176,7 +176,7 @@ def test_a_damaged_line_of_a_plan_is_named_and_the_others_are_kept(tmp_path: Pat
     path.write_text(good + '{"model": 0}\n' + second)
     trace = read_trace(tmp_path)
     assert trace.plans["plan_epoch"].unique().tolist() == [0, 1]
-    assert [str(problem) for problem in trace.errors] == [f"{path}: line 2 is damaged; it is left out"]
+    assert [str(problem) for problem in trace.errors] == [f"{path}: line 2 is damaged and skipped"]
 
 
 @given(st.data())
@@ -308,7 +308,7 @@ def test_a_damaged_line_of_pings_is_named_and_the_others_are_used(tmp_path: Path
     path.write_text('{"reference": "synthetic", "best": [[1, 2]]}\n')
     write_pings(tmp_path, 1, [[1_000_000_000, 1_000_010_700, 1_000_020_000]])
     trace = read_trace(tmp_path)
-    assert [str(problem) for problem in trace.errors] == [f"{path}: line 1 is damaged; it is left out"]
+    assert [str(problem) for problem in trace.errors] == [f"{path}: line 1 is damaged and skipped"]
     assert trace.ranks["offset_ns"].tolist() == [0, 700]
 
 

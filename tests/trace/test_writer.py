@@ -188,26 +188,6 @@ def test_a_full_disk_makes_a_smaller_ring_that_keeps_the_newest(
     assert log.path.stat().st_size == bytes_for(chunks)
 
 
-def test_a_disk_that_is_full_from_the_start_is_an_error_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(_fd: int, _offset: int, length: int) -> None:
-        if length > 4096:
-            raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(OverlapScopeError, match="no space left on the disk"):
-        EventLog(tmp_path / "log")
-    assert not (tmp_path / "log").exists()
-
-
-def test_a_recording_is_never_overwritten(tmp_path: Path) -> None:
-    make_log(tmp_path / "log", 5)
-    with pytest.raises(OverlapScopeError, match="already holds a recording"):
-        EventLog(tmp_path / "log")
-    assert sequences(tmp_path / "log") == [1, 2, 3, 4, 5]
-
-
 @pytest.mark.parametrize("limit_bytes", [0, 4096, bytes_for(64) - 1])
 def test_a_limit_without_room_for_a_step_is_an_error(tmp_path: Path, limit_bytes: int) -> None:
     with pytest.raises(OverlapScopeError, match=f"give at least {4096 + 64 * RECORD_BYTES}"):

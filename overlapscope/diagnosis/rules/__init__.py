@@ -1,1 +1,1 @@
-"""What can be wrong with a job: a module a family of faults, a rule a function from facts to a verdict or None."""
+"""What can be wrong with a job: a module per family of faults; rules are functions from facts to a verdict or None."""

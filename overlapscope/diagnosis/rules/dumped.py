@@ -1,4 +1,4 @@
-"""What can be said of ranks of which nothing is known but what they launched, as in dumps of a Flight Recorder."""
+"""What can be said about ranks of which only their launches are known, as in dumps of a Flight Recorder."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def not_launched(facts: Facts) -> Verdict | None:
         windows={rank: wait.group.windows[rank] for rank in shown},
         evidence=(
             *newest,
-            f"Whether {ranks_text(ranks)} left it out, {verb(ranks, 'is', 'are')} late, or came to an end, or others "
-            "have launched one too many, is not in a dump.",
+            f"The dumps don't say whether {ranks_text(ranks)} left it out, {verb(ranks, 'is', 'are')} late or "
+            f"{verb(ranks, 'has', 'have')} ended, or whether the others launched one too many.",
         ),
         advice=(
             "Look for a collective, or a part of the model, inside an `if` that depends on the rank or on the data.",
@@ -51,7 +51,7 @@ def not_launched(facts: Facts) -> Verdict | None:
 
 
 def without_dump(facts: Facts) -> Verdict | None:
-    """Ranks wait in a collective in which ranks take part that left no dump."""
+    """Ranks wait in a collective in which ranks that left no dump take part."""
     wait = facts.wait_for(set(facts.awaited) & set(facts.missing))
     if wait is None or not facts.is_from_dumps or not facts.is_stuck(wait.rank):
         return None
@@ -60,14 +60,15 @@ def without_dump(facts: Facts) -> Verdict | None:
     return Verdict(
         kind="stuck",
         sentence=f"{capitalised(ranks_text(waiting))} {verb(waiting, 'waits', 'wait')} in collective {entry.number} of "
-        f"{group_text(wait.group)} ({collective_text(entry)}{at(entry.call_site)}), in which {ranks_text(absent)} "
-        f"{verb(absent, 'takes', 'take')} part, of which there is no dump.",
+        f"{group_text(wait.group)} ({collective_text(entry)}{at(entry.call_site)}): {ranks_text(absent)}, which "
+        "left no dump, "
+        f"{verb(absent, 'takes', 'take')} part in it.",
         concerned=tuple(sorted({*waiting, *absent})),
         group=wait.group.name,
         number=entry.number,
         call_sites={one.rank: s for one in facts.waits[:_MOST_SHOWN] if (s := one.entry.call_site)} or None,
         windows={rank: wait.group.windows[rank] for rank in waiting[:_MOST_SHOWN] if rank in wait.group.windows},
-        evidence=("The dumps that there are agree with each other as far as they go.",),
+        evidence=("The existing dumps agree as far as they go.",),
         advice=(
             f"Look at {ranks_text(absent)} first: a rank that is dead or hangs in native code can't dump.",
             "Look at the network between the hosts, and at the backend's own log (NCCL_DEBUG=INFO).",
@@ -76,15 +77,15 @@ def without_dump(facts: Facts) -> Verdict | None:
 
 
 def incomplete(facts: Facts) -> Verdict | None:
-    """Nothing is wrong with what the dumps hold, but some are missing."""
+    """Nothing is wrong in the dumps, but some are missing."""
     if not facts.missing or not facts.is_from_dumps:
         return None
     return Verdict(
         kind="cannot tell",
-        sentence=f"The dumps of {ranks_text(facts.ranks)} agree with each other, and nobody waits in them; "
-        f"of {ranks_text(facts.missing)} there is none.",
+        sentence=f"The dumps of {ranks_text(facts.ranks)} agree, and no rank waits in them; "
+        f"there is no dump of {ranks_text(facts.missing)}.",
         concerned=tuple(sorted(facts.ranks)),
-        evidence=("gloo says of a collective that has timed out the same as of one that has completed.",)
+        evidence=("gloo reports a collective that timed out like one that completed.",)
         if any(group.backend == "gloo" for group in facts.evidence.groups)
         else (),
         advice=(f"Dump on {ranks_text(facts.missing)} as well, or copy all dumps into one folder.",),
@@ -95,7 +96,5 @@ def _newest(facts: Facts, group: GroupOrder, rank: int) -> str:
     entry = facts.newest(group, rank)
     if entry is None:
         number = group.newest.get(rank)
-        return (
-            f"rank {rank} launched there is number {number}" if number else f"rank {rank} launched there is not known"
-        )
+        return f"rank {rank} launched there is number {number}" if number else f"rank {rank} launched there is unknown"
     return f"rank {rank} launched there is number {entry.number}, {collective_text(entry)}{at(entry.call_site)}"

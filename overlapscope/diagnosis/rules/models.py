@@ -47,7 +47,7 @@ def _verdict(facts: Facts, number: int, sides: dict[ModelParameters, list[int]])
         for side, side_ranks in sides.items()
     ]
     if same_shapes:
-        evidence.append("They hold the same parameters in another order.")
+        evidence.append("They hold the same parameters in a different order.")
     advice = ["Register parameters and modules in an order that does not depend on the process: no set(), no hash()."]
     if not same_shapes:
         advice = ["Build the model from the same configuration on all ranks, and freeze the same parameters on all."]
@@ -80,7 +80,7 @@ def _lines(facts: Facts, ranks: tuple[int, ...]) -> dict[int, CallSite]:
 def _two_sides(
     sides: dict[ModelParameters, list[int]], blamed: tuple[int, ...]
 ) -> tuple[ModelParameters, ModelParameters]:
-    """One that nobody is blamed for, and the first that differs from it."""
+    """A side without blamed ranks, and the first that differs from it."""
     ordered = sorted(sides, key=lambda side: (bool(set(sides[side]) & set(blamed)), min(sides[side])))
     reference = ordered[0]
     other = next(s for s in ordered if (s.parameters, s.frozen) != (reference.parameters, reference.frozen))
@@ -88,7 +88,7 @@ def _two_sides(
 
 
 def _first_difference(a: ModelParameters, b: ModelParameters) -> tuple[int | None, tuple[str, str], str]:
-    """Place, what is there on each side, and its name."""
+    """The place of the first difference, what is there on each side, and its name."""
     if (frozen := sorted({*a.frozen} ^ {*b.frozen})) and sorted([*_trained(a), *a.frozen]) == sorted(
         [*_trained(b), *b.frozen]
     ):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from overlapscope.diagnosis.evidence import Entry, GroupOrder
-from overlapscope.diagnosis.facts import Facts, Wait, is_different, minority
-from overlapscope.diagnosis.rules.pattern import Pattern, pattern_of
+from overlapscope.diagnosis.facts import Facts, Wait, minority
+from overlapscope.diagnosis.rules.continuation import Continuation, continuation_of
 from overlapscope.diagnosis.verdict import FaultKind, Verdict
 from overlapscope.diagnosis.wording import (
     at,
@@ -25,19 +25,19 @@ from overlapscope.trace.signature import NO_BUCKET
 _SEVERITY: Final = ("signature", "step", "batch", "names")
 _MOST_SHOWN: Final = 8
 _STEPS_LEFT_BEHIND: Final = 2
-"""A collective of the step before may still be on its way to be launched, by another thread for instance."""
+"""Steps of grace: a collective of the previous step may still be about to be launched, say by another thread."""
 _ADVICE: Final[dict[str, str]] = {
     "different collectives": "Make all ranks take the same branch, with tensors of the same size and dtype.",
     "missing collective": "Look for a collective inside an `if` that depends on the rank or on the data.",
-    "swapped collectives": "Launch collectives in one order on all ranks: not that of a set or of completion.",
-    "step behind": "Enter no_sync() and skip steps (NaN checks) on all ranks or on none; agree on it first.",
+    "swapped collectives": "Launch collectives in the same order on all ranks, not in that of a set or of completion.",
+    "step behind": "Enter no_sync() and skip steps (NaN checks) on all ranks or on none; let the ranks agree first.",
     "batch skipped": "Skip a batch on all ranks or on none; DistributedSampler and join() keep ranks together.",
 }
 
 
 def diverged(facts: Facts) -> Verdict | None:
     """The first entry of any group that is not the same on all ranks."""
-    found = [group for group in facts.evidence.groups if is_different(group)]
+    found = [group for group in facts.evidence.groups if group.first_divergence is not None]
     if not found:
         return None
     group = min(found, key=_when)
@@ -51,7 +51,7 @@ def diverged(facts: Facts) -> Verdict | None:
     side, other = _two_sides(sides, blamed)
     a, b = at_number[side[0]], at_number[other[0]]
     following = [[entry for entry in group.windows[ranks[0]] if entry.number >= number] for ranks in (side, other)]
-    kind, sentence = _say(group, number, side, other, a, b, pattern_of(*following))
+    kind, sentence = _say(group, number, side, other, a, b, continuation_of(*following))
     sites = {rank: entry.call_site for rank, entry in sorted(at_number.items()) if entry.call_site}
     concerned = tuple(sorted(rank for ranks in sides for rank in ranks))
     shown = {*blamed[:_MOST_SHOWN], *side[:1], *other[:1]} | (
@@ -61,11 +61,11 @@ def diverged(facts: Facts) -> Verdict | None:
     names = next((e.signature.names for e in (a, b) if e.signature.bucket != NO_BUCKET), a.signature.names)
     evidence = []
     if group.is_since_before:
-        evidence.append("The first difference is older than what is left of the logs; this is the oldest that is left.")
+        evidence.append("The first difference is older than what is left of the logs; this is the oldest entry left.")
     if absent := [rank for rank in group.ranks if rank not in at_number]:
-        evidence.append(f"Of {ranks_text(absent)} there is no collective {number} to compare with.")
+        evidence.append(f"There is no collective {number} of {ranks_text(absent)} to compare with.")
     if not blamed:
-        evidence.append("No side has a majority, so nobody is blamed.")
+        evidence.append("No side has a majority, so no rank is blamed.")
     return Verdict(
         kind=kind,
         sentence=sentence,
@@ -84,7 +84,7 @@ def diverged(facts: Facts) -> Verdict | None:
 
 
 def interleaved(facts: Facts) -> Verdict | None:
-    """Ranks wait for each other, each in a group whose next collective another of them has not come to."""
+    """Ranks wait for each other, each in a group whose next collective another of them has not reached."""
     waits = _cycle(facts)
     if len({(wait.group.name, wait.is_point_to_point) for wait in waits}) < 2:
         return None
@@ -110,13 +110,13 @@ def interleaved(facts: Facts) -> Verdict | None:
         number=first.entry.number,
         call_sites={wait.rank: wait.entry.call_site for wait in waits if wait.entry.call_site} or None,
         windows={wait.rank: wait.group.windows[wait.rank] for wait in waits},
-        evidence=("Within each group the order is the same on all ranks, as far as they have come.",),
+        evidence=("Within each group the order is the same on all ranks, as far as they got.",),
         advice=("Launch the collectives of different groups in the same order on all ranks.",),
     )
 
 
 def left_out(facts: Facts) -> Verdict | None:
-    """A collective has failed, or does not end, that a rank of its group has never entered and has left behind."""
+    """A collective failed, or does not end, because a rank of its group never entered it and went on."""
     if facts.is_from_dumps:
         return None
     for group in facts.evidence.groups:
@@ -141,7 +141,7 @@ def _newest_step(facts: Facts, rank: int) -> int:
 
 
 def _cycle(facts: Facts) -> list[Wait]:
-    """Ranks of which each waits for the next one, and the last for the first."""
+    """Ranks that each wait for the next one, and the last for the first."""
     if facts.awaited or not any(facts.is_stuck(rank) for rank in facts.waiting):
         return []
     by_rank = {wait.rank: wait for wait in facts.waits}
@@ -157,7 +157,11 @@ def _left_out(facts: Facts, wait: Wait, ranks: tuple[int, ...]) -> Verdict:
     """Ranks are in a later step already, although others still wait for them in an earlier one."""
     missed = wait.missed_by(ranks)
     whom = f"{ranks_text(ranks)}, which {verb(ranks, 'has', 'have')} gone on to the next step without it"
-    fate = f"which failed for want of {whom}" if missed.flags & FAILED else f"and waits there for {whom}"
+    fate = (
+        f"which failed because {ranks_text(ranks)} never joined it and went on to the next step"
+        if missed.flags & FAILED
+        else f"and waits there for {whom}"
+    )
     return Verdict(
         kind="missing collective",
         sentence=f"In step {missed.step} rank {wait.rank} launched {collective_text(missed)}{at(missed.call_site)} in "
@@ -201,7 +205,7 @@ def _sides(group: GroupOrder, at_number: dict[int, Entry]) -> list[list[int]]:
 
 
 def _batch_offsets(group: GroupOrder) -> dict[int, int]:
-    """By rank: by how much its batch has gone on at the first difference."""
+    """How far each rank's batch has advanced at the first difference."""
     number = group.first_divergence or 0
     offsets = {}
     for rank, window in group.windows.items():
@@ -213,13 +217,13 @@ def _batch_offsets(group: GroupOrder) -> dict[int, int]:
 
 
 def _two_sides(sides: list[list[int]], blamed: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """One that nobody is blamed for, and the first of the others."""
+    """A side without blamed ranks, and the first of the others."""
     ordered = sorted(sides, key=lambda ranks: (bool(set(ranks) & set(blamed)), ranks))
     return ordered[0], ordered[1]
 
 
 def _say(
-    group: GroupOrder, number: int, side: list[int], other: list[int], a: Entry, b: Entry, pattern: Pattern
+    group: GroupOrder, number: int, side: list[int], other: list[int], a: Entry, b: Entry, continuation: Continuation
 ) -> tuple[FaultKind, str]:
     these, those = ranks_text(side), ranks_text(other)
     where = f"as collective {number} of {group_text(group)}"
@@ -227,7 +231,7 @@ def _say(
         ahead, behind = (other, side) if b.step > a.step else (side, other)
         return "missing collective", (
             f"In step {min(a.step, b.step)} {ranks_text(ahead)} left out {collective_text(a)}{at(b.call_site)}: "
-            f"{where} {verb(ahead, 'its', 'their')} one of step {max(a.step, b.step)} meets that of step "
+            f"{where}, {verb(ahead, 'its', 'their')} call of step {max(a.step, b.step)} is matched with that of step "
             f"{min(a.step, b.step)} of {ranks_text(behind)}, and so on."
         )
     if group.divergence == "step":
@@ -235,26 +239,24 @@ def _say(
         later, earlier = max(a.step, b.step), min(a.step, b.step)
         return "step behind", (
             f"From step {earlier} on, gradients of different steps are averaged: {ranks_text(ahead)} launched no "
-            f"bucket in step {earlier}, so {verb(ahead, 'its', 'their')} step {later} meets step {earlier} of "
-            f"{ranks_text(behind)} ({where}, {collective_text(a)})."
+            f"bucket in step {earlier}, so {verb(ahead, 'its', 'their')} step {later} is averaged with step "
+            f"{earlier} of {ranks_text(behind)} ({where}, {collective_text(a)})."
         )
     if group.divergence == "batch":
         return "batch skipped", (
-            f"From step {min(a.step, b.step)} on, gradients of batches are averaged that do not belong together: "
+            f"From step {min(a.step, b.step)} on, the ranks average gradients of different batches: "
             f"{those} {verb(other, 'is', 'are')} at batch {b.batch} where {these} {verb(side, 'is', 'are')} at batch "
-            f"{a.batch}, and until then they went on together ({where}, {collective_text(a)})."
+            f"{a.batch}, and until then they advanced together ({where}, {collective_text(a)})."
         )
     differ = (
         f"{in_step(min(a.step, b.step))} {those} launched {collective_text(b)}{at(b.call_site)} {where}, where {these} "
         f"launched {collective_text(a)}{at(a.call_site)}"
     ).lstrip()
-    if group.divergence == "names" or pattern.kind == "swapped":
-        return "swapped collectives", capitalised(
-            differ
-        ) + ", and the other way round near by: the results are mixed up."
-    if pattern.kind == "missing":
-        extra, lacks = (side, other) if pattern.missing_on == "second" else (other, side)
-        count = "one collective" if pattern.count == 1 else f"{pattern.count} collectives"
+    if group.divergence == "names" or continuation.kind == "swapped":
+        return "swapped collectives", capitalised(differ) + ", and the reverse nearby: the results are mixed up."
+    if continuation.kind == "missing":
+        extra, lacks = (side, other) if continuation.missing_on == "second" else (other, side)
+        count = "one collective" if continuation.count == 1 else f"{continuation.count} collectives"
         return "missing collective", (
             f"{capitalised(differ)}: from there on {ranks_text(lacks)} {verb(lacks, 'is', 'are')} {count} short, or "
             f"{ranks_text(extra)} {verb(extra, 'has', 'have')} {count} too many."

@@ -31,18 +31,18 @@ _OBSERVED: Final[dict[str, FaultKind]] = {
 
 
 def reported(facts: Facts) -> Verdict | None:
-    """What a watchdog saw while the job ran, if the job did not end well: some of it leaves no trace."""
+    """What a watchdog saw while the job ran, if the job did not end well: some faults leave no trace."""
     if len(facts.with_liveness("ended")) == len(facts.world):
         return None
     reports = [report for report in facts.evidence.reports if report.kind in _OBSERVED]
     if not reports:
         return None
     first = min(reports, key=lambda report: report.time_ns)
-    who = f"The watchdog of rank {first.rank} said so while the job ran."
+    who = f"The watchdog of rank {first.rank} reported this while the job ran."
     rule = {"stopped": processes.stopped, "holds the GIL": processes.holds_the_gil}.get(first.kind)
     known = tuple(rank for rank in first.blamed if rank in facts.ranks and facts.ranks[rank].standing)
     if rule is not None and known and (found := rule(facts, known)) is not None:
-        # Where the rank stood, its own log says better than what others had last heard of it.
+        # Its own log says better where the rank was than what others last heard from it.
         return replace(found, evidence=(*found.evidence, who))
     return Verdict(
         kind=_OBSERVED[first.kind],
@@ -57,7 +57,7 @@ def reported(facts: Facts) -> Verdict | None:
 
 
 def slow(facts: Facts) -> Verdict | None:
-    """The others wait for a rank, but not for so long that it is stuck."""
+    """The others wait for a rank, but not long enough to call it stuck."""
     if not facts.evidence.is_live:
         return None
     for rank in facts.awaited:
@@ -68,7 +68,7 @@ def slow(facts: Facts) -> Verdict | None:
             where = f" ({standing_text(one.standing)})" if one.standing else ""
             return Verdict(
                 kind="slow",
-                sentence=f"Rank {rank} is slow, not stuck: nothing for {seconds_text(one.idle_ns)}{where}.",
+                sentence=f"Rank {rank} is slow, not stuck: no activity for {seconds_text(one.idle_ns)}{where}.",
                 concerned=(rank,),
                 step=one.standing.step if one.standing else None,
             )
@@ -76,7 +76,7 @@ def slow(facts: Facts) -> Verdict | None:
 
 
 def healthy(facts: Facts) -> Verdict | None:
-    """All ranks that left something have come to their end, or go on."""
+    """All ranks that left something finished, or keep going."""
     if not facts.ranks:
         return None
     going = facts.with_liveness("running", "sleeping", "dumped", "ended")
@@ -88,7 +88,7 @@ def healthy(facts: Facts) -> Verdict | None:
     count = len(facts.evidence.groups)
     groups = f"{count} group" if count == 1 else f"{count} groups"
     is_over = len(facts.with_liveness("ended")) == len(facts.ranks)
-    what = "All ranks came to their end" if is_over else "Healthy so far"
+    what = "All ranks finished" if is_over else "Healthy so far"
     return Verdict(
         kind="healthy",
         sentence=f"{what}: {compared:,} collectives in {groups} are the same on all ranks.",
@@ -97,20 +97,20 @@ def healthy(facts: Facts) -> Verdict | None:
 
 
 def cannot_tell(facts: Facts) -> Verdict:
-    """The processes have not come to their end, and nothing that they left says why."""
+    """The processes did not finish, and nothing that they left says why."""
     if not facts.ranks:
-        return Verdict(kind="cannot tell", sentence="No rank has left anything to judge by.")
+        return Verdict(kind="cannot tell", sentence="No rank left anything to judge by.")
     gone, failed = facts.with_liveness("gone"), facts.with_liveness("failed")
     unknown = facts.with_liveness("unknown", "silent")
     if gone and len(gone) == len(facts.ranks):
         return Verdict(
             kind="killed",
-            sentence="All ranks were killed without a farewell; which of them first, or why, is not in what they left."
+            sentence="All ranks were killed without leaving an error; nothing they left says why, or which was first."
             if len(gone) > 1
-            else f"Rank {gone[0]} was killed without a farewell.",
+            else f"Rank {gone[0]} was killed without leaving an error.",
             concerned=gone,
             step=max((one.standing.step for one in facts.ranks.values() if one.standing), default=None),
-            evidence=("The order of their collectives is the same, as far as they came.",),
+            evidence=("The order of their collectives is the same as far as they got.",),
             advice=("Look at the launcher's output, and for the OOM killer in dmesg.",),
         )
     said = [
@@ -118,7 +118,7 @@ def cannot_tell(facts: Facts) -> Verdict:
         for wait in facts.waits[:4]
     ]
     if failed:
-        said.append(f"{ranks_text(failed)} failed as if another rank had gone")
+        said.append(f"{ranks_text(failed)} failed as if another rank had died")
     if gone:
         said.append(f"{ranks_text(gone)} {verb(gone, 'is', 'are')} gone")
     if unknown:

@@ -1,4 +1,4 @@
-"""Processes that are not there any more, or don't run."""
+"""Processes that are gone, or don't run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from overlapscope.diagnosis.wording import (
 _MEMORY_ERRORS: Final = ("MemoryError", "OutOfMemoryError")
 _OUT_OF_MEMORY: Final = re.compile(r"out of memory|can'?t allocate memory|cannot allocate memory", re.IGNORECASE)
 _PLACE_IN_TORCH: Final = re.compile(r"^\[[^\]]+\.(cc|cpp|h|hpp):\d+\]\s*")
-"""``[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553]``, which helps nobody."""
+"""Prefixes such as ``[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553]``, which help nobody."""
 _NEARLY_ALL_MEMORY: Final = 0.9
 _SAME_TIME_NS: Final = 1_000_000_000
 
@@ -45,12 +45,13 @@ def failed(facts: Facts) -> Verdict | None:
     what = f"{failure.type}: {message}" if message else failure.type
     how = "ran out of memory" if is_memory else "failed"
     alike = [rank for rank in own if facts.ranks[rank].failure.type == failure.type]  # type: ignore[union-attr]
-    sentence = f"{capitalised(ranks_text(alike))} {how}{_in_step(one)}{at(failure.call_site)}: {shortened(what, 300)}."
+    said = shortened(what, 300)
+    sentence = f"{capitalised(ranks_text(alike))} {how}{_in_step(one)}{at(failure.call_site)}: {said}"
     rest = [rank for rank, other in sorted(facts.ranks.items()) if is_consequence(other.failure)]
     evidence = [f"{capitalised(ranks_text(rest))} failed because of that: {_first_line(facts, rest)}"] if rest else []
     return Verdict(
         kind="out of memory" if is_memory else "failed",
-        sentence=sentence.replace("..", ".").replace("….", "…"),
+        sentence=sentence if said.endswith((".", "…")) else f"{sentence}.",
         blamed=() if len(own) == len(facts.world) > 1 else tuple(own),
         concerned=(*own, *rest),
         step=one.standing.step if one.standing else None,
@@ -58,12 +59,12 @@ def failed(facts: Facts) -> Verdict | None:
         evidence=(*evidence, *_memory(facts, own)) if is_memory else tuple(evidence),
         advice=("Use a smaller batch, accumulate gradients, or checkpoint activations.",)
         if is_memory
-        else ("Mend the exception; the other ranks only followed.",),
+        else ("Fix this exception; the other ranks' errors are consequences.",),
     )
 
 
 def stopped(facts: Facts, ranks: tuple[int, ...] | None = None) -> Verdict | None:
-    """Stopped by a signal or a debugger.
+    """Ranks stopped by a signal or a debugger.
 
     Args:
         ranks: of which this is known; by default by their liveness.
@@ -73,12 +74,12 @@ def stopped(facts: Facts, ranks: tuple[int, ...] | None = None) -> Verdict | Non
         facts.with_liveness("stopped") if ranks is None else ranks,
         "stopped",
         "stopped (SIGSTOP, Ctrl-Z or a debugger)",
-        "Let it go on with kill -CONT, or end it.",
+        "Resume it with kill -CONT, or end it.",
     )
 
 
 def holds_the_gil(facts: Facts, ranks: tuple[int, ...] | None = None) -> Verdict | None:
-    """The process runs, no Python thread of it does.
+    """Ranks whose process runs while none of its Python threads does.
 
     Args:
         ranks: of which this is known; by default by what is known of them now.
@@ -90,30 +91,30 @@ def holds_the_gil(facts: Facts, ranks: tuple[int, ...] | None = None) -> Verdict
         facts,
         holding,
         "holds the GIL",
-        "in native code that holds Python's global lock, so that nothing else of it can run",
+        "in native code that holds Python's global interpreter lock, so that none of its Python code can run",
         "Look at the native frames with py-spy dump --native or gdb.",
     )
 
 
 def killed(facts: Facts) -> Verdict | None:
-    """Ranks that are gone without a farewell, while others are there or have failed because of that."""
+    """Ranks that are gone without leaving an error, while others are there or failed because of that."""
     gone = facts.with_liveness("gone")
     if any(_says_that_one_is_gone(one) for one in facts.ranks.values()):
-        # Nobody can look whether those are there of which nothing is known, but a connection was closed.
+        # Nobody can check the ranks of which nothing is known, but a connection was closed.
         gone = gone or facts.with_liveness("unknown", "silent")
     others = [rank for rank in facts.ranks if rank not in gone]
     if not gone or any(is_timeout(facts.ranks[rank].failure) for rank in others):
-        # A rank that dies closes its connections: those who timed out waited for one that was still there.
+        # A rank that dies closes its connections: a timeout means waiting for one that was still there.
         return None
     hung = [rank for rank in gone if facts.hung_before(rank)]
     if len(hung) == len(gone) or (not others and (hung or facts.evidence.reports)):
-        return None  # somebody has ended a job that hung, or of which its watchdogs tell more than its end
+        return None  # someone ended a job that hung, or about which its watchdogs tell more than its end
     first = _first_to_die(facts, gone)
     one = facts.ranks[first[0]]
     how = _how_it_died(one)
     standings = {rank: standing for rank in first if (standing := facts.ranks[rank].standing)}
     sentence = (
-        f"{capitalised(ranks_text(first))} {verb(first, 'was', 'were')} {how} without a farewell"
+        f"{capitalised(ranks_text(first))} {verb(first, 'was', 'were')} {how} without leaving an error"
         f"{standings_text(standings)}."
     )
     likely = [rank for rank in first if _memory_share(facts.ranks[rank]) >= _NEARLY_ALL_MEMORY]
@@ -127,11 +128,11 @@ def killed(facts: Facts) -> Verdict | None:
         )
     later = tuple(rank for rank in gone if rank not in first)
     if later:
-        evidence.append(f"{capitalised(ranks_text(later))} {verb(later, 'is', 'are')} gone as well, and died later.")
+        evidence.append(f"{capitalised(ranks_text(later))} died as well, but later.")
     if len(first) > 1:
-        evidence.append("Which of them died first can't be told from what they left.")
+        evidence.append("What they left doesn't say which of them died first.")
     if not others:
-        evidence.append("No rank is left that could have seen the others' end.")
+        evidence.append("No rank survived that could have seen the others end.")
     return Verdict(
         kind="killed",
         sentence=sentence,
@@ -141,7 +142,7 @@ def killed(facts: Facts) -> Verdict | None:
         bucket=one.standing.bucket if one.standing else None,
         call_sites={rank: standing.call_site for rank, standing in standings.items() if standing.call_site} or None,
         evidence=tuple(evidence),
-        advice=("Look for its signal in the launcher's output, and for the OOM killer in dmesg of its host.",),
+        advice=("Look for its signal in the launcher's output, and for the OOM killer in its host's dmesg.",),
     )
 
 
@@ -150,7 +151,7 @@ def _says_that_one_is_gone(one: RankEvidence) -> bool:
 
 
 def _first_to_die(facts: Facts, gone: tuple[int, ...]) -> tuple[int, ...]:
-    """Those whose last sign of life is the oldest; if that is not known, those that the others waited for."""
+    """Ranks whose last sign of life is the oldest; if that is unknown, those that the others waited for."""
     ages = {rank: facts.ranks[rank].heard_ns_ago for rank in gone}
     known = [age for age in ages.values() if age is not None]
     if len(known) < len(gone):
@@ -161,7 +162,7 @@ def _first_to_die(facts: Facts, gone: tuple[int, ...]) -> tuple[int, ...]:
 def _how_it_died(one: RankEvidence) -> str:
     for text, how in (
         ("Fatal Python error: Aborted", "aborted (SIGABRT)"),
-        ("Segmentation fault", "crashed (SIGSEGV)"),
+        ("Segmentation fault", "killed by a segmentation fault (SIGSEGV)"),
     ):
         if text in one.stacks:
             return how
@@ -184,7 +185,9 @@ def _not_running(facts: Facts, ranks: tuple[int, ...], kind: FaultKind, what: st
         step=one.standing.step if one.standing else None,
         bucket=one.standing.bucket if one.standing else None,
         call_sites={ranks[0]: one.standing.call_site} if one.standing and one.standing.call_site else None,
-        evidence=(f"{capitalised(ranks_text(facts.waiting))} wait.",) if facts.waiting else (),
+        evidence=(f"{capitalised(ranks_text(facts.waiting))} {verb(facts.waiting, 'waits', 'wait')}.",)
+        if facts.waiting
+        else (),
         advice=(advice,),
     )
 

@@ -1,14 +1,14 @@
-"""What goes wrong without anybody waiting."""
+"""What goes wrong although no rank waits."""
 
 from __future__ import annotations
 
 from overlapscope.diagnosis.facts import Facts, minority
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.diagnosis.wording import at, capitalised, ranks_text, verb
+from overlapscope.diagnosis.wording import at, capitalised, ranks_text
 
 
 def not_reduced(facts: Facts) -> Verdict | None:
-    """An optimizer has used gradients that were never averaged with those of the other ranks."""
+    """An optimizer used gradients that were never averaged with those of the other ranks."""
     ranks = tuple(rank for rank, one in sorted(facts.ranks.items()) if one.unreduced)
     if not ranks:
         return None
@@ -20,12 +20,12 @@ def not_reduced(facts: Facts) -> Verdict | None:
     return Verdict(
         kind="not reduced",
         sentence=f"{capitalised(ranks_text(ranks))} stepped the optimizer in step {unreduced.step}"
-        f"{at(unreduced.call_site)} with gradients that were never reduced: "
-        f"{verb(ranks, 'its', 'their')} copies of the model drift apart.",
+        f"{at(unreduced.call_site)} with gradients that were never reduced, "
+        "so the copies of the model drift apart.",
         blamed=minority((ranks, others), len(facts.world)),
         concerned=ranks,
         step=unreduced.step,
         call_sites=sites or None,
-        evidence=(f"Gradients of model {unreduced.model} were accumulated, and none of its buckets was launched.",),
-        advice=("Call the DistributedDataParallel object itself, not its .module, and leave no_sync() before a step.",),
+        evidence=(f"Gradients of model {unreduced.model} were accumulated, but none of its buckets was launched.",),
+        advice=("Call the DistributedDataParallel object itself, not its .module, and step outside no_sync().",),
     )

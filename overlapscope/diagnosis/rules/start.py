@@ -1,4 +1,4 @@
-"""What is wrong before the first step: ranks that are missing, or don't agree on how many there are."""
+"""What is wrong before the first step: ranks that are missing, or disagree on the world size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from overlapscope.diagnosis.wording import capitalised, joined, ranks_text, verb
 
 
 def wrong_world_size(facts: Facts) -> Verdict | None:
-    """Ranks believe in different numbers of ranks, or there are more than the job has."""
+    """Ranks were told different world sizes, or a rank is beyond the world size."""
     beliefs: dict[int, list[int]] = {}
     for rank, one in sorted(facts.ranks.items()):
         if one.world_size is not None:
@@ -17,23 +17,23 @@ def wrong_world_size(facts: Facts) -> Verdict | None:
     beyond = [rank for size, ranks in beliefs.items() for rank in ranks if rank >= size]
     if len(beliefs) < 2 and not beyond:
         return None
-    said = [f"{ranks_text(ranks)} {verb(ranks, 'believes', 'believe')} in {size}" for size, ranks in beliefs.items()]
-    sentence = f"The ranks don't agree on how many they are: {joined(said)}."
+    said = [f"{ranks_text(ranks)} {verb(ranks, 'was', 'were')} told {size}" for size, ranks in beliefs.items()]
+    sentence = f"The ranks disagree on the world size: {joined(said)}."
     if len(beliefs) == 1:
-        sentence = f"{capitalised(ranks_text(beyond))} can't be one of {next(iter(beliefs))} ranks."
+        sentence = f"{capitalised(ranks_text(beyond))} can't be in a world of {next(iter(beliefs))} ranks."
     return Verdict(
         kind="wrong world size",
         sentence=sentence,
         blamed=tuple(beyond) or minority(beliefs.values(), len(facts.ranks)),
         concerned=tuple(sorted(facts.ranks)),
         call_sites={rank: site for rank, one in facts.ranks.items() if (site := _line(one)) is not None} or None,
-        evidence=("World sizes as each rank was told at init_process_group (run.json, joining.json).",),
+        evidence=("World sizes that init_process_group was told on each rank (run.json, joining.json).",),
         advice=("Start all ranks with the same WORLD_SIZE (--nnodes and --nproc-per-node of torchrun).",),
     )
 
 
 def never_started(facts: Facts) -> Verdict | None:
-    """An expected rank has left nothing, and nobody has ever got anything done together with it."""
+    """An expected rank left nothing, and no collective ever completed with it."""
     gone = tuple(rank for rank in facts.missing if not _was_there(facts, rank))
     gone += facts.with_liveness("never started")
     if not gone or not facts.ranks or facts.is_from_dumps:
@@ -48,7 +48,7 @@ def never_started(facts: Facts) -> Verdict | None:
         concerned=(*gone, *others),
         call_sites={rank: site for rank in others[:1] if (site := _line(facts.ranks.get(rank))) is not None} or None,
         evidence=(
-            f"{capitalised(ranks_text(gone))} left no folder in the recording.",
+            f"{capitalised(ranks_text(gone))} has no folder in the recording.",
             "No collective that needs it has completed on any other rank.",
         ),
         advice=("Look at the launcher's output on that host: was the process started, and did it fail on import?",),
@@ -60,7 +60,7 @@ def _line(one: RankEvidence | None) -> CallSite | None:
 
 
 def _was_there(facts: Facts, rank: int) -> bool:
-    """Its folder may have been lost: others have got something done with it, or all of them ended well."""
+    """Whether only the rank's folder may be lost: others completed collectives with it, or all of them ended well."""
     groups = [group for group in facts.evidence.groups if rank in group.ranks]
     is_done = any(e.completed_ns is not None for g in groups for window in g.windows.values() for e in window)
     return is_done or not facts.with_liveness("running", "sleeping", "stopped", "failed", "gone")

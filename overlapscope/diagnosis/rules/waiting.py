@@ -1,4 +1,4 @@
-"""Ranks that the others wait for: out of data, without gradients, in the data loader, or somewhere else."""
+"""Ranks that the others wait for: out of data, without gradients, in the data loader, or elsewhere."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from typing import Any, Final
 
 from overlapscope.diagnosis.evidence import RankEvidence, UnreadyParameter
-from overlapscope.diagnosis.facts import Facts, Wait, is_different
+from overlapscope.diagnosis.facts import Facts, Wait
 from overlapscope.diagnosis.verdict import FaultKind, Verdict
 from overlapscope.diagnosis.wording import (
     at,
@@ -28,7 +28,7 @@ _END_OF_SCRIPT: Final = re.compile(r"in (destroy_process_group|_shutdown|barrier
 
 
 def never_ready(facts: Facts) -> Verdict | None:
-    """Some gradients of a rank's newest backward have not come, so that their bucket was never launched."""
+    """Some gradients of a rank's newest backward are missing, so their bucket was never launched."""
     for rank, one in sorted(facts.ranks.items()):
         unready = _unready(one)
         if not unready:
@@ -45,7 +45,7 @@ def never_ready(facts: Facts) -> Verdict | None:
 
 
 def uneven_inputs(facts: Facts) -> Verdict | None:
-    """A rank has come to the end of its data, the others wait for it in a step that it never began."""
+    """A rank ran out of data, and the others wait for it in a step that it never began."""
     at_end = tuple(rank for rank in facts.awaited if _is_at_its_end(facts.ranks.get(rank)))
     wait = facts.wait_for(at_end)
     if wait is None:
@@ -62,7 +62,7 @@ def uneven_inputs(facts: Facts) -> Verdict | None:
         f"{missed.step}: {collective_text(missed)}{at(missed.call_site)}.",
         blamed=at_end if few and len(facts.world) > 2 else (),
         concerned=tuple(sorted({*at_end, *facts.waiting})),
-        evidence=(f"{capitalised(ranks_text(ended))} came to {verb(ended, 'its', 'their')} end without an error.",)
+        evidence=(f"{capitalised(ranks_text(ended))} ended without an error.",)
         if ended
         else (f"{capitalised(ranks_text(at_end))} {verb(at_end, 'is', 'are')} past the training loop.",),
         advice=("Give all ranks the same number of batches (drop_last, DistributedSampler), or train inside join().",),
@@ -71,30 +71,28 @@ def uneven_inputs(facts: Facts) -> Verdict | None:
 
 
 def waits_for_data(facts: Facts) -> Verdict | None:
-    """A rank that the others wait for has been between two steps all the time."""
+    """A rank that the others wait for has been between two steps all along."""
     ranks = tuple(rank for rank in _culprits(facts) if _phase(facts, rank) == "data_wait")
     return _held_up(
         facts,
         ranks,
         "waits for data",
-        f"{verb(ranks, 'waits', 'wait')} for data",
-        "Look at the data loader of that rank: its workers, its storage, a lock; py-spy dump shows where.",
+        f"{verb(ranks, 'has', 'have')} been waiting for data",
+        "Look at the data loader of that rank: its workers, its storage, a lock; py-spy dump shows where it is.",
     )
 
 
 def stuck(facts: Facts) -> Verdict | None:
-    """A rank that the others wait for stands somewhere else; or all have entered and nothing happens."""
+    """A rank that the others wait for is stuck elsewhere; or all have entered and nothing happens."""
     ranks = _culprits(facts)
     if ranks:
         silent = all(facts.ranks[rank].liveness == "silent" for rank in ranks if rank in facts.ranks)
         what = (
-            "has not been heard of: its process, its host or the network is gone"
+            f"{verb(ranks, 'has', 'have')} been unreachable (process, host or network gone)"
             if silent
-            else f"{verb(ranks, 'does', 'do')} not go on"
+            else f"{verb(ranks, 'has', 'have')} made no progress"
         )
-        return _held_up(
-            facts, ranks, "stuck", what, "Look at the stacks of that rank, or at py-spy dump of its process."
-        )
+        return _held_up(facts, ranks, "stuck", what, "Look at that rank's stacks, or run py-spy dump on its process.")
     return _all_inside(facts)
 
 
@@ -110,7 +108,7 @@ def _culprits(facts: Facts) -> tuple[int, ...]:
 
 
 def _all_inside(facts: Facts) -> Verdict | None:
-    """Everybody is in the same collective and it does not end."""
+    """All ranks are in the same collective and it does not end."""
     stuck = [rank for rank in facts.blocked if facts.is_stuck(rank)]
     if len(stuck) < len(facts.ranks) or not stuck:
         return None
@@ -120,7 +118,7 @@ def _all_inside(facts: Facts) -> Verdict | None:
     return Verdict(
         kind="stuck",
         sentence=f"All ranks that left a log have entered collective {entry.number} of {group_text(group)}"
-        f"{in_step(entry.step)} ({collective_text(entry)}{at(entry.call_site)}), and it never ended.",
+        f"{in_step(entry.step)} ({collective_text(entry)}{at(entry.call_site)}), but it never ended.",
         concerned=tuple(stuck),
         step=known(entry.step),
         group=group.name,
@@ -128,7 +126,7 @@ def _all_inside(facts: Facts) -> Verdict | None:
         bucket=entry.signature.bucket if entry.signature.bucket != NO_BUCKET else None,
         parameters=entry.signature.names,
         windows={rank: group.windows[rank] for rank in stuck[:8]},
-        evidence=("They agree on all collectives up to there, so none of them is to be blamed for its order.",),
+        evidence=("They agree on all collectives up to there, so no rank's order is at fault.",),
         advice=("Look at the network between the hosts, and at the backend's own log (NCCL_DEBUG=INFO).",),
     )
 
@@ -142,7 +140,7 @@ def _held_up(facts: Facts, ranks: tuple[int, ...], kind: FaultKind, what: str, a
     where = f" ({standing_text(one.standing)})" if one.standing else ""
     evidence = []
     if one.liveness == "unknown":
-        evidence.append("Whether the processes still run can't be known from here.")
+        evidence.append("Whether the processes still run is unknown from here.")
     if one.cpu_share is not None:
         evidence.append(f"Rank {ranks[0]} uses {100 * one.cpu_share:.0f} % of a core.")
     return Verdict(
@@ -183,7 +181,7 @@ def _never_ready(facts: Facts, rank: int, unready: tuple[UnreadyParameter, ...],
 
 
 def _unready(one: RankEvidence) -> tuple[UnreadyParameter, ...]:
-    """Parameters without a gradient, if others of the same model have theirs: else the backward had not begun."""
+    """The parameters without a gradient, if others of the same model have theirs: else the backward had not begun."""
     by_model: dict[int, list[UnreadyParameter]] = {}
     for parameter in one.unready:
         by_model.setdefault(parameter.model, []).append(parameter)
@@ -195,11 +193,11 @@ def _unready(one: RankEvidence) -> tuple[UnreadyParameter, ...]:
 
 
 def _others_have_the_bucket(facts: Facts, rank: int, unready: UnreadyParameter) -> bool:
-    """Where this rank has something else, or nothing yet, others have launched the bucket."""
+    """Whether others launched the bucket where this rank has something else, or nothing yet."""
     for group in facts.evidence.groups:
         own = group.windows.get(rank, ())
         number = group.newest.get(rank, 0) + 1
-        if is_different(group) and group.first_divergence is not None:
+        if group.first_divergence is not None:
             number = group.first_divergence
         if any(entry.number == number and entry.signature.bucket != NO_BUCKET for entry in own):
             continue
@@ -228,7 +226,7 @@ def _phase(facts: Facts, rank: int) -> str | None:
 
 
 def _place(facts: Facts, wait: Wait, ranks: tuple[int, ...]) -> dict[str, Any]:
-    """Fields of a verdict: where the others wait."""
+    """The fields of a verdict that say where the others wait."""
     missed = wait.missed_by(ranks)
     sites = {rank: s.call_site for rank in ranks if rank in facts.ranks and (s := facts.ranks[rank].standing)}
     sites |= {one.rank: one.entry.call_site for one in facts.waits[:8]}

@@ -12,7 +12,7 @@ from tests.cluster.same_as_stock.seen import Seen
 from tests.cluster.same_as_stock.training import WIDTH, Branches, batch, make_mlp, mean_square, train
 from tests.cluster.same_as_stock.unused_parameters import running
 
-scenarios = Scenarios()
+scenarios = Scenarios(leave_traces=True)
 
 
 class CountingBackend:
@@ -111,7 +111,7 @@ def a_compiled_training_step(make_ddp: MakeDdp, seen: Seen) -> None:
     model = make_ddp(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)))
 
     @torch.compile(backend="aot_eager")
-    def loss_of(model: nn.Module, step: int) -> torch.Tensor:
-        return mean_square(model, step)
+    def loss_of(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+        return model(inputs).square().mean()
 
-    train(model, seen, loss_of=loss_of)
+    train(model, seen, loss_of=lambda model, step: loss_of(model, batch(step)))

@@ -6,10 +6,12 @@ import faulthandler
 import gc
 import importlib
 import itertools
+import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +26,7 @@ MakeDdp = Callable[..., nn.parallel.DistributedDataParallel]
 Run = Callable[..., None]
 """What a scenario is: called with a `MakeDdp` and a `Seen`, and the choices it is listed with."""
 
-LIMIT_S = 60
+LIMIT_S = 100
 """A rank that has not finished by then shows where it hangs and ends."""
 
 
@@ -32,7 +34,9 @@ LIMIT_S = 60
 class Scenarios:
     """The scenarios of one file, by name."""
 
-    ranks: Sequence[int] = (2,)
+    world_sizes: Sequence[int] = (2,)
+    leave_traces: bool = False
+    """Each needs processes of its own: torch's compilers keep something of what they have seen."""
 
     def __post_init__(self) -> None:
         self.by_name: dict[str, Run] = {}
@@ -51,9 +55,6 @@ class Scenarios:
 
         return listed
 
-    def __iter__(self) -> Iterator[tuple[str, int]]:
-        return itertools.product(self.by_name, self.ranks)
-
 
 def _word(choice: str, value: object) -> str:
     if isinstance(value, bool):
@@ -63,16 +64,20 @@ def _word(choice: str, value: object) -> str:
     return str(getattr(value, "__name__", value)).removeprefix("torch.")
 
 
-def differences_from_stock(subject: str, name: str, trace: str) -> list[str]:
-    """Run one scenario of a file with both classes, and list what this rank sees differ."""
+def differences_from_stock(subject: str, name: str) -> list[str]:
+    """Run one scenario of a file with both classes, and list what this rank sees differ.
+
+    Raises:
+        AssertionError: ours raised what stock did not.
+    """
     faulthandler.dump_traceback_later(LIMIT_S, exit=True)
     run = importlib.import_module(subject).scenarios.by_name[name]
     stock, ours = Seen(), Seen()
     run_once(run, nn.parallel.DistributedDataParallel, stock)
     try:
-        run_once(run, partial(DistributedDataParallel, trace=trace), ours)
+        run_once(run, partial(DistributedDataParallel, trace=Path(tempfile.gettempdir(), "traces")), ours)
     except Exception:
-        return [*stock.differences(ours), traceback.format_exc()]
+        raise AssertionError("\n".join([*stock.differences(ours), traceback.format_exc()])) from None
     finally:
         faulthandler.cancel_dump_traceback_later()
     return stock.differences(ours)

@@ -119,7 +119,8 @@ class Seen:
     @contextmanager
     def said(self, what: str, sentence: str) -> Iterator[None]:
         """Keep whether the sentence is printed to stderr inside, by whatever language and way."""
-        with tempfile.TemporaryFile() as printed:
+        with tempfile.TemporaryFile() as printed, warnings.catch_warnings():
+            warnings.simplefilter("always")
             stderr = os.dup(2)
             os.dup2(printed.fileno(), 2)
             torch.set_warn_always(True)  # also what stock has said once in this process

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from instrumented_ddp import DistributedDataParallel
-from tests.cluster.ranks import run_ranks
+from tests.cluster.ranks import Ranks
 from tests.cluster.same_as_stock.seen import Seen
 from tests.cluster.same_as_stock.training import logged
 
@@ -99,12 +101,12 @@ class MadeUp(nn.Module):
         return x
 
 
-def differences_from_stock(model: RandomModel, trace: str) -> list[str]:
+def differences_from_stock(model: RandomModel) -> list[str]:
     rank = dist.get_rank()
     stock, ours = Seen(), Seen()
     for ddp_class, seen in (
         (nn.parallel.DistributedDataParallel, stock),
-        (partial(DistributedDataParallel, trace=trace), ours),
+        (partial(DistributedDataParallel, trace=Path(tempfile.gettempdir(), "traces")), ours),
     ):
         torch.manual_seed(0)
         wrapped = ddp_class(MadeUp(model), **model.options)
@@ -118,8 +120,13 @@ def differences_from_stock(model: RandomModel, trace: str) -> list[str]:
     return stock.differences(ours)
 
 
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks(2) as ranks:
+        yield ranks
+
+
 @given(model=random_models())
 @settings(max_examples=25, derandomize=True)
-def test_gradients_and_buckets_are_those_of_stock(model):
-    with tempfile.TemporaryDirectory() as folder:
-        assert run_ranks(differences_from_stock, 2, model, folder) == [[], []]
+def test_gradients_and_buckets_are_those_of_stock(ranks: Ranks, model: RandomModel) -> None:
+    assert ranks.call(differences_from_stock, model) == [[], []]

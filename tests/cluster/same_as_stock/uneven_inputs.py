@@ -14,7 +14,7 @@ from tests.cluster.same_as_stock.seen import Seen
 from tests.cluster.same_as_stock.training import WIDTH, Branches, logged, make_mlp, mean_square, train
 from tests.cluster.same_as_stock.unused_parameters import running
 
-scenarios = Scenarios(ranks=(2, 3))
+scenarios = Scenarios(world_sizes=(2, 3))
 BOTH = (False, True)
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import time
+from multiprocessing.connection import Connection
 
 import pytest
 import torch.distributed as dist
 
 from instrumented_ddp.watchdog.channel import Channel, FolderBoard, Round, _Named
+from instrumented_ddp.watchdog.process_state import STOPPED, look_at
+from tests.cluster.ranks import CONTEXT
 
 
 @pytest.fixture(params=["folder", "file", "hash", "tcp"])
@@ -33,7 +39,7 @@ def test_words_are_found_again_and_the_first_claim_holds(board):
     second = channel.exchange(Round(says={"beat.0": "b"}, asks=["beat.0"], claims={"judge": "1"}), 10)
     assert second is not None
     assert second.answers == {"judge": b"0", "beat.0": b"b"}
-    channel.close(10)
+    channel.close()
 
 
 def test_the_last_who_leaves_takes_the_folder_away(tmp_path):
@@ -44,17 +50,47 @@ def test_the_last_who_leaves_takes_the_folder_away(tmp_path):
     assert not (tmp_path / "board").exists()
 
 
-def test_who_asks_waits_for_a_moment_only():
-    answers = threading.Event()
+def test_who_connects_waits_for_a_moment_only(tmp_path):
+    is_made = threading.Event()
 
-    class Stopped:
-        def set(self, key, value):
-            answers.wait(20)
+    def connect() -> FolderBoard:
+        is_made.wait(20)
+        return FolderBoard(tmp_path / "board", 0, 1)
 
-    channel = Channel(Stopped)
+    channel = Channel(connect)
     assert channel.exchange(Round(says={"a": "b"}, asks=()), 0.05) is None
-    assert channel.exchange(Round(says={"a": "b"}, asks=()), 20) is None, "it is still busy with the first"
-    answers.set()
+    is_made.set()
+    done = channel.exchange(Round(says={"a": "b"}, asks=["a"]), 20)
+    assert done is not None
+    assert done.answers == {"a": b"b"}
+
+
+def serve(pipe: Connection) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    pipe.send(store.port)
+    pipe.recv()
+
+
+def test_a_store_whose_host_is_stopped_is_waited_for_a_moment_only_and_found_again():
+    ours, theirs = CONTEXT.Pipe()
+    process = CONTEXT.Process(target=serve, args=(theirs,))
+    process.start()
+    port = ours.recv()
+    channel = Channel(lambda: _Named(dist.TCPStore("127.0.0.1", port, None, False), ""))
+    assert channel.exchange(Round(says={"a": "b"}, asks=["a"]), 20) is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    while look_at(process.pid).state not in STOPPED:
+        time.sleep(0.001)
+    try:
+        assert channel.exchange(Round(says={}, asks=["a"]), 0.05) is None, "it does not answer"
+        assert channel.exchange(Round(says={}, asks=["a"]), 0.05) is None, "it can't be connected to"
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
+    done = channel.exchange(Round(says={}, asks=["a"]), 20)
+    assert done is not None
+    assert done.answers == {"a": b"b"}
+    ours.send("end")
+    process.join(20)
 
 
 def test_a_board_that_fails_is_made_anew():

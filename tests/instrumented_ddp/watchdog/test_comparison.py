@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import tempfile
+from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from instrumented_ddp.watchdog.comparison import Comparison, Head, Item, head_of, items_of
+from instrumented_ddp.watchdog.comparison import Comparison, compared_of, head_of
+from overlapscope.diagnosis.difference import first_difference
 from overlapscope.trace.group_log import UNEVEN_INPUTS, GroupHeader, GroupLog
 from overlapscope.trace.signature import Signature
 
@@ -42,13 +46,12 @@ class Pair:
 
     def compare(self):
         head = head_of(self.theirs.log, self.theirs.signatures)
-        suspicion = self.comparison.look(Head.from_plain(head.to_plain()))
+        suspicion = self.comparison.look(head)
         if suspicion is None:
             return None
         self.questions += 1
-        items = items_of(self.theirs.log, self.theirs.signatures, suspicion.first, suspicion.last)
-        told = [Item(**asdict(item)) for item in items]
-        return self.comparison.resolve(suspicion.first, told, head)
+        rows = compared_of(self.theirs.log, self.theirs.signatures, suspicion.first, suspicion.last)
+        return self.comparison.resolve(suspicion.first, rows, head)
 
 
 @pytest.fixture
@@ -164,3 +167,45 @@ def test_names_that_are_new_each_time_are_given_up_on(pair):
         pair.theirs.reduce(f"theirs {number}")
         assert pair.compare() is None
     assert pair.questions < 100
+
+
+NAMES = st.sampled_from(["norm", "loss", "weights"])
+
+
+@st.composite
+def two_orders(draw: st.DrawFn) -> tuple[list[str], list[str]]:
+    """What two ranks launch, by name: the same, but for a few collectives; ``bucket`` is the only one of its size."""
+    ours = draw(st.lists(st.one_of(NAMES, st.just("bucket")), min_size=1, max_size=80))
+    theirs = list(ours)
+    for _ in range(draw(st.integers(0, 3))):
+        place = draw(st.integers(0, len(theirs) - 1))
+        match draw(st.sampled_from(["swap", "rename", "insert", "drop"])):
+            case "swap":
+                theirs[place - 1], theirs[place] = theirs[place], theirs[place - 1]
+            case "rename":
+                theirs[place] = draw(NAMES) if theirs[place] != "bucket" else "bucket"
+            case "insert":
+                theirs.insert(place, draw(NAMES))
+            case "drop" if len(theirs) > 1:
+                del theirs[place]
+    return ours, theirs
+
+
+@settings(max_examples=300, deadline=None)
+@given(two_orders(), st.integers(1, 20))
+def test_looks_now_and_then_find_what_comparing_all_entries_finds(orders, look_every):
+    with tempfile.TemporaryDirectory() as folder:
+        pair, found = Pair(Path(folder)), None
+        for number, names in enumerate(zip(*orders, strict=False), 1):
+            for rank, name in zip((pair.ours, pair.theirs), names, strict=True):
+                if name == "bucket":
+                    rank.bucket(rank.log.newest, rank.log.newest)
+                else:
+                    rank.reduce(name)
+            if found is None and number % look_every == 0:
+                found = pair.compare()
+                looked_at = number
+        if found is None:
+            found, looked_at = pair.compare(), number
+        ours, theirs = (compared_of(rank.log, rank.signatures, 1, looked_at) for rank in (pair.ours, pair.theirs))
+        assert found == first_difference(ours, theirs)

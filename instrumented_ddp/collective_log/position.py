@@ -1,0 +1,43 @@
+"""Where this rank is in its training, in one small object: written by who follows the training, read by who reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from overlapscope.trace.format import NO_CALL_SITE
+from overlapscope.trace.group_log import SHADOW, UNEVEN_INPUTS, UNKNOWN, UNKNOWN_PHASE
+
+
+@dataclass(slots=True, kw_only=True)
+class Position:
+    """Where this rank is.
+
+    The recorder (or, without DDP, the count of optimizer steps) writes it; the collective log puts it into every
+    entry, and the watchdog tells the other ranks.
+    """
+
+    step: int = 0
+    """Optimizer step that the host is in."""
+    phase: int = UNKNOWN_PHASE
+    """A ``Phase``, or ``UNKNOWN_PHASE``."""
+    since_ns: int = 0
+    """Host: when the phase began; 0 if phases are not followed."""
+    batch: int = UNKNOWN
+    """How far this rank is in its data, as of its newest training forward."""
+    flags: int = 0
+    """Of all entries from now on, see ``overlapscope.trace.group_log``."""
+    backward_call_site: int = NO_CALL_SITE
+    """Call site of what DDP launches during a backward."""
+    has_phases: bool = False
+    """Whether a recorder follows steps and phases."""
+
+    @contextmanager
+    def has_joined(self) -> Iterator[None]:
+        """What is launched inside stands in for what a rank without inputs has not."""
+        before, self.flags = self.flags, UNEVEN_INPUTS | SHADOW
+        try:
+            yield
+        finally:
+            self.flags = before

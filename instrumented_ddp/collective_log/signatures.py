@@ -1,0 +1,115 @@
+"""What was launched, once for all collectives that are alike: a number, and a line in ``signatures.jsonl``."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from instrumented_ddp.bucket_plan import dtype_name
+from instrumented_ddp.collective_log.dispatch import Call
+from instrumented_ddp.collective_log.purposes import Purpose
+from overlapscope.trace.format import SIGNATURES_FILE
+from overlapscope.trace.group_log import GroupHeader
+from overlapscope.trace.signature import Signature
+
+_MOST_SIGNATURES: Final = 100_000
+"""Of collectives whose shapes change all the time; those beyond are numbered 0, and still hashed as what they are."""
+_FRAMES_TO_REDUCTION: Final = 6
+"""From this table to the function of ``torch.distributed`` that the user has called, through its decorators."""
+
+
+class SignatureTable:
+    """The signatures of this process, each written down when it is first seen.
+
+    Args:
+        folder: of this rank.
+
+    Raises:
+        OSError: the file can't be written; ``FileExistsError`` if there is one.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.known: list[Signature] = []
+        """By number - 1."""
+        self._file = (folder / SIGNATURES_FILE).open("x", encoding="utf-8")
+        self._numbers: dict[tuple[Any, ...], int] = {}
+        self._lock = threading.Lock()
+
+    def of(
+        self, call: Call, purpose: Purpose | None, header: GroupHeader, names: tuple[str, ...]
+    ) -> tuple[int, Signature]:
+        """The signature of a call, and its number.
+
+        Args:
+            purpose: what it is launched for, if somebody has said so.
+            header: of its group.
+            names: of its tensors.
+        """
+        tensors = call.tensors
+        reduce_op = _reduce_op() if "reduce" in call.op else ""
+        key = (
+            call.op,
+            purpose,
+            names,
+            reduce_op,
+            call.peer,
+            call.tag,
+            header.ranks,
+            tensors[0].dtype if tensors else None,
+            *(tensor.shape for tensor in tensors),
+        )
+        number = self._numbers.get(key)
+        if number is not None:
+            return number, self.known[number - 1]
+        what = purpose or Purpose(role="user")
+        is_known_peer = call.peer is not None and 0 <= call.peer < len(header.ranks)
+        signature = Signature(
+            op=call.op,
+            reduce_op=reduce_op,
+            dtype=dtype_name(tensors[0].dtype) if tensors else "",
+            shapes=tuple(tuple(tensor.shape) for tensor in tensors),
+            elements=sum(tensor.numel() for tensor in tensors),
+            bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+            peer=header.ranks[call.peer] if call.peer is not None and is_known_peer else call.peer,
+            tag=call.tag,
+            names=names,
+            role=what.role,
+            model=what.model,
+            plan_epoch=what.plan_epoch,
+            plan_hash=what.plan_hash,
+            bucket=what.bucket,
+        )
+        with self._lock:
+            if len(self.known) >= _MOST_SIGNATURES:
+                return 0, signature
+            self.known.append(signature)
+            number = self._numbers[key] = len(self.known)
+            with suppress(OSError, ValueError):  # a full disk, or closed a moment ago
+                self._file.write(signature.to_json(number) + "\n")
+                self._file.flush()
+        return number, signature
+
+    def close(self) -> None:
+        """Close the file; signatures stay known."""
+        self._file.close()
+
+
+def _reduce_op() -> str:
+    """What a function of ``torch.distributed`` was asked to do: the dispatcher is given a box that can't be opened.
+
+    Returns:
+        ``sum``, ``max`` ...; empty if a process group was called by other ways.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(_FRAMES_TO_REDUCTION):
+        if frame is None:
+            break
+        if frame.f_globals.get("__name__") == "torch.distributed.distributed_c10d" and "op" in frame.f_locals:
+            op = frame.f_locals["op"]
+            return str(getattr(op, "op", op)).rpartition(".")[2].lower()
+        frame = frame.f_back
+    return ""

@@ -1,0 +1,1 @@
+"""Bucket plans: which gradients are reduced together, in which order, and when that changes."""

@@ -1,0 +1,69 @@
+"""Measuring some steps: with what the recorder writes anyway, or else with a meter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from instrumented_ddp.bucket_plan import BucketPlan
+from instrumented_ddp.plans.auto.meter import Meter
+from instrumented_ddp.recording.model_events import ModelEvents
+from instrumented_ddp.recording.recorder import Recorder
+from instrumented_ddp.reduction.reducer import Reducer
+from overlapscope.model.bucket_cycles import BucketCycles, bucket_cycles_of
+from overlapscope.trace.log import Records, newest_records
+
+
+class Measuring:
+    """A measurement of one model, from now until ``end``. Begun and ended between two steps.
+
+    Args:
+        reducer: of the model. The next thing it is told must be a plan.
+        model: its number.
+        device: where it computes.
+    """
+
+    def __init__(self, reducer: Reducer, recorder: Recorder | None, model: int, device: torch.device) -> None:
+        self._reducer = reducer
+        self._recorder = recorder
+        self._model = model
+        self._steps: list[int] = []
+        self._records_before = recorder.log.newest if recorder is not None else 0
+        self._meter = Meter(device) if recorder is None else None
+        if self._meter is not None:
+            self._events_before = reducer.events
+            stats, parameters = reducer.events.stats, len(reducer.parameters)
+            reducer.tell(ModelEvents(self._meter, model, device, stats, parameters))
+
+    def step_begins(self) -> bool:
+        """A step begins that is to be measured. Returns True."""
+        observer = self._reducer.events.observer
+        assert observer is not None
+        self._steps.append(observer.step)
+        return True
+
+    def cycles(self, plans: Sequence[BucketPlan], newest: int) -> BucketCycles:
+        """Of the newest steps. For the first step of all nobody saw the one before end.
+
+        Args:
+            plans: that the steps ran with.
+            newest: how many steps.
+        """
+        wanted = {plan.buckets for plan in plans}
+        in_force = {number: plan.buckets for number, plan in enumerate(self._reducer.plans) if plan.buckets in wanted}
+        steps = self._steps[-newest:]
+        return bucket_cycles_of(self._records(), self._model, in_force, steps, len(self._reducer.plan.parameters))
+
+    def end(self) -> None:
+        """Stop measuring."""
+        if self._meter is not None:
+            self._reducer.tell(self._events_before)
+            self._meter.close()
+
+    def _records(self) -> Records:
+        if self._recorder is None:
+            assert self._meter is not None
+            return self._meter.records()
+        log = self._recorder.log
+        return newest_records(log.path, log.newest - self._records_before)

@@ -1,0 +1,126 @@
+"""What a recorder writes of the buckets, kept in memory for some steps: for jobs that are not recorded."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import torch
+
+from instrumented_ddp.bucket_plan import BucketPlan
+from instrumented_ddp.collective_log.completion import CompletionWatch
+from instrumented_ddp.recording.records import BucketRecords, PlanRecords, phase_records
+from instrumented_ddp.recording.reduction_events import private_board
+from instrumented_ddp.recording.timing import DeviceTimer, Mark, timer_of
+from overlapscope.trace.environment import Detail
+from overlapscope.trace.format import RECORD, RECORD_BYTES, Phase
+from overlapscope.trace.host import host_now_ns
+from overlapscope.trace.log import RECORD_DTYPE, Records
+
+
+class MemoryLog:
+    """Takes the place of an ``EventLog``, and forgets everything with the meter."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[bytes, int, int, int, int]] = []
+
+    def append(self, body: bytes, step: int, start_ns: int, end_ns: int, end_uncertainty_ns: int = 0) -> None:
+        """Store a record, with the arguments of ``EventLog.append``."""
+        self._rows.append((body, step, start_ns, end_ns, end_uncertainty_ns))
+
+    def records(self) -> Records:
+        """Everything, as a log that is read back."""
+        rows = self._rows.copy()  # to which threads add what has just ended
+        packed = bytearray(len(rows) * RECORD_BYTES)
+        for place, (body, step, start_ns, end_ns, uncertainty_ns) in enumerate(rows):
+            RECORD.pack_into(
+                packed, place * RECORD_BYTES, place + 1, start_ns, end_ns, step, uncertainty_ns, body, place + 1
+            )
+        return np.frombuffer(packed, dtype=RECORD_DTYPE)
+
+
+class Meter:
+    """Watches one model; an ``Observer``.
+
+    Args:
+        device: where the module computes. On CUDA this waits for the device once, to tie its clock to the host's.
+    """
+
+    detail: Detail = "parameters"
+
+    def __init__(self, device: torch.device) -> None:
+        self.log = MemoryLog()
+        self.completions = CompletionWatch()
+        self._timer = timer_of(device, self.log)
+        self._timers = {device: self._timer}
+        self._backward = phase_records(self._timer.flags, no_sync=False)[Phase.BACKWARD]
+        self._backward_start: Mark | None = None
+        self.phase: Phase | None = None
+        self.step = 0
+        """How many passes it has seen reduced."""
+
+    def records(self) -> Records:
+        """What has been seen so far, but for what the device has not come to yet."""
+        for timer in self._timers.values():
+            timer.step_begins()
+        return self.log.records()
+
+    def close(self) -> None:
+        """Stop watching."""
+        self.completions.close()
+
+    # -- as the reducer calls it ---------------------------------------------------------------------------------
+
+    def timer_on(self, device: torch.device) -> DeviceTimer:
+        """The timer of one of the devices that the module spans."""
+        timer = self._timers.get(device)
+        if timer is None:
+            timer = self._timers[device] = timer_of(device, self.log)
+        return timer
+
+    def plan_takes_effect(self, model: int, epoch: int, plan: BucketPlan, reason: str) -> PlanRecords:  # noqa: ARG002
+        """Pack the records of a plan."""
+        return PlanRecords(self._timer.flags, model, epoch, plan)
+
+    def board(self, model: int, parameters: int) -> memoryview[int]:  # noqa: ARG002
+        """Seen by nobody else."""
+        return private_board(parameters)
+
+    def gradient_is_not_reduced(self, model: int) -> None:
+        """No matter."""
+
+    def gradients_are_reduced(self, model: int) -> None:  # noqa: ARG002
+        """A pass is over, and with it a step of the meter's."""
+        self.step += 1
+        for timer in self._timers.values():
+            timer.step_begins()
+
+    def enter(self, phase: Phase, *, no_sync: bool = False) -> None:
+        """Backward that is reduced is timed, and nothing else."""
+        if no_sync:
+            return
+        now = self._timer.mark()
+        if self.phase is Phase.BACKWARD:
+            self._timer.write(self._backward, self.step, self._backward_start, now)
+        self.phase, self._backward_start = phase, now
+
+    def leave(self, phase: Phase) -> None:
+        """A phase ends, if it is the one that is open."""
+        if self.phase is phase:
+            if phase is Phase.BACKWARD:
+                self._timer.write(self._backward, self.step, self._backward_start, self._timer.mark())
+            self.phase = None
+
+    def note_caller(self) -> None:
+        """No matter."""
+
+    def launches(self, records: BucketRecords) -> int:  # noqa: ARG002
+        """When the collective ends, this is told with it."""
+        return host_now_ns()
+
+    def incident(self) -> None:
+        """Nobody reads what is kept here."""
+
+    def gives_up(self, error: Exception) -> None:
+        """What it has not seen is missing in its cycles, and said there."""
+        logging.getLogger(__name__).warning("steps are not measured any more: %s: %s", type(error).__name__, error)

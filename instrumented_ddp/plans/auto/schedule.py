@@ -1,0 +1,312 @@
+"""``bucket_cap_mb="auto"`` as a ``PlanSchedule``: which step does what.
+
+After some steps of warm-up come 24 steps with several plans, which are measured. Rank 0 predicts from them what every
+other plan would take; the best few then train in blocks of steps, again measured, and the fastest stays. From then on
+nothing is measured but how long steps take, on rank 0. If that has changed a lot 500 steps later or at some time after
+that, because the network or the load is another one, it begins again.
+
+All ranks launch the same collectives at the same steps, whatever goes wrong on one of them: what a rank computes on its
+own between two of them may fail (``_alone``), and then it has seen nothing, or has nothing to propose.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from instrumented_ddp.bucket_plan import BucketPlan
+from instrumented_ddp.collective_log.purposes import Purpose, launched_for
+from instrumented_ddp.plans.auto.choice import Candidate, candidates_of, fastest, step_times_ns, trial_blocks
+from instrumented_ddp.plans.auto.decision import Decision, reason_for, trials_of
+from instrumented_ddp.plans.auto.gathering import of_all_ranks
+from instrumented_ddp.plans.auto.measuring import Measuring
+from instrumented_ddp.plans.probed_steps import ProbedSteps, agree_on_probe, gradients_of, warm_up
+from instrumented_ddp.plans.schedule import PlanChange
+from instrumented_ddp.recording.recorder import Recorder
+from instrumented_ddp.reduction.agreement import agree_on_numbers, agree_on_plan
+from instrumented_ddp.reduction.reducer import Reducer
+from overlapscope.errors import OverlapScopeError
+from overlapscope.model.bucket_cycles import BucketCycles
+from overlapscope.model.observation import observations_of_cycles
+from overlapscope.model.partition import Float64Array, Int64Array
+from overlapscope.model.wire import lanes_of_backend
+from overlapscope.trace.host import host_now_ns
+
+FEWEST_STEPS_BETWEEN: Final = 500
+"""Two decisions."""
+LOOK_EVERY: Final = 100
+"""Steps between which rank 0 tells the others whether steps have become slower or faster."""
+_FEWEST_CYCLES: Final = 6
+"""Number of measured steps that must have been seen whole on all ranks."""
+_WINDOW_STEPS: Final = 20
+"""Steps whose median is the current step time."""
+_IS_ANOTHER: Final = 0.1
+"""Factor by which steps must get longer or shorter to be worth another decision."""
+
+_Result = TypeVar("_Result")
+
+_log = logging.getLogger("instrumented_ddp")
+
+
+class AutoBuckets:
+    """The choice of one model's buckets; a ``WishedSchedule``.
+
+    Args:
+        reducer: whose plans change.
+        recorder: of the process, if it records.
+        model: its number in the recording.
+        device: where the model computes.
+    """
+
+    def __init__(self, reducer: Reducer, recorder: Recorder | None, model: int, device: torch.device) -> None:
+        self._reducer = reducer
+        self._recorder = recorder
+        self._model = model
+        self._device = device
+        self._group: dist.ProcessGroup
+        self._order: Sequence[int] = ()
+        self._probed: ProbedSteps
+        self._course: Iterator[PlanChange | None] | None = None
+        self._measuring: Measuring | None = None
+        self._before: BucketPlan | None = None  # while others are measured
+        self._is_impossible = False
+        self._reductions = 0
+        self.decisions: list[Decision] = []
+        """So far, on rank 0."""
+        self.is_over = False
+        """Whether there is nothing more to decide."""
+        self._say("waiting")
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether nothing prevents it so far."""
+        return not (self.is_over or self._is_impossible)
+
+    def agree(
+        self,
+        own: BucketPlan,
+        order: Sequence[int],
+        group: dist.ProcessGroup,
+        *,
+        after: int,
+        everybody_would: bool,
+    ) -> None:
+        """Begin. Called on all ranks at the same time.
+
+        Args:
+            own: the plan to begin with.
+            order: in which gradients are expected.
+            group: the ranks that reduce.
+            after: number of reductions after which it begins.
+            everybody_would: whether all ranks were asked for it.
+        """
+        self._end_measuring()  # that of a group before, if there was one
+        self._before = None
+        try:
+            with self._launches():
+                self._probed = agree_on_probe(own, order, group, everybody_would=everybody_would)
+        except OverlapScopeError as error:
+            self.is_impossible(str(error))
+            return
+        self._group, self._order = group, order
+        self._course = self._run(after)
+
+    def is_impossible(self, why: str) -> None:
+        """Give up, and say so in the recording."""
+        if self.is_possible:
+            self._is_impossible = True
+            self._say("impossible", why=why)
+
+    def change_after(self, reductions: int) -> PlanChange | None:
+        """The plan to adopt now. Ranks are asked together, so it is enough to advance by one step each time."""
+        self._reductions = reductions
+        if self._course is not None and not self._is_impossible:
+            return next(self._course)
+        self.is_over = True
+        self._end_measuring()
+        return PlanChange(plan=self._before, reason="return") if self._before is not None else None
+
+    # -- what each step does -------------------------------------------------------------------------------------
+
+    def _run(self, after: int) -> Iterator[PlanChange | None]:
+        while True:
+            self._say("waiting")
+            yield from warm_up(lambda: self._reductions, after)
+            before = self._before = self._reducer.plan
+            self._measuring = self._alone("measuring steps", self._begin_measuring, None)
+            yield from self._measured(self._probed, "measuring")
+            candidates, measured_steps, why_not = self._candidates(before)
+            plans = self._on_all_ranks(candidates, before)
+            chosen, measured_ns = 0, np.full(len(plans), np.nan)
+            if len(plans) > 1:
+                chosen, measured_ns = yield from self._try_in_blocks(plans)
+            self._end_measuring()
+            self._before = None
+            if self._group.rank() == 0:
+                decide = partial(self._decide, candidates, measured_ns, chosen, measured_steps, why_not)
+                self._alone("writing down the decision", decide, None)
+            self._say("decided")
+            yield PlanChange(plan=plans[chosen], reason="auto" if chosen else "return")
+            yield from self._wait_for_other_times(float(measured_ns[chosen]))
+            after = self._reductions
+
+    def _candidates(self, before: BucketPlan) -> tuple[list[Candidate], int, str]:
+        """What rank 0 thinks is worth a try, from how many steps it knows, and why it can't. Called on all ranks."""
+        own = self._cycles(self._probed)
+        with self._launches():
+            cycles, ranks = of_all_ranks(own, self._group, self._group_device)
+        if self._group.rank() != 0:
+            return [_kept(before)], 0, ""
+        predict = partial(self._predict, cycles, ranks, before)
+        return self._alone("predicting step times", predict, ([_kept(before)], 0, "predicting step times failed"))
+
+    def _predict(self, cycles: BucketCycles, ranks: Int64Array, before: BucketPlan) -> tuple[list[Candidate], int, str]:
+        """As ``_candidates``, of the cycles of all ranks."""
+        whole = cycles.of(cycles.is_whole)
+        count = len(whole.epoch)
+        if count < _FEWEST_CYCLES:
+            return [_kept(before)], count, f"only {count} of the measured steps reduced every bucket once on all ranks"
+        plans = {epoch: plan.buckets for epoch, plan in enumerate(self._reducer.plans)}
+        observations = observations_of_cycles(
+            whole, ranks, plans, gradients_of(before, self._order), self._group.size()
+        )
+        return candidates_of(observations, before.buckets, lanes=lanes_of_backend(self._group.name())), count, ""
+
+    def _on_all_ranks(self, candidates: Sequence[Candidate], before: BucketPlan) -> list[BucketPlan]:
+        """Rank 0's candidates as plans, on every rank."""
+        with self._launches():
+            (count,) = agree_on_numbers([len(candidates)], self._group, self._group_device)
+            plans = [BucketPlan(before.parameters, each.buckets) for each in candidates]
+            plans = plans if self._group.rank() == 0 else [before] * count
+            return [before, *(agree_on_plan(plan, self._group, self._group_device) for plan in plans[1:])]
+
+    def _try_in_blocks(self, plans: Sequence[BucketPlan]) -> Generator[PlanChange, None, tuple[int, Float64Array]]:
+        """Run with each plan for some steps. Returns the fastest, and how long steps took, as this rank saw it."""
+        blocks = trial_blocks(len(plans))
+        steps = ProbedSteps(plans=plans, plan_of_step=blocks.tolist())
+        yield from self._measured(steps, "trying")
+        length_ns = self._cycles(steps).length_ns
+        unknown_ns = np.full(len(plans), np.nan)
+        measured_ns = self._alone("timing steps", lambda: step_times_ns(length_ns, blocks, len(plans)), unknown_ns)
+        fastest_here = self._alone("choosing the fastest plan", lambda: fastest(measured_ns), 0)
+        with self._launches():
+            (chosen,) = agree_on_numbers([fastest_here], self._group, self._group_device)
+        return chosen, measured_ns
+
+    def _wait_for_other_times(self, usual_ns: float) -> Iterator[None]:
+        """Keep the plan until step times differ from when it was chosen.
+
+        Args:
+            usual_ns: what they took then; NaN if nothing was tried, and then that of the first steps.
+        """
+        ends_ns: deque[int] = deque(maxlen=_WINDOW_STEPS + 1)
+        steps, is_another = 0, 0
+        while not is_another:
+            steps += 1
+            ends_ns.append(host_now_ns())
+            if steps == _WINDOW_STEPS + 1 and np.isnan(usual_ns):
+                usual_ns = self._alone("timing steps", lambda: _typical_ns(ends_ns), usual_ns)
+            if steps >= FEWEST_STEPS_BETWEEN and steps % LOOK_EVERY == 0:
+                changed = self._alone("timing steps", partial(_has_changed, ends_ns, usual_ns), False)
+                with self._launches():
+                    (is_another,) = agree_on_numbers([changed], self._group, self._group_device)
+            if not is_another:
+                yield None
+
+    # -- small parts ---------------------------------------------------------------------------------------------
+
+    def _begin_measuring(self) -> Measuring:
+        return Measuring(self._reducer, self._recorder, self._model, self._device)
+
+    def _measured(self, steps: ProbedSteps, state: str) -> Iterator[PlanChange]:
+        """Run these steps, and measure them."""
+        self._say(state)
+        for change in steps.changes():
+            if self._measuring is not None and not self._alone("measuring steps", self._measuring.step_begins, False):
+                self._end_measuring()
+            yield change
+
+    def _cycles(self, steps: ProbedSteps) -> BucketCycles:
+        """Those of this rank in the newest steps; of the same shape on all ranks."""
+        plans, newest = steps.plans, len(steps.plan_of_step)
+        shape = newest, len(plans[0].parameters), max(len(plan.buckets) for plan in plans)
+        unseen = BucketCycles.unseen(range(newest), *shape[1:])
+
+        def measured() -> BucketCycles:
+            cycles = self._measuring.cycles(plans, newest) if self._measuring is not None else unseen
+            if cycles.shape != shape:
+                raise ValueError(f"cycles of shape {cycles.shape} instead of {shape}")
+            return cycles
+
+        return self._alone("measuring steps", measured, unseen)
+
+    def _end_measuring(self) -> None:
+        if self._measuring is not None:
+            self._alone("ending to measure steps", self._measuring.end, None)
+            self._measuring = None
+
+    def _decide(
+        self,
+        candidates: Sequence[Candidate],
+        measured_ns: Float64Array,
+        chosen: int,
+        measured_steps: int,
+        why_not: str,
+    ) -> None:
+        trials = trials_of(candidates, measured_ns)
+        decision = Decision(
+            after_reductions=self._reductions,
+            step=self._recorder.step if self._recorder is not None else None,
+            measured_steps=measured_steps,
+            trials=trials,
+            chosen=chosen,
+            why=f"the buckets stay: {why_not}" if why_not else reason_for(trials, chosen),
+        )
+        self.decisions.append(decision)
+        _log.info("after %d steps, %s", self._reductions, decision.why)
+
+    def _say(self, state: str, **more: Any) -> None:
+        recorder = self._recorder
+        if recorder is not None:
+            said = {"state": state, "decisions": [asdict(decision) for decision in self.decisions], **more}
+            self._alone(
+                "writing down how far it has come", lambda: recorder.note_of_model(self._model, "auto", said), None
+            )
+
+    def _alone(self, what: str, compute: Callable[[], _Result], otherwise: _Result) -> _Result:
+        """What this rank computes without the others; if that fails, something else, so that it keeps up with them."""
+        try:
+            return compute()
+        except Exception as error:  # the training could not care less
+            _log.warning("bucket_cap_mb='auto': %s failed (%s: %s)", what, type(error).__name__, error)
+            _log.debug("The traceback of this:", exc_info=True)
+            return otherwise
+
+    @property
+    def _group_device(self) -> torch.device:
+        return self._reducer.plan.parameters[0].device
+
+    def _launches(self) -> AbstractContextManager[None]:
+        return launched_for(Purpose(role="plan", model=self._model))
+
+
+def _kept(plan: BucketPlan) -> Candidate:
+    """The plan in force, of which nothing is known."""
+    return Candidate(buckets=plan.buckets, setting="the plan in force", predicted_ns=float("nan"))
+
+
+def _has_changed(ends_ns: Sequence[int], usual_ns: float) -> bool:
+    return abs(_typical_ns(ends_ns) / usual_ns - 1) > _IS_ANOTHER
+
+
+def _typical_ns(ends_ns: Sequence[int]) -> float:
+    return float(np.median(np.diff(ends_ns)))

@@ -1,0 +1,98 @@
+"""Training with some bucket plans for some steps each: all of ``record --probe-buckets``, and how ``"auto"`` begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch.distributed as dist
+
+from instrumented_ddp.bucket_plan import BucketPlan, kinds_of
+from instrumented_ddp.plans.schedule import PlanChange
+from instrumented_ddp.reduction.agreement import agree_on_numbers, agree_on_plan
+from overlapscope.errors import OverlapScopeError
+from overlapscope.model.partition import Gradients
+from overlapscope.model.probe import probe
+
+WARM_UP_STEPS: Final = 3
+"""So many are reduced with the plan in force before others are run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbedSteps:
+    """Plans, and which of them each step runs with."""
+
+    plans: Sequence[BucketPlan]
+    plan_of_step: Sequence[int]
+    """By step; place in the plans."""
+
+    def changes(self) -> Iterator[PlanChange]:
+        """The plan of each step."""
+        for place in self.plan_of_step:
+            yield PlanChange(plan=self.plans[place], reason="probe")
+
+
+def warm_up(reductions: Callable[[], int], after: int) -> Iterator[None]:
+    """Keep the plan in force for the first steps.
+
+    Args:
+        reductions: how many there have been; asked at the beginning of each step.
+        after: how many there had been before the first of them.
+    """
+    while reductions() < after + WARM_UP_STEPS:
+        yield None
+
+
+def agree_on_probe(
+    own: BucketPlan, order: Sequence[int], group: dist.ProcessGroup, *, everybody_would: bool
+) -> ProbedSteps:
+    """Rank 0's probe on every rank. Called on all ranks.
+
+    Args:
+        own: the plan in force.
+        order: in which gradients are expected.
+        group: the ranks that reduce.
+        everybody_would: whether all of them were asked for it.
+
+    Raises:
+        OverlapScopeError: on every rank, why nothing can be probed.
+    """
+    if not everybody_would:
+        raise OverlapScopeError("not all ranks were asked to, or ranks don't compare what they do (init_sync=False)")
+    if group.size() == 1:
+        raise OverlapScopeError("all-reduce needs at least 2 ranks")
+    device = own.parameters[0].device
+    plans, plan_of_step, why_not = [own], [0], ""
+    if group.rank() == 0:
+        try:
+            proposed = probe(gradients_of(own, order))
+            plan_of_step = proposed.plan_of_step.tolist()
+            plans = [BucketPlan(own.parameters, buckets) for buckets in proposed.plans]
+        except Exception as error:  # the others wait for an answer
+            why_not = f"choosing bucket plans to measure failed on rank 0 ({type(error).__name__}: {error})"
+    plan_of_step = agree_on_numbers(plan_of_step, group, device)
+    if group.rank() != 0:
+        plans = [own] * (max(plan_of_step) + 1)
+    plans = [agree_on_plan(plan, group, device, why_not=why_not) for plan in plans]
+    if len(plans) == 1:
+        raise OverlapScopeError("the model is so small that every bucket size gives the same plan")
+    return ProbedSteps(plans=plans, plan_of_step=plan_of_step)
+
+
+def gradients_of(plan: BucketPlan, order: Sequence[int]) -> Gradients:
+    """A plan's parameters as the model of ``overlapscope.model`` wants them.
+
+    Args:
+        order: of the gradients, as far as it is known.
+    """
+    parameters = plan.parameters
+    known = set(order)
+    rest = [index for index in range(len(parameters)) if index not in known]
+    return Gradients(
+        names=tuple(spec.name for spec in parameters),
+        bytes=np.array([spec.bytes for spec in parameters], np.int64),
+        kinds=np.array(kinds_of(parameters), np.int64),
+        order=np.array([*order, *rest], np.int64),
+    )

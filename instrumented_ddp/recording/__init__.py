@@ -1,0 +1,1 @@
+"""What a training process writes down: records of steps and buckets, their times, clocks, links, pauses, its end."""

@@ -1,0 +1,74 @@
+"""The collective of one bucket, from its launch to its record."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from instrumented_ddp.collective_log.completion import NO_TIMEOUT
+from instrumented_ddp.recording.records import BucketRecords
+from instrumented_ddp.recording.timing import Mark, RecordLog
+
+_LONGEST_UNCERTAINTY_NS: Final = 0xFFFFFFFF
+
+
+class Collective:
+    """One collective of a bucket, under way.
+
+    Args:
+        records: what is written of it; None: nothing.
+        step: that it belongs to.
+        log: where its record goes when the host sees it end; None if a device's timer writes it.
+    """
+
+    __slots__ = (
+        "_is_written",
+        "_log",
+        "end",
+        "is_watched",
+        "launch_ns",
+        "records",
+        "running_ns",
+        "start",
+        "step",
+        "work",
+    )
+
+    def __init__(self, records: BucketRecords | None, step: int, log: RecordLog | None = None) -> None:
+        self.records = records
+        self.step = step
+        self.work: dist.Work | torch._C.Future[Any] | None = None
+        """What the process group or the communication hook has returned."""
+        self.is_watched = False
+        """Its end will be noticed by who has seen it on torch's dispatcher."""
+        self.launch_ns = 0
+        self.running_ns = 0
+        """Host: when it was last seen running."""
+        self.start: Mark = None
+        self.end: Mark = None
+        self._log = log
+        self._is_written = threading.Lock()  # taken once, by who is first: the training thread sees ends as well
+
+    def wait(self) -> None:
+        """Make the current stream wait for it; on CPU, the host."""
+        if isinstance(self.work, torch._C.Future):
+            self.work.wait()
+        elif self.work is not None:
+            self.work.wait(NO_TIMEOUT)  # a process group written in Python may insist on being given one
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, seen from the host."""
+        if self.work is None:
+            return False
+        return self.work.done() if isinstance(self.work, torch._C.Future) else self.work.is_completed()
+
+    def ended(self, now_ns: int, failed: bool) -> None:
+        """Write its record. Who tells so later is not heard."""
+        if failed or self.records is None or self._log is None or not self._is_written.acquire(blocking=False):
+            return
+        uncertainty_ns = min(max(now_ns - self.running_ns, 0), _LONGEST_UNCERTAINTY_NS)
+        self._log.append(self.records.collective_bounds, self.step, self.launch_ns, now_ns, uncertainty_ns)

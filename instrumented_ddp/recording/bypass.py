@@ -1,0 +1,60 @@
+"""Notices gradients that are never reduced, because the module was called and not its wrapper.
+
+``ddp.module(x)`` is right for evaluation. In training it gives gradients of this rank alone: nothing fails, all ranks
+do the same, and their models drift apart from that step on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import FrameType
+
+import torch
+
+from instrumented_ddp.collective_log.collectives import Collectives
+from overlapscope.trace.format import NO_CALL_SITE
+
+
+class Bypass:
+    """Watches one wrapped module.
+
+    Args:
+        parameters: the module's trained parameters.
+        collectives: know the user's lines, and what users reduce themselves.
+    """
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], collectives: Collectives) -> None:
+        self._parameters = parameters
+        self._elements = sum(parameter.numel() for parameter in parameters)
+        self._collectives = collectives
+        self._line_of_access = NO_CALL_SITE
+        self._line = NO_CALL_SITE
+        self._reduced_by_user_before = 0
+
+    def module_is_taken(self, frame: FrameType) -> None:
+        """The user reaches behind the wrapper, perhaps to call the module."""
+        if self._collectives.call_sites.is_the_users(frame):
+            self._line_of_access = self._collectives.call_sites.number_of(frame)
+
+    def gradient_comes(self) -> None:
+        """Note a gradient from outside any pass through the wrapper."""
+        if self._line == NO_CALL_SITE:
+            self._line = self._line_of_access or self._collectives.call_sites.number_of_caller()
+            self._reduced_by_user_before = self._collectives.elements_reduced_by_user
+
+    def gradients_are_reduced(self) -> None:
+        """Note that the current gradients are averages."""
+        self._line = self._line_of_access = NO_CALL_SITE
+
+    def line_of_unreduced(self) -> int:
+        """The line behind unreduced gradients, asked before an update.
+
+        Returns:
+            The call site behind gradients that the update is about to use, and that nobody has reduced;
+            ``NO_CALL_SITE`` if there are none.
+        """
+        line, self._line, self._line_of_access = self._line, NO_CALL_SITE, NO_CALL_SITE
+        if line == NO_CALL_SITE or all(parameter.grad is None for parameter in self._parameters):
+            return NO_CALL_SITE
+        by_user = self._collectives.elements_reduced_by_user - self._reduced_by_user_before
+        return NO_CALL_SITE if 2 * by_user >= self._elements else line

@@ -1,0 +1,160 @@
+"""Makes this rank's clock comparable with rank 0's: pings between hosts, written beside the log.
+
+Ranks with one boot identity share ``CLOCK_MONOTONIC``. One rank of each other identity, the reporter, asks rank 0 for
+its time, in bursts: at construction, when a plan is rebuilt, at growing intervals, and at the end. All of it
+happens on one daemon thread per rank, never on the training thread; where it fails, the recording goes on unaligned.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import select
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store, _get_default_store
+
+from instrumented_ddp.recording.clock_pings import PingConnection
+from instrumented_ddp.recording.clock_server import CLOSING_TIME_S, ClockServer
+from overlapscope.trace import host
+from overlapscope.trace.format import CLOCK_FILE
+
+_log = logging.getLogger(__name__)
+
+_LONGEST_INTERVAL_S: Final = 60.0
+_LONGEST_PAUSE_S: Final = 5.0
+_WAKE_FOR: Final = {"rebuild": b"r", "end": b"e"}
+
+
+class ClockSampling:
+    """Rank 0's clock for the others to ask, or a reporter that asks it.
+
+    Without a default process group there is no store by which ranks could find each other: nothing happens.
+
+    Args:
+        folder: of this rank, in the run's folder.
+        rank: of this process in the whole job.
+    """
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._folder = folder
+        self._rank = rank
+        self._boot = host.boot_identity()
+        self._thread: threading.Thread | None = None
+        if not dist.is_initialized():
+            return
+        self._wake, woken = socket.socketpair()
+        store = _get_default_store()
+        self._thread = threading.Thread(target=self._run, args=(store, woken), name="overlapscope-clock", daemon=True)
+        self._thread.start()
+
+    def plan_is_rebuilt(self) -> None:
+        """Request a burst of pings soon."""
+        self._tell("rebuild")
+
+    def close(self) -> None:
+        """Request a last burst, and wait for it as long as the end of a training may be delayed."""
+        self._tell("end")
+        if self._thread is not None:
+            self._thread.join(CLOSING_TIME_S)
+            self._wake.close()
+            self._thread = None
+
+    def _tell(self, reason: str) -> None:
+        # A thread that is done, or that a fork left behind, no longer listens.
+        if self._thread is not None and self._thread.is_alive():
+            try:
+                self._wake.send(_WAKE_FOR[reason], socket.MSG_DONTWAIT)
+            except OSError:
+                return
+
+    def _run(self, store: Store, woken: socket.socket) -> None:
+        try:
+            with woken:
+                # The training thread may wait in the store for other ranks: use our own connection, if possible.
+                store = store.clone() if hasattr(store, "clone") else store
+                if self._rank == 0:
+                    self._serve(store, woken)
+                else:
+                    self._report(store, woken)
+        except Exception as error:
+            _log.warning("rank %d: its clock is no longer compared with rank 0's: %s", self._rank, error)
+
+    def _serve(self, store: Store, woken: socket.socket) -> None:
+        with ClockServer() as server:
+            card = {
+                "boot": self._boot,
+                "addresses": server.addresses(),
+                "port": server.port,
+                "token": server.token.hex(),
+            }
+            store.set(self._key, json.dumps(card))
+            server.serve(until=lambda: _reason_given(woken) == "end", woken=woken)
+
+    def _report(self, store: Store, woken: socket.socket) -> None:
+        for card in self._cards(store, woken):
+            if self._boot is not None:
+                if card["boot"] == self._boot:
+                    return
+                reporter = store.compare_set(f"{self._key}/{card['token']}/{self._boot}", "", str(self._rank))
+                if reporter != str(self._rank).encode():
+                    return
+            try:
+                connection = PingConnection(card["addresses"], card["port"], bytes.fromhex(card["token"]))
+            except OSError:  # perhaps rank 0 of an earlier recording: the next one has another card
+                continue
+            with connection:
+                self._ping_until_the_end(connection, card["boot"], woken)
+            return
+
+    @property
+    def _key(self) -> str:
+        """The key of rank 0's address: hosts may have the run's folder in different places."""
+        return f"overlapscope/clock/{self._folder.parent.name}"
+
+    def _cards(self, store: Store, woken: socket.socket) -> Iterator[dict[str, Any]]:
+        """The cards that rank 0 publishes, each time one is new, until the end. Never blocks in the store."""
+        pause_s, last = 0.02, b""
+        while True:
+            if store.check([self._key]) and (card := store.get(self._key)) != last:
+                last = card
+                yield json.loads(card)
+            if _reason_within(pause_s, woken) == "end":
+                return
+            pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
+
+    def _ping_until_the_end(self, connection: PingConnection, reference: str | None, woken: socket.socket) -> None:
+        reason, interval_s = "start", 1.0
+        while True:
+            pings, best = connection.burst()
+            line = {"reason": reason, "reference": reference, "pings": pings, "best": best}
+            with (self._folder / CLOCK_FILE).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+            if reason == "end" or connection.has_farewell:
+                return
+            # Hosts began together, but should not keep asking rank 0 all at the same time.
+            reason = _reason_within(interval_s * random.uniform(0.75, 1.0), woken, connection)
+            if reason == "periodic":
+                interval_s = min(2 * interval_s, _LONGEST_INTERVAL_S)
+
+
+def _reason_within(seconds: float, woken: socket.socket, connection: PingConnection | None = None) -> str:
+    """The reason for a burst: the time is up, our own process asks for it, or rank 0 is about to close."""
+    ready, _, _ = select.select([woken] if connection is None else [woken, connection.socket], [], [], seconds)
+    if woken in ready:
+        return _reason_given(woken)
+    if connection is not None and ready:
+        connection.read_farewell()
+        return "end"
+    return "periodic"
+
+
+def _reason_given(woken: socket.socket) -> str:
+    said = woken.recv(64)
+    return "rebuild" if said and _WAKE_FOR["end"] not in said else "end"

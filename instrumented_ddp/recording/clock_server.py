@@ -1,0 +1,163 @@
+"""Tells other hosts the time of this one.
+
+The protocol is TCP. A client says the first half of the token, the server answers with the second. Then each ping is
+a number of 8 bytes, and its answer is the number and the host's clock in nanoseconds. A farewell is an answer that
+nobody asked for: the server closes soon, and clients have ``CLOSING_TIME_S`` for a last burst.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from overlapscope.trace.host import host_now_ns
+
+PING: Final = struct.Struct("<Q")
+ANSWER: Final = struct.Struct("<Qq")
+FAREWELL: Final = 2**64 - 1
+HALF_TOKEN_BYTES: Final = 16
+CLOSING_TIME_S: Final = 1.0
+
+_MOST_STRANGERS: Final = 256
+"""Most connections that have not shown the token; beyond that, the oldest are closed."""
+_ROUTES: Final = ("192.0.2.1", "2001:db8::1")
+"""Addresses reserved for documentation: the default route leads towards them."""
+
+
+class ClockServer:
+    """Listens on a free port of all interfaces; ``serve`` answers."""
+
+    def __init__(self) -> None:
+        self.token = secrets.token_bytes(2 * HALF_TOKEN_BYTES)
+        dual = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dual else socket.AF_INET
+        self._listener = socket.create_server(("", 0), family=family, backlog=1024, dualstack_ipv6=dual)
+        self._listener.setblocking(False)
+        self.port: int = self._listener.getsockname()[1]
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._unread: dict[socket.socket, bytes] = {}
+        """What each client has sent of an incomplete ping."""
+        self._strangers: dict[socket.socket, bytes] = {}
+        """What each connection that has not shown the token has sent."""
+
+    def __enter__(self) -> ClockServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for connection in [*self._unread, *self._strangers]:
+            self._drop(connection)
+        self._selector.close()
+        self._listener.close()
+
+    def addresses(self) -> list[str]:
+        """Where other hosts may reach this one, the likeliest first; loopback is for other namespaces of this host."""
+        found = [_local_address_towards(host) for host in (os.environ.get("MASTER_ADDR"), *_ROUTES) if host]
+        with suppress(OSError):
+            found += [str(address[0]) for *_, address in socket.getaddrinfo(socket.gethostname(), None)]
+        return [*dict.fromkeys(address for address in found if address and not _is_loopback(address)), "127.0.0.1"]
+
+    def serve(self, *, woken: socket.socket, until: Callable[[], bool]) -> None:
+        """Answer until it is time to close, and then until clients have had their last burst.
+
+        Args:
+            woken: becomes readable when ``until`` should be asked.
+        """
+        self._selector.register(woken, selectors.EVENT_READ)
+        closes_at: float | None = None
+        while closes_at is None or (self._unread and time.monotonic() < closes_at):
+            for key, _ in self._selector.select(None if closes_at is None else closes_at - time.monotonic()):
+                if key.fileobj is woken:
+                    if until():
+                        self._selector.unregister(woken)
+                        closes_at = time.monotonic() + CLOSING_TIME_S
+                        self._say_farewell()
+                elif key.fileobj is self._listener:
+                    self._accept()
+                elif isinstance(key.fileobj, socket.socket):
+                    self._hear(key.fileobj)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionError):  # it is gone again
+            return
+        except OSError:  # no file descriptor is left: only existing clients are served
+            self._selector.unregister(self._listener)
+            return
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._strangers[connection] = b""
+        self._selector.register(connection, selectors.EVENT_READ)
+        if len(self._strangers) > _MOST_STRANGERS:
+            self._drop(next(iter(self._strangers)))
+
+    def _hear(self, connection: socket.socket) -> None:
+        """Read what has arrived. A client that is gone, unknown, or does not take its answers is dropped."""
+        if connection not in self._unread and connection not in self._strangers:
+            return  # dropped a moment ago
+        try:
+            heard = connection.recv(4096)
+            if not heard:
+                self._drop(connection)
+            elif connection in self._unread:
+                self._answer(connection, self._unread[connection] + heard)
+            else:
+                self._welcome(connection, self._strangers[connection] + heard)
+        except OSError:
+            self._drop(connection)
+
+    def _welcome(self, connection: socket.socket, said: bytes) -> None:
+        expected = self.token[:HALF_TOKEN_BYTES]
+        if len(said) < len(expected) and expected.startswith(said):
+            self._strangers[connection] = said
+        elif secrets.compare_digest(said, expected):
+            del self._strangers[connection]
+            self._unread[connection] = b""
+            connection.send(self.token[HALF_TOKEN_BYTES:])
+        else:
+            self._drop(connection)
+
+    def _answer(self, connection: socket.socket, said: bytes) -> None:
+        whole = len(said) - len(said) % PING.size
+        for (number,) in PING.iter_unpack(said[:whole]):
+            if connection.send(ANSWER.pack(number, host_now_ns())) < ANSWER.size:
+                raise BlockingIOError
+        self._unread[connection] = said[whole:]
+
+    def _say_farewell(self) -> None:
+        for connection in list(self._unread):
+            try:
+                connection.send(ANSWER.pack(FAREWELL, 0))
+            except OSError:
+                self._drop(connection)
+
+    def _drop(self, connection: socket.socket) -> None:
+        self._unread.pop(connection, None)
+        self._strangers.pop(connection, None)
+        self._selector.unregister(connection)
+        with suppress(OSError):  # a process forked from this one holds it open as well
+            connection.shutdown(socket.SHUT_RDWR)
+        connection.close()
+
+
+def _local_address_towards(host: str) -> str | None:
+    """The address of the interface on the route to an address; nothing is sent."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"

@@ -1,0 +1,119 @@
+"""How this process ended, for finding out why others wait: ``ended.json``.
+
+A process that is killed or aborts writes nothing: the missing file is the sign.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import util
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from instrumented_ddp.collective_log.call_sites import CallSites
+from overlapscope.trace.format import ENDED_FILE, write_json
+from overlapscope.trace.host import host_now_ns
+
+
+class Farewell:
+    """Writes ``ended.json`` when the process ends.
+
+    Args:
+        folder: of the rank.
+        call_sites: know which lines are the user's.
+        on_exception: called first with an exception that ends the process.
+    """
+
+    def __init__(
+        self, folder: Path, call_sites: CallSites, on_exception: Callable[[dict[str, Any]], None] | None = None
+    ) -> None:
+        self._path = folder / ENDED_FILE
+        self._call_sites = call_sites
+        self._on_exception = on_exception
+        self._pid = os.getpid()
+        self._is_said = False
+        self._hook_before = sys.excepthook
+        sys.excepthook = self._uncaught
+        self._file_of_spawn = _error_file_of_spawn()
+
+    def close(self) -> None:
+        """Write how the process, or its recording, ends. May be called twice."""
+        if sys.excepthook == self._uncaught:
+            sys.excepthook = self._hook_before
+        if self._is_said or os.getpid() != self._pid:
+            return
+        error = sys.exception()
+        if error is not None and not isinstance(error, SystemExit) and _is_end_of_child():
+            self._say(describe_exception(error, error.__traceback__, self._call_sites))
+            return
+        text = _text_of_spawn(self._file_of_spawn)
+        if text is None:
+            self._say({"how": "ended"})
+        else:  # torch.multiprocessing.spawn has caught it, and no hook was called
+            kind, _, message = text.strip().splitlines()[-1].partition(": ")
+            what = {"how": "exception", "type": kind, "message": message, "traceback": text}
+            self._say(what)
+            if self._on_exception is not None:
+                self._on_exception(what)
+
+    def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if os.getpid() == self._pid and not self._is_said:
+            what = describe_exception(error, trace, self._call_sites)
+            self._say(what)
+            if self._on_exception is not None:
+                self._on_exception(what)
+        self._hook_before(kind, error, trace)
+
+    def _say(self, what: dict[str, Any]) -> None:
+        self._is_said = True
+        with suppress(OSError):
+            write_json(self._path, what | {"time_ns": host_now_ns()})
+
+
+def _is_end_of_child() -> bool:
+    """Whether multiprocessing is about to report the current exception, for which it calls no hook."""
+    return multiprocessing.parent_process() is not None and util.is_exiting()
+
+
+def describe_exception(error: BaseException, trace: TracebackType | None, call_sites: CallSites) -> dict[str, Any]:
+    """An exception for ``ended.json``, with the innermost line of the user's code."""
+    where: dict[str, Any] = {}
+    while trace is not None:
+        if call_sites.is_the_users(trace.tb_frame):
+            code = trace.tb_frame.f_code
+            where = {"file": code.co_filename, "line": trace.tb_lineno, "function": code.co_qualname}
+        trace = trace.tb_next
+    return {
+        "how": "exception",
+        "type": type(error).__qualname__,
+        "message": str(error),
+        "traceback": "".join(traceback.format_exception(error)),
+        **where,
+    }
+
+
+def _error_file_of_spawn() -> str | None:
+    """Where ``torch.multiprocessing.spawn``, if it has started this process, leaves the exception that it catches."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "_wrap" and frame.f_globals.get("__name__") == "torch.multiprocessing.spawn":
+            name = frame.f_locals.get("error_file")
+            return name if isinstance(name, str) else None
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def _text_of_spawn(path: str | None) -> str | None:
+    try:
+        content = Path(path).read_bytes() if path else b""
+        text = pickle.loads(content) if content else None  # this process wrote it
+    except Exception:
+        return None
+    return text if isinstance(text, str) and text.strip() else None

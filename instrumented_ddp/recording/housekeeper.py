@@ -1,0 +1,90 @@
+"""One thread for all that a recorded process does from time to time, beside its training."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from contextlib import suppress
+from typing import Final, Protocol
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Job(Protocol):
+    """Something that is done from time to time."""
+
+    name: str
+    """For the message when it fails, which ends it."""
+
+    def turn(self) -> float:
+        """Do what is due, briefly. Returns after how many seconds there is more."""
+
+    def end(self) -> None:
+        """Do what is to be done at last."""
+
+
+class Housekeeper:
+    """Does jobs, each when it is due. The thread starts with the first one.
+
+    Args:
+        rank: of this process, for messages.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._due_s: dict[Job, float] = {}
+        """By ``time.monotonic``; infinity while a job has its turn."""
+        self._wake = threading.Event()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def add(self, job: Job) -> None:
+        """Do a job as well. Its first turn is now."""
+        self._due_s[job] = 0.0
+        self._wake.set()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="overlapscope-housekeeper", daemon=True)
+            self._thread.start()
+
+    def wake(self, job: Job) -> None:
+        """Give a job a turn now."""
+        if job in self._due_s:
+            self._due_s[job] = 0.0
+            self._wake.set()
+
+    def does(self, job: Job) -> bool:
+        """Whether a job still has turns: neither failed nor ended."""
+        return job in self._due_s and self._thread is not None and self._thread.is_alive()
+
+    def close(self, timeout_s: float) -> None:
+        """End all jobs, and wait so long for that. May be called twice."""
+        self._closing = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while not self._closing:
+            now_s = time.monotonic()
+            for job in [job for job, due_s in list(self._due_s.items()) if due_s <= now_s]:
+                self._give_turn(job)
+            next_s = min(self._due_s.values(), default=math.inf)
+            self._wake.wait(None if next_s == math.inf else max(0.0, next_s - time.monotonic()))
+            self._wake.clear()
+        for job in list(self._due_s):
+            with suppress(Exception):  # nobody is there any more who could do with it
+                job.end()
+
+    def _give_turn(self, job: Job) -> None:
+        self._due_s[job] = math.inf
+        try:
+            pause_s = job.turn()
+        except Exception as error:
+            del self._due_s[job]
+            if not self._closing:
+                _log.warning("rank %d: %s failed and stays off: %r", self._rank, job.name, error)
+        else:
+            if self._due_s[job] == math.inf:  # else it was woken meanwhile
+                self._due_s[job] = time.monotonic() + pause_s

@@ -1,0 +1,112 @@
+"""What the kernel counts on this process's TCP connections, sampled while it trains.
+
+gloo, and NCCL over sockets, send gradients through connections of the training process itself. For each, Linux
+counts the bytes that its peer has acknowledged and measures how fast they are delivered, pauses left out. In an
+all-reduce every rank is as slow as the slowest link; this tells it from the others, and nothing is sent to find out.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from instrumented_ddp.recording.housekeeper import Housekeeper
+from instrumented_ddp.recording.tcp_sockets import endpoint, tcp_sockets
+from overlapscope.trace.format import LINKS_FILE
+from overlapscope.trace.host import host_now_ns
+
+_TCP_INFO: Final = struct.Struct("=68xI28xI16xQQ12xI8xQQQQ")
+"""Fields of ``struct tcp_info`` (include/uapi/linux/tcp.h): rtt, total_retrans, bytes_acked, bytes_received, min_rtt,
+delivery_rate, busy_time, rwnd_limited, sndbuf_limited."""
+_LEAST_BYTES: Final = 64 * 1024
+"""Bytes, both ways together, below which a connection is a store's or a rendezvous', or not yet of interest."""
+
+_SHORTEST_DISTANCE_S: Final = 0.125
+_LONGEST_DISTANCE_S: Final = 60.0
+
+
+class LinkSampler:
+    """Writes a line to ``links.jsonl`` from time to time; a ``Job``.
+
+    Reading a connection costs about 15 us (``benchmarks/links.py``), and a rank may have a thousand. The distance
+    between samples doubles from 1/8 to 60 s, so that the newest one covers at least half of a run however it ends, and
+    a short run has enough of them that one at a burst after a pause does not count.
+
+    Args:
+        folder: of the rank.
+        housekeeper: has it sample.
+    """
+
+    name = "the sampling of links"
+
+    def __init__(self, folder: Path, housekeeper: Housekeeper) -> None:
+        self._path = folder / LINKS_FILE
+        self._housekeeper = housekeeper
+        self._distance_s = _SHORTEST_DISTANCE_S
+        housekeeper.add(self)
+
+    def sample_soon(self) -> None:
+        """Sample now, and at short distances again, because another part of the run begins."""
+        self._distance_s = _SHORTEST_DISTANCE_S
+        self._housekeeper.wake(self)
+
+    def turn(self) -> float:
+        """Write a sample."""
+        self._write_sample()
+        distance_s = self._distance_s
+        self._distance_s = min(2 * distance_s, _LONGEST_DISTANCE_S)
+        return distance_s
+
+    def end(self) -> None:
+        """Write the last sample."""
+        self._write_sample()
+
+    def _write_sample(self) -> None:
+        time_ns = host_now_ns()
+        with suppress(OSError):  # no /proc, or a disk that is full
+            connections = list(sample_connections())
+            if connections:
+                line = json.dumps({"time_ns": time_ns, "connections": connections}, separators=(",", ":"))
+                with self._path.open("a", encoding="utf-8") as file:
+                    file.write(line + "\n")
+
+
+def sample_connections() -> Iterator[dict[str, Any]]:
+    """What the kernel counts on each TCP connection of this process that has carried data.
+
+    Raises:
+        OSError: the process's open files can't be listed.
+    """
+    for connection in tcp_sockets():
+        with suppress(OSError):  # it listens, or was closed since
+            if (counters := _counters(connection)) is not None:
+                yield counters
+
+
+def _counters(connection: socket.socket) -> dict[str, Any] | None:
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    if len(info) < _TCP_INFO.size:  # Linux before 4.10
+        return None
+    rtt_us, retransmits, acked, received, min_rtt_us, delivery_rate, busy_us, rwnd_limited_us, sndbuf_limited_us = (
+        _TCP_INFO.unpack(info)
+    )
+    if acked + received < _LEAST_BYTES:
+        return None
+    return {
+        "local": endpoint(connection.getsockname()),
+        "peer": endpoint(connection.getpeername()),
+        "bytes_acked": acked,
+        "bytes_received": received,
+        "busy_us": busy_us,
+        "rwnd_limited_us": rwnd_limited_us,
+        "sndbuf_limited_us": sndbuf_limited_us,
+        "delivery_bytes_per_s": delivery_rate,
+        "rtt_us": rtt_us,
+        "min_rtt_us": min_rtt_us,
+        "retransmits": retransmits,
+    }

@@ -1,0 +1,102 @@
+"""The small files beside the log: what ran, where, and with which bucket plans."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from instrumented_ddp.bucket_plan import BucketPlan, dtype_name
+from overlapscope import __version__
+from overlapscope.trace import host
+from overlapscope.trace.format import FORMAT_VERSION, PLANS_FILE
+from overlapscope.trace.host import host_now_ns
+
+
+def describe_run(group: dist.ProcessGroup, detail: str) -> dict[str, Any]:
+    """The content of ``run.json``, without models."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "world_size": dist.get_world_size() if dist.is_initialized() else group.size(),
+        "ranks": dist.get_process_group_ranks(group) if dist.is_initialized() else list(range(group.size())),
+        "backend": group.name(),
+        "detail": detail,
+        "argv": sys.argv,
+        "started_unix_ns": time.time_ns(),
+        "versions": {
+            "overlapscope": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "models": [],
+    }
+
+
+def rank_of_this_process(group: dist.ProcessGroup) -> int:
+    """The rank in the whole job; in the group, if it was made without one."""
+    return dist.get_rank() if dist.is_initialized() else group.rank()
+
+
+def describe_rank(rank: int, device: torch.device) -> dict[str, Any]:
+    """Content of ``rank.json``. The boot id tells which ranks share a clock; the samples tie it to the wall clock."""
+    return {
+        "rank": rank,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "device": str(device),
+        "boot_id": host.boot_identity(),
+        "clock_samples": [{"monotonic_ns": host_now_ns(), "unix_ns": time.time_ns()}],
+    }
+
+
+def is_plain(value: object) -> bool:
+    """Whether a value can be stored in a recording as it is."""
+    if isinstance(value, list | tuple):
+        return all(is_plain(item) for item in value)
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def append_plan(folder: Path, *, model: int, epoch: int, plan: BucketPlan, reason: str) -> None:
+    """Add a line to ``plans.jsonl``.
+
+    Args:
+        epoch: plan number of this model, from 0.
+        reason: why it was made, as in ``Reducer.adopt``.
+    """
+    line = {
+        "model": model,
+        "epoch": epoch,
+        "hash": plan.hash,
+        "reason": reason,
+        "buckets": [_describe_bucket(plan, bucket) for bucket in plan.buckets],
+    }
+    with (folder / PLANS_FILE).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def _describe_bucket(plan: BucketPlan, bucket: tuple[int, ...]) -> dict[str, Any]:
+    parameters = [(index, plan.parameters[index]) for index in bucket]
+    _, first = parameters[0]
+    return {
+        "dtype": dtype_name(first.dtype),
+        "device": str(first.device),
+        "bytes": sum(parameter.bytes for _, parameter in parameters),
+        "parameters": [
+            {
+                "index": index,
+                "name": parameter.name,
+                "shape": list(parameter.shape),
+                "elements": parameter.elements,
+                "bytes": parameter.bytes,
+            }
+            for index, parameter in parameters
+        ],
+    }

@@ -1,0 +1,72 @@
+"""The DDP instances of this process, as ``parameters.jsonl`` and ``unreduced.json`` tell of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from instrumented_ddp.bucket_plan import ParameterSpec
+from instrumented_ddp.collective_log.collectives import Collectives
+from overlapscope.trace.format import PARAMETERS_FILE, UNREDUCED_FILE, write_json
+from overlapscope.trace.host import host_now_ns
+
+
+class Models:
+    """Numbers the DDP instances of this process, and writes down what is said of them before anything is trained.
+
+    Args:
+        collectives: the collective log of this process, in whose folder the files are.
+    """
+
+    def __init__(self, collectives: Collectives) -> None:
+        self._collectives = collectives
+        self._count = 0
+        self.unreduced: dict[str, Any] | None = None
+        """The first update that has used gradients of this rank alone, see ``gradients_were_not_reduced``."""
+
+    def add(self, module: torch.nn.Module, parameters: Sequence[ParameterSpec], frozen: Sequence[str]) -> int:
+        """Write down what a DDP instance is given, before ranks compare it.
+
+        Returns:
+            Its number within the process.
+        """
+        number = self._count
+        self._count += 1
+        self._collectives.names.add_module(module)
+        line = {
+            "model": number,
+            "class": type(module).__name__,
+            "parameters": [parameter.signature for parameter in parameters],
+            "frozen": list(frozen),
+            "modules": {name: type(part).__name__ for name, part in module.named_modules() if name},
+        }
+        path = self._collectives.folder / PARAMETERS_FILE
+        with suppress(OSError), path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        return number
+
+    def gradients_were_not_reduced(self, model: int, call_site: int) -> None:
+        """An update uses gradients that were never averaged. Written down once; every step would say the same.
+
+        Args:
+            call_site: where the module was called instead of its wrapper.
+        """
+        if self.unreduced is not None:
+            return
+        collectives = self._collectives
+        file, line, function = collectives.call_sites.place(call_site) or (None, None, None)
+        self.unreduced = {
+            "model": model,
+            "step": collectives.position.step,
+            "call_site": call_site,
+            "file": file,
+            "line": line,
+            "function": function,
+            "time_ns": host_now_ns(),
+        }
+        with suppress(OSError):
+            write_json(collectives.folder / UNREDUCED_FILE, self.unreduced)

@@ -1,0 +1,88 @@
+"""Records packed ahead of time: what will happen is known with the plan, only the times are not."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from instrumented_ddp.bucket_plan import BucketPlan, dtype_name
+from instrumented_ddp.collective_log.purposes import Purpose
+from overlapscope.trace.format import NO_BUCKET, NO_CALL_SITE, Flag, Kind, Phase, pack_body
+
+
+class PlanRecords:
+    """The records of one bucket plan."""
+
+    def __init__(self, timer_flags: Flag, model: int, epoch: int, plan: BucketPlan) -> None:
+        self.devices = [parameter.device for parameter in plan.parameters]
+        """By parameter."""
+        self._common: dict[str, Any] = {"model": model, "plan_epoch": epoch, "plan_hash": int(plan.hash[:8], 16)}
+        all_elements = sum(parameter.elements for parameter in plan.parameters)
+        self.plan = pack_body(Kind.PLAN, elements=all_elements, **self._common)
+        self.buckets = [
+            BucketRecords(
+                timer_flags,
+                Purpose(role="bucket", model=model, plan_epoch=epoch, plan_hash=plan.hash, bucket=number),
+                index=number,
+                dtype=dtype_name(plan.parameters[bucket[0]].dtype),
+                elements=sum(plan.parameters[index].elements for index in bucket),
+                **self._common,
+            )
+            for number, bucket in enumerate(plan.buckets)
+        ]
+        self.gradient_ready = [
+            pack_body(
+                Kind.GRADIENT_READY,
+                flags=timer_flags,
+                index=index,
+                dtype=dtype_name(parameter.dtype),
+                elements=parameter.elements,
+                **self._common,
+            )
+            for index, parameter in enumerate(plan.parameters)
+        ]
+
+
+class BucketRecords:
+    """The records of one bucket, or of the buffers, which are broadcast like one."""
+
+    def __init__(self, timer_flags: Flag, purpose: Purpose, op: str = "all_reduce", **what: Any) -> None:
+        self.purpose = purpose
+        self.ready = pack_body(Kind.BUCKET_READY, flags=timer_flags, **what)
+        self.copy_in = pack_body(Kind.COPY_IN, flags=timer_flags, **what)
+        self.copy_out = pack_body(Kind.COPY_OUT, flags=timer_flags, **what)
+        self.collective = pack_body(Kind.COLLECTIVE, op=op, flags=timer_flags, **what)
+        bounds = timer_flags | Flag.START_IS_LOWER_BOUND | Flag.END_IS_UPPER_BOUND
+        self.collective_bounds = pack_body(Kind.COLLECTIVE, op=op, flags=bounds, **what)
+        self._what = {"op": op, **what}
+        self._launch = {NO_CALL_SITE: pack_body(Kind.LAUNCH, **self._what)}
+
+    def launch(self, call_site: int) -> bytes:
+        """The launch record from this line of the user's; packed once a line."""
+        body = self._launch.get(call_site)
+        if body is None:
+            body = self._launch[call_site] = pack_body(Kind.LAUNCH, call_site=call_site, **self._what)
+        return body
+
+
+def buffer_records(timer_flags: Flag, model: int, elements: int, dtype: str) -> BucketRecords:
+    """The records of a broadcast of buffers."""
+    purpose = Purpose(role="buffers", model=model)
+    return BucketRecords(
+        timer_flags, purpose, op="broadcast", index=NO_BUCKET, model=model, elements=elements, dtype=dtype
+    )
+
+
+def all_reduce_records(timer_flags: Flag, model: int, elements: int, dtype: str) -> BucketRecords:
+    """The records of an all-reduce that is no bucket's: that of the bitmap of used parameters."""
+    purpose = Purpose(role="bitmap", model=model)
+    return BucketRecords(timer_flags, purpose, index=NO_BUCKET, model=model, elements=elements, dtype=dtype)
+
+
+ENTER_RECORDS: Final = tuple(pack_body(Kind.ENTER, index=phase) for phase in Phase)
+"""That a phase begins, by phase."""
+
+
+def phase_records(timer_flags: Flag, *, no_sync: bool) -> tuple[bytes, ...]:
+    """That a phase has ended, by phase; of a pass under ``no_sync()`` or of one that is reduced."""
+    flags = timer_flags | (Flag.NO_SYNC if no_sync else Flag.NONE)
+    return tuple(pack_body(Kind.PHASE, index=phase, flags=flags) for phase in Phase)

@@ -1,0 +1,173 @@
+"""What ranks must agree on before the first all-reduce, and how they do.
+
+Collectives are matched by their order alone. Two ranks that hold the same parameters in a different order add one
+layer's gradients to another's, and nothing fails: hence names, shapes, dtypes and order are compared up front.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from enum import IntEnum
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import AllgatherOptions, BroadcastOptions  # type: ignore[attr-defined]
+
+from instrumented_ddp.bucket_plan import BucketPlan, ParameterSpec, fingerprint
+from instrumented_ddp.collective_log.completion import NO_TIMEOUT
+from overlapscope.errors import OverlapScopeError
+
+Signature = tuple[str, tuple[int, ...], str]
+"""Name, shape and dtype of a parameter, which ranks compare."""
+
+
+class Wish(IntEnum):
+    """What a process was asked to do with its bucket plans. It is done if all ranks were asked for the same."""
+
+    NONE = 0
+    PROBE = 1
+    """``record --probe-buckets``"""
+    AUTO = 2
+    """``bucket_cap_mb="auto"``"""
+
+
+class DisagreementError(RuntimeError):
+    """Ranks were about to reduce different things together."""
+
+
+def check_same_parameters(
+    parameters: Sequence[ParameterSpec], group: dist.ProcessGroup, device: torch.device, *, wish: Wish = Wish.NONE
+) -> bool:
+    """Compare this rank's parameters with those of all ranks.
+
+    Args:
+        wish: what this rank was asked to do with its bucket plans.
+
+    Returns:
+        Whether all ranks were asked for the same.
+
+    Raises:
+        DisagreementError: on every rank, naming the first parameter that differs.
+    """
+    signatures = [parameter.signature for parameter in parameters]
+    content = bytearray.fromhex(fingerprint(signatures)) + bytes([wish])
+    own = torch.frombuffer(content, dtype=torch.uint8).to(device)
+    answers = [torch.empty_like(own) for _ in range(group.size())]
+    group.allgather([answers], [own], AllgatherOptions()).wait(NO_TIMEOUT)
+    wishes = {int(answer[-1]) for answer in answers}
+    # Every rank sees the same hashes, so all of them take the slow path together or none does.
+    if all(torch.equal(answer[:-1], own[:-1]) for answer in answers):
+        return wishes == {wish}
+    everyones: list[tuple[list[Signature], list[str]]] = [([], []) for _ in range(group.size())]
+    dist.all_gather_object(everyones, (signatures, [parameter.module for parameter in parameters]), group=group)
+    lists, modules = [theirs for theirs, _ in everyones], [classes for _, classes in everyones]
+    raise DisagreementError(f"{_as_torch_says(lists, group.rank())} In detail: {describe_disagreement(lists, modules)}")
+
+
+def _as_torch_says(signatures: Sequence[Sequence[Signature]], rank: int) -> str:
+    """What one rank sees, in the words of ``verify_params_across_processes`` in torch's reducer.cpp."""
+    own = signatures[rank]
+    for other, theirs in enumerate(signatures):
+        if len(theirs) != len(own):
+            return (
+                f"DDP expects same model across all ranks, but Rank {rank} has {len(own)} params, while rank {other} "
+                f"has inconsistent {len(theirs)} params."
+            )
+    for place, ((_, shape, _), (_, shape_of_0, _)) in enumerate(zip(own, signatures[0], strict=True)):
+        if shape != shape_of_0:
+            return (
+                f"[{rank}]: params[{place}] in this process with sizes {list(shape)} appears not to match sizes of "
+                "the same param in process 0."
+            )
+    return "DDP expects same model across all ranks, but the parameters differ."
+
+
+def describe_disagreement(
+    signatures: Sequence[Sequence[Signature]], modules: Sequence[Sequence[str]] | None = None
+) -> str:
+    """Say which ranks differ, and at which parameter first.
+
+    With two ranks there is no majority, so no rank is blamed; with more, the minority is named.
+
+    Args:
+        signatures: for each rank those of its parameters in order; not all equal.
+        modules: for each rank the class of the module that holds each parameter.
+    """
+    as_tuples = [tuple(signature) for signature in signatures]
+    [(common, votes), *others] = Counter(as_tuples).most_common()
+    if len(as_tuples) > 2 and votes > others[0][1]:
+        reference = as_tuples.index(common)
+        differing = [rank for rank, signature in enumerate(as_tuples) if signature != common]
+        blame = f"rank{'s' if len(differing) > 1 else ''} {', '.join(map(str, differing))} against all others"
+    else:
+        reference = 0
+        differing = [rank for rank, signature in enumerate(as_tuples) if signature != as_tuples[0]]
+        blame = f"rank 0 against rank {differing[0]}"
+    ours, theirs = as_tuples[reference], as_tuples[differing[0]]
+    if len(ours) != len(theirs) and ours[: len(theirs)] == theirs[: len(ours)]:
+        place = min(len(ours), len(theirs))
+    else:
+        place = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b)
+
+    def describe(rank: int) -> str:
+        return _describe(signatures[rank], place, modules[rank] if modules else ())
+
+    return (
+        f"{blame} differ: rank {reference} has {len(ours)} params, rank {differing[0]} has {len(theirs)} params, and "
+        f"the first difference is parameter {place}: "
+        f"{describe(reference)} on rank {reference}, {describe(differing[0])} on rank {differing[0]}."
+    )
+
+
+def agree_on_plan(plan: BucketPlan, group: dist.ProcessGroup, device: torch.device, *, why_not: str = "") -> BucketPlan:
+    """Rank 0's plan, on every rank. All ranks hold the same parameters, so two numbers per parameter suffice.
+
+    Args:
+        why_not: on rank 0, why it has no plan.
+
+    Raises:
+        OverlapScopeError: on every rank, with rank 0's reason.
+    """
+    order = [index for bucket in plan.buckets for index in bucket]
+    bucket_of_place = [number for number, bucket in enumerate(plan.buckets) for _ in bucket]
+    text = torch.tensor(list(why_not.encode()), dtype=torch.uint8, device=device)
+    if why_not:
+        order = [-len(text)] * len(order)
+    numbers = torch.tensor([order, bucket_of_place], dtype=torch.int64, device=device)
+    _broadcast(numbers, group)
+    order, bucket_of_place = numbers.tolist()
+    if order[0] < 0:
+        if group.rank() != 0:
+            text = torch.empty(-order[0], dtype=torch.uint8, device=device)
+        _broadcast(text, group)
+        raise OverlapScopeError(bytes(text.tolist()).decode())
+    buckets: list[list[int]] = []
+    for index, number in zip(order, bucket_of_place, strict=True):
+        if number == len(buckets):
+            buckets.append([])
+        buckets[number].append(index)
+    return BucketPlan(plan.parameters, tuple(map(tuple, buckets)))
+
+
+def agree_on_numbers(numbers: Sequence[int], group: dist.ProcessGroup, device: torch.device) -> list[int]:
+    """Rank 0's numbers, however many there are, on every rank."""
+    how_many = torch.tensor([len(numbers)], dtype=torch.int64, device=device)
+    _broadcast(how_many, group)
+    own = numbers if group.rank() == 0 else [0] * int(how_many.item())
+    agreed = torch.tensor(own, dtype=torch.int64, device=device)
+    _broadcast(agreed, group)
+    return [int(number) for number in agreed.tolist()]
+
+
+def _broadcast(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
+    group.broadcast([tensor], BroadcastOptions()).wait(NO_TIMEOUT)
+
+
+def _describe(signatures: Sequence[Signature], place: int, modules: Sequence[str]) -> str:
+    if place >= len(signatures):
+        return "none"
+    name, shape, dtype = signatures[place]
+    module_class = modules[place] if place < len(modules) else ""
+    holder = f" ({module_class} at {name.rpartition('.')[0] or 'the top'})" if module_class else ""
+    return f"{name} {dtype}{list(shape)}{holder}"

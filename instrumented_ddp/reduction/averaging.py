@@ -1,0 +1,83 @@
+"""How buckets are summed: over which group, by an all-reduce or a communication hook, and divided by what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.distributed as dist
+
+from instrumented_ddp.recording.bucket_collective import Collective
+from instrumented_ddp.recording.reduction_events import ReductionEvents
+from instrumented_ddp.reduction.bucket import Bucket
+from instrumented_ddp.reduction.comm_hooks import GradBucket, Hook, result_of
+from instrumented_ddp.reduction.communicator import Communicator, communicator_of
+from instrumented_ddp.reduction.unused_parameters import UsageMap
+
+
+class Averaging:
+    """Launches the sums of one model's buckets, and waits for them.
+
+    Args:
+        group: the ranks whose gradients are averaged.
+        devices: of the model.
+        events: told of what happens.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, devices: Iterable[torch.device], events: ReductionEvents) -> None:
+        self.group = group
+        self._events = events
+        self._communicators = self._communicators_on(devices)
+        self.comm_hook: Hook | None = None
+        """Reduces the buckets, if the user has given one."""
+        self.count_participants: Callable[[], int] = group.size
+        """How many ranks' gradients are summed in this backward."""
+        self._participants: int | None = None
+
+    def reduce_over(self, group: dist.ProcessGroup) -> None:
+        """Average over another group from here on."""
+        self.group = group
+        self.count_participants = group.size
+        self._communicators = self._communicators_on(self._communicators)
+
+    def tell(self, events: ReductionEvents) -> None:
+        """Tell somebody else of what happens from here on."""
+        self._events = events
+        self._communicators = self._communicators_on(self._communicators)
+
+    def launch(self, bucket: Bucket, buffer: torch.Tensor, *, is_last: bool) -> Collective:
+        """Sum a bucket, or another buffer in its place, over all ranks; or have a communication hook do it."""
+        communicator, records = self._communicators[bucket.device], self._events.records_of(bucket.number)
+        hook = self.comm_hook
+        if hook is None:
+            return communicator.all_reduce(buffer, records)
+        seen_by_hook = GradBucket(bucket, buffer, is_last=is_last)
+        return communicator.run_hook(lambda: hook(seen_by_hook), records)
+
+    def wait(self, bucket: Bucket, collective: Collective) -> None:
+        """Make the current stream (on CPU, the host) wait for a bucket."""
+        self._communicators[bucket.device].wait(collective)
+
+    def sum_of(self, bucket: Bucket, collective: Collective) -> torch.Tensor:
+        """Wait for a bucket. Returns its buffer, or what a communication hook has put in its place."""
+        self.wait(bucket, collective)
+        return result_of(collective.work) if isinstance(collective.work, torch._C.Future) else bucket.buffer
+
+    def divisor(self) -> int | None:
+        """What gradients are divided by in this backward; None if that is left to a communication hook."""
+        if self.comm_hook is not None:
+            return None
+        if self._participants is None:
+            self._participants = self.count_participants()
+        return self._participants
+
+    def forget_divisor(self) -> None:
+        """Another backward may have other participants."""
+        self._participants = None
+
+    def usage_map(self, parameters: int, device: torch.device) -> UsageMap:
+        """A bitmap of used parameters that is summed over the same ranks."""
+        return UsageMap(parameters, device, self._communicators[device], self._events.bitmap_records)
+
+    def _communicators_on(self, devices: Iterable[torch.device]) -> dict[torch.device, Communicator]:
+        return {device: communicator_of(device, self.group, self._events.observer) for device in devices}

@@ -1,0 +1,286 @@
+"""One bucket: a flat buffer, a view of it for each gradient, and how far it has got in this backward.
+
+Copying follows what stock DDP does to the bit: copies are multiplied by 1/N on their way in, gradients that already
+are views are divided by N in place (``mark_variable_ready_dense`` in torch/csrc/distributed/c10d/reducer.cpp).
+A large gradient is copied as soon as it is there, while it is in the processor's caches; small ones wait until the
+bucket is ready and are copied together, because a call from Python costs more than they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import torch
+
+from instrumented_ddp.recording.bucket_collective import Collective
+
+_LARGE_BYTES: Final = 32 * 1024
+"""From here on reading a gradient from memory a second time costs more than a call from Python."""
+
+
+class Bucket:
+    """A flat buffer for some gradients, filled in a backward and handed back at its end.
+
+    Args:
+        number: its place in the plan.
+        indices: of its parameters.
+        dtype: of the buffer if it is not that of the parameters.
+        is_sparse: it holds the sparse gradient of its one parameter; the gradient itself is its buffer.
+        gradients_are_views: ``parameter.grad`` is a view of the buffer. Gradients that are there already move in.
+        is_divided_as_a_whole: torch's ``batched_grad_copy``: copies are divided by N as well, with the whole buffer.
+    """
+
+    __slots__ = (
+        "_gradients_are_views",
+        "_is_divided_as_a_whole",
+        "_large",
+        "_shares",
+        "_small",
+        "_storage",
+        "buffer",
+        "collective",
+        "device",
+        "indices",
+        "is_ready",
+        "is_sparse",
+        "number",
+        "parameters",
+        "pending",
+        "views",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        indices: tuple[int, ...],
+        parameters: Sequence[torch.nn.Parameter],
+        *,
+        dtype: torch.dtype | None,
+        is_sparse: bool,
+        gradients_are_views: bool,
+        is_divided_as_a_whole: bool,
+    ) -> None:
+        self.number = number
+        self.indices = indices
+        self.parameters = parameters
+        self.is_sparse = is_sparse
+        self._gradients_are_views = gradients_are_views
+        self._is_divided_as_a_whole = is_divided_as_a_whole
+        self._shares: dict[int, torch.Tensor] = {}
+        first = parameters[0]
+        self.device = first.device
+        elements = 0 if is_sparse else sum(parameter.numel() for parameter in parameters)
+        self._storage = torch.empty(elements, dtype=dtype or first.dtype, device=first.device)
+        self._make_views()
+        if gradients_are_views and not is_sparse:
+            self._move_gradients_in()
+        self.reset()
+
+    def _make_views(self) -> None:
+        self.buffer = _as_real(self._storage)
+        """What travels; complex numbers travel as pairs of real ones."""
+        self.views = [] if self.is_sparse else _views_like(self._storage, self.parameters)
+        slots = list(zip(self.indices, self.parameters, self.views, strict=not self.is_sparse))
+        self._large = {
+            index: (parameter, view)
+            for index, parameter, view in slots
+            if view.nbytes >= _LARGE_BYTES and not self._is_divided_as_a_whole
+        }
+        self._small = [(parameter, view) for index, parameter, view in slots if index not in self._large]
+
+    def _move_gradients_in(self) -> None:
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            if parameter.grad is not None:
+                with torch.no_grad():
+                    view.copy_(parameter.grad)
+                parameter.grad = view
+
+    def touch(self) -> None:
+        """Have the system provide the memory now: the first backward with it is then as fast as those after it."""
+        if not self._gradients_are_views or all(parameter.grad is None for parameter in self.parameters):
+            self._storage.zero_()
+
+    def reset(self) -> None:
+        """Expect all gradients again."""
+        self.pending = len(self.parameters)
+        self.is_ready = False
+        self.collective: Collective | None = None
+        if self._storage.requires_grad:  # a backward with create_graph=True has left its graph here
+            self._storage = self._storage.detach()
+            self._make_views()
+
+    def holds_large(self, index: int) -> bool:
+        """Whether a parameter's gradient is to be copied in as soon as it is there."""
+        return index in self._large
+
+    def copy_in_large(self, index: int, divisor: int | None) -> None:
+        """Copy one gradient in, divided by ``divisor``. None leaves the division to a communication hook."""
+        parameter, view = self._large[index]
+        gradient = parameter.grad
+        if gradient is None:  # not used on this rank, but perhaps on another
+            view.zero_()
+        elif gradient is view:
+            if divisor is not None:
+                view.div_(divisor)
+        else:
+            if divisor is None:
+                view.copy_(gradient)
+            elif torch.is_grad_enabled() and gradient.requires_grad:  # create_graph=True: copies keep their graph
+                view.copy_(gradient * self._share(divisor))
+            else:
+                torch.mul(gradient, self._share(divisor), out=view)
+            if self._gradients_are_views:
+                parameter.grad = view
+
+    def copy_in_small(self, divisor: int | None) -> None:
+        """Copy in all gradients that are not large.
+
+        Raises:
+            RuntimeError: a sparse gradient is missing or dense.
+        """
+        if self.is_sparse:
+            self._take_sparse_gradient(divisor)
+            return
+        strays: list[torch.Tensor] = []
+        places: list[torch.Tensor] = []
+        residents: list[torch.Tensor] = []
+        for parameter, view in self._small:
+            gradient = parameter.grad
+            if gradient is None:
+                view.zero_()
+            elif gradient is view:
+                residents.append(view)
+            else:
+                strays.append(gradient)
+                places.append(view)
+        if torch.is_grad_enabled() and any(gradient.requires_grad for gradient in strays):
+            for place, gradient in zip(places, strays, strict=True):
+                place.copy_(gradient if divisor is None else gradient * self._share(divisor))
+        else:
+            _copy(places, strays)
+            if divisor is not None and self._is_divided_as_a_whole:
+                self._storage.div_(divisor)
+                residents = []
+            elif divisor is not None:
+                self._scale(places, self._share(divisor))
+        if divisor is not None:
+            self._divide(residents, divisor)
+        if self._gradients_are_views and strays:
+            for parameter, view in self._small:
+                if parameter.grad is not None:
+                    parameter.grad = view
+
+    def _share(self, divisor: int) -> torch.Tensor:
+        """1/N as a tensor, because a Python number is made into one in every call."""
+        share = self._shares.get(divisor)
+        if share is None:
+            # Where the buffer is less precise than float32, torch multiplies by float32 all the same.
+            dtype = torch.float64 if self._storage.dtype in (torch.float64, torch.complex128) else torch.float32
+            share = self._shares[divisor] = torch.tensor(1.0 / divisor, dtype=dtype)
+        return share
+
+    def _scale(self, views: list[torch.Tensor], factor: torch.Tensor) -> None:
+        if len(views) == len(self.views):
+            self._storage.mul_(factor)
+        elif views:
+            torch._foreach_mul_(views, factor)
+
+    def _divide(self, views: list[torch.Tensor], divisor: int) -> None:
+        if len(views) == len(self.views):
+            self._storage.div_(divisor)
+        elif views:
+            torch._foreach_div_(views, divisor)
+
+    def _take_sparse_gradient(self, divisor: int | None) -> None:
+        gradient = self.parameters[0].grad
+        if gradient is None:
+            raise RuntimeError("Expected sparse gradient to be defined.")
+        if not gradient.is_sparse:
+            raise RuntimeError("Expected variable to have sparse gradient.")
+        self.buffer = gradient
+        if divisor is not None:
+            gradient.div_(divisor)
+
+    def copy_out(self, result: torch.Tensor, is_used_anywhere: Callable[[int], bool] | None) -> None:
+        """Hand the averages to the parameters.
+
+        Args:
+            result: the buffer, or what a communication hook has put in its place.
+            is_used_anywhere: whether a parameter had a part in any rank's loss; the gradient of one that had none is
+                left as it is. None if all have.
+
+        Raises:
+            RuntimeError: somebody replaced a gradient that should be a view of the buffer.
+        """
+        if self.is_sparse:
+            if result is not self.buffer:
+                self.buffer.copy_(result)
+            return
+        views = self.views
+        if result is not self.buffer:
+            flat = _as_dtype(result, self._storage)
+            views = [flat.as_strided(view.size(), view.stride(), view.storage_offset()) for view in self.views]
+        if self._gradients_are_views:
+            if views is not self.views:
+                with torch.no_grad():
+                    _copy(self.views, views)
+            self._point_gradients_at_views(is_used_anywhere)
+            return
+        gradients: list[torch.Tensor] = []
+        averages: list[torch.Tensor] = []
+        for index, parameter, view in zip(self.indices, self.parameters, views, strict=True):
+            if is_used_anywhere is not None and not is_used_anywhere(index):
+                continue
+            if parameter.grad is None:
+                parameter.grad = view.detach().clone()
+            else:
+                gradients.append(parameter.grad)
+                averages.append(view)
+        if self._storage.requires_grad:  # create_graph=True again: the fused copy has no derivative
+            for gradient, average in zip(gradients, averages, strict=True):
+                gradient.copy_(average)
+        else:
+            _copy(gradients, averages)
+
+    def _point_gradients_at_views(self, is_used_anywhere: Callable[[int], bool] | None) -> None:
+        for index, parameter, view in zip(self.indices, self.parameters, self.views, strict=True):
+            if parameter.grad is view or (is_used_anywhere is not None and not is_used_anywhere(index)):
+                continue
+            if parameter.grad is not None and not _share_memory(parameter.grad, view):
+                raise RuntimeError(
+                    "Detected at least one parameter gradient is not the expected DDP bucket view with "
+                    "gradient_as_bucket_view=True. This may happen (for example) if multiple allreduce hooks were "
+                    "registered onto the same parameter. If you hit this error, please file an issue with a minimal "
+                    "repro."
+                )
+            parameter.grad = view
+
+
+def _copy(places: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
+    if places:
+        torch._foreach_copy_(places, tensors)
+
+
+def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def _as_real(flat: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(flat).flatten() if flat.is_complex() else flat
+
+
+def _as_dtype(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    if like.is_complex() and not flat.is_complex():
+        return torch.view_as_complex(flat.view(-1, 2))
+    return flat
+
+
+def _views_like(flat: torch.Tensor, parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:
+    """One view of the buffer a parameter, with the memory layout that its gradient has (channels last, say)."""
+    views, offset = [], 0
+    for parameter in parameters:
+        strides = torch.empty_like(parameter, device="meta").stride()
+        views.append(flat.as_strided(parameter.shape, strides, offset))
+        offset += parameter.numel()
+    return views

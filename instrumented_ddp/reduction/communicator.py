@@ -1,0 +1,245 @@
+"""Where a bucket's collective runs, and how its begin and end are seen.
+
+``HostCommunicator``
+    CPU tensors over gloo. The work runs on gloo's threads; ``CompletionWatch`` sees it end.
+``StreamCommunicator``
+    CUDA tensors. The work runs behind a stream of our own, which waits for what the bucket is made of and, over NCCL,
+    for the work: so a timing event before it is at max(ready, end of the one before), which is when NCCL's serial
+    stream begins with it, and one behind it at its end. No host thread waits for it.
+
+    Over gloo an event can't be put behind a work: ``Work.block_current_stream`` has a kernel spin there until gloo has
+    *enqueued* its copy to the device, which is not its end, keeps the next bucket's copy waiting, and takes time slices
+    from ranks that share the device. There the end is marked where somebody has waited, and written as a bound; so it
+    is for all backends but torch's own NCCL, whose ``block_current_stream`` launches nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from instrumented_ddp.collective_log.device_completion import OnEnd
+from instrumented_ddp.collective_log.purposes import Launch, Purpose, launched_for
+from instrumented_ddp.recording.bucket_collective import Collective
+from instrumented_ddp.recording.observer import Observer
+from instrumented_ddp.recording.records import BucketRecords
+from instrumented_ddp.recording.timing import DeviceTimer, PhasesOnly
+from overlapscope.trace.host import host_now_ns
+
+
+class Communicator(Protocol):
+    """Runs the collectives of one process group in the order in which they are launched."""
+
+    def all_reduce(self, buffer: torch.Tensor, records: BucketRecords | None) -> Collective:
+        """Launch a sum over all ranks. The launch record is on disk before the collective is enqueued."""
+
+    def run_hook(self, hook: Callable[[], torch._C.Future[Any]], records: BucketRecords | None) -> Collective:
+        """Call a communication hook, which launches what it likes and returns a future."""
+
+    def announce(self, records: BucketRecords | None) -> Collective:
+        """Somebody else is about to launch: the launch record is on disk when this returns."""
+
+    def launched(self, collective: Collective, work: dist.Work) -> OnEnd | None:
+        """Somebody else has launched, and waits for it himself.
+
+        Returns:
+            Who is to be told when the host sees it end.
+        """
+
+    def waited(self, collective: Collective) -> None:
+        """It has been waited for."""
+
+    def wait(self, collective: Collective) -> None:
+        """Make the current stream (on CPU, the host) wait for a collective.
+
+        Raises:
+            RuntimeError: what the backend says of a collective that failed.
+        """
+
+
+class HostCommunicator:
+    """Collectives of CPU tensors over gloo, which run on gloo's threads."""
+
+    def __init__(self, group: dist.ProcessGroup, observer: Observer | None) -> None:
+        self._group = group
+        self._observer = observer
+        self._sum = dist.AllreduceOptions()
+        self._newest: Collective | None = None
+
+    def all_reduce(self, buffer: torch.Tensor, records: BucketRecords | None) -> Collective:
+        """Launch on gloo's threads."""
+        collective = self.announce(records)
+        with launched_for(self._launch_of(collective)):
+            work = self._group.allreduce([buffer], self._sum)
+        if not collective.is_watched:  # no collective log, or a process group that torch's dispatcher does not see
+            collective.work = work.get_future()
+            self._watch(collective)
+        return collective
+
+    def _launch_of(self, collective: Collective) -> Launch | None:
+        if collective.records is None:
+            return None
+        launched = partial(self.launched, collective)
+        return Launch(purpose=collective.records.purpose, group=self._group, launched=launched)
+
+    def run_hook(self, hook: Callable[[], torch._C.Future[Any]], records: BucketRecords | None) -> Collective:
+        """Call the hook on this thread."""
+        collective = self.announce(records)
+        with launched_for(_of_hook(records)):
+            collective.work = hook()
+        self._watch(collective)
+        return collective
+
+    def wait(self, collective: Collective) -> None:
+        """Block the host; called at the end of backward and nowhere else."""
+        if self._observer is None:
+            collective.wait()
+            return
+        _note_if_running(collective)
+        collective.wait()
+        self.waited(collective)
+
+    def waited(self, collective: Collective) -> None:
+        """Write its end, if the thread that waits for it has not come to that yet."""
+        if self._observer is None:
+            return
+        try:
+            collective.ended(host_now_ns(), failed=False)
+        except Exception as error:
+            self._observer.gives_up(error)
+
+    def announce(self, records: BucketRecords | None) -> Collective:
+        """Write the launch record."""
+        observer = self._observer
+        if observer is None:
+            return Collective(records, step=0)
+        if self._newest is not None:
+            _note_if_running(self._newest)
+        collective = self._newest = Collective(records, observer.step, observer.log)
+        if records is not None:
+            collective.launch_ns = collective.running_ns = observer.launches(records)
+        return collective
+
+    def launched(self, collective: Collective, work: dist.Work) -> OnEnd | None:
+        """The end that the collective log sees is the bucket's."""
+        # The future and not the work, as in torch: a process group written in Python may have its own idea of an end.
+        collective.work = work.get_future()
+        collective.is_watched = True
+        return collective.ended
+
+    def _watch(self, collective: Collective) -> None:
+        if self._observer is None or collective.work is None:
+            return
+        try:
+            self._observer.completions.add(collective.work, collective.ended, is_bucket=True)
+        except Exception as error:
+            self._observer.gives_up(error)
+
+
+def _note_if_running(collective: Collective) -> None:
+    # The clock first: a collective that ends between the two must not be said to have run any longer.
+    now_ns = host_now_ns()
+    if not collective.is_over:
+        collective.running_ns = now_ns
+
+
+class StreamCommunicator:
+    """Collectives of CUDA tensors, behind a stream of our own between two timing events."""
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, observer: Observer | None) -> None:
+        self._group = group
+        self._device = device
+        self._observer = observer
+        timer = observer.timer_on(device) if observer is not None else None
+        self._timer: DeviceTimer | None = None if isinstance(timer, PhasesOnly) else timer
+        self._sum = dist.AllreduceOptions()
+        self._stream = torch.cuda.Stream(device)
+        self._work_blocks_streams = hasattr(dist.Work, "block_current_stream") and _is_nccl(group, device)  # torch 2.8
+
+    def all_reduce(self, buffer: torch.Tensor, records: BucketRecords | None) -> Collective:
+        """Launch behind our stream, which has waited for what the current stream was given so far."""
+        collective = self.announce(records)
+        with torch.cuda.stream(self._stream):
+            with launched_for(records.purpose if records is not None else None):
+                collective.work = self._group.allreduce([buffer], self._sum)
+            self._mark_end(collective, collective.work)
+        return collective
+
+    def _mark_end(self, collective: Collective, work: dist.Work) -> None:
+        """On our stream."""
+        if self._timer is not None and collective.start is not None and self._work_blocks_streams:
+            work.block_current_stream()
+            collective.end = self._timer.mark()
+
+    def run_hook(self, hook: Callable[[], torch._C.Future[Any]], records: BucketRecords | None) -> Collective:
+        """Call the hook on the current stream, which is where its own kernels belong. Its end is seen by ``wait``."""
+        collective = self._announce(records)
+        if self._timer is not None:
+            collective.start = self._timer.mark()
+        with launched_for(_of_hook(records)):
+            collective.work = hook()
+        return collective
+
+    def wait(self, collective: Collective) -> None:
+        """Make the current stream wait; over gloo this also blocks the host, as in stock DDP."""
+        collective.wait()
+        if isinstance(collective.work, dist.Work):
+            collective.work = None  # it may point at a communicator, which does not outlive its process group
+        self.waited(collective)
+
+    def waited(self, collective: Collective) -> None:
+        """Write its times."""
+        timer, records = self._timer, collective.records
+        if timer is None or records is None:
+            return
+        if collective.end is None:  # seen from the stream that waits for it
+            timer.write(records.collective_bounds, collective.step, collective.start, timer.mark())
+        else:
+            timer.write(records.collective, collective.step, collective.start, collective.end)
+
+    def launched(self, collective: Collective, work: dist.Work) -> OnEnd | None:
+        """Mark its end behind our stream. The work is not kept."""
+        with torch.cuda.stream(self._stream):
+            self._mark_end(collective, work)
+        return None
+
+    def announce(self, records: BucketRecords | None) -> Collective:
+        """Write the launch record. Our stream waits for what the current one was given so far, and is marked there."""
+        collective = self._announce(records)
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        if self._timer is not None and records is not None:
+            with torch.cuda.stream(self._stream):
+                collective.start = self._timer.mark()
+        return collective
+
+    def _announce(self, records: BucketRecords | None) -> Collective:
+        if self._observer is None:
+            return Collective(records, step=0)
+        if records is not None:
+            self._observer.launches(records)
+        return Collective(records, self._observer.step)
+
+
+def _of_hook(records: BucketRecords | None) -> Purpose | None:
+    """What a communication hook launches while it is called, which is most often one all-reduce of the bucket."""
+    return None if records is None else replace(records.purpose, role="hook")
+
+
+def _is_nccl(group: dist.ProcessGroup, device: torch.device) -> bool:
+    nccl = getattr(dist, "ProcessGroupNCCL", None)
+    try:
+        return nccl is not None and isinstance(group._get_backend(device), nccl)
+    except RuntimeError:  # a process group that is written in Python has no backends
+        return False
+
+
+def communicator_of(device: torch.device, group: dist.ProcessGroup, observer: Observer | None) -> Communicator:
+    """The communicator on which a device communicates."""
+    if device.type == "cuda":
+        return StreamCommunicator(group, device, observer)
+    return HostCommunicator(group, observer)

@@ -1,0 +1,341 @@
+"""Gradient hooks -> bucket ready -> launch -> finalise: Algorithm 1 of the DDP paper, and the hot path.
+
+(Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, section 3.3.)
+
+Every parameter has a hook that autograd calls when its gradient is accumulated. The hook counts down its
+bucket; at zero the bucket's gradients are copied into one flat buffer. Buckets are launched in the order of
+the plan, never in the order of readiness: a ready bucket waits for those before it, because ranks match
+collectives by order alone. When the last one has been launched, autograd is asked to call ``_finalise`` at the
+end of this backward, where the host or the stream waits for what is still on the wire.
+
+Who listens is told what happens (``recording.reduction_events``). What torch's wrapper calls is in
+``c10d_reducer.py``, one bucket's memory in ``bucket.py``, and which plan comes next in ``plans.controller``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from instrumented_ddp.bucket_plan import BucketPlan
+from instrumented_ddp.recording.bucket_collective import Collective
+from instrumented_ddp.recording.reduction_events import ReductionEvents, private_board
+from instrumented_ddp.reduction import error_messages
+from instrumented_ddp.reduction.averaging import Averaging
+from instrumented_ddp.reduction.bucket import Bucket
+from instrumented_ddp.reduction.gradient_hooks import GradientHooks
+from instrumented_ddp.reduction.static_graph import GraphHasChangedError, StaticUsage
+from instrumented_ddp.reduction.unused_parameters import Usage, UsageMap
+from overlapscope.trace.board import HAS_COME
+
+
+class Reducer:
+    """Averages the gradients of one module over a process group while autograd computes them.
+
+    Args:
+        parameters: that require a gradient, in the module's order, each once.
+        plan: the first bucket plan; ``adopt`` replaces it.
+        group: the ranks whose gradients are averaged.
+        find_unused_parameters: look for parameters that have no part in a forward's outputs.
+        gradient_as_bucket_view: ``parameter.grad`` is a view of the bucket instead of a copy.
+        skip_all_reduce_unused_params: a bucket of which no parameter is used is not reduced.
+        batched_grad_copy: divide a bucket as a whole; gradients are copied a bucket at a time either way.
+        events: told of everything that happens.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        plan: BucketPlan,
+        group: dist.ProcessGroup,
+        *,
+        find_unused_parameters: bool,
+        gradient_as_bucket_view: bool,
+        skip_all_reduce_unused_params: bool,
+        batched_grad_copy: bool,
+        events: ReductionEvents,
+    ) -> None:
+        self.parameters = parameters
+        self.find_unused_parameters = find_unused_parameters
+        self.gradient_as_bucket_view = self.gradients_are_views = gradient_as_bucket_view
+        self._skip_all_reduce_unused_params = skip_all_reduce_unused_params
+        self._batched_grad_copy = batched_grad_copy
+        self.events = events
+        self.on_error: Callable[[str], None] = lambda _: None
+        """Called with what is about to be raised."""
+        self._names = [parameter.name for parameter in plan.parameters]
+        self._board = events.board
+        self._empty_board = private_board(len(parameters))
+        self._hooks = GradientHooks(parameters)
+        self.averaging = Averaging(group, {p.device for p in parameters}, events)
+        self.usage = Usage(self._hooks.accumulators, self._usage_map()) if find_unused_parameters else None
+        """Of parameters, where they need not all be used, or more than once."""
+        self.buffer_dtype: torch.dtype | None = None
+        """Of buckets, if it is not that of their parameters."""
+        self.optimizer_runs_in_backward = False
+        self.post_backward_futures: list[torch._C.Future[Any]] = []
+        """Waited for before a backward is over."""
+        self._expects_gradients = False
+        self._must_finalise = False
+        self.plans: list[BucketPlan] = []
+        """All so far, by epoch."""
+        self.reductions = 0
+        """How many backward passes have been reduced so far; equal on all ranks between two of them."""
+        self.buckets_reduced = 0
+        """How many were launched in the newest backward; as in torch, 0 in the first one of a static graph."""
+        self.ready_order: list[int] = []
+        """Parameters in the order of their gradients in the newest backward."""
+        self.observed_order: list[int] = []
+        """The same of the newest that was reduced, for buckets to follow; empty before there was one."""
+        self.adopt(plan, "construction")
+
+    # -- plans ---------------------------------------------------------------------------------------------------
+
+    def adopt(self, plan: BucketPlan, reason: str) -> None:
+        """Take a bucket plan from here on. Not during a backward.
+
+        Args:
+            reason: for the recording: ``construction``, ``rebuild``, ``mixed_precision``, ``probe`` (to measure it),
+                ``return`` (to the plan before) or ``auto`` (it is the fastest).
+        """
+        self.plan, self.plan_reason = plan, reason
+        self.events.plan_adopted(len(self.plans), plan, reason)
+        self.plans.append(plan)
+        self.buckets = [
+            Bucket(
+                number,
+                indices,
+                [self.parameters[index] for index in indices],
+                dtype=self.buffer_dtype,
+                is_sparse=plan.parameters[indices[0]].is_sparse,
+                gradients_are_views=self.gradients_are_views,
+                is_divided_as_a_whole=self._batched_grad_copy,
+            )
+            for number, indices in enumerate(plan.buckets)
+        ]
+        self._bucket_of = {index: bucket for bucket in self.buckets for index in bucket.indices}
+        self._board[:] = self._empty_board
+        self._next_bucket = 0
+
+    def tell(self, events: ReductionEvents) -> None:
+        """Tell somebody else of what happens from here on. Not during a backward; ``adopt`` a plan afterwards."""
+        self.events, self._board = events, events.board
+        self.averaging.tell(events)
+        if self._hooks.are_registered:  # they know whom they tell
+            self.remove_hooks()
+            self.register_hooks()
+
+    def reduce_over(self, group: dist.ProcessGroup) -> None:
+        """Average over another group from here on."""
+        self.averaging.reduce_over(group)
+        if self.usage is not None:
+            self.usage.bitmap = self._usage_map()
+
+    def expect_static_graph(self) -> None:
+        """Every iteration uses the same parameters, as often as the first one does."""
+        self.usage = StaticUsage(len(self.parameters), self._usage_map())
+
+    def _usage_map(self) -> UsageMap:
+        return self.averaging.usage_map(len(self.parameters), self.parameters[0].device)
+
+    @property
+    def order_may_change(self) -> bool:
+        """Whether gradients may come in another order in each backward."""
+        return self.find_unused_parameters and not self.graph_is_static
+
+    @property
+    def graph_is_static(self) -> bool:
+        """Whether the user has promised that each backward has the same gradients."""
+        return isinstance(self.usage, StaticUsage)
+
+    # -- before the backward -------------------------------------------------------------------------------------
+
+    def expect_gradients(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Expect every gradient. Called at the end of each forward whose backward is to be reduced.
+
+        Args:
+            outputs: of the forward, if unused parameters are to be found.
+        """
+        self.events.gradients_expected()
+        for bucket in self.buckets:
+            bucket.reset()
+        self._board[:] = self._empty_board
+        self._next_bucket = self.buckets_reduced = 0
+        self._expects_gradients = True
+        self.ready_order = []
+        if self.usage is not None:
+            self.usage.begin(outputs)
+
+    # -- during the backward: Algorithm 1 ------------------------------------------------------------------------
+
+    def register_hooks(self) -> None:
+        """Have autograd call us for every gradient."""
+        self._hooks.register(self._on_gradient_told if self.events.wants_gradients else self.on_gradient)
+
+    def remove_hooks(self) -> None:
+        """Leave the parameters alone. May be called twice."""
+        self._hooks.remove()
+
+    def _on_gradient_told(self, index: int) -> None:
+        self.events.gradient_ready(index, is_expected=self._expects_gradients)
+        self.on_gradient(index)
+
+    def on_gradient(self, index: int) -> None:
+        """A gradient has been accumulated."""
+        if not self._expects_gradients:
+            self.events.gradient_not_reduced()
+        if self.usage is not None and not self._is_complete(index, self.usage):
+            return
+        if self._expects_gradients:
+            self.ready_order.append(index)
+            self._mark_parameter_as_ready(index, self.events.stamp)
+
+    def _is_complete(self, index: int, usage: Usage) -> bool:
+        """Whether autograd will add nothing more to a gradient."""
+        is_expected, has_gradient = self._expects_gradients, self.parameters[index].grad is not None
+        if is_expected:
+            for unused in usage.unannounced():
+                self._mark_parameter_as_ready(unused, HAS_COME)
+        try:
+            return usage.is_complete(index, has_gradient=has_gradient, is_expected=is_expected)
+        except GraphHasChangedError:
+            self.fail(error_messages.graph_has_changed(self._names[index]))
+
+    def _mark_parameter_as_ready(self, index: int, stamp: int) -> None:
+        if self._board[index]:
+            self.fail(error_messages.marked_twice(self._names[index], index))
+        self._board[index] = stamp
+        self._must_finalise = True
+        bucket = self._bucket_of[index]
+        if bucket.holds_large(index):
+            bucket.copy_in_large(index, self.averaging.divisor())
+        bucket.pending -= 1
+        if bucket.pending == 0:
+            self._mark_bucket_as_ready(bucket)
+
+    def _mark_bucket_as_ready(self, bucket: Bucket) -> None:
+        self._copy_in_small(bucket)
+        bucket.is_ready = True
+        self._launch_ready_buckets()
+        self.events.gradients_launched(bucket.indices)
+
+    def _copy_in_small(self, bucket: Bucket) -> None:
+        self.events.bucket_ready(bucket.device)
+        bucket.copy_in_small(self.averaging.divisor())
+        self.events.copied_in(bucket.number, bucket.device)
+
+    def _launch_ready_buckets(self) -> None:
+        """Launch what is ready and has no predecessor that is not."""
+        buckets = self.buckets
+        while self._next_bucket < len(buckets) and buckets[self._next_bucket].is_ready:
+            if self._next_bucket == 0:
+                self.events.launches_first()
+            self._launch(buckets[self._next_bucket])
+            self.buckets_reduced += buckets[self._next_bucket].collective is not None
+            self._next_bucket += 1
+            if self._next_bucket == len(buckets):
+                if self.usage is not None:
+                    self.usage.launch_bitmap()
+                torch.autograd.Variable._execution_engine.queue_callback(self._finalise)
+
+    def _launch(self, bucket: Bucket) -> None:
+        unused = self.usage.unused if self.usage is not None else ()
+        if self._skip_all_reduce_unused_params and set(bucket.indices) <= set(unused):
+            return
+        bucket.collective = self.averaging.launch(bucket, bucket.buffer, is_last=bucket is self.buckets[-1])
+
+    # -- at the end of the backward ------------------------------------------------------------------------------
+
+    def _finalise(self) -> None:
+        """Wait for every bucket in order and hand the averages to the parameters."""
+        self.events.backward_over()
+        self.observed_order = self.ready_order
+        if isinstance(self.usage, StaticUsage):  # in the first iteration nothing was observed yet
+            self.observed_order = self.ready_order + self.usage.unused if self.usage.is_known else []
+        self._expects_nothing()
+        try:
+            for bucket in self.buckets:
+                if bucket.collective is not None:  # else it was skipped, because no rank has used it
+                    self._finalise_bucket(bucket, bucket.collective)
+            for future in self.post_backward_futures:
+                future.wait()
+        except Exception:  # of the backend, or of a communication hook
+            self.events.failed()
+            raise
+        self.post_backward_futures = []
+        if self.usage is not None:
+            self.usage.settle()
+        self.reductions += 1
+        self.events.finalised()
+
+    def _finalise_bucket(self, bucket: Bucket, collective: Collective) -> None:
+        result = self.averaging.sum_of(bucket, collective)
+        if self.optimizer_runs_in_backward:  # it has used the gradients already
+            return
+        self.events.copying_out(bucket.device)
+        bucket.copy_out(result, self.usage.bitmap.is_used_anywhere if self.usage is not None else None)
+        self.events.copied_out(bucket.number, bucket.device)
+
+    def _expects_nothing(self) -> None:
+        self._expects_gradients = self._must_finalise = False
+        self.averaging.forget_divisor()
+
+    def forget(self) -> None:
+        """The backward under way, if there is one, will not come to its end, and what was observed no longer holds."""
+        self._expects_nothing()
+        self.observed_order = []
+        if self.usage is not None:
+            self.usage.bitmap.clear()
+
+    def reduce_all_at_once(self) -> None:
+        """Reduce everything after the backward: the first iteration of a static graph, which only counts hooks."""
+        usage = self.usage
+        assert isinstance(usage, StaticUsage)
+        if not self._expects_gradients:
+            self.fail("static_graph=True needs its first backward to be reduced: enter no_sync() after it.")
+        usage.bitmap.all_reduce()
+        usage.count_is_over()
+        self._must_finalise = True
+        for bucket in self.buckets:
+            for index in bucket.indices:
+                if bucket.holds_large(index):
+                    bucket.copy_in_large(index, self.averaging.divisor())
+            self._copy_in_small(bucket)
+        self.events.launches_first()
+        for bucket in self.buckets:
+            self._launch(bucket)
+        self._finalise()
+
+    # -- trouble -------------------------------------------------------------------------------------------------
+
+    def ensure_prior_reduction_finished(self) -> None:
+        """Look whether the backward before came to its end.
+
+        Raises:
+            RuntimeError: it left parameters without a gradient, and other ranks waiting.
+        """
+        if not self._must_finalise:
+            return
+        missing = [index for index, ready in enumerate(self._board) if not ready]
+        self.fail(
+            error_messages.unfinished_reduction(
+                self._names,
+                missing,
+                self.averaging.group.rank(),
+                find_unused_parameters=self.find_unused_parameters,
+                static_graph=self.graph_is_static,
+            )
+        )
+
+    def fail(self, message: str) -> NoReturn:
+        """Raise, when it was noted.
+
+        Raises:
+            RuntimeError: with this message.
+        """
+        self.on_error(message)
+        self.events.failed()
+        raise RuntimeError(message)

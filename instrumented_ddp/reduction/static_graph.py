@@ -1,0 +1,69 @@
+"""``static_graph=True``: the first iteration tells how often each gradient hook fires in every one.
+
+With re-entrant checkpoints, or a parameter outside the wrapped forward, autograd adds to a gradient several times in
+one backward. Only after the last time may it be reduced, and only a graph that never changes lets that be known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from instrumented_ddp.reduction.unused_parameters import Usage, UsageMap
+
+
+class GraphHasChangedError(Exception):
+    """A hook fires more often than in the first iteration."""
+
+
+class StaticUsage(Usage):
+    """How often each hook fires: counted in the first iteration, expected from then on.
+
+    Args:
+        parameters: how many there are.
+        bitmap: which parameters any rank has used; as of the first iteration.
+    """
+
+    def __init__(self, parameters: int, bitmap: UsageMap) -> None:
+        super().__init__((), bitmap)
+        self._fires = [0] * parameters
+        self._left: list[int] = []
+        self.is_known = False
+        """Whether the first iteration is over."""
+
+    def begin(self, outputs: Sequence[torch.Tensor]) -> None:  # noqa: ARG002 - they are those of the first iteration
+        """Expect every hook as often as it fired in the first iteration."""
+        self._left = self._fires.copy()
+        self._to_announce = self.unused
+
+    def is_complete(self, index: int, *, has_gradient: bool, is_expected: bool) -> bool:
+        """Count, or count down.
+
+        Raises:
+            GraphHasChangedError: the hook fired less often in the first iteration.
+        """
+        if not self.is_known:
+            if has_gradient:
+                self.bitmap.note(index)
+            self._fires[index] += 1
+            return False
+        if not is_expected:
+            return False
+        self._left[index] -= 1
+        if self._left[index] < 0:
+            raise GraphHasChangedError
+        return self._left[index] == 0
+
+    def count_is_over(self) -> None:
+        """The first backward is over: what never fired is not used."""
+        self.unused = [index for index, times in enumerate(self._fires) if times == 0]
+
+    def launch_bitmap(self) -> None:
+        """It is that of the first iteration."""
+
+    def settle(self) -> None:
+        """After the first iteration everything is known."""
+        if not self.is_known:
+            self.bitmap.settle()
+            self.is_known = True

@@ -1,0 +1,153 @@
+"""Which parameters take no part in the loss: on this rank, by a walk through the graph; on all, by a bitmap.
+
+A rank that leaves a parameter out must still take part in the all-reduce of its bucket, with zeros. And if no rank has
+used a parameter, its gradient must be left as it is, because momentum and weight decay would move it.
+(Li et al., VLDB 2020, section 3.2.3.)
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.profiler import record_function
+
+from instrumented_ddp.recording.records import BucketRecords
+from instrumented_ddp.reduction import error_messages
+from instrumented_ddp.reduction.communicator import Communicator
+
+Node = Any
+"""A function in the autograd graph."""
+
+_said_that_none_is_unused = False
+
+
+def find_unused(outputs: Iterable[torch.Tensor], accumulators: Sequence[Node]) -> list[int]:
+    """Walk the graph from the outputs to its leaves.
+
+    Args:
+        outputs: of the forward.
+        accumulators: the leaf that accumulates each parameter's gradient.
+
+    Returns:
+        The numbers of the parameters whose leaf can't be reached.
+    """
+    with record_function("torch.distributed.ddp.reducer::search_unused_parameters"):  # the name in torch's profiles
+        seen = _reachable(outputs)
+    return [index for index, accumulator in enumerate(accumulators) if accumulator not in seen]
+
+
+def _reachable(outputs: Iterable[torch.Tensor]) -> set[Node]:
+    waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    seen = set(waiting)
+    while waiting:
+        for node, _ in waiting.pop().next_functions:
+            if node is not None and node not in seen:
+                seen.add(node)
+                waiting.append(node)
+    return seen
+
+
+class Usage:
+    """The part that each parameter has in a backward, where not every parameter has one (``find_unused_parameters``).
+
+    Args:
+        accumulators: the leaf of the graph that accumulates each parameter's gradient.
+        bitmap: which parameters any rank has used.
+    """
+
+    def __init__(self, accumulators: Sequence[Node], bitmap: UsageMap) -> None:
+        self._accumulators = accumulators
+        self.bitmap = bitmap
+        self.unused: list[int] = []
+        """Parameters without a part in the newest iteration's outputs, as far as they were looked for."""
+        self._unused_before: list[int] | None = None
+        self._to_announce: list[int] = []
+        self.is_static = True
+        """Whether every forward so far has left the same parameters unused."""
+
+    def begin(self, outputs: Sequence[torch.Tensor]) -> None:
+        """A forward has ended whose backward is to be reduced: look for what has no part in its outputs."""
+        global _said_that_none_is_unused
+        self.unused = self._to_announce = find_unused(outputs, self._accumulators)
+        if not self.unused and (not _said_that_none_is_unused or torch.is_warn_always_enabled()):
+            _said_that_none_is_unused = True
+            warnings.warn(error_messages.NO_UNUSED_FOUND, stacklevel=4)
+        if self._unused_before not in (None, self.unused):
+            self.is_static = False
+        self._unused_before = self.unused
+
+    def is_complete(self, index: int, *, has_gradient: bool, is_expected: bool) -> bool:
+        """A gradient hook fires: whether autograd will add nothing more to this gradient, and it is to be reduced."""
+        if has_gradient:
+            self.bitmap.note(index)
+        return is_expected
+
+    def unannounced(self) -> Sequence[int]:
+        """Parameters that are ready without a gradient, once in a backward."""
+        unused, self._to_announce = self._to_announce, []
+        return unused
+
+    def launch_bitmap(self) -> None:
+        """The last bucket was launched."""
+        self.bitmap.all_reduce()
+
+    def settle(self) -> None:
+        """The reduction is over on this rank too."""
+        self.bitmap.settle()
+        self.bitmap.clear()
+
+
+class UsageMap:
+    """Which parameters took part in a loss since gradients were last reduced.
+
+    Args:
+        parameters: how many there are.
+        device: where the bitmap is reduced.
+        communicator: on which it is reduced.
+        records: of its all-reduce, if recorded.
+    """
+
+    def __init__(
+        self, parameters: int, device: torch.device, communicator: Communicator, records: BucketRecords | None
+    ) -> None:
+        self._communicator = communicator
+        self._records = records
+        self._used_here = bytearray(parameters)
+        self._used_anywhere: list[int] | None = None
+        self.reduced = torch.zeros(parameters, dtype=torch.int32, device=device)
+        """How many ranks have used each parameter, as of the newest reduction."""
+
+    def note(self, index: int) -> None:
+        """Note that a parameter got a gradient; also under ``no_sync()``, for the next reduction."""
+        self._used_here[index] = 1
+
+    def all_reduce(self) -> None:
+        """Launch the sum over all ranks. Every rank does so after its last bucket."""
+        used = torch.frombuffer(self._used_here, dtype=torch.uint8)
+        if self.reduced.device.type == "cuda":
+            # From pageable memory the copy would block the host. torch hands pinned memory out again when it is done.
+            used = torch.empty_like(used, dtype=torch.int32, pin_memory=True).copy_(used)
+        self.reduced.copy_(used, non_blocking=True)
+        self._collective = self._communicator.all_reduce(self.reduced, self._records)
+        self._used_anywhere = None
+
+    def is_used_anywhere(self, index: int) -> bool:
+        """Whether any rank has used a parameter. This waits for the other ranks only if this one has not."""
+        if self._used_here[index]:
+            return True
+        if self._used_anywhere is None:
+            self._communicator.wait(self._collective)
+            self._used_anywhere = self.reduced.tolist()
+        return self._used_anywhere[index] > 0
+
+    def settle(self) -> None:
+        """Note that the reduction is over on this rank too: the buffer may be reused."""
+        if self._used_anywhere is None:
+            self._communicator.wait(self._collective)
+
+    def clear(self) -> None:
+        """Forget which parameters were used."""
+        self._used_here = bytearray(len(self._used_here))

@@ -1,0 +1,258 @@
+"""The recording of this process as a whole: what is opened and closed, and in which order.
+
+A process has one session at most. It begins with the first thing that is to be recorded, which is the default process
+group (``attach``) or a DDP instance, and ends with the process:
+
+1. the log of collectives, with where this rank is and how far in its data;
+2. what watches the process: how it ends, and whether the job goes on;
+3. with the first DDP instance, the recorder of steps and buckets.
+
+It ends from the last to the first. An error of ours never stops a training: what it ends is the recording.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from multiprocessing import util
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_group
+
+from instrumented_ddp.bucket_plan import ParameterSpec
+from instrumented_ddp.collective_log.collectives import Collectives
+from instrumented_ddp.collective_log.position import Position
+from instrumented_ddp.recording.console import log_to_stderr
+from instrumented_ddp.recording.data_position import DataPosition
+from instrumented_ddp.recording.farewell import Farewell
+from instrumented_ddp.recording.housekeeper import Housekeeper
+from instrumented_ddp.recording.metadata import rank_of_this_process
+from instrumented_ddp.recording.models import Models
+from instrumented_ddp.recording.recorder import Recorder
+from instrumented_ddp.watchdog.watchdog import Watchdog
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.environment import OnIncident, recording_from_environment
+from overlapscope.trace.format import rank_folder
+from overlapscope.trace.group_log import UNKNOWN
+
+_log = logging.getLogger(__name__)
+
+_CLOSE_TIMEOUT_S: Final = 0.6
+"""For last words to the other ranks, whose store may not answer any more."""
+
+
+class Session:
+    """The recording of this process, from the first thing that is recorded to the end of the process.
+
+    Args:
+        trace_folder: the run's folder, the same for all ranks of a host.
+        rank: of this process in the whole job.
+        on_incident: whether there is a watchdog, and what it does when it finds something.
+
+    Raises:
+        OverlapScopeError: the folder can't be written, or already holds a recording of this rank.
+    """
+
+    def __init__(self, trace_folder: Path, rank: int, on_incident: OnIncident = "report") -> None:
+        log_to_stderr()
+        self.folder = rank_folder(trace_folder, rank)
+        self.rank = rank
+        self.position = Position()
+        self.collectives = Collectives(self.folder, rank, self.position)
+        self.models = Models(self.collectives)
+        self.data = DataPosition(self.position, self.collectives.call_sites)
+        self.recorder: Recorder | None = None
+        """Of steps and buckets, if this process trains with DDP."""
+        self.is_provisional = False
+        """Whether nothing but the environment asked for it."""
+        self._pid = os.getpid()
+        self._housekeeper = Housekeeper(rank)
+        self._farewell = Farewell(self.folder, self.collectives.call_sites, self._process_fails)
+        self._watchdog = None
+        if on_incident != "off":
+            self._watchdog = Watchdog(
+                self.collectives,
+                self.models,
+                self._housekeeper,
+                stops_job=on_incident == "raise",
+                on_fault=self._fault_is_found,
+                before_exit=self._flush,
+            )
+        call_at_exit(self.close)
+
+    def record(self, group: dist.ProcessGroup, device: torch.device) -> Recorder | None:
+        """The recorder that all DDP instances of this process share; made on first use, None if it can't be.
+
+        Args:
+            group: the ranks that train together.
+            device: where the first instance computes.
+        """
+        if self.recorder is not None and not self.recorder.log.closed:
+            return self.recorder
+        recording = recording_from_environment(self.folder.parent)
+        assert recording is not None
+        try:
+            self.recorder = Recorder(
+                self.collectives,
+                self.models,
+                self._housekeeper,
+                group=group,
+                device=device,
+                detail=recording.detail,
+                limit_bytes=recording.limit_bytes,
+            )
+        except Exception as error:
+            self.close()
+            _log.warning("rank %d: training continues unrecorded: %s", rank_of_this_process(group), describe(error))
+            return None
+        atexit.unregister(self.close)  # what users have registered meanwhile is called after us, as it was before
+        call_at_exit(self.close)
+        return self.recorder
+
+    def add_model(self, module: torch.nn.Module, parameters: Sequence[ParameterSpec], frozen: Sequence[str]) -> int:
+        """Write down what a DDP instance is given, before ranks compare it.
+
+        Returns:
+            Its number within the process.
+        """
+        try:
+            return self.models.add(module, parameters, frozen)
+        except Exception as error:
+            self.close()
+            _log.warning("rank %d: training continues unrecorded: %s", self.rank, describe(error))
+            return 0
+
+    def training_forward(self, *, has_uneven_inputs: bool) -> None:
+        """A forward begins whose gradients are wanted.
+
+        Args:
+            has_uneven_inputs: it is under ``join()``, where ranks may be at different steps.
+        """
+        try:
+            self.data.forward_begins(has_uneven_inputs=has_uneven_inputs)
+        except Exception as error:  # of the user's variables: the position in the data stays unknown
+            self.position.batch = UNKNOWN
+            _log.debug("rank %d: its position in the data is not known: %r", self.rank, error)
+
+    @property
+    def closed(self) -> bool:
+        """``close`` has been called."""
+        return self.collectives.closed
+
+    def close(self) -> None:
+        """Write down what is pending, and nothing from now on. Called at exit; may be called before, and twice."""
+        if self.closed or os.getpid() != self._pid:
+            return
+        atexit.unregister(self.close)
+        recorder, watchdog = self.recorder, self._watchdog
+        parts: list[Callable[[], None]] = [self._farewell.close, self._close_housekeeper]
+        if watchdog is not None:
+            parts.append(watchdog.close)
+        parts += [self.collectives.close, self.data.close]
+        if recorder is not None:
+            parts = [recorder.close, *parts, recorder.close_clock]
+        for close in parts:
+            try:
+                close()
+            except Exception as error:  # the others are closed all the same
+                _log.warning("rank %d: the end of its recording is incomplete: %r", self.rank, error)
+
+    def _close_housekeeper(self) -> None:
+        self._housekeeper.close(_CLOSE_TIMEOUT_S)
+
+    def _process_fails(self, what: dict[str, Any]) -> None:
+        if self._watchdog is not None:
+            self._watchdog.failed(what)
+
+    def _fault_is_found(self) -> None:
+        if self.recorder is not None:
+            self.recorder.incident()
+
+    def _flush(self) -> None:
+        """The process is about to be ended: keep what it has recorded."""
+        if self.recorder is not None:
+            self.recorder.log.close()
+        self.collectives.flush()
+
+
+def call_at_exit(callback: Callable[[], None]) -> None:
+    """Have something called when this process ends, also if multiprocessing has forked it: then nobody asks atexit."""
+    atexit.register(callback)
+    if multiprocessing.parent_process() is not None:
+        util.Finalize(None, callback, exitpriority=0)
+
+
+_of_this_process: Session | None = None
+
+
+def session_of_this_process() -> Session | None:
+    """The session that is open; None if this process is not recorded."""
+    return _of_this_process if _of_this_process is not None and not _of_this_process.closed else None
+
+
+def open_session(trace_folder: Path, rank: int, on_incident: OnIncident = "report") -> Session:
+    """Record this process from now on.
+
+    A script that names a folder is followed there from a session that was only opened because of the environment.
+
+    Raises:
+        OverlapScopeError: the folder can't be written, or the process already records into another one.
+    """
+    global _of_this_process
+    existing = session_of_this_process()
+    is_elsewhere = existing is not None and existing.folder != rank_folder(trace_folder, rank)
+    if existing is not None and is_elsewhere and existing.is_provisional and existing.recorder is None:
+        existing.close()
+        existing, is_elsewhere = None, False
+    if existing is None:
+        existing = _of_this_process = Session(trace_folder, rank, on_incident)
+    elif is_elsewhere:
+        raise OverlapScopeError(f"{trace_folder}: this process already records into {existing.folder.parent}")
+    return existing
+
+
+def session_for(
+    trace: str | Path | None, on_incident: OnIncident | None, group: dist.ProcessGroup | None
+) -> Session | None:
+    """The session in which a DDP instance is recorded, if that is asked for and can be had.
+
+    Args:
+        trace: the folder that the instance was given; None leaves it to the environment.
+        on_incident: what it was given; None leaves it to the environment.
+        group: of the instance; None for the default one.
+    """
+    existing = session_of_this_process()
+    if trace is None and existing is not None:  # by attach(), or by a model before
+        return existing
+    try:
+        recording = recording_from_environment(trace)
+        if recording is None or (group is None and not dist.is_initialized()):  # torch says so in its own words
+            return None
+        rank = rank_of_this_process(group or _get_default_group())
+        return open_session(recording.folder, rank, on_incident or recording.on_incident)
+    except Exception as error:
+        log_to_stderr()
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        _log.warning("rank %d: training continues unrecorded: %s", rank, describe(error))
+        return None
+
+
+def describe(error: Exception) -> str:
+    """What went wrong: in our own words, or with the name of what nobody foresaw."""
+    return str(error) if isinstance(error, OverlapScopeError) else f"{type(error).__name__}: {error}"
+
+
+def step() -> None:
+    """Say that an optimizer step ends here, where hooks can't tell. Does nothing if nothing is being recorded.
+
+    Once called, steps end only where it is called.
+    """
+    session = session_of_this_process()
+    if session is not None and session.recorder is not None:
+        session.recorder.mark_step()

@@ -1,0 +1,88 @@
+"""What a rank makes of an inquiry's outcome: a report, a line for people, and that it was wrong if the job goes on."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from instrumented_ddp.watchdog.messages import Outcome
+from instrumented_ddp.watchdog.own_state import OwnState
+from overlapscope.trace.reports import ReportLog
+
+_log: Final = logging.getLogger(__name__)
+
+_STALLS: Final = ("stuck", "waits for data", "holds the GIL", "stopped", "gradients never ready", "uneven inputs")
+"""What is retracted if the job goes on."""
+
+
+class Conclusions:
+    """Of one rank.
+
+    Args:
+        folder: of its recording.
+        own: what it knows of itself.
+        on_fault: called with each fault that has not been reported before.
+    """
+
+    def __init__(self, folder: Path, own: OwnState, on_fault: Callable[[], None]) -> None:
+        self._own = own
+        self._on_fault = on_fault
+        self._reports = ReportLog(folder)
+        self._said: set[tuple[Any, ...]] = set()
+        self._retractable: tuple[int, int, bool] | None = None
+        self.quiet_until_idle_s = 0.0
+        """That it stands still is known for so long."""
+
+    def was_said(self, *what: Any) -> bool:
+        """Whether something was noted as said, and not taken back since."""
+        return what in self._said
+
+    def note(self, *what: Any) -> None:
+        """Something is said."""
+        self._said.add(what)
+
+    def goes_on(self) -> None:
+        """Something has happened since the last look."""
+        self.quiet_until_idle_s = 0.0
+
+    def draw(self, outcome: Outcome) -> bool:
+        """Report what was found.
+
+        Returns:
+            Whether it is a fault that has not been reported before.
+        """
+        own, verdict = self._own, outcome.verdict
+        is_judge = outcome.judge == own.rank
+        if not verdict.is_fault:
+            if is_judge and verdict.kind == "slow" and self.quiet_until_idle_s == 0.0:
+                _log.warning(verdict.sentence)
+            self.quiet_until_idle_s = 2 * own.rhythm.idle_s(time.monotonic())
+            return False
+        self.quiet_until_idle_s = float("inf")
+        fault = (verdict.kind, verdict.group, verdict.number, *verdict.blamed)
+        if self.was_said(*fault):
+            return False
+        self.note(*fault)
+        number = self._reports.add(verdict.as_dict(), outcome.message, step=own.step, process_state=own.process.state)
+        if verdict.kind in _STALLS:
+            self._retractable = number, own.progress, is_judge
+        self._on_fault()
+        if is_judge:
+            _log.warning("what the watchdogs have found:\n%s", outcome.message)
+        else:
+            _log.warning("rank %d: %s; rank %d has the report", own.rank, own.standing_text(), outcome.judge)
+        return True
+
+    def retract_if_it_goes_on(self) -> None:
+        """What was called stuck was slow if there are steps since."""
+        if self._retractable is None or self._own.progress <= self._retractable[1] or self._own.failure is not None:
+            return
+        number, _, was_judge = self._retractable
+        self._retractable = None
+        self._said.clear()
+        self._reports.retract(number)
+        if was_judge:
+            _log.warning("the job goes on (step %d): slow, not stuck; the report is withdrawn", self._own.step)

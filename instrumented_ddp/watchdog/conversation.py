@@ -1,0 +1,94 @@
+"""This rank's talk with the others: over the job's store and, if that does not answer, a folder that all can see."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_group
+
+from instrumented_ddp.watchdog.channel import Board, Channel, FolderBoard, Round, connect, sees_all_ranks
+from overlapscope.trace.format import WATCHDOG_FOLDER
+
+_CONNECTS_WITHIN_S: Final = 1.0
+_SILENT_ROUNDS: Final = 2
+_FAREWELL_WITHIN_S: Final = 0.3
+
+
+class Conversation:
+    """Rounds over a board, for as long as there is a default process group.
+
+    Args:
+        run_folder: of the recording.
+        rank: this one.
+        world_size: how many ranks the job has, also when its process group is gone.
+        farewell: what to say when this rank leaves a board.
+    """
+
+    def __init__(
+        self, run_folder: Path, rank: int, world_size: Callable[[], int], farewell: Callable[[], dict[str, str]]
+    ) -> None:
+        self._run_folder = run_folder
+        self._rank = rank
+        self._world_size = world_size
+        self._farewell = farewell
+        self._channel: Channel | None = None
+        self._group: Callable[[], dist.ProcessGroup | None] = lambda: None
+        self._unanswered = 0
+        self._uses_folder = False
+
+    def is_possible(self) -> bool:
+        """Whether there are others. A board is left that was another job's, or is nobody's now."""
+        if not dist.is_initialized() or dist.get_world_size() == 1:
+            self.leave()
+            return False
+        if self._group() is not _get_default_group():  # of another store
+            self.leave()
+            self._group = weakref.ref(_get_default_group())
+        return True
+
+    def exchange(self, round_: Round) -> Round | None:
+        """Say and ask.
+
+        Returns:
+            The round, with its answers or an error; None if the board does not answer in time.
+        """
+        if self._channel is None:
+            self._channel = Channel(self._connect)
+        done = self._channel.exchange(round_, _CONNECTS_WITHIN_S)
+        self._unanswered = 0 if done is not None and done.error is None else self._unanswered + 1
+        return done
+
+    @property
+    def is_silent(self) -> bool:
+        """The board has not answered for some rounds."""
+        return self._unanswered >= _SILENT_ROUNDS
+
+    def turn_to_folder(self) -> bool:
+        """Talk over the run's folder from now on.
+
+        Returns:
+            Whether it can, because all ranks have theirs in it.
+        """
+        if not self._uses_folder:
+            if not sees_all_ranks(self._run_folder, self._world_size()):
+                return False
+            self._uses_folder = True
+            self._channel = None
+        return True
+
+    def leave(self) -> None:
+        """Say farewell. Nobody waits if the board does not answer at once."""
+        channel, self._channel = self._channel, None
+        if channel is None:
+            return
+        channel.exchange(Round(says=self._farewell(), asks=()), _FAREWELL_WITHIN_S)
+        channel.close()
+
+    def _connect(self) -> Board:
+        if self._uses_folder:
+            return FolderBoard(self._run_folder / WATCHDOG_FOLDER, self._rank, self._world_size())
+        return connect(self._run_folder, self._rank, self._world_size())

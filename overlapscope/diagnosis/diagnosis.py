@@ -1,0 +1,100 @@
+"""What is wrong with a recording, and the order of collectives that shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from overlapscope.diagnosis.evidence import Evidence, GroupOrder
+from overlapscope.diagnosis.flight_recorder_dumps import FlightRecorderDumps
+from overlapscope.diagnosis.from_flight_recorder import read_dumps
+from overlapscope.diagnosis.from_logs import read_evidence
+from overlapscope.diagnosis.judge import judge
+from overlapscope.diagnosis.order_lanes import OrderLanes
+from overlapscope.diagnosis.order_source import OrderSource, ProcessGroup
+from overlapscope.diagnosis.recorded_order import RecordedOrder
+from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.trace.folders import find_rank_folders
+from overlapscope.trace.group_reader import read_collective_logs
+from overlapscope.trace.log import Problem
+from overlapscope.trace.reports import WatchdogReport, read_reports
+
+
+class Diagnosis:
+    """A verdict and what it rests on.
+
+    Args:
+        problems: with the files that it rests on.
+        offsets_ns: what to add to the times of each rank to compare them; ranks with unknown clocks have none.
+    """
+
+    def __init__(
+        self,
+        source: OrderSource,
+        evidence: Evidence,
+        problems: Sequence[Problem] = (),
+        reports: Sequence[WatchdogReport] = (),
+        offsets_ns: Mapping[int, float] | None = None,
+    ) -> None:
+        self.source = source
+        self.evidence = evidence
+        self.verdict: Verdict = judge(evidence)
+        self.problems = tuple(problems)
+        self.reports = tuple(reports)
+        self.offsets_ns = offsets_ns or {}
+        self.groups = tuple(group for group in source.groups() if not group.is_point_to_point)
+        self._orders = {(order.name, order.ranks): order for order in evidence.groups}
+        self.lanes = cache(self._lanes)
+
+    @classmethod
+    def of(cls, path: Path, offsets_ns: Mapping[int, float] | None = None) -> Diagnosis | None:
+        """What is wrong with a recording; None if it holds no collective logs.
+
+        Args:
+            path: its folder.
+            offsets_ns: see the class.
+        """
+        folders = find_rank_folders(path)
+        source = RecordedOrder(read_collective_logs(folders))
+        if not source.groups():
+            return None
+        evidence, problems = read_evidence(path)
+        return cls(source, evidence, problems, read_reports(folders), offsets_ns)
+
+    @classmethod
+    def of_dumps(cls, path: Path) -> Diagnosis:
+        """Diagnose dumps of PyTorch's Flight Recorder.
+
+        Raises:
+            OverlapScopeError: none of them can be read.
+        """
+        source, _ = FlightRecorderDumps.read(path)
+        return cls(source, *read_dumps(path))
+
+    @property
+    def is_incident(self) -> bool:
+        """Whether its page should be shown first."""
+        return self.verdict.is_fault or any(report.retracted_ns is None for report in self.reports)
+
+    def highlight(self, group: ProcessGroup) -> tuple[int, str] | None:
+        """The number in a group where the fault began, and a label for it; None if nothing began in this group."""
+        order = self._order(group)
+        if order.first_divergence is not None:
+            return order.first_divergence, "differs since before" if order.is_since_before else "first difference"
+        if self.verdict.is_fault and self.verdict.number is not None and self.verdict.group == group.name:
+            return self.verdict.number, "stopped here"
+        return None
+
+    def _order(self, group: ProcessGroup) -> GroupOrder:
+        return self._orders.get((group.name, group.ranks)) or GroupOrder(name=group.name, ranks=group.ranks)
+
+    def _lanes(self, group: ProcessGroup) -> OrderLanes:
+        order = self._order(group)
+        return OrderLanes(
+            self.source,
+            group,
+            first_divergence=order.first_divergence,
+            divergence=order.divergence,
+            blamed=self.verdict.blamed,
+        )

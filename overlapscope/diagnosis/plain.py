@@ -1,0 +1,63 @@
+"""Dataclasses as JSON and back, so that ranks can tell each other what they know, and files keep it."""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from dataclasses import asdict, fields, is_dataclass
+from functools import cache
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
+
+_AS_IT_IS: Final = (int, str, float, bool)
+
+
+def to_json(thing: Any) -> str:
+    """A dataclass as one line."""
+    return json.dumps(asdict(thing), separators=(",", ":"))
+
+
+def from_json(cls: type[T], text: str | bytes) -> T:
+    """What ``to_json`` has written.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is not one.
+    """
+    return from_plain(cls, json.loads(text))
+
+
+def from_plain(cls: type[T], plain: dict[str, Any]) -> T:
+    """The dataclass that ``dataclasses.asdict`` and JSON have taken apart. What it does not know is left out.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is not one.
+    """
+    hints = _hints_of(cls)  # type: ignore[arg-type] # classes are hashable
+    return cls(**{name: _value(hints[name], value) for name, value in plain.items() if name in hints})
+
+
+@cache
+def _hints_of(cls: Any) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls)
+    return {field.name: hints[field.name] for field in fields(cls)}
+
+
+def _value(hint: Any, value: Any) -> Any:
+    if value is None or hint in _AS_IT_IS:
+        return value
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return _value(next(argument for argument in arguments if argument is not type(None)), value)
+    if origin is tuple:
+        if arguments[0] in _AS_IT_IS and arguments[-1] is Ellipsis:
+            return tuple(value)
+        hints = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
+        return tuple(_value(one, item) for one, item in zip(hints, value, strict=True))
+    if origin is dict:
+        of_key, of_value = arguments
+        return {of_key(key): _value(of_value, item) for key, item in value.items()}
+    if is_dataclass(hint):
+        return from_plain(hint, value)  # type: ignore[arg-type] # is_dataclass is true of instances as well
+    return value

@@ -1,0 +1,233 @@
+"""Records of a rank -> what it did with the buckets of one model, cycle by cycle; ``observation`` says what these are.
+
+Used by a training process for what it has just seen of itself, and for recordings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from overlapscope.model.partition import BoolArray, Buckets, Float64Array, Int64Array
+from overlapscope.trace.format import NO_BUCKET, Flag, Kind, Phase
+from overlapscope.trace.log import Records
+
+_MOMENTS: Final = 4
+_OF_BUCKET: Final = 4
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BucketCycles:
+    """S cycles of R ranks. Times are nanoseconds; what was not seen is NaN."""
+
+    steps: Int64Array
+    """(S,) whose gradients the cycles reduce."""
+    epoch: Int64Array
+    """(S,) number of the plan in force; -1 if the cycle was not seen whole."""
+    epoch_before: Int64Array
+    """(S,) of the step before."""
+    moments_ns: Float64Array
+    """(R, S, 4): length of the cycle; end of the copies back of the step before, and begin of backward, both from the
+    cycle's start; end of backward, from its begin."""
+    ready_ns: Float64Array
+    """(R, S, P) when each gradient is ready, from the begin of backward."""
+    buckets_ns: Float64Array
+    """(R, S, B, 4): launch and end, from the cycle's start; length of the copy in and of the copy out."""
+
+    @classmethod
+    def unseen(cls, steps: Sequence[int], parameters: int, buckets: int) -> BucketCycles:
+        """Cycles of one rank, of which nothing is known.
+
+        Args:
+            steps: S of them.
+            parameters: P.
+            buckets: B.
+        """
+        count = len(steps)
+        return cls(
+            steps=np.array(steps, dtype=np.int64),
+            epoch=np.full(count, -1),
+            epoch_before=np.full(count, -1),
+            moments_ns=np.full((1, count, _MOMENTS), np.nan),
+            ready_ns=np.full((1, count, parameters), np.nan),
+            buckets_ns=np.full((1, count, buckets, _OF_BUCKET), np.nan),
+        )
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """S, P and B."""
+        return len(self.steps), self.ready_ns.shape[2], self.buckets_ns.shape[2]
+
+    @property
+    def is_whole(self) -> BoolArray:
+        """(S,) seen by all ranks."""
+        seen: BoolArray = ~np.isnan(self.moments_ns).any(axis=(0, 2)) & (self.epoch >= 0)
+        return seen
+
+    @property
+    def length_ns(self) -> Float64Array:
+        """(S,) as the first of the ranks has it."""
+        return self.moments_ns[0, :, 0]
+
+    @property
+    def backward_end_ns(self) -> Float64Array:
+        """(R, S) from the cycle's start."""
+        end_ns: Float64Array = self.moments_ns[..., 2:].sum(axis=-1)
+        return end_ns
+
+    def of(self, which: BoolArray) -> BucketCycles:
+        """Some of the cycles.
+
+        Args:
+            which: (S,)
+        """
+        return BucketCycles(
+            steps=self.steps[which],
+            epoch=self.epoch[which],
+            epoch_before=self.epoch_before[which],
+            moments_ns=self.moments_ns[:, which],
+            ready_ns=self.ready_ns[:, which],
+            buckets_ns=self.buckets_ns[:, which],
+        )
+
+
+def bucket_cycles_of(
+    records: Records,
+    model: int,
+    plans: Mapping[int, Buckets],
+    steps: Sequence[int],
+    parameters: int,
+    bounds_ns: Int64Array | None = None,
+) -> BucketCycles:
+    """A rank's cycles: R is 1. Not seen are those whose step, or the step before, does not reduce each bucket once.
+
+    Args:
+        records: of these steps and of those before them, in any order; some may be missing. An all-reduce starts when
+            the rank enters it.
+        model: its number in the records.
+        plans: those that were in force, by epoch.
+        steps: S of them, whose cycles are wanted.
+        parameters: how many there are.
+        bounds_ns: (S, 2) when each cycle begins and ends, if ranks have this in common; else it is when the rank itself
+            saw the last all-reduce end.
+    """
+    cycles = BucketCycles.unseen(steps, parameters, max(map(len, plans.values()), default=0))
+    records = records[np.argsort(records["step"], kind="stable")]
+    numbers = np.unique(np.concatenate([cycles.steps - 1, cycles.steps]))
+    firsts, ends = (np.searchsorted(records["step"], numbers, side).tolist() for side in ("left", "right"))
+    seen = {
+        number: _Step.of(records[first:end], model, plans, parameters)
+        for number, first, end in zip(numbers.tolist(), firsts, ends, strict=True)
+    }
+    for place, number in enumerate(steps):
+        before, step = seen[number - 1], seen[number]
+        if step is None or before is None:
+            continue
+        begin_ns, end_ns = (
+            bounds_ns[place].tolist() if bounds_ns is not None else (before.released_ns, step.released_ns)
+        )
+        cycles.epoch[place], cycles.epoch_before[place] = step.epoch, before.epoch
+        cycles.moments_ns[0, place] = (
+            end_ns - begin_ns,
+            max(0, before.copied_out_ns - begin_ns),
+            step.backward_start_ns - begin_ns,
+            step.backward_end_ns - step.backward_start_ns,
+        )
+        cycles.ready_ns[0, place] = step.ready_ns(parameters, plans[step.epoch])
+        cycles.buckets_ns[0, place, : len(plans[step.epoch])] = step.buckets_ns(begin_ns)
+    return cycles
+
+
+def joined(ranks: Sequence[BucketCycles]) -> BucketCycles:
+    """Cycles of the same steps and plans, seen by several ranks: R is how many."""
+    return replace(
+        ranks[0],
+        moments_ns=np.concatenate([own.moments_ns for own in ranks]),
+        ready_ns=np.concatenate([own.ready_ns for own in ranks]),
+        buckets_ns=np.concatenate([own.buckets_ns for own in ranks]),
+    )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Step:
+    """Records of one step that reduces every bucket once. Times are those of the records."""
+
+    epoch: int
+    gradients: Records
+    buckets_ready: Records
+    copies_in: Records
+    collectives: Records
+    """By bucket."""
+    copies_out: Records
+    backward_start_ns: int
+    backward_end_ns: int
+
+    @classmethod
+    def of(cls, records: Records, model: int, plans: Mapping[int, Buckets], parameters: int) -> _Step | None:
+        records = records[np.argsort(records["start_ns"], kind="stable")]
+        own = records[records["model"] == model]
+        collectives = own[(own["kind"] == Kind.COLLECTIVE) & (own["index"] != NO_BUCKET)]
+        collectives = collectives[np.argsort(collectives["index"], kind="stable")]
+        ready = own[own["kind"] == Kind.BUCKET_READY]
+        # A second pass of the step may have begun and not be over, with another plan: then its buckets were ready.
+        epochs = np.unique(np.concatenate([collectives["plan_epoch"], ready["plan_epoch"]]))
+        if len(epochs) != 1 or (epoch := int(epochs[0])) not in plans:
+            return None
+        every_bucket = np.arange(len(plans[epoch]))
+        is_once = np.array_equal(collectives["index"], every_bucket)
+        if not is_once or not np.array_equal(np.sort(ready["index"]), every_bucket):
+            return None
+        # Phases belong to no model: of several passes this one's has its buckets in it.
+        backward = records[(records["kind"] == Kind.PHASE) & (records["index"] == Phase.BACKWARD)]
+        moment_ns = ready["start_ns"].min()
+        is_this = (backward["start_ns"] <= moment_ns) & (moment_ns <= backward["end_ns"])
+        backward = backward[is_this & ((backward["flags"] & Flag.NO_SYNC) == 0)]
+        if not len(backward):
+            return None
+        own = own[own["plan_epoch"] == epoch]
+        of_bucket = own[own["index"] < len(every_bucket)]
+        gradients = own[own["kind"] == Kind.GRADIENT_READY]
+        return cls(
+            epoch=epoch,
+            gradients=gradients[gradients["index"] < parameters],
+            buckets_ready=ready,
+            copies_in=of_bucket[of_bucket["kind"] == Kind.COPY_IN],
+            collectives=collectives,
+            copies_out=of_bucket[of_bucket["kind"] == Kind.COPY_OUT],
+            backward_start_ns=int(backward["start_ns"][-1]),
+            backward_end_ns=int(backward["end_ns"][-1]),
+        )
+
+    @property
+    def released_ns(self) -> int:
+        """When its last all-reduce ended."""
+        return int(self.collectives["end_ns"].max())
+
+    @property
+    def copied_out_ns(self) -> int:
+        """When its last copy back ended; 0 without one."""
+        return int(self.copies_out["end_ns"].max(initial=0))
+
+    def ready_ns(self, parameters: int, plan: Buckets) -> Float64Array:
+        """(P,) from the begin of backward; of buckets alone where single gradients were not recorded."""
+        ready_ns = np.full(parameters, np.nan)
+        last = np.array([bucket[-1] for bucket in plan])
+        for records, index in (
+            (self.buckets_ready, last[self.buckets_ready["index"]]),
+            (self.gradients, self.gradients["index"]),  # of several passes the last one stays
+        ):
+            ready_ns[index] = records["start_ns"] - self.backward_start_ns
+        return np.where(ready_ns < 0, np.nan, ready_ns)
+
+    def buckets_ns(self, begin_ns: int) -> Float64Array:
+        """(B, 4) as in ``BucketCycles``."""
+        copied_in_ns, copied_out_ns = np.full((2, len(self.collectives)), np.nan)
+        for length_ns, copies in ((copied_in_ns, self.copies_in), (copied_out_ns, self.copies_out)):
+            length_ns[copies["index"]] = copies["end_ns"] - copies["start_ns"]
+        entered_ns = self.collectives["start_ns"].copy()
+        np.maximum.at(entered_ns, self.copies_in["index"], self.copies_in["end_ns"])  # the host may be ahead of them
+        launch_ns, end_ns = entered_ns - begin_ns, self.collectives["end_ns"] - begin_ns
+        return np.stack([launch_ns, end_ns, copied_in_ns, copied_out_ns], axis=1)

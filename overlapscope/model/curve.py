@@ -1,0 +1,139 @@
+"""What a step would take with other buckets, as a curve over all sizes, and under options that hold for all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final, Literal
+
+import numpy as np
+
+from overlapscope.model.fit import Fitted
+from overlapscope.model.partition import MB, Buckets, Float64Array, Gradients
+from overlapscope.model.plan import UniformPlan, caps_mb_of, caps_setting, default_plan
+from overlapscope.model.plan_table import table_of
+from overlapscope.model.recommend import Interval
+from overlapscope.model.schedule import Costs, replay
+from overlapscope.model.sizes import PredictedSizes, predict_sizes
+from overlapscope.model.what_if import of_half_the_bytes
+
+_SIZES: Final = 48
+"""As many partitions as can be told apart when they are drawn."""
+_THIN: Final = 1.01
+"""Nobody sets a size that gives its buckets only within 1 %."""
+_DRAWS: Final = 60
+_INTERVAL: Final = (0.05, 0.95)
+
+Special = Literal["present", "default", "best"]
+"""Plans that no size need give."""
+SPECIALS: Final[tuple[Special, ...]] = ("present", "default", "best")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What holds for all sizes."""
+
+    first_mb: float | None = None
+    """Limit of the first bucket, if it has one of its own."""
+    is_compressed: bool = False
+    """Whether gradients are sent as fp16."""
+
+    def applied_to(self, costs: Costs) -> Costs:
+        """What a step is made of under these options."""
+        return replace(costs, collective=of_half_the_bytes(costs.collective)) if self.is_compressed else costs
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Curve:
+    """Predicted step times of Q distinct plans under some options, among them every partition that a cap gives."""
+
+    options: Options
+    gradients: Gradients
+    sizes: tuple[UniformPlan, ...]
+    """Small caps first; the first plans of all."""
+    special: dict[Special, int]
+    """Places of the special plans."""
+    plans: tuple[Buckets, ...]
+    predicted_ns: Float64Array
+    """(Q,)"""
+    exposed_ns: Float64Array
+    """(Q,)"""
+    draws_ns: Float64Array
+    """(D, Q)"""
+
+    @cached_property
+    def interval_ns(self) -> Float64Array:
+        """(2, Q) in which a step time lies nine times out of ten."""
+        low, high = np.quantile(self.draws_ns, _INTERVAL, axis=0)
+        return np.array([np.minimum(low, self.predicted_ns), np.maximum(high, self.predicted_ns)])
+
+    @property
+    def fastest(self) -> int:
+        """Place of the best size."""
+        return int(np.argmin(self.predicted_ns[: len(self.sizes)]))
+
+    @property
+    def is_default_best(self) -> bool:
+        """Whether no size is better than what DDP does when nothing is set."""
+        return bool(self.predicted_ns[self.special["default"]] <= self.predicted_ns[self.fastest])
+
+    def size_at(self, cap_mb: float) -> int:
+        """Place of the size that a cap gives."""
+        highs = [size.high_bytes for size in self.sizes]
+        return min(int(np.searchsorted(highs, int(cap_mb * MB))), len(highs) - 1)
+
+    def gain_of(self, place: int, over: Curve) -> Interval:
+        """Which share of the present step of another curve a plan saves, draw by draw."""
+        present = over.special["present"]
+        value = float(1 - self.predicted_ns[place] / over.predicted_ns[present])
+        low, high = np.quantile(1 - self.draws_ns[:, place] / over.draws_ns[:, present], _INTERVAL)
+        return Interval(value=value, low=min(value, float(low)), high=max(value, float(high)))
+
+    def setting_of(self, place: int, special: Special | None = None) -> str:
+        """The arguments of DistributedDataParallel that give a plan.
+
+        Args:
+            special: as which of them it is meant, if it is one.
+        """
+        plan, gradients = self.plans[place], self.gradients
+        if special == "default" or (special == "present" and plan == default_plan(gradients).buckets):
+            return "bucket_cap_mb=None"
+        if special is not None:
+            caps_mb = caps_mb_of(plan, gradients)
+            return 'bucket_plan="plan.json"' if caps_mb is None else caps_setting(caps_mb)
+        cap_mb, first_mb = self.sizes[place].cap_mb, self.options.first_mb
+        return caps_setting([cap_mb] if first_mb is None else [first_mb, cap_mb])
+
+
+def curve_of(fitted: Fitted, options: Options, specials: dict[Special, Buckets]) -> Curve:
+    """Predict all sizes, and the special plans.
+
+    Args:
+        fitted: the model of the job.
+        specials: the special plans.
+    """
+    gradients, costs = fitted.work.gradients, options.applied_to(fitted.costs)
+    first_bytes = None if options.first_mb is None else int(options.first_mb * MB)
+    sizes = _told_apart(predict_sizes(fitted.work, costs, first_bytes))
+    plans = list(dict.fromkeys([*(size.buckets for size in sizes), *specials.values()]))
+    table = table_of(plans, gradients)
+    replayed = replay(table, fitted.work, costs)
+    return Curve(
+        options=options,
+        gradients=gradients,
+        sizes=sizes,
+        special={name: plans.index(buckets) for name, buckets in specials.items()},
+        plans=tuple(plans),
+        predicted_ns=replayed.typical_ns,
+        exposed_ns=np.median(replayed.exposed_ns, axis=1),
+        draws_ns=fitted.cycle_draws_ns(table, _DRAWS, under=options.applied_to),
+    )
+
+
+def _told_apart(predicted: PredictedSizes) -> tuple[UniformPlan, ...]:
+    """The best of the sizes, and of the others some that are as far apart as can be."""
+    sizes = predicted.sizes
+    last = len(sizes) - 1
+    wide = [at for at, size in enumerate(sizes) if size.high_bytes > _THIN * size.low_bytes or at == last]
+    spread = np.linspace(0, len(wide) - 1, min(_SIZES, len(wide))).round().astype(np.int64)
+    return tuple(sizes[place] for place in sorted({predicted.fastest, *(wide[at] for at in spread.tolist())}))

@@ -1,0 +1,65 @@
+"""The bucket sizes that are worth asking about, and what a step is predicted to take with each.
+
+Whoever chooses among plans begins here: the advice on a recording, the page of bucket sizes, and
+``bucket_cap_mb="auto"``. The best plan of all, which need not be that of a size, is ``search.best_plan``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from overlapscope.model.partition import Float64Array
+from overlapscope.model.plan import UniformPlan, default_plan, uniform_plans
+from overlapscope.model.schedule import Costs, replay
+from overlapscope.model.work import Work
+
+LEAST_GAIN: Final = 0.01
+"""A smaller share of the step is not worth a change."""
+
+_AT_MOST: Final = 250
+_MOST_BUCKETS: Final = 100
+"""Sizes so small that they make more buckets are not looked at: latency alone makes them slow."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PredictedSizes:
+    """DDP's default, and Q sizes with different buckets."""
+
+    default: UniformPlan
+    default_ns: float
+    sizes: tuple[UniformPlan, ...]
+    """Small caps first."""
+    sizes_ns: Float64Array
+    """(Q,) step times."""
+
+    @property
+    def fastest(self) -> int:
+        """Place of the best of the sizes."""
+        return int(np.argmin(self.sizes_ns))
+
+    @property
+    def best(self) -> UniformPlan:
+        """The best of the sizes, or the default if none is better."""
+        return self.sizes[self.fastest] if self.sizes_ns[self.fastest] < self.default_ns else self.default
+
+    @property
+    def best_ns(self) -> float:
+        """Its step time."""
+        return min(float(self.sizes_ns[self.fastest]), self.default_ns)
+
+
+def predict_sizes(work: Work, costs: Costs, first_bucket_bytes: int | None = None) -> PredictedSizes:
+    """Replay every size that makes a difference.
+
+    Args:
+        first_bucket_bytes: a limit of its own for the first bucket of each; DDP's default has its own anyway.
+    """
+    gradients = work.gradients
+    smallest = max(1, gradients.total_bytes // _MOST_BUCKETS)
+    default = default_plan(gradients)
+    sizes = uniform_plans(gradients, first_bucket_bytes, at_most=_AT_MOST, smallest_cap_bytes=smallest)
+    step_ns = replay([plan.buckets for plan in (default, *sizes)], work, costs).typical_ns
+    return PredictedSizes(default=default, default_ns=float(step_ns[0]), sizes=sizes, sizes_ns=step_ns[1:])

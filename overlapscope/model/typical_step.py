@@ -1,0 +1,121 @@
+"""One step of some ranks, as it was recorded and as it would be with other buckets, on one time axis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from overlapscope.model.fit import Fitted
+from overlapscope.model.observation import Observations
+from overlapscope.model.partition import Buckets, Float64Array, Int64Array
+from overlapscope.model.schedule import Costs, replay_step
+from overlapscope.model.work import Work, backward_of
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Step:
+    """One step of R ranks with B buckets; times count from when the previous step has its gradients averaged."""
+
+    plan: Buckets
+    ranks: Int64Array
+    """(R,)"""
+    bytes: Int64Array
+    """(B,)"""
+    backward_start_ns: Float64Array
+    """(R,)"""
+    backward_end_ns: Float64Array
+    """(R,)"""
+    ready_ns: Float64Array
+    """(R, B)"""
+    launch_ns: Float64Array
+    """(R, B)"""
+    start_ns: Float64Array
+    """(R, B)"""
+    end_ns: Float64Array
+    """(R, B)"""
+    cycle_ns: float
+
+    @property
+    def exposed_ns(self) -> Float64Array:
+        """(R,) from the end of backward to the end of the last all-reduce."""
+        return np.maximum(self.end_ns.max(axis=1) - self.backward_end_ns, 0.0)
+
+
+class TypicalStep:
+    """A recorded step that took about as long as most, and what it would have been with other buckets.
+
+    Args:
+        plan: preferred plan of the step, if recorded.
+    """
+
+    def __init__(self, fitted: Fitted, plan: Buckets) -> None:
+        observations = fitted.observations
+        cycle = _typical_cycle(observations, plan)
+        self.number = int(observations.steps[cycle])
+        only = observations.of_cycles(np.arange(len(observations.steps)) == cycle)
+        backward = backward_of(only, fitted.costs.copy_in)
+        self._work: Work = backward.freed_of(fitted.costs.compute_slowdown).later_by(fitted.copy_overhead_ns)
+        self._ranks = observations.ranks
+        self.recorded = _recorded(only, fitted)
+
+    def with_buckets(self, plan: Buckets, costs: Costs) -> Step:
+        """The same step with other buckets."""
+        predicted = replay_step(plan, self._work, costs)
+        shape = predicted.ready_ns.shape
+        gradients = self._work.gradients
+        return Step(
+            plan=plan,
+            ranks=self._ranks,
+            bytes=np.array([gradients.bytes[list(bucket)].sum() for bucket in plan]),
+            backward_start_ns=predicted.backward_start_ns,
+            backward_end_ns=predicted.backward_end_ns,
+            ready_ns=predicted.ready_ns,
+            launch_ns=predicted.launch_ns,
+            start_ns=np.broadcast_to(predicted.start_ns, shape),
+            end_ns=np.broadcast_to(predicted.end_ns, shape),
+            cycle_ns=predicted.cycle_ns,
+        )
+
+
+def _typical_cycle(observations: Observations, plan: Buckets) -> int:
+    """The median step, by step time, of those with that plan or with the most frequent one."""
+    settled = observations.plan == observations.plan_before
+    wanted = [number for number, each in enumerate(observations.plans) if each == plan]
+    frequent = int(np.argmax(np.bincount(observations.plan)))
+    candidates = [
+        np.flatnonzero(with_plan & which)
+        for with_plan in (np.isin(observations.plan, wanted), observations.plan == frequent)
+        for which in (settled, np.ones_like(settled))
+    ]
+    cycles = next(found for found in candidates if len(found))
+    cycle_ns = np.median(observations.cycle_ns[cycles], axis=1)
+    return int(cycles[np.argmin(np.abs(cycle_ns - np.median(cycle_ns)))])
+
+
+def _recorded(only: Observations, fitted: Fitted) -> Step:
+    """The single cycle of some observations."""
+    shift_ns = fitted.copy_overhead_ns - only.copies_out_ns[0]
+    collectives, plan = only.collectives, only.plans[int(only.plan[0])]
+    end_ns = collectives.end_ns.T
+    arrival_ns = end_ns - collectives.transfer_ns
+    start_ns = arrival_ns.copy()
+    lanes = fitted.costs.lanes
+    for place in range(lanes, end_ns.shape[1]):
+        lane_free_ns = np.sort(end_ns[:, :place], axis=1)[:, -lanes]
+        start_ns[:, place] = np.minimum(np.maximum(arrival_ns[:, place], lane_free_ns), end_ns[:, place])
+    backward_start_ns = only.backward_start_ns[0]
+    numbers = collectives.bucket.tolist()
+    ready_ns = np.array([np.nanmax(only.ready_ns[0][:, list(plan[bucket])], axis=1) for bucket in numbers]).T
+    return Step(
+        plan=tuple(plan[bucket] for bucket in numbers),
+        ranks=only.ranks,
+        bytes=collectives.bytes,
+        backward_start_ns=backward_start_ns + shift_ns,
+        backward_end_ns=backward_start_ns + only.backward_end_ns[0] + shift_ns,
+        ready_ns=ready_ns + (backward_start_ns + shift_ns)[:, None],
+        launch_ns=collectives.launch_ns.T + shift_ns[:, None],
+        start_ns=start_ns + shift_ns[:, None],
+        end_ns=end_ns + shift_ns[:, None],
+        cycle_ns=float(np.median(only.cycle_ns[0])),
+    )

@@ -1,0 +1,76 @@
+"""Every benchmark runs to its end, at a tiny size: its figures mean nothing here, but they can be had."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.browser.chromium import CHROMIUM
+
+pytestmark = [pytest.mark.slow, pytest.mark.cluster]
+
+ROOT = Path(__file__).parents[2]
+TIME_LIMIT_S = 300
+
+STARTED_BY_OTHERS = {"auto_training", "healthy_training", "recorded_training", "swept_training", "timed_training"}
+SWEPT = {
+    "bucket_sweep": "FOLDER --model tiny --link loopback --caps 0.2 0.5 1 --rounds 2 --seconds 1 --calibrate-mb 1",
+    "bucket_advice": "FOLDER",
+    "bucket_page": "FOLDER/traces/probe --moves 3",
+}
+"""One after the other: a sweep, and what is made of it."""
+ALONE = {
+    "auto_buckets": "--model tiny --link loopback --rounds 1",
+    "clock_recovery": "--runs 1 --seconds 2",
+    "collective_ends": "--steps 2",
+    "collective_log": "--pairs 1",
+    "diagnose": "--ranks 4 --collectives 2000",
+    "fault_table": "--ranks 2 failed-rank",
+    "injected_faults": "FOLDER none slow_data --steps 25",
+    "links": "--samples 1",
+    "plan_search": "--plans 10 --parameters 20 --cycles 2 --ranks 2",
+    "recorder": "--steps 3",
+    "step_time": "--models tiny --rounds 1 --steps 3 --threads",
+    "thousand_ranks": "--ranks 16 --steps 30 --times 1 --seconds 1",
+    "timeline": "--spans 2000 --ranks 2 --seconds 0.5",
+    "watchdog": "--models tiny --pairs 1 --starts 1 --block-s 0.1 --warm-up-s 0.1",
+}
+IN_BROWSER = {"bucket_page", "thousand_ranks", "timeline"}
+
+
+def run(name: str, arguments: str, folder: Path) -> str:
+    """What a benchmark has printed."""
+    if name in IN_BROWSER and not CHROMIUM.exists():
+        pytest.skip(f"{CHROMIUM} is not installed")
+    command = [sys.executable, "-m", f"benchmarks.{name}", *arguments.replace("FOLDER", str(folder)).split()]
+    ran = subprocess.run(
+        ["timeout", str(TIME_LIMIT_S), *command],  # which also ends what it has started
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "BENCHMARKS_PATIENCE_S": "0"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stdout
+    return ran.stdout
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_it_runs(name: str, tmp_path: Path) -> None:
+    assert run(name, ALONE[name], tmp_path)
+
+
+def test_what_is_swept_can_be_judged_and_shown(tmp_path: Path) -> None:
+    for name, arguments in SWEPT.items():
+        assert run(name, arguments, tmp_path)
+
+
+def test_none_is_left_out() -> None:
+    programs = {
+        path.stem for path in (ROOT / "benchmarks").glob("*.py") if 'if __name__ == "__main__":' in path.read_text()
+    }
+    assert programs == ALONE.keys() | SWEPT.keys() | STARTED_BY_OTHERS

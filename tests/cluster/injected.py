@@ -1,0 +1,54 @@
+"""Recorded trainings of four ranks in which a known thing is wrong, and whether a finding says what it is."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from overlapscope.analysis.stragglers import Finding
+from tests.cluster.faults import Fault, GcPauses, Pause, SlowCompute, SlowData, SlowLink, to_json
+from tests.cluster.hosts import INTERFACE, Hosts
+from tests.cluster.processes import run_together
+
+WORLD_SIZE: Final = 4
+STEPS: Final = 150
+TIME_LIMIT_S: Final = 120
+CASES: Final[dict[str, tuple[Fault, ...]]] = {
+    "none": (),
+    "slow_compute": (SlowCompute(rank=1),),
+    "slow_data": (SlowData(rank=2),),
+    "pause": (Pause(rank=3),),
+    "gc_pauses": (GcPauses(rank=3),),
+    "slow_compute_and_slow_data": (SlowCompute(rank=1), SlowData(rank=2)),
+    "slow_link": (SlowLink(rank=2),),
+    "gc_pauses_and_slow_link": (GcPauses(rank=3), SlowLink(rank=1)),
+    "slow_compute_later": (SlowCompute(rank=0, from_step=80),),
+}
+
+
+def train(faults: Sequence[Fault], folder: Path, hosts: Hosts | None = None, steps: int = STEPS) -> None:
+    """Record one training, a rank on each host or all of them on this one."""
+    delays = to_json([fault for fault in faults if not isinstance(fault, SlowLink)])
+    interface = INTERFACE if hosts else "lo"
+    environment = os.environ | {"WORLD_SIZE": str(WORLD_SIZE), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": interface}
+    script = [sys.executable, "-m", "tests.cluster.straggling", str(folder), "--steps", str(steps), "--faults", delays]
+    with tempfile.TemporaryDirectory() as rendezvous:
+        script += ["--rendezvous", f"{rendezvous}/file"]
+        prefixes = [hosts.command(rank) if hosts else [] for rank in range(WORLD_SIZE)]
+        commands = [[*prefix, "env", f"RANK={rank}", *script] for rank, prefix in enumerate(prefixes)]
+        run_together(commands, environment, TIME_LIMIT_S)
+
+
+def names(finding: Finding, fault: Fault) -> bool:
+    """Whether a finding has the rank, the cause, and the pattern with its period, of a fault."""
+    blamed = (finding.link.rank,) if finding.link else finding.ranks
+    pattern = (finding.pattern.kind, finding.pattern.period)
+    return (blamed, finding.cause, pattern) == (
+        (fault.rank,),
+        fault.cause,
+        (fault.pattern, getattr(fault, "every", None)),
+    )

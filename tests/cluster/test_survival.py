@@ -1,0 +1,155 @@
+"""An error of ours never reaches the training: on one rank something fails in everything that is called back.
+
+The training goes on with the same bits on all ranks as if nothing had failed, and one line or two say what was lost.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from instrumented_ddp import DistributedDataParallel, attach
+from instrumented_ddp.collective_log.call_sites import CallSites
+from instrumented_ddp.collective_log.collectives import Collectives
+from instrumented_ddp.collective_log.completion import CompletionWatch
+from instrumented_ddp.collective_log.signatures import SignatureTable
+from instrumented_ddp.collective_log.tensor_names import TensorNames
+from instrumented_ddp.recording import links, recorder
+from instrumented_ddp.recording.bucket_collective import Collective
+from instrumented_ddp.recording.bypass import Bypass
+from instrumented_ddp.recording.clock import ClockSampling
+from instrumented_ddp.recording.data_position import DataPosition
+from instrumented_ddp.recording.models import Models
+from instrumented_ddp.recording.recorder import Recorder
+from instrumented_ddp.recording.records import BucketRecords
+from instrumented_ddp.recording.steps import Steps
+from instrumented_ddp.session import session_of_this_process
+from instrumented_ddp.stock.ddp import StockDDP
+from instrumented_ddp.stock.model import StockModel
+from instrumented_ddp.watchdog.own_state import OwnState
+from overlapscope.trace.group_log import GroupLog
+from overlapscope.trace.writer import EventLog
+from tests.cluster.ranks import run_ranks
+
+CALLBACKS: dict[str, tuple[Any, str]] = {
+    "the recorder is made": (recorder, "describe_run"),
+    "a model is made known": (Models, "add"),
+    "a plan takes effect": (recorder, "append_plan"),
+    "the records of a plan": (recorder, "PlanRecords"),
+    "a board": (recorder, "ReadinessBoard"),
+    "a forward": (Steps, "forward_is_called"),
+    "a phase begins": (Steps, "enter"),
+    "a phase ends": (Steps, "leave"),
+    "gradients are reduced": (Steps, "gradients_are_reduced"),
+    "an update begins": (Steps, "update_begins"),
+    "an update ends": (Steps, "update_ends"),
+    "a record is written": (EventLog, "append"),
+    "blocks are reserved": (EventLog, "reserve"),
+    "a launch is recorded": (BucketRecords, "launch"),
+    "a bucket ends": (Collective, "ended"),
+    "whether the module was bypassed": (Bypass, "line_of_unreduced"),
+    "the module is taken": (Bypass, "module_is_taken"),
+    "a collective is announced": (Collectives, "_announce"),
+    "an entry is written": (GroupLog, "announce"),
+    "an entry is launched": (GroupLog, "launched"),
+    "an entry has ended": (GroupLog, "completed"),
+    "an end is watched": (CompletionWatch, "add"),
+    "a signature": (SignatureTable, "of"),
+    "names": (TensorNames, "names_of"),
+    "a line": (CallSites, "number_of"),
+    "the position in the data": (DataPosition, "forward_begins"),
+    "the watchdog looks": (OwnState, "look"),
+    "a sample of links": (links, "sample_connections"),
+    "clocks": (ClockSampling, "_report"),
+    "the recording is closed": (Recorder, "close"),
+}
+OF_STOCK = {
+    "a stock model": (StockModel, "__init__"),
+    "a stock forward": (StockModel, "look_for_rebuild"),
+    "a stock backward begins": (StockModel, "_backward_begins"),
+    "a stock backward is over": (StockModel, "_backward_is_over"),
+    "a stock bucket": (StockModel, "_bucket_is_ready"),
+    "a stock launch": (StockDDP, "_launch_of_reducer"),
+}
+BY_KIND = {"ours": CALLBACKS, "stock": CALLBACKS | OF_STOCK}
+SILENT = {"a line", "names", "the position in the data", "the module is taken", "whether the module was bypassed"}
+"""What is lost by these is a name, or nothing in a healthy job; the recording goes on or says so in its own place."""
+
+State = list[float]
+
+
+class InjectedError(Exception):
+    """Something that nobody has thought of."""
+
+
+def fail(*_: Any, **__: Any) -> Any:
+    raise InjectedError
+
+
+class Lines(logging.Handler):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def train(wrap: Callable[[nn.Module], nn.Module]) -> State:
+    torch.manual_seed(0)
+    model = wrap(nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    data = torch.randn(24, 16, generator=torch.Generator().manual_seed(dist.get_rank()))
+    for (x,) in DataLoader(TensorDataset(data), batch_size=4):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        loss = torch.ones(1)
+        dist.all_reduce(loss)
+        optimizer.step()
+        model.module  # noqa: B018 - a user may look behind the wrapper
+    return [value for parameter in model.parameters() for value in parameter.flatten().tolist()]
+
+
+def train_with_each_fault(traces: str, kind: str) -> dict[str, tuple[State, list[str]]]:
+    """The weights, and what was said, with each of the callbacks failing on rank 1; under "" with none."""
+    ended = {}
+    for number, (name, (owner, attribute)) in enumerate({"": (Steps, "enter"), **BY_KIND[kind]}.items()):
+        folder = f"{traces}/{number}"
+        lines, works = Lines(), owner.__dict__[attribute]
+        logging.getLogger("instrumented_ddp").addHandler(lines)
+        if name and dist.get_rank() == 1:
+            setattr(owner, attribute, fail)
+        if kind == "stock":
+            attach(folder)
+            state = train(nn.parallel.DistributedDataParallel)
+        else:
+            state = train(lambda module, folder=folder: DistributedDataParallel(module, trace=folder))
+        if (session := session_of_this_process()) is not None:
+            session.close()
+        setattr(owner, attribute, works)
+        logging.getLogger("instrumented_ddp").removeHandler(lines)
+        ended[name] = state, lines.lines
+    return ended
+
+
+@pytest.mark.parametrize("kind", BY_KIND)
+def test_whatever_fails_on_one_rank_the_training_comes_to_the_same_and_says_what_is_lost(tmp_path, kind):
+    ranks = run_ranks(train_with_each_fault, 2, str(tmp_path), kind)
+    unharmed, nothing_said = ranks[0][""]
+    assert nothing_said == []
+    for name in BY_KIND[kind]:
+        for rank in range(2):
+            assert ranks[rank][name][0] == unharmed, name
+        said = ranks[1][name][1]
+        assert ranks[0][name][1] == [], name
+        assert len(said) <= 2, (name, said)
+        assert said or name in SILENT, name

@@ -1,0 +1,49 @@
+"""What is taken apart for JSON is put together again."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overlapscope.diagnosis.card import Card, LogExcerpt
+from overlapscope.diagnosis.evidence import (
+    CallSite,
+    Entry,
+    Failure,
+    ModelParameters,
+    RankEvidence,
+    Standing,
+    UnreadyParameter,
+)
+from overlapscope.diagnosis.plain import from_json, from_plain, to_json
+from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.trace.signature import Signature
+
+THINGS = st.one_of(
+    [
+        st.builds(thing)
+        for thing in (CallSite, Signature, Entry, Failure, Standing, UnreadyParameter, ModelParameters, RankEvidence)
+    ]
+    + [st.builds(LogExcerpt), st.builds(Card), st.builds(Verdict)]
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(THINGS)
+def test_what_was_told_is_what_is_heard(thing: Any) -> None:
+    assert from_json(type(thing), to_json(thing)) == thing
+
+
+def test_what_a_later_version_says_is_left_out() -> None:
+    site = CallSite(file="train.py", line=7, function="main")
+    assert from_plain(CallSite, asdict(site) | {"column": 4}) == site
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "7", '{"file": "train.py"}', "not JSON"])
+def test_what_is_none_is_refused(text: str) -> None:
+    with pytest.raises((KeyError, TypeError, ValueError, AttributeError)):
+        from_json(CallSite, text)

@@ -1,0 +1,79 @@
+"""The thread that does what is done from time to time."""
+
+from __future__ import annotations
+
+import threading
+
+from instrumented_ddp.recording.housekeeper import Housekeeper
+
+TIME_LIMIT_S = 20
+
+
+class Counted:
+    """A job that says how often it had a turn."""
+
+    def __init__(self, pause_s: float, name: str = "counting") -> None:
+        self.name = name
+        self.turns = 0
+        self.has_ended = False
+        self._pause_s = pause_s
+        self._had_turn = threading.Condition()
+
+    def turn(self) -> float:
+        with self._had_turn:
+            self.turns += 1
+            self._had_turn.notify_all()
+        return self._pause_s
+
+    def end(self) -> None:
+        self.has_ended = True
+
+    def had(self, turns: int) -> bool:
+        with self._had_turn:
+            return self._had_turn.wait_for(lambda: self.turns >= turns, TIME_LIMIT_S)
+
+
+class Failing(Counted):
+    def turn(self) -> float:
+        super().turn()
+        raise RuntimeError("lost")
+
+
+def test_each_job_has_its_turn_when_it_is_due_and_ends_with_the_housekeeper():
+    housekeeper = Housekeeper(0)
+    often, seldom = Counted(0.001), Counted(1000)
+    housekeeper.add(often)
+    housekeeper.add(seldom)
+    assert often.had(20)
+    housekeeper.close(TIME_LIMIT_S)
+    assert seldom.turns == 1
+    assert often.has_ended
+    assert seldom.has_ended
+
+
+def test_a_job_that_is_woken_has_its_turn_at_once():
+    housekeeper = Housekeeper(0)
+    job = Counted(1000)
+    housekeeper.add(job)
+    for turns in range(1, 5):
+        assert job.had(turns)
+        housekeeper.wake(job)
+    housekeeper.close(TIME_LIMIT_S)
+
+
+def test_a_job_that_fails_costs_one_line_and_the_others_nothing(caplog):
+    housekeeper = Housekeeper(3)
+    failing, other = Failing(0, "failing"), Counted(0.001)
+    housekeeper.add(failing)
+    housekeeper.add(other)
+    assert other.had(20)
+    housekeeper.close(TIME_LIMIT_S)
+    assert failing.turns == 1
+    assert not housekeeper.does(failing)
+    assert caplog.messages == ["rank 3: failing failed and stays off: RuntimeError('lost')"]
+
+
+def test_one_without_jobs_has_no_thread():
+    before = threading.active_count()
+    Housekeeper(0).close(TIME_LIMIT_S)
+    assert threading.active_count() == before

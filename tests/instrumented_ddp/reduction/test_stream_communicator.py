@@ -1,0 +1,186 @@
+"""What is written of collectives on a device, against streams that exist only here.
+
+A stream is the time at which all that it was given so far is done. Host time stands still: everything is enqueued at
+once, as when the host is far ahead of its device. tests/gpu holds the same against a real one.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from instrumented_ddp.recording.records import all_reduce_records
+from instrumented_ddp.reduction.communicator import StreamCommunicator
+from overlapscope.trace.format import Flag
+
+DEVICE = torch.device("cuda", 0)
+TRANSFER = 10
+
+
+class FakeStream:
+    current: FakeStream
+
+    def __init__(self, *_: object) -> None:
+        self.done_at = 0
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self.done_at = max(self.done_at, other.done_at)
+
+
+class FakeTimer:
+    """Marks are the stream's time; None in a capture."""
+
+    flags = Flag.DEVICE_CLOCK
+
+    def __init__(self) -> None:
+        self.is_capturing = False
+        self.written: list[tuple[bytes, int, int]] = []
+
+    def mark(self) -> int | None:
+        return None if self.is_capturing else FakeStream.current.done_at
+
+    def write(self, body: bytes, _: int, start: int | None, end: int | None) -> None:
+        if start is not None and end is not None:
+            self.written.append((body, start, end))
+
+
+class FakeObserver:
+    step = 0
+
+    def __init__(self, timer: FakeTimer) -> None:
+        self._timer = timer
+        self.launches = lambda _: 0
+
+    def timer_on(self, _: torch.device) -> FakeTimer:
+        return self._timer
+
+
+class FakeNccl:
+    """One collective after the other, on a stream of its own that waits for the one on which they are launched."""
+
+    def __init__(self) -> None:
+        self._stream = FakeStream()
+
+    def _get_backend(self, _: torch.device) -> FakeNccl:
+        return self
+
+    def allreduce(self, *_: object) -> FakeWork:
+        self._stream.wait_stream(FakeStream.current)
+        self._stream.done_at += TRANSFER
+        return FakeWork(self._stream.done_at)
+
+
+class FakeGloo(FakeNccl):
+    """Its works would launch a kernel that spins."""
+
+
+class FakeWork(dist.Work):
+    def __init__(self, end: int) -> None:
+        super().__init__()
+        self.end = end
+
+    def block_current_stream(self) -> None:
+        FakeStream.current.done_at = max(FakeStream.current.done_at, self.end)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        self.block_current_stream()
+        return True
+
+
+@pytest.fixture
+def timer(monkeypatch) -> FakeTimer:
+    @contextmanager
+    def on(stream: FakeStream) -> Any:
+        before, FakeStream.current = FakeStream.current, stream
+        yield
+        FakeStream.current = before
+
+    monkeypatch.setattr(FakeStream, "current", FakeStream(), raising=False)
+    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: FakeStream.current)
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", FakeNccl, raising=False)
+    monkeypatch.setattr(FakeGloo, "_get_backend", lambda *_: object())
+    return FakeTimer()
+
+
+RECORDS = all_reduce_records(Flag.DEVICE_CLOCK, 0, 8, "float32")
+
+
+def communicator(group: FakeNccl, timer: FakeTimer) -> Any:
+    return StreamCommunicator(group, DEVICE, FakeObserver(timer))  # type: ignore[arg-type]
+
+
+def compute(duration: int) -> None:
+    FakeStream.current.done_at += duration
+
+
+def test_a_bucket_begins_when_it_is_ready_and_the_one_before_is_over(timer):
+    lane = communicator(FakeNccl(), timer)
+    compute(3)
+    first = lane.all_reduce(torch.ones(8), RECORDS)
+    compute(2)  # the second is ready at 5, and waits until 13
+    second = lane.all_reduce(torch.ones(8), RECORDS)
+    for collective in (first, second):
+        lane.wait(collective)
+    assert timer.written == [(RECORDS.collective, 3, 13), (RECORDS.collective, 13, 23)]
+
+
+def test_so_does_a_bucket_of_stock_ddp_which_torchs_reducer_launches_from_the_stream_that_computes(timer):
+    group = FakeNccl()
+    lane = communicator(group, timer)
+    launched = []
+    compute(3)
+    for _ in range(2):
+        collective = lane.announce(RECORDS)
+        lane.launched(collective, group.allreduce([torch.ones(8)]))
+        launched.append(collective)
+        compute(2)
+    assert FakeStream.current.done_at == 7, "what computes waits for none of them"
+    for collective in launched:
+        lane.waited(collective)
+    assert timer.written == [(RECORDS.collective, 3, 13), (RECORDS.collective, 13, 23)]
+
+
+def test_over_gloo_an_end_is_a_bound_marked_where_it_was_waited_for(timer, monkeypatch):
+    monkeypatch.setattr(FakeWork, "block_current_stream", partial(pytest.fail, "a kernel spins"))
+    monkeypatch.setattr(FakeWork, "wait", lambda work, _=None: setattr(FakeStream.current, "done_at", work.end))
+    lane = communicator(FakeGloo(), timer)
+    compute(3)
+    collective = lane.all_reduce(torch.ones(8), RECORDS)
+    lane.wait(collective)
+    assert timer.written == [(RECORDS.collective_bounds, 3, 13)]
+
+
+def test_over_gloo_a_bucket_of_stock_ddp_is_over_when_its_reducer_has_waited(timer, monkeypatch):
+    monkeypatch.setattr(FakeWork, "block_current_stream", partial(pytest.fail, "a kernel spins"))
+    group = FakeGloo()
+    lane = communicator(group, timer)
+    compute(3)
+    collective = lane.announce(RECORDS)
+    lane.launched(collective, group.allreduce([torch.ones(8)]))
+    compute(20)
+    lane.waited(collective)
+    assert timer.written == [(RECORDS.collective_bounds, 3, 23)]
+
+
+def test_what_is_captured_is_neither_marked_nor_waited_for_by_our_stream(timer, monkeypatch):
+    lane = communicator(FakeNccl(), timer)
+    timer.is_capturing = True
+    monkeypatch.setattr(FakeWork, "block_current_stream", partial(pytest.fail, "our stream would join the graph"))
+    monkeypatch.setattr(FakeWork, "wait", lambda *_: True)
+    lane.wait(lane.all_reduce(torch.ones(8), RECORDS))
+    assert timer.written == []
+
+
+def test_no_work_outlives_the_wait_for_it(timer):
+    lane = communicator(FakeNccl(), timer)
+    collective = lane.all_reduce(torch.ones(8), RECORDS)
+    lane.wait(collective)
+    assert collective.work is None

@@ -1,0 +1,19 @@
+"""What watchdogs say to each other arrives as it was said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from instrumented_ddp.watchdog.messages import Alarm, Answer, Beat, Head, Outcome, Pointer, Question
+from overlapscope.diagnosis.plain import from_json, to_json
+
+MESSAGES = st.one_of([st.builds(message) for message in (Head, Question, Answer, Beat, Pointer, Alarm, Outcome)])
+
+
+@settings(max_examples=200, deadline=None)
+@given(MESSAGES)
+def test_what_was_said_is_what_is_heard(message: Any) -> None:
+    assert from_json(type(message), to_json(message).encode()) == message

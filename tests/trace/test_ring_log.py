@@ -1,0 +1,131 @@
+"""What both logs do when the disk fills up, while they are written and read: the disk is one with little room."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.format import HEADER_BYTES
+from overlapscope.trace.group_file import GroupFile
+from overlapscope.trace.group_log import GroupHeader, GroupLog
+from overlapscope.trace.log import newest_records, read_log
+from overlapscope.trace.ring_log import RingLog
+from overlapscope.trace.signature import Signature
+from overlapscope.trace.writer import EventLog
+from tests.trace.logs import ENTER
+
+LOSS = Signature(op="all_reduce", reduce_op="sum", dtype="float32", elements=1)
+
+
+@dataclass(frozen=True)
+class Kind:
+    make: Callable[[Path, int], RingLog]
+    """With a limit in bytes."""
+    store: Callable[[RingLog, int], object]
+    newest: Callable[[Path, int], list[int]]
+    """The numbers of the newest so many, read from the file."""
+
+
+def store_record(log: RingLog, number: int) -> None:
+    assert isinstance(log, EventLog)
+    log.append(ENTER, number, number, number)
+
+
+def store_entry(log: RingLog, number: int) -> None:
+    assert isinstance(log, GroupLog)
+    log.announce(1, LOSS, now_ns=number, step=number)
+
+
+def newest_entries(path: Path, count: int) -> list[int]:
+    file = GroupFile(path)
+    assert [problem for problem in file.problems if problem.severity == "error"] == []
+    return list(file.read(file.newest - count + 1, file.newest)["number"])
+
+
+KINDS = {
+    "events": Kind(EventLog, store_record, lambda path, count: list(newest_records(path, count)["sequence"])),
+    "group": Kind(
+        lambda path, limit: GroupLog(path, GroupHeader(name="0", ranks=(0, 1), rank=0), limit),
+        store_entry,
+        newest_entries,
+    ),
+}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return KINDS[request.param]
+
+
+def limit_disk(monkeypatch: pytest.MonkeyPatch, room_bytes: int) -> None:
+    fallocate = os.posix_fallocate
+
+    def allocate(fd: int, offset: int, length: int) -> None:
+        if offset + length > room_bytes:
+            raise OSError(28, "No space left on device")
+        fallocate(fd, offset, length)
+
+    monkeypatch.setattr(os, "posix_fallocate", allocate)
+
+
+def test_a_disk_that_fills_up_makes_a_smaller_ring_whose_newest_are_readable_at_any_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind
+) -> None:
+    path = tmp_path / "log"
+    room_bytes = HEADER_BYTES + kind.make(tmp_path / "other", 2**22).chunk_slots * 64 * 3 // 2
+    limit_disk(monkeypatch, room_bytes)
+    log = kind.make(path, 2**23)
+    for number in range(1, log.chunk_slots * 5 // 2):
+        kind.store(log, number)
+        if number % 1000 == 0:
+            assert kind.newest(path, 100) == list(range(number - 99, number + 1))
+            assert path.stat().st_blocks * 512 <= room_bytes
+    assert log.disk_is_full
+    assert log.capacity == log.chunk_slots
+    newest = kind.newest(path, 100)
+    log.close()
+    assert kind.newest(path, 100) == newest == list(range(log.newest - 99, log.newest + 1))
+    assert path.stat().st_size == HEADER_BYTES + log.capacity * log.slot_bytes
+
+
+def test_a_disk_that_is_full_from_the_start_is_an_error_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind
+) -> None:
+    limit_disk(monkeypatch, HEADER_BYTES)
+    with pytest.raises(OverlapScopeError, match="no space left on the disk"):
+        kind.make(tmp_path / "log", 2**20)
+    assert not (tmp_path / "log").exists()
+
+
+def test_a_log_is_never_overwritten(tmp_path: Path, kind: Kind) -> None:
+    log = kind.make(tmp_path / "log", 2**20)
+    kind.store(log, 1)
+    with pytest.raises(OverlapScopeError, match="already holds a recording"):
+        kind.make(tmp_path / "log", 2**20)
+    assert kind.newest(tmp_path / "log", 10) == [1]
+
+
+def test_after_the_end_nothing_is_stored_and_nothing_raised(tmp_path: Path, kind: Kind) -> None:
+    log = kind.make(tmp_path / "log", 2**20)
+    for number in (1, 2, 3):
+        kind.store(log, number)
+    log.close()
+    size = log.path.stat().st_size
+    kind.store(log, 4)
+    log.close()
+    assert log.closed
+    assert log.path.stat().st_size == size == HEADER_BYTES + 3 * log.slot_bytes
+
+
+def test_a_header_says_at_once_how_small_the_ring_has_become(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit_disk(monkeypatch, HEADER_BYTES + EventLog.chunk_slots * 64)
+    log = EventLog(tmp_path / "log")
+    for number in range(1, log.chunk_slots + 2):
+        store_record(log, number)
+    header, _, _ = read_log(log.path)
+    assert (header.capacity_records, header.pinned_records) == (log.chunk_slots, log.chunk_slots // 8)
