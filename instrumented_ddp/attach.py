@@ -12,7 +12,6 @@ Example::
 from __future__ import annotations
 
 import functools
-import logging
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -23,16 +22,13 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import _get_default_group
 
-from instrumented_ddp.recording.console import log_to_stderr
 from instrumented_ddp.recording.metadata import describe_rank, describe_run
-from instrumented_ddp.session import Session, describe, open_session, session_of_this_process
+from instrumented_ddp.session import Session, goes_unrecorded, open_session, session_of_this_process
 from instrumented_ddp.stock.ddp import observe_stock_ddp
 from instrumented_ddp.stock.plain_steps import PlainSteps
 from instrumented_ddp.watchdog.joining import joining
 from overlapscope.trace.environment import Recording, recording_from_environment
 from overlapscope.trace.format import RANK_FILE, RUN_FILE, write_json
-
-_log = logging.getLogger(__name__)
 
 _trace: str | None = None
 _is_waiting_for_groups = False
@@ -80,10 +76,10 @@ def _record_if_there_is_a_group() -> None:
         if recording is not None:
             _record(open_session(recording.folder, dist.get_rank(), recording.on_incident), recording)
     except Exception as error:
-        log_to_stderr()
-        _log.warning("rank %d: training continues unrecorded: %s", dist.get_rank(), describe(error))
         if (session := session_of_this_process()) is not None:
-            session.close()
+            session.gives_up(error)
+        else:
+            goes_unrecorded(dist.get_rank(), error)
 
 
 def _record(session: Session, recording: Recording) -> None:

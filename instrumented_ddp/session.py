@@ -16,7 +16,9 @@ import atexit
 import logging
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing import util
 from pathlib import Path
 from typing import Any, Final
@@ -64,15 +66,20 @@ class Session:
         self.folder = rank_folder(trace_folder, rank)
         self.rank = rank
         self.position = Position()
-        self.collectives = Collectives(self.folder, rank, self.position)
+        self.collectives = Collectives(self.folder, rank, self.position, self.gives_up)
         self.models = Models(self.collectives)
         self.data = DataPosition(self.position, self.collectives.call_sites)
         self.recorder: Recorder | None = None
         """Of steps and buckets, if this process trains with DDP."""
         self.is_provisional = False
         """Whether nothing but the environment asked for it."""
+        self.is_recording = True
+        """Neither closed nor given up."""
+        self._closed = False
+        self._giving_up = threading.Lock()
         self._pid = os.getpid()
         self._housekeeper = Housekeeper(rank)
+        self._housekeeper.add(self.collectives.completions)
         self._farewell = Farewell(self.folder, self.collectives.call_sites, self._process_fails)
         self._watchdog = None
         if on_incident != "off":
@@ -93,8 +100,8 @@ class Session:
             group: the ranks that train together.
             device: where the first instance computes.
         """
-        if self.recorder is not None and not self.recorder.log.closed:
-            return self.recorder
+        if self.recorder is not None or not self.is_recording:
+            return self.recorder if self.is_recording else None
         recording = recording_from_environment(self.folder.parent)
         assert recording is not None
         try:
@@ -106,10 +113,10 @@ class Session:
                 device=device,
                 detail=recording.detail,
                 limit_bytes=recording.limit_bytes,
+                on_error=self.gives_up,
             )
         except Exception as error:
-            self.close()
-            _log.warning("rank %d: training continues unrecorded: %s", rank_of_this_process(group), describe(error))
+            self.gives_up(error)
             return None
         atexit.unregister(self.close)  # what users have registered meanwhile is called after us, as it was before
         call_at_exit(self.close)
@@ -124,8 +131,7 @@ class Session:
         try:
             return self.models.add(module, parameters, frozen)
         except Exception as error:
-            self.close()
-            _log.warning("rank %d: training continues unrecorded: %s", self.rank, describe(error))
+            self.gives_up(error)
             return 0
 
     def training_forward(self, *, has_uneven_inputs: bool) -> None:
@@ -140,15 +146,36 @@ class Session:
             self.position.batch = UNKNOWN
             _log.debug("rank %d: its position in the data is not known: %r", self.rank, error)
 
+    def gives_up(self, error: Exception) -> None:
+        """Something of ours went wrong: the training goes on, and the recording of this rank ends here, all of it.
+
+        Were only a part of it to end, what is missing would pass for what the rank has not done. May be called on any
+        thread and in any callback; only the first error is heard.
+        """
+        with self._giving_up:
+            if not self.is_recording or os.getpid() != self._pid:
+                return
+            self.is_recording = False
+        why = goes_unrecorded(self.rank, error)
+        self._farewell.recording_ends(why)  # and then the logs are closed, which would look complete
+        if self._watchdog is not None:
+            self._watchdog.recording_ends(why)
+        self.collectives.stop()
+        if self.recorder is not None:
+            with suppress(Exception):
+                self.recorder.log.close()
+
     @property
     def closed(self) -> bool:
         """``close`` has been called."""
-        return self.collectives.closed
+        return self._closed
 
     def close(self) -> None:
         """Write down what is pending, and nothing from now on. Called at exit; may be called before, and twice."""
-        if self.closed or os.getpid() != self._pid:
+        if self._closed or os.getpid() != self._pid:
             return
+        self._closed = True
+        self.is_recording = False
         atexit.unregister(self.close)
         recorder, watchdog = self.recorder, self._watchdog
         parts: list[Callable[[], None]] = [self._farewell.close, self._close_housekeeper]
@@ -178,7 +205,7 @@ class Session:
         """The process is about to be ended: keep what it has recorded."""
         if self.recorder is not None:
             self.recorder.log.close()
-        self.collectives.flush()
+        self.collectives.stop()
 
 
 def call_at_exit(callback: Callable[[], None]) -> None:
@@ -237,15 +264,20 @@ def session_for(
         rank = rank_of_this_process(group or _get_default_group())
         return open_session(recording.folder, rank, on_incident or recording.on_incident)
     except Exception as error:
-        log_to_stderr()
-        rank = dist.get_rank() if dist.is_initialized() else 0
-        _log.warning("rank %d: training continues unrecorded: %s", rank, describe(error))
+        goes_unrecorded(dist.get_rank() if dist.is_initialized() else 0, error)
         return None
 
 
-def describe(error: Exception) -> str:
-    """What went wrong: in our own words, or with the name of what nobody foresaw."""
-    return str(error) if isinstance(error, OverlapScopeError) else f"{type(error).__name__}: {error}"
+def goes_unrecorded(rank: int, error: Exception) -> str:
+    """Say that a rank is not recorded, or not any more.
+
+    Returns:
+        Why: in our own words, or with the name of what nobody foresaw.
+    """
+    log_to_stderr()
+    why = str(error) if isinstance(error, OverlapScopeError) else f"{type(error).__name__}: {error}"
+    _log.warning("rank %d: training continues unrecorded: %s", rank, why)
+    return why
 
 
 def step() -> None:

@@ -8,6 +8,7 @@ from dashboards.plots.tooltip import Rows
 from overlapscope.diagnosis.evidence import UNKNOWN_STEP, Divergence
 from overlapscope.diagnosis.order_lanes import OrderLane, OrderLanes
 from overlapscope.diagnosis.wording import capitalised, collective_text, ranks_text
+from overlapscope.trace.signature import NO_BUCKET
 from overlapscope.units import format_bytes, format_ns
 
 _DIFFERENCES: Final[dict[Divergence, str]] = {
@@ -40,7 +41,9 @@ def cell_tooltip(lanes: OrderLanes, lane: OrderLane, number: int) -> tuple[str, 
     if entry.launched_ns is not None:
         rows.append(("launched", f"{format_ns(entry.launched_ns - entry.announced_ns)} after it was announced"))
     if entry.launched_ns is not None and entry.completed_ns is not None:
-        rows.append(("took", format_ns(entry.completed_ns - entry.launched_ns)))
+        took = format_ns(entry.completed_ns - entry.launched_ns)
+        is_seen_late = signature.bucket == NO_BUCKET
+        rows.append(("took", f"at most {took}" if is_seen_late else took))
     if entry.call_site is not None:
         rows.append(("called at", str(entry.call_site)))
     return title, rows

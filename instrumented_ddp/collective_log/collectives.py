@@ -25,13 +25,11 @@ from instrumented_ddp.collective_log.completion import CompletionWatch
 from instrumented_ddp.collective_log.device_completion import OnEnd
 from instrumented_ddp.collective_log.dispatch import Call, Interception
 from instrumented_ddp.collective_log.position import Position
-from instrumented_ddp.collective_log.purposes import Launch, current_launch
+from instrumented_ddp.collective_log.purposes import Launch, Purpose, current_launch
 from instrumented_ddp.collective_log.signatures import SignatureTable
 from instrumented_ddp.collective_log.tensor_names import TensorNames
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.format import (
-    EVENTS_FILE,
-)
+from overlapscope.trace.format import EVENTS_FILE, NO_CALL_SITE
 from overlapscope.trace.group_log import GroupHeader, GroupLog, group_file
 from overlapscope.trace.host import host_now_ns
 from overlapscope.trace.signature import POINT_TO_POINT, Signature
@@ -62,12 +60,13 @@ class Collectives:
         folder: of this rank, in the run's folder.
         rank: of this process in the whole job.
         position: where this rank is, which every entry says.
+        on_error: called when something of ours went wrong, so that the log would lack something.
 
     Raises:
         OverlapScopeError: the folder can't be written, or already holds a recording of this rank.
     """
 
-    def __init__(self, folder: Path, rank: int, position: Position) -> None:
+    def __init__(self, folder: Path, rank: int, position: Position, on_error: Callable[[Exception], None]) -> None:
         self.folder = folder
         self.rank = rank
         self.position = position
@@ -83,8 +82,8 @@ class Collectives:
         self._logs: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[bool, GroupLog]] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         self._lines_seen: set[int] = set()
-        self._has_complained = False
-        self._closed = False
+        self._on_error = on_error
+        self._stopped = False
         self._pid = os.getpid()
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -96,7 +95,7 @@ class Collectives:
         except OSError as error:
             raise OverlapScopeError(f"{folder}: can't be made ({error.strerror})") from None
         self.call_sites = CallSites(folder)
-        self.completions = CompletionWatch()
+        self.completions = CompletionWatch(on_error)
         """Of all collectives of this process."""
         self._interception = Interception(self)
 
@@ -109,29 +108,22 @@ class Collectives:
 
     def announce(self, call: Call) -> Announced | None:
         """A collective is about to be launched."""
-        if self._closed or os.getpid() != self._pid:
+        if self._stopped or os.getpid() != self._pid:
             return None
         try:
             return self._announce(call)
-        except Exception as error:  # the disk is full, or variables change while they are looked at: it is launched
-            self._complain_once(error)
+        except Exception as error:  # it is launched all the same
+            self._on_error(error)
             return None
 
     def _announce(self, call: Call) -> Announced:
+        self.completions.look_at_oldest()
         launch = current_launch() or self.recognise(call)
         purpose = None if launch is None else launch.purpose
-        if purpose is not None and purpose.role in _IN_BACKWARD:
-            frame, call_site = None, self.position.backward_call_site
-        else:
-            frame = self.call_sites.frame_of_caller()
-            call_site = self.call_sites.number_of(frame)
-            if purpose is None and frame is not None and call_site not in self._lines_seen:
-                self._lines_seen.add(call_site)
-                self.names.note_modules(frame)
+        call_site, names = self._line_and_names(call, purpose)
         self.before_each()
         position = self.position
         log = self._log_of(call)
-        names = self.names.names_of(call.tensors, frame) if purpose is None and call.tensors else ()
         number, signature = self._signatures.of(call, purpose, log.header, names)
         if signature.role == "user" and signature.reduce_op:
             self.elements_reduced_by_user += signature.elements
@@ -147,6 +139,24 @@ class Collectives:
         )
         is_meant = launch is not None and launch.group in (None, call.group)
         return Announced(log=log, number=entry, device=call.device, launch=launch if is_meant else None)
+
+    def _line_and_names(self, call: Call, purpose: Purpose | None) -> tuple[int, tuple[str, ...]]:
+        """The user's line that launches it, and what its variables call the tensors."""
+        if purpose is not None and purpose.role in _IN_BACKWARD:
+            return self.position.backward_call_site, ()
+        call_site = NO_CALL_SITE
+        names: tuple[str, ...] = ()
+        try:
+            frame = self.call_sites.frame_of_caller()
+            call_site = self.call_sites.number_of(frame)
+            if purpose is None and frame is not None and call_site not in self._lines_seen:
+                self._lines_seen.add(call_site)
+                self.names.note_modules(frame)
+            if purpose is None and call.tensors:
+                names = self.names.names_of(call.tensors, frame)
+        except Exception as error:  # variables change while they are looked at: an entry is right without these
+            _log.debug("rank %d: a collective's line or names are not known: %r", self.rank, error)
+        return call_site, names
 
     def launched(self, announced: Announced | None, work: dist.Work | None) -> None:
         """The backend has taken it."""
@@ -165,7 +175,7 @@ class Collectives:
             else:
                 self.completions.add(work, on_end, announced.ended, is_bucket=True)
         except Exception as error:
-            self._complain_once(error)
+            self._on_error(error)
 
     def _on_end_of_bucket(self, announced: Announced, work: dist.Work | None) -> OnEnd | None:
         """Who launches a bucket may want to be told of its end."""
@@ -180,35 +190,24 @@ class Collectives:
         try:
             announced.ended(host_now_ns(), failed=True)
         except Exception as error:
-            self._complain_once(error)
+            self._on_error(error)
 
     # -- the end -------------------------------------------------------------------------------------------------
 
+    def stop(self) -> None:
+        """Write nothing from now on. May be called on any thread, also where a collective is announced."""
+        self._stopped = True
+        for log in self.logs:
+            with suppress(Exception):  # of a file that can't be cut to its length: what is in it is in it
+                log.close()
+
     def close(self) -> None:
-        """Write down what has ended, and nothing from now on. May be called twice."""
-        if self._closed or os.getpid() != self._pid:
-            return
+        """Write down what has ended, and nothing from now on."""
         self._interception.close()
-        self._closed = True
         self.completions.close()
-        self.flush()
+        self.stop()
         self._signatures.close()
         self.call_sites.close()
-
-    def flush(self) -> None:
-        """Close the logs of all groups: the process is about to be ended."""
-        for log in self.logs:
-            log.close()
-
-    @property
-    def closed(self) -> bool:
-        """``close`` has been called."""
-        return self._closed
-
-    def _complain_once(self, error: Exception) -> None:
-        if not self._has_complained:
-            self._has_complained = True
-            _log.warning("%s: a collective is missing in the log: %r", self.folder, error)
 
     # -- small parts ---------------------------------------------------------------------------------------------
 

@@ -90,10 +90,12 @@ class DeviceCompletionWatch:
 
     Args:
         device: where the first of them runs.
+        on_error: as for ``CompletionWatch``.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, on_error: Callable[[Exception], None]) -> None:
         self._device = device
+        self._on_error = on_error
         self._launched: deque[_InFlight] = deque()
         self._wake = threading.Event()
         self._is_idle = False
@@ -114,7 +116,7 @@ class DeviceCompletionWatch:
         """
         one = _InFlight(on_end)
         if device.type == "cuda" and is_capturing():  # it is not launched: nothing of it will ever be seen to end
-            _tell(one, failed=False)
+            self._tell(one, failed=False)
             return
         if work is not None:
             one.result = self._result_of(work)
@@ -123,7 +125,7 @@ class DeviceCompletionWatch:
             one.event = torch.cuda.Event()
             one.event.record(torch.cuda.current_stream(device))
         else:
-            _tell(one, failed=False)
+            self._tell(one, failed=False)
             return
         self._launched.append(one)
         if self._is_idle:  # to wake it for each of many would cost them more than all else that is done for them
@@ -182,8 +184,17 @@ class DeviceCompletionWatch:
                 if failed is None:
                     running.append(one)
                 else:
-                    _tell(one, failed=failed)
+                    self._tell(one, failed=failed)
             self._in_flight = running
+
+    def _tell(self, one: _InFlight, *, failed: bool) -> None:
+        now_ns = host_now_ns()
+        for tell in one.on_end:
+            try:
+                tell(now_ns, failed)
+            except Exception as error:
+                if not self._closed:  # else its log was closed a moment ago
+                    self._on_error(error)
 
     def _take(self) -> None:
         self._in_flight += [self._launched.popleft() for _ in range(len(self._launched))]
@@ -194,13 +205,6 @@ class DeviceCompletionWatch:
         if not self._launched and not self._closed:  # else it came before it could know that it has to wake us
             self._wake.wait()
         self._is_idle = False
-
-
-def _tell(one: _InFlight, *, failed: bool) -> None:
-    now_ns = host_now_ns()
-    for tell in one.on_end:
-        with suppress(ValueError):  # the log was closed a moment ago
-            tell(now_ns, failed)
 
 
 def has_failed(future: torch._C.Future[Any]) -> bool:

@@ -39,9 +39,19 @@ class Farewell:
         self._on_exception = on_exception
         self._pid = os.getpid()
         self._is_said = False
+        self._unrecorded_because: str | None = None
         self._hook_before = sys.excepthook
         sys.excepthook = self._uncaught
         self._file_of_spawn = _error_file_of_spawn()
+
+    def recording_ends(self, why: str) -> None:
+        """The process goes on, and nothing more will be known of it but its end.
+
+        Args:
+            why: that is.
+        """
+        self._unrecorded_because = why
+        self._write({"how": "unrecorded"})
 
     def close(self) -> None:
         """Write how the process, or its recording, ends. May be called twice."""
@@ -73,8 +83,12 @@ class Farewell:
 
     def _say(self, what: dict[str, Any]) -> None:
         self._is_said = True
+        self._write(what)
+
+    def _write(self, what: dict[str, Any]) -> None:
+        lost = {} if self._unrecorded_because is None else {"unrecorded_because": self._unrecorded_because}
         with suppress(OSError):
-            write_json(self._path, what | {"time_ns": host_now_ns()})
+            write_json(self._path, what | lost | {"time_ns": host_now_ns()})
 
 
 def _is_end_of_child() -> bool:

@@ -7,8 +7,8 @@ tells ``model_events``'s. Here is what they share: the log, the timers, and the 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -60,6 +60,7 @@ class Recorder:
         device: where the module computes; its time line is the trace's.
         detail: ``parameters`` to record the readiness of every gradient as well.
         limit_bytes: most disk space of this rank's log.
+        on_error: called when something of ours went wrong, so that the recording would lack something.
 
     Raises:
         OverlapScopeError: the folder can't be written, or already holds a recording of this rank.
@@ -75,7 +76,10 @@ class Recorder:
         device: torch.device,
         detail: Detail = "buckets",
         limit_bytes: int = DEFAULT_LIMIT_BYTES,
+        on_error: Callable[[Exception], None],
     ) -> None:
+        self.gives_up = on_error
+        """Something of ours went wrong: the training goes on, and the recording of this rank ends."""
         self.collectives = collectives
         self.folder = collectives.folder
         self.detail = detail
@@ -263,23 +267,13 @@ class Recorder:
 
     # -- the end -------------------------------------------------------------------------------------------------
 
-    def gives_up(self, error: Exception) -> None:
-        """Something of ours went wrong: the training goes on, and this recording ends."""
-        if self.log.closed:
-            return
-        with suppress(Exception):
-            self.log.close()
-        what = f"{type(error).__name__}: {error}"
-        sentence = "rank %d: training continues; its steps and buckets are not recorded from here on: %s"
-        _log.warning(sentence, self._rank, what)
-
     def close(self) -> None:
         """Write what is still pending and close the log. May be called twice."""
         self._optimizers.close()
+        self._gc_pauses.close()
         if self.log.closed:
             return
         self._close_steps()
-        self._gc_pauses.close()
         self.completions.close()
         for timer in self._timers.values():
             timer.close()
@@ -295,10 +289,6 @@ class Recorder:
 
     # -- small parts ---------------------------------------------------------------------------------------------
 
-    @property
-    def _rank(self) -> int:
-        return self.collectives.rank
-
     def _step_begins(self) -> None:
         for timer in self._timers.values():
             timer.step_begins()
@@ -308,6 +298,8 @@ class Recorder:
 
     @survived
     def _update_begins(self) -> None:
+        if self.log.closed:
+            return
         for model, bypass in self._bypasses.items():
             call_site = bypass.line_of_unreduced()
             if call_site != NO_CALL_SITE:

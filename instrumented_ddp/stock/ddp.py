@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -31,8 +30,6 @@ from instrumented_ddp.recording.records import BucketRecords, buffer_records
 from instrumented_ddp.session import Session
 from instrumented_ddp.stock.model import StockModel
 from overlapscope.trace.format import Phase
-
-_log = logging.getLogger(__name__)
 
 _ENGINE: Final = ("torch.autograd.graph", "")
 """Modules whose frame is behind what the reducer launches: none at all on autograd's own threads, as on CUDA."""
@@ -64,7 +61,7 @@ class StockDDP:
     @property
     def is_over(self) -> bool:
         """The process is no longer recorded, or something went wrong."""
-        return self._session.closed
+        return not self._session.is_recording
 
     def observes(self, ddp: object) -> bool:
         """Whether an instance is torch's own, and the process still recorded."""
@@ -238,10 +235,7 @@ class StockDDP:
         try:
             yield
         except Exception as error:
-            if not self.is_over:
-                self._session.close()
-                what = f"{type(error).__name__}: {error}"
-                _log.warning("rank %d: training continues unrecorded: %s", self._session.rank, what)
+            self._session.gives_up(error)
 
 
 def _module_that_calls() -> str:

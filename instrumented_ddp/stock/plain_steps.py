@@ -46,6 +46,6 @@ class PlainSteps:
         is_new_step = step != self._step_of_position
         if is_new_step if self._optimizer else session.data.has_new_batch or is_new_step:
             self._step_of_position = step
-            session.data.forward_begins()
+            session.training_forward(has_uneven_inputs=False)
             if (frame := session.collectives.call_sites.frame_of_caller()) is not None:
                 session.collectives.names.note_modules(frame)

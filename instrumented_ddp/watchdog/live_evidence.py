@@ -71,6 +71,7 @@ def _rank(one: Known) -> RankEvidence | None:
             pid=beat.pid,
             standing=Standing(step=beat.step, phase=beat.phase, since_ns=beat.since_ns),
             steps_done=beat.step,
+            unrecorded_because=beat.unrecorded_because,
         )
     return replace(
         told,

@@ -58,6 +58,7 @@ class Beat:
     since_ns: int = 0
     step_time_ns: int | None = None
     how: Literal["runs", "ended", "failed"] = "runs"
+    unrecorded_because: str | None = None
     failure: Failure | None = None
     rss_bytes: int = 0
     memory_limit_bytes: int | None = None

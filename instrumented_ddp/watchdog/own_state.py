@@ -57,6 +57,8 @@ class OwnState:
         self.rhythm = Rhythm()
         self.failure: Failure | None = None
         self.how: Literal["runs", "ended", "failed"] = "runs"
+        self.unrecorded_because: str | None = None
+        """Why its recording has ended before it did."""
         self._collectives = collectives
         self._models = models
         self._position = collectives.position
@@ -76,7 +78,6 @@ class OwnState:
         Returns:
             Whether anything has happened since the last one.
         """
-        self._collectives.completions.look()
         has_ended = [int(entry["completed_ns"] > 0) for entry in self._newest_entries()]
         mark = (
             self._position.step,
@@ -147,6 +148,7 @@ class OwnState:
             since_ns=self._position.since_ns,
             step_time_ns=self._step_ns(),
             how=self.how,
+            unrecorded_because=self.unrecorded_because,
             failure=self.failure,
             rss_bytes=resident_bytes,
             memory_limit_bytes=limit_bytes or None,
@@ -192,6 +194,7 @@ class OwnState:
             host=self._host,
             pid=self.pid,
             liveness="failed" if self.failure is not None else "running" if state == "R" else "sleeping",
+            unrecorded_because=self.unrecorded_because,
             failure=self.failure,
             standing=self._standing(),
             steps_done=self.step,
@@ -202,7 +205,7 @@ class OwnState:
             is_working=is_working if is_working is None else is_working or state == "D",
             rss_bytes=self.memory[0],
             memory_limit_bytes=self.memory[1] or None,
-            unready=unready_parameters(folder, []),
+            unready=() if self.unrecorded_because is not None else unready_parameters(folder, []),
             models=models_of(folder, []) if with_models else (),
             unreduced=self._unreduced(),
             world_size=self.world_size,
@@ -216,6 +219,8 @@ class OwnState:
         return Unreduced(model=what["model"], step=what["step"], call_site=self._site(what["call_site"]))
 
     def _standing(self) -> Standing:
+        if self.unrecorded_because is not None:
+            return Standing(step=self.step, call_site=self._call_site())
         phase = self._phase_name()
         return Standing(
             step=self.step,

@@ -135,6 +135,14 @@ class Watchdog:
         self._housekeeper.wake(self)
         self._failure_is_told.wait(_LAST_WORDS_S)
 
+    def recording_ends(self, why: str) -> None:
+        """What this rank does is not known any more; it still answers, and is still told.
+
+        Args:
+            why: that is.
+        """
+        self._own.unrecorded_because = why
+
     def close(self) -> None:
         """Leave this process alone. May be called twice."""
         if self._held_stacks is not None:

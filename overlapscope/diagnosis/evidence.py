@@ -149,7 +149,8 @@ class RankEvidence:
     host: str = ""
     pid: int = -1
     liveness: Liveness = "unknown"
-    has_log: bool = True
+    unrecorded_because: str | None = None
+    """Why its recording ended before it did; None if it did not. What the rank has done since is unknown."""
     failure: Failure | None = None
     standing: Standing | None = None
     steps_done: int = 0

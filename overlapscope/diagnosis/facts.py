@@ -73,6 +73,21 @@ class Facts:
         return tuple(rank for rank, one in sorted(self.ranks.items()) if one.liveness in liveness)
 
     @cached_property
+    def unrecorded(self) -> tuple[int, ...]:
+        """Ranks whose recording ended before they did: what they have done since is unknown."""
+        return tuple(rank for rank, one in sorted(self.ranks.items()) if one.unrecorded_because is not None)
+
+    @cached_property
+    def waiting_perhaps(self) -> tuple[int, ...]:
+        """Ranks in a collective that nobody is known to be late for, but that a rank may not have come to."""
+        return tuple(
+            rank
+            for rank, (group, entry) in sorted(self.blocked.items())
+            if rank not in self.waiting
+            and any(other in group.ranks and group.newest.get(other, 0) < entry.number for other in self.unrecorded)
+        )
+
+    @cached_property
     def is_from_dumps(self) -> bool:
         """Whether only what ranks launched is known."""
         return bool(self.ranks) and len(self.with_liveness("dumped")) == len(self.ranks)
@@ -151,12 +166,13 @@ class Facts:
         # A rank whose log is lost has entered what others have come out of.
         done = self._newest_done(group)
         late = [other for other in late if other in group.newest or entry.number > done]
+        late = [other for other in late if other not in self.unrecorded]
         return Wait(rank, group, entry, tuple(late)) if late else None
 
     def _wait_for_peer(self, rank: int, group: GroupOrder, entry: Entry) -> Wait | None:
         """The peer of a send or a recv, unless the peer is in one with this rank as well."""
         peer = entry.signature.peer
-        if peer is None or peer == rank:
+        if peer is None or peer == rank or peer in self.unrecorded:
             return None
         _, other = self.blocked.get(peer, (group, None))
         if other is not None and other.signature.op in POINT_TO_POINT and other.signature.peer in (rank, None):
@@ -169,7 +185,7 @@ class Facts:
     def _blocked_in(self, rank: int) -> tuple[GroupOrder, Entry] | None:
         """The rank's newest collective, if it has not completed and the rank has not gone on to something else."""
         one = self.ranks[rank]
-        if one.liveness == "ended":
+        if one.liveness == "ended" or rank in self.unrecorded:
             return None
         groups = (*self.evidence.groups, *self.evidence.conversations)
         newest = [(group, entry) for group in groups if (entry := self.newest(group, rank)) is not None]

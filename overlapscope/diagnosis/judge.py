@@ -53,6 +53,7 @@ _RULES: Final[tuple[Rule, ...]] = (
     dumped.incomplete,
     otherwise.healthy,
 )
+_MOST_UNRECORDED: Final = 4
 _CONSEQUENCES: Final[tuple[Rule, ...]] = (processes.failed, processes.stopped, processes.killed, silent.not_reduced)
 """Rules that are also asked once the cause is known."""
 
@@ -68,10 +69,16 @@ def judge(evidence: Evidence) -> Verdict:
         for rule in _CONSEQUENCES
         if verdict.is_fault and (found := rule(facts)) is not None and found.kind != verdict.kind
     ]
-    unknown = []
+    unknown: list[str] = []
     if facts.missing and verdict.kind != "never started":
         missing = facts.missing
         unknown.append(
             f"{capitalised(ranks_text(missing))} left no log: what {verb(missing, 'it', 'they')} did is unknown."
+        )
+    for rank in facts.unrecorded[:_MOST_UNRECORDED]:
+        one = facts.ranks[rank]
+        where = f" in step {one.standing.step}" if one.standing is not None else ""
+        unknown.append(
+            f"The recording of rank {rank} ended early{where} ({one.unrecorded_because}): what it did since is unknown."
         )
     return replace(verdict, also=(*verdict.also, *also), evidence=(*verdict.evidence, *unknown))

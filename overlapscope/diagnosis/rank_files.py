@@ -80,7 +80,10 @@ def read_rank(rank: int, folder: Path, newest: Entry | None, *, is_closed: bool)
         else ({"world_size": joining.get("world_size")}, joining)
     )
     ended = read_json(folder / ENDED_FILE, problems) if (folder / ENDED_FILE).exists() else {}
+    unrecorded_because = ended.get("unrecorded_because")
     unready = unready_parameters(folder, problems)  # before the phase is read: the rank may go on meanwhile
+    if unrecorded_because is not None:
+        unready = ()  # what is on the board is of a step long ago
     records = newest_records(folder / EVENTS_FILE, _NEWEST_RECORDS)
     reports = _earlier_verdicts(rank, folder, problems)
     stacks = _stacks(folder)
@@ -89,6 +92,8 @@ def read_rank(rank: int, folder: Path, newest: Entry | None, *, is_closed: bool)
         standing = Standing(
             step=0, phase=JOINING, call_site=_call_site(joining), since_ns=_int(joining.get("time_ns"), 0)
         )
+    if unrecorded_because is not None and standing is not None:
+        standing = Standing(step=standing.step)
     steps = records[records["kind"] == Kind.STEP]
     alive_ns, rss_bytes, limit_bytes = _alive(folder / ALIVE_FILE)
     if alive_ns is not None:
@@ -100,6 +105,7 @@ def read_rank(rank: int, folder: Path, newest: Entry | None, *, is_closed: bool)
         host=str(where.get("host", "")),
         pid=_int(where.get("pid"), -1),
         liveness=liveness,
+        unrecorded_because=None if unrecorded_because is None else str(unrecorded_because),
         failure=_failure(ended),
         standing=standing,
         steps_done=int(steps["step"][-1]) + 1 if len(steps) else standing.step if standing else 0,
@@ -128,9 +134,10 @@ def read_rank(rank: int, folder: Path, newest: Entry | None, *, is_closed: bool)
 
 
 def _liveness(ended: dict[str, Any], where: dict[str, Any], *, is_closed: bool) -> Liveness:
-    if ended:
-        return "failed" if ended.get("how") == "exception" else "ended"
-    if is_closed:
+    how = ended.get("how")
+    if ended and how != "unrecorded":
+        return "failed" if how == "exception" else "ended"
+    if is_closed and not ended:
         return "ended"
     return liveness_of(where) if is_here(where) else "unknown"
 

@@ -69,6 +69,8 @@ def _where(one: RankEvidence) -> str:
     if one.failure:
         return f"{one.failure.type}{at(_shortened(one.failure.call_site))}"
     standing = one.standing
+    if one.unrecorded_because is not None:
+        return f"not recorded since step {standing.step}" if standing else "not recorded"
     return standing_text(replace(standing, call_site=_shortened(standing.call_site))) if standing else ""
 
 

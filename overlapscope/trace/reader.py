@@ -21,6 +21,7 @@ from overlapscope.trace.folders import expected_ranks_of, find_rank_folders, has
 from overlapscope.trace.format import (
     CALL_SITES_FILE,
     CLOCK_FILE,
+    ENDED_FILE,
     EVENTS_FILE,
     INCIDENT_PATTERN,
     LINKS_FILE,
@@ -139,7 +140,7 @@ def _read_logs(
         except OverlapScopeError as error:
             problems.append(Problem("error", str(error)))
             continue
-        problems += found
+        problems += [*found, *_lost(folder)]
         where = read_json(folder / RANK_FILE, problems)
         its_run = read_json(folder / RUN_FILE, problems)
         run = run or its_run
@@ -205,6 +206,16 @@ def _empty_tables() -> dict[str, pd.DataFrame]:
 
 def _has_only_group_logs(folder: Path) -> bool:
     return has_group_logs(folder) and not (folder / EVENTS_FILE).exists()
+
+
+def _lost(folder: Path) -> list[Problem]:
+    """What is said of a rank whose recording ended before it did."""
+    problems: list[Problem] = []
+    ended = read_json(folder / ENDED_FILE, problems) if (folder / ENDED_FILE).exists() else {}
+    if (why := ended.get("unrecorded_because")) is not None:
+        what = "what this rank did afterwards is missing"
+        problems.append(Problem("error", f"{folder}: the recording ended before the training ({why}); {what}"))
+    return problems
 
 
 def _note_without_events(folders: dict[int, Path]) -> list[Problem]:

@@ -35,7 +35,7 @@ THINGS = st.one_of(
 @settings(max_examples=200, deadline=None)
 @given(THINGS)
 def test_what_was_told_is_what_is_heard(thing: Any) -> None:
-    assert from_json(type(thing), to_json(thing)) == thing
+    assert repr(from_json(type(thing), to_json(thing))) == repr(thing)  # by repr: a NaN equals nothing
 
 
 def test_what_a_later_version_says_is_left_out() -> None:

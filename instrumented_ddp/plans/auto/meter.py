@@ -50,7 +50,7 @@ class Meter:
 
     def __init__(self, device: torch.device) -> None:
         self.log = MemoryLog()
-        self.completions = CompletionWatch()
+        self.completions = CompletionWatch(self.gives_up)
         self._timer = timer_of(device, self.log)
         self._timers = {device: self._timer}
         self._backward = phase_records(self._timer.flags, no_sync=False)[Phase.BACKWARD]

@@ -119,8 +119,9 @@ def left_out(facts: Facts) -> Verdict | None:
     """A collective failed, or does not end, because a rank of its group never entered it and went on."""
     if facts.is_from_dumps:
         return None
+    known = facts.ranks.keys() - set(facts.unrecorded)
     for group in facts.evidence.groups:
-        newest = {rank: group.newest.get(rank, 0) for rank in group.ranks if rank in facts.ranks}
+        newest = {rank: group.newest.get(rank, 0) for rank in group.ranks if rank in known}
         number = min(newest.values(), default=0) + 1
         entries = [(rank, e) for rank, window in group.windows.items() for e in window if e.number == number]
         if not entries or any(e.state == "completed" for _, e in entries):

@@ -32,7 +32,7 @@ _OBSERVED: Final[dict[str, FaultKind]] = {
 
 def reported(facts: Facts) -> Verdict | None:
     """What a watchdog saw while the job ran, if the job did not end well: some faults leave no trace."""
-    if len(facts.with_liveness("ended")) == len(facts.world):
+    if {*facts.with_liveness("ended"), *facts.unrecorded} == set(facts.world):
         return None
     reports = [report for report in facts.evidence.reports if report.kind in _OBSERVED]
     if not reports:
@@ -79,14 +79,25 @@ def healthy(facts: Facts) -> Verdict | None:
     """All ranks that left something finished, or keep going."""
     if not facts.ranks:
         return None
-    going = facts.with_liveness("running", "sleeping", "dumped", "ended")
+    going = tuple(sorted({*facts.with_liveness("running", "sleeping", "dumped", "ended"), *facts.unrecorded}))
     if len(going) < len(facts.ranks):
         return None
-    if any(facts.is_stuck(rank) and not facts.is_busy(rank) for rank in facts.waiting):
+    if any(facts.is_stuck(rank) and not facts.is_busy(rank) for rank in (*facts.waiting, *facts.waiting_perhaps)):
         return None
-    compared = sum(max(group.newest.values(), default=0) for group in facts.evidence.groups)
+    compared = sum(
+        min([max(group.newest.values(), default=0), *(group.newest.get(rank, 0) for rank in facts.unrecorded)])
+        for group in facts.evidence.groups
+    )
     count = len(facts.evidence.groups)
     groups = f"{count} group" if count == 1 else f"{count} groups"
+    if facts.unrecorded:
+        return Verdict(
+            kind="cannot tell",
+            sentence=f"Nothing is wrong in what was recorded, but {ranks_text(facts.unrecorded)} "
+            f"{verb(facts.unrecorded, 'was', 'were')} not recorded to the end. "
+            f"The order of collectives is the same on all ranks as far as it is known ({compared:,} in {groups}).",
+            concerned=going,
+        )
     is_over = len(facts.with_liveness("ended")) == len(facts.ranks)
     what = "All ranks finished" if is_over else "Healthy so far"
     return Verdict(
@@ -101,7 +112,7 @@ def cannot_tell(facts: Facts) -> Verdict:
     if not facts.ranks:
         return Verdict(kind="cannot tell", sentence="No rank left anything to judge by.")
     gone, failed = facts.with_liveness("gone"), facts.with_liveness("failed")
-    unknown = facts.with_liveness("unknown", "silent")
+    unknown = tuple(rank for rank in facts.with_liveness("unknown", "silent") if rank not in facts.unrecorded)
     if gone and len(gone) == len(facts.ranks):
         return Verdict(
             kind="killed",
@@ -117,6 +128,12 @@ def cannot_tell(facts: Facts) -> Verdict:
         f"{ranks_text((wait.rank,))} waits for {ranks_text(wait.late)} in {group_text(wait.group)}"
         for wait in facts.waits[:4]
     ]
+    if facts.waiting_perhaps:
+        waiting = facts.waiting_perhaps
+        said.append(
+            f"{ranks_text(waiting)} {verb(waiting, 'is', 'are')} in a collective, and whether "
+            f"{ranks_text(facts.unrecorded)} {verb(facts.unrecorded, 'has', 'have')} come to it is unknown"
+        )
     if failed:
         said.append(f"{ranks_text(failed)} failed as if another rank had died")
     if gone:

@@ -31,7 +31,7 @@ def never_ready(facts: Facts) -> Verdict | None:
     """Some gradients of a rank's newest backward are missing, so their bucket was never launched."""
     for rank, one in sorted(facts.ranks.items()):
         unready = _unready(one)
-        if not unready:
+        if not unready or rank in facts.unrecorded:
             continue
         message = one.failure.message if one.failure else ""
         has_said_so = _UNFINISHED_REDUCTION in message

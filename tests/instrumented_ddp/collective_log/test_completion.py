@@ -40,9 +40,13 @@ class Told:
         return self._is_told.wait(PATIENCE_S)
 
 
+def fails(error: Exception) -> None:
+    raise error
+
+
 @pytest.fixture
 def watch() -> Iterator[CompletionWatch]:
-    watch = CompletionWatch()
+    watch = CompletionWatch(fails)
     yield watch
     watch.close()
 
@@ -83,15 +87,14 @@ def test_all_who_want_to_know_are_told(watch):
 
 def test_a_failure_is_told_as_one(watch):
     future: Future[int] = Future()
-    told = add(watch, future)
+    told = add(watch, future, is_bucket=True)
     future.set_exception(RuntimeError("Connection closed by peer"))
     assert told.wait()
     assert told.failed == [True]
 
 
-def test_buckets_are_seen_to_end_while_collectives_of_the_users_hang(watch):
-    hanging = [add(watch, Future()) for _ in range(4)]
-    until(watch._waits_for_no_bucket.locked)
+def test_buckets_are_seen_to_end_while_others_hang(watch):
+    hanging = [add(watch, Future()) for _ in range(4)] + [add(watch, Future(), is_bucket=True)]
     for _ in range(3):
         bucket: Future[int] = Future()
         told = add(watch, bucket, is_bucket=True)
@@ -100,26 +103,57 @@ def test_buckets_are_seen_to_end_while_collectives_of_the_users_hang(watch):
     assert all(told.times_ns == [] for told in hanging)
 
 
-def test_behind_one_that_hangs_what_ends_is_told_as_well(watch):
-    add(watch, Future())
-    until(watch._waits_for_no_bucket.locked)
-    behind: Future[int] = Future()
-    told = add(watch, behind)
-    behind.set_result(1)
-    assert told.wait()
+def test_what_is_no_bucket_is_told_by_who_looks_and_wakes_no_thread(watch):
+    first, second = Future(), Future()
+    told = [add(watch, future) for future in (first, second)]
+    first.set_result(1)
+    second.set_result(1)
+    assert [one.failed for one in told] == [[], []]
+    assert watch._threads == []
+    watch.look_at_oldest()
+    assert [one.failed for one in told] == [[False], [False]]
+
+
+def test_the_quick_look_ends_at_the_oldest_that_runs_and_the_other_tells_all(watch):
+    hangs, ended, fails = Future(), Future(), Future()
+    told = [add(watch, future) for future in (hangs, ended, fails)]
+    ended.set_result(1)
+    fails.set_exception(RuntimeError("Connection closed by peer"))
+    watch.look_at_oldest()
+    assert [one.failed for one in told] == [[], [], []]
+    watch.turn()
+    watch.turn()
+    assert [one.failed for one in told] == [[], [False], [True]]
+    hangs.set_result(1)
+    watch.look_at_oldest()
+    assert [one.failed for one in told] == [[False], [False], [True]]
 
 
 def test_where_buckets_hold_both_threads_a_look_tells_what_has_ended(watch):
     for _ in range(2):
         add(watch, Future(), is_bucket=True)
     until(watch._launched.empty)
-    ended, runs, fails = Future(), Future(), Future()
-    told = [add(watch, future) for future in (ended, runs, fails)]
+    bucket: Future[int] = Future()
+    told = add(watch, bucket, is_bucket=True)
+    bucket.set_result(1)
+    watch.look()
+    assert told.failed == [False]
+
+
+def test_what_goes_wrong_when_somebody_is_told_is_said_and_the_others_are_told_all_the_same():
+    errors: list[Exception] = []
+    watch = CompletionWatch(errors.append)
+
+    def tell(now_ns: int, failed: bool) -> None:
+        raise OSError("no space left on device")
+
+    ended, told = Future(), Told()
+    watch.add(ended, tell, told, is_bucket=False)
     ended.set_result(1)
-    fails.set_exception(RuntimeError("Connection closed by peer"))
     watch.look()
-    watch.look()
-    assert [one.failed for one in told] == [[False], [], [True]]
+    assert [str(error) for error in errors] == ["no space left on device"]
+    assert told.failed == [False]
+    watch.close()
 
 
 class SendOfGloo(dist.Work):
@@ -139,16 +173,17 @@ class SendOfGloo(dist.Work):
 def test_what_has_no_future_is_looked_at_and_never_waited_for(watch):
     work = SendOfGloo()
     told = add(watch, work)
-    until(watch._launched.empty)
+    watch.look()
     assert told.times_ns == []
     work.is_over = True
-    assert told.wait(), "also without a watchdog that looks"
+    watch.look()
+    assert told.failed == [False]
 
 
 def test_who_closes_does_not_wait_for_what_hangs_and_writes_nothing_afterwards():
-    watch = CompletionWatch()
+    watch = CompletionWatch(fails)
     ended, hangs = Future(), Future()
-    told_of_ended, told_of_hanging = add(watch, ended), add(watch, hangs)
+    told_of_ended, told_of_hanging = add(watch, ended), add(watch, hangs, is_bucket=True)
     ended.set_result(1)
     watch.close()
     hangs.set_result(1)
@@ -184,6 +219,6 @@ def test_a_bucket_that_fails_did_not_complete():
 
 def test_a_work_of_a_process_group_that_is_written_in_python_is_seen_to_end(watch):
     future: Future[list[torch.Tensor]] = Future()
-    told = add(watch, _create_work_from_future(future))
+    told = add(watch, _create_work_from_future(future), is_bucket=True)
     future.set_result([torch.ones(1)])
     assert told.wait()

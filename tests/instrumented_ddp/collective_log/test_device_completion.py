@@ -100,9 +100,13 @@ def capturing(monkeypatch) -> list[bool]:
     return capturing
 
 
+def fails(error: Exception) -> None:
+    raise error
+
+
 @pytest.fixture
 def watch(capturing) -> Iterator[CompletionWatch]:
-    watch = CompletionWatch()
+    watch = CompletionWatch(fails)
     yield watch
     watch.close()
 
@@ -164,7 +168,7 @@ def test_where_nccls_watchdog_does_not_see_a_work_it_is_asked_itself(capturing, 
         monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "1")
     else:  # as inside batch_isend_irecv
         monkeypatch.setitem(distributed_c10d._world.pg_coalesce_state, object(), [])
-    watch = CompletionWatch()
+    watch = CompletionWatch(fails)
     work = NcclWork()
     work.is_over = True
     ends = add(watch, work)
@@ -214,7 +218,7 @@ def test_works_are_dropped_before_their_process_group_goes(watch):
 
 
 def test_who_closes_does_not_wait_for_a_device_that_hangs(capturing):
-    watch = CompletionWatch()
+    watch = CompletionWatch(fails)
     hangs, is_over = add(watch, NcclWork()), add(watch, None)
     FakeEvent.all[0].has_passed = True
     watch.close()
