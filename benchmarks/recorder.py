@@ -1,35 +1,131 @@
-"""What recording costs: nanoseconds a record, and in a gradient hook.
+"""What a gradient, a bucket and a step cost the training thread: with each DDP, recorded and not, in microseconds.
 
-    python benchmarks/recorder.py [--steps 60]
+    python -m benchmarks.recorder [--rounds 5] [--steps 60]
 
-1. A record in a tight loop: clock and append, caches warm.
-2. What a gradient hook pays for recording in a real backward (400 parameters, 2 ranks), with caches as they are
-   there: the time that passes between a hook before ours and a hook after ours, recording, less the same without.
-   The hook stores a time; the record is packed later, in a loop as in 1, when the bucket has been launched.
+One process trains small layers alone (gloo has nobody to talk to), 600 parameters in one bucket, the same in 30, and 2
+parameters in one. CPU time of the training thread in forward, backward and optimizer, over that of the bare module:
 
-What a whole step costs is in benchmarks/step_time.py.
+    a step       with 2 parameters
+    a gradient   what 598 more add
+    a bucket     what 29 more add
+
+A bare hook, which does nothing, is what Python itself costs; stock's DDP has its hooks in C++. The other threads are
+those that a recording brings along, with 30 buckets a step. Every way has new processes, and takes turns with the
+others; medians over rounds. Last, a record in a tight loop with caches warm. What a real step costs is in
+``benchmarks.step_time``.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import json
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.models import make_mlp
-from instrumented_ddp import DistributedDataParallel
+import instrumented_ddp
 from overlapscope.trace.format import Kind, pack_body
 from overlapscope.trace.writer import EventLog
+
+ROOT: Final = Path(__file__).parents[1]
+BARE: Final = "no DDP"
+WAYS: Final = (BARE, "a bare hook", "stock", "stock, recorded", "ours", "ours, recorded")
+SHAPES: Final = {"many": (300, 1000.0), "buckets": (300, 0.0103), "few": (1, 1000.0)}
+"""Layers of 1,088 bytes, and ``bucket_cap_mb``."""
+MORE_GRADIENTS: Final = 598
+BUCKETS: Final = 30
+WARM_UP_STEPS: Final = 10
+
+
+def wrapped(module: nn.Module, way: str, cap_mb: float, folder: Path) -> nn.Module:
+    """The module, as it is trained in this way."""
+    if way == "a bare hook":
+        for parameter in module.parameters():
+            node = get_gradient_edge(parameter).node
+            node.register_hook(lambda *_: None)
+            parameter.node = node  # type: ignore[attr-defined] # which nothing else keeps
+    if way.startswith("stock"):
+        return nn.parallel.DistributedDataParallel(module, bucket_cap_mb=cap_mb)
+    if way.startswith("ours"):
+        trace = folder / "traces" if "recorded" in way else None
+        return instrumented_ddp.DistributedDataParallel(module, bucket_cap_mb=cap_mb, trace=trace)
+    return module
+
+
+def step_us(model: nn.Module, steps: int) -> tuple[float, float]:
+    """CPU time of a step, microseconds: of this thread, the median; of all others, the mean."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    batch, taken_ns = torch.randn(4, 16), []
+    for step in range(WARM_UP_STEPS + steps):
+        if step == WARM_UP_STEPS:
+            others_ns = time.process_time_ns() - time.thread_time_ns()
+        begin_ns = time.thread_time_ns()
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        taken_ns.append(time.thread_time_ns() - begin_ns)
+    others_ns = time.process_time_ns() - time.thread_time_ns() - others_ns
+    return statistics.median(taken_ns[WARM_UP_STEPS:]) / 1000, others_ns / steps / 1000
+
+
+def measure(way: str, steps: int) -> dict[str, tuple[float, float]]:
+    """``step_us`` of each shape, in this process."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 1), rank=0, world_size=1)
+        if way == "stock, recorded":
+            instrumented_ddp.attach(folder / "traces")
+        measured = {}
+        for shape, (layers, cap_mb) in SHAPES.items():
+            module = nn.Sequential(*[nn.Linear(16, 16) for _ in range(layers)])
+            measured[shape] = step_us(wrapped(module, way, cap_mb, folder), steps)
+        dist.destroy_process_group()
+    return measured
+
+
+def measured_apart(way: str, steps: int) -> dict[str, tuple[float, float]]:
+    """The same in a new process."""
+    command = [sys.executable, "-m", "benchmarks.recorder", "--way", way, "--steps", str(steps)]
+    ran = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=300, check=True)
+    measured: dict[str, tuple[float, float]] = json.loads(ran.stdout.splitlines()[-1])
+    return measured
+
+
+def table_of(rounds: list[dict[str, dict[str, tuple[float, float]]]]) -> Table:
+    """What each way costs."""
+
+    def over_rounds(cost: Callable[[dict[str, dict[str, tuple[float, float]]]], float]) -> str:
+        return f"{statistics.median(cost(measured) for measured in rounds):.2f}"
+
+    table = Table("", "a gradient", "a bucket", "a step", "other threads a step", box=SIMPLE_HEAD, title="microseconds")
+    for way in WAYS[1:]:
+
+        def more(measured: dict[str, dict[str, tuple[float, float]]], shape: str, way: str = way) -> float:
+            return measured[way][shape][0] - measured[BARE][shape][0]
+
+        table.add_row(
+            way,
+            over_rounds(lambda each, more=more: (more(each, "many") - more(each, "few")) / MORE_GRADIENTS),
+            over_rounds(lambda each, more=more: (more(each, "buckets") - more(each, "many")) / (BUCKETS - 1)),
+            over_rounds(lambda each, more=more: more(each, "few")),
+            over_rounds(lambda each, way=way: each[way]["buckets"][1] - each[BARE]["buckets"][1]),
+        )
+    return table
 
 
 def time_tight_loop(records: int = 500_000) -> float:
@@ -46,47 +142,21 @@ def time_tight_loop(records: int = 500_000) -> float:
     return taken_ns / records
 
 
-def measure_hook_ns(recorded: bool, folder: str, steps: int) -> float:
-    """Median time between a hook before ours and one after it, over all parameters and steps."""
-    torch.manual_seed(0)
-    workload = make_mlp()
-    module = workload.module
-    before, between = [0], []
-    accumulators = [get_gradient_edge(parameter).node for parameter in module.parameters()]
-    for accumulator in accumulators:
-        accumulator.register_hook(lambda *_: before.__setitem__(0, time.perf_counter_ns()))
-    os.environ["OVERLAPSCOPE_DETAIL"] = "parameters"
-    # One bucket, ready with the last gradient: all other hooks do nothing but count and record.
-    model = DistributedDataParallel(module, bucket_cap_mb=1000, trace=folder if recorded else None)
-    for accumulator in accumulators:
-        accumulator.register_hook(lambda *_: between.append(time.perf_counter_ns() - before[0]))
-    for _ in range(steps):
-        model.zero_grad()
-        workload.loss_of(model(**workload.batch)).backward()
-    if model.recorder is not None:
-        model._session.close()
-    return statistics.median(between)
-
-
-def run_rank(rank: int, rendezvous: str, steps: int, folder: str) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
-    plain_ns = measure_hook_ns(False, folder, steps)
-    recorded_ns = measure_hook_ns(True, folder, steps)
-    if rank == 0:
-        cost_ns = recorded_ns - plain_ns
-        print(f"recording in a hook   {cost_ns:6.0f} ns  ({recorded_ns:.0f} - {plain_ns:.0f})", flush=True)
-    dist.destroy_process_group()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=60, help="with hooks that are timed (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="of new processes (%(default)s)")
+    parser.add_argument("--steps", type=int, default=60, help="that are timed in each (%(default)s)")
+    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    print(f"record in a tight loop{time_tight_loop():6.0f} ns", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(run_rank, (f"{folder}/rendezvous", args.steps, folder), nprocs=2)
+    if args.way:
+        print(json.dumps(measure(args.way, args.steps)))
+        return
+    rounds: list[dict[str, dict[str, tuple[float, float]]]] = [
+        {way: measured_apart(way, args.steps) for way in WAYS}
+        for _ in track(range(args.rounds), "measuring", console=Console(stderr=True))
+    ]
+    Console().print(table_of(rounds))
+    print(f"a record in a tight loop: {time_tight_loop():.0f} ns", flush=True)
 
 
 if __name__ == "__main__":

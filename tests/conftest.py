@@ -14,5 +14,5 @@ settings.load_profile("without a deadline")
 
 @pytest.hookimpl(optionalhook=True)  # for whoever runs without xdist
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """``-n auto``: tests that start ranks wait for half of the time, so there are three workers for two cores."""
-    return max(1, 3 * (os.cpu_count() or 1) // 2)
+    """``-n auto``: tests that start ranks wait for half of the time, so there are two workers for a core."""
+    return 2 * (os.cpu_count() or 1)

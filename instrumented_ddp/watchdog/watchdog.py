@@ -136,11 +136,7 @@ class Watchdog:
         self._failure_is_told.wait(_LAST_WORDS_S)
 
     def recording_ends(self, why: str) -> None:
-        """What this rank does is not known any more; it still answers, and is still told.
-
-        Args:
-            why: that is.
-        """
+        """What this rank does is not known any more, and why; it still answers, and is still told."""
         self._own.unrecorded_because = why
 
     def close(self) -> None:

@@ -7,12 +7,14 @@ kernel, and so the boot and its clock. Needs root, and Linux's ``ip`` and ``tc``
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +24,8 @@ BURST_BYTES: Final = 64 * 1024
 """What a slow link lets through at once, before its rate holds."""
 _BRIDGE: Final = "bridge"
 _NAMESPACES: Final = Path("/run/netns")
+_CLONE_NEWNET: Final = 0x40000000
+"""Of linux/sched.h."""
 
 
 class Hosts:
@@ -37,6 +41,10 @@ class Hosts:
     def command(self, host: int) -> list[str]:
         """What to put before a command to run it on a host; the process it starts becomes that command."""
         return ["ip", "netns", "exec", self._namespaces[host]]
+
+    def entrance(self) -> Callable[[int], None]:
+        """For ``Ranks``: brings each rank's process onto the host of its number."""
+        return partial(_enter, self._namespaces)
 
     def address(self, host: int) -> str:
         """The IPv4 address of a host, for the others of its cluster."""
@@ -100,6 +108,15 @@ def namespace(name: str, cleanup: ExitStack) -> str:
     run_command(f"ip netns add {name}")
     run_command(f"ip -n {name} link set lo up")
     return name
+
+
+def _enter(namespaces: list[str], host: int) -> None:
+    """``ip netns exec``, for a process that runs already."""
+    os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
+    libc = ctypes.CDLL(None, use_errno=True)
+    with (_NAMESPACES / namespaces[host]).open() as file:
+        if libc.setns(file.fileno(), _CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), "setns")
 
 
 def _delete_namespace(name: str) -> None:

@@ -40,14 +40,24 @@ def run_ranks(worker: Callable[..., Any], world_size: int, *args: Any) -> list[A
         return ranks.call(worker, *args, is_last=True)
 
 
+def on_loopback(rank: int) -> None:  # noqa: ARG001 - elsewhere each has a host of its own
+    """Where ranks are, if nothing else is said."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+
+
 class Ranks:
     """The ranks of one process group, which stay for one call after the other until they are closed.
 
     They share a temporary folder, ``tempfile.gettempdir()``, which is gone with them.
+
+    Args:
+        world_size: how many.
+        enter: called first on each rank with its number, to bring it to its host.
     """
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, enter: Callable[[int], None] = on_loopback) -> None:
         self._world_size = world_size
+        self._enter = enter
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._ranks: list[tuple[Connection, BaseProcess]] = []
 
@@ -101,7 +111,8 @@ class Ranks:
         self._folder = tempfile.TemporaryDirectory()
         for rank in range(self._world_size):
             ours, theirs = CONTEXT.Pipe()
-            process = CONTEXT.Process(target=_rank_main, args=(theirs, rank, self._world_size, self._folder.name))
+            arguments = theirs, rank, self._world_size, self._folder.name, self._enter
+            process = CONTEXT.Process(target=_rank_main, args=arguments)
             process.start()
             theirs.close()
             self._ranks.append((ours, process))
@@ -116,9 +127,9 @@ def _result_of(rank: int, pipe: Connection) -> Any:
         raise RuntimeError(f"rank {rank} died") from None
 
 
-def _rank_main(pipe: Connection, rank: int, world_size: int, folder: str) -> None:
+def _rank_main(pipe: Connection, rank: int, world_size: int, folder: str, enter: Callable[[int], None]) -> None:
     gc.freeze()  # what was imported before the fork is not garbage, and looking at it would copy its memory
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    enter(rank)
     import torch
     import torch.distributed as dist
 

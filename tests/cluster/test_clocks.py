@@ -69,21 +69,25 @@ SHIFT_NS = 3_000_000_000
 
 
 @pytest.fixture(scope="module")
-def of_three_hosts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a training of three ranks, each on a host of its own, whose clocks drift apart."""
-    folder = tmp_path_factory.mktemp("of_three_hosts")
-    clocks = {0: None, 1: (SHIFT_NS, 100e-6, "host 1"), 2: (-SHIFT_NS, -100e-6, "host 2")}
-    run_together(training(folder, 3, clocks))
+def of_four_hosts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a training of five ranks: three on hosts of their own, whose clocks drift apart, two on another.
+
+    These two play their clocks from one beginning, as processes of one host would: with no drift, a shift is enough.
+    """
+    folder = tmp_path_factory.mktemp("of_four_hosts")
+    clocks: dict[int, Clock] = {0: None, 1: (SHIFT_NS, 100e-6, "host 1"), 2: (-SHIFT_NS, -100e-6, "host 2")}
+    clocks |= dict.fromkeys((3, 4), (7_000_000_000, 0.0, "host 3"))
+    run_together(training(folder, 5, clocks))
     return folder
 
 
-def test_shifted_and_drifting_clocks_are_recovered_within_the_stated_error(of_three_hosts: Path) -> None:
-    trace = read_trace(of_three_hosts / "traces")
+def test_shifted_and_drifting_clocks_are_recovered_within_the_stated_error(of_four_hosts: Path) -> None:
+    trace = read_trace(of_four_hosts / "traces")
     assert trace.problems == ()
-    assert trace.ranks["clock"].tolist() == ["same boot", "pings", "pings"]
+    assert trace.ranks["clock"].tolist() == ["same boot", *["pings"] * 4]
     assert 0 < trace.clock_error_ns < 50_000_000
-    for rank in range(3):
-        assert_true_within_the_error(of_three_hosts, trace, rank)
+    for rank in range(5):
+        assert_true_within_the_error(of_four_hosts, trace, rank)
     for rank in (1, 2):
         found = reasons(trace, rank)
         assert found[0] == "start"
@@ -93,25 +97,19 @@ def test_shifted_and_drifting_clocks_are_recovered_within_the_stated_error(of_th
     assert (first_ns.min() + 2 * trace.clock_error_ns >= last_ns.max()).all()
 
 
-def test_without_pings_the_all_reduces_of_a_training_recover_the_clocks(of_three_hosts: Path, tmp_path: Path) -> None:
-    traces = shutil.copytree(of_three_hosts / "traces", tmp_path / "traces")
-    for rank in (1, 2):
-        (rank_folder(traces, rank) / CLOCK_FILE).unlink()
+def test_without_pings_the_all_reduces_of_a_training_recover_the_clocks(of_four_hosts: Path, tmp_path: Path) -> None:
+    traces = shutil.copytree(of_four_hosts / "traces", tmp_path / "traces")
+    for path in traces.glob(f"rank_*/{CLOCK_FILE}"):
+        path.unlink()
     trace = read_trace(traces)
-    assert trace.ranks["clock"].tolist() == ["same boot", "collectives", "collectives"]
-    for rank in (1, 2):
-        assert_true_within_the_error(of_three_hosts, trace, rank)
+    assert trace.ranks["clock"].tolist() == ["same boot", *["collectives"] * 4]
+    for rank in range(1, 5):
+        assert_true_within_the_error(of_four_hosts, trace, rank)
 
 
-def test_of_the_ranks_of_another_host_one_reports_and_all_are_aligned(tmp_path: Path) -> None:
-    # Both play their clocks from one beginning, as processes of one host would: with no drift, a shift is enough.
-    other = (7_000_000_000, 0.0, "another host")
-    run_together(training(tmp_path, 3, {0: None, 1: other, 2: other}))
-    trace = read_trace(tmp_path / "traces")
-    assert trace.ranks["clock"].tolist() == ["same boot", "pings", "pings"]
-    assert sum((rank_folder(trace.path, rank) / CLOCK_FILE).exists() for rank in range(3)) == 1
-    for rank in (1, 2):
-        assert_true_within_the_error(tmp_path, trace, rank)
+def test_of_the_ranks_of_a_host_one_reports_for_all(of_four_hosts: Path) -> None:
+    reports = [(rank_folder(of_four_hosts / "traces", rank) / CLOCK_FILE).exists() for rank in range(5)]
+    assert (reports[:3], sum(reports[3:])) == ([False, True, True], 1)
 
 
 def test_ranks_of_one_boot_ping_nobody(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,8 +9,9 @@ import pytest
 from overlapscope.analysis.links import link_rates, slow_links
 from overlapscope.analysis.stragglers import stragglers_of
 from overlapscope.trace.reader import Trace, read_trace
-from tests.cluster.hosts import INTERFACE, cluster_of, why_unavailable
-from tests.cluster.processes import run_together
+from tests.cluster.hosts import cluster_of, why_unavailable
+from tests.cluster.ranks import Ranks
+from tests.cluster.training_over_links import train
 
 pytestmark = pytest.mark.cluster
 
@@ -29,13 +28,8 @@ def training_of(folder: Path, hosts_in_all: int, *, steps: int, slow_host: int |
     with cluster_of(hosts_in_all) as hosts:
         if slow_host is not None:
             hosts.slow_down(slow_host, "200mbit")
-        training = [sys.executable, "-m", "tests.cluster.training_over_links"]
-        arguments = [str(folder / "trace"), str(steps), str(folder / "rendezvous")]
-        run_together(
-            [[*hosts.command(rank), "env", f"RANK={rank}", *training, *arguments] for rank in range(hosts_in_all)],
-            {**os.environ, "WORLD_SIZE": str(hosts_in_all), "GLOO_SOCKET_IFNAME": INTERFACE},
-            time_limit_s=120,
-        )
+        with Ranks(hosts_in_all, hosts.entrance()) as ranks:
+            assert ranks.call(train, folder / "trace", steps) == [None] * hosts_in_all
     trace = read_trace(folder / "trace")
     assert trace.problems == ()
     return trace

@@ -79,7 +79,7 @@ def script_in(folder: Path, text: str) -> Path:
     return script
 
 
-@pytest.mark.parametrize("package", ["torch.nn.parallel", "instrumented_ddp"])
+@pytest.mark.parametrize("package", ["torch.nn.parallel", pytest.param("instrumented_ddp", marks=pytest.mark.slow)])
 def test_a_script_with_ddp_is_recorded_once_whosever_ddp_it_is(tmp_path: Path, package: str) -> None:
     traces = tmp_path / "traces"
     ran = record(traces, *torchrun(script_in(tmp_path, WITH_DDP.format(package=package))))
@@ -117,7 +117,7 @@ def test_a_training_that_fails_is_followed_by_what_went_wrong(tmp_path: Path) ->
     assert ran.stderr.splitlines()[-2].startswith("overlapscope record: recorded 2 ranks")
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.parametrize("method", ["spawn", pytest.param("fork", marks=pytest.mark.slow)])
 def test_the_exception_of_a_rank_that_a_script_starts_itself_is_known(tmp_path: Path, method: str) -> None:
     traces, script = tmp_path / "traces", script_in(tmp_path, WITH_SPAWN)
     ran = record(traces, sys.executable, script, method, tmp_path / "rendezvous", "fail")

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 import torch
+import torch._dynamo  # which optimizers import when they are made: seconds, in each rank
 import torch.distributed as dist
 from torch import nn
 

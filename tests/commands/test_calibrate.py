@@ -16,7 +16,13 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("launcher", [["--nproc", "2"], ["--", *TORCHRUN]], ids=["alone", "launcher"])
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        pytest.param(["--nproc", "2"], id="alone"),
+        pytest.param(["--", *TORCHRUN], id="launcher", marks=pytest.mark.slow),
+    ],
+)
 def test_it_prints_a_table_and_writes_the_file(tmp_path: Path, launcher: list[str]) -> None:
     file = tmp_path / "new" / "calibration.json"
     traces = tmp_path / "traces"

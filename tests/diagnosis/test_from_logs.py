@@ -21,6 +21,7 @@ from overlapscope.diagnosis.judge import judge
 from overlapscope.trace.board import ReadinessBoard
 from overlapscope.trace.format import (
     ALIVE_FILE,
+    ENDED_FILE,
     EVENTS_FILE,
     PARAMETERS_FILE,
     PLANS_FILE,
@@ -103,6 +104,16 @@ def test_how_a_process_ended_is_what_it_has_said(tmp_path: Path) -> None:
 def test_a_process_whose_logs_are_closed_has_ended(tmp_path: Path) -> None:
     write_order(tmp_path, {0: steps(1)}, close=True)
     assert evidence_of(tmp_path).ranks[0].liveness == "ended"
+
+
+@pytest.mark.parametrize(("how", "liveness"), [("unrecorded", "unknown"), ("ended", "ended"), ("exception", "failed")])
+def test_closed_logs_of_a_recording_that_ended_early_say_nothing_of_the_process(
+    tmp_path: Path, how: str, liveness: str
+) -> None:
+    write_order(tmp_path, {0: steps(1)}, close=True)
+    write_json(rank_folder(tmp_path, 0) / ENDED_FILE, {"how": how, "unrecorded_because": "no space", "time_ns": 1})
+    one = evidence_of(tmp_path).ranks[0]
+    assert (one.liveness, one.unrecorded_because) == (liveness, "no space")
 
 
 @pytest.fixture

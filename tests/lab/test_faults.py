@@ -17,7 +17,12 @@ pytestmark = pytest.mark.cluster
 OF_EACH_FAMILY = {"missing-branch", "different-collectives", "interleaved-groups", "killed-in-backward"}
 
 CASES = [
-    pytest.param(fault, world_size, id=f"{fault.name}-{world_size}")
+    pytest.param(
+        fault,
+        world_size,
+        id=f"{fault.name}-{world_size}",
+        marks=[] if world_size == DEFAULT_WORLD_SIZE else [pytest.mark.slow],
+    )
     for world_size in (2, 3, 4)
     for fault in FAULTS
     if world_size in fault.world_sizes and (world_size == DEFAULT_WORLD_SIZE or fault.name in OF_EACH_FAMILY)

@@ -16,6 +16,7 @@ from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.format import (
     CALL_SITES_FILE,
     CLOCK_FILE,
+    ENDED_FILE,
     EVENTS_FILE,
     HEADER_BYTES,
     PLANS_FILE,
@@ -25,6 +26,7 @@ from overlapscope.trace.format import (
     Kind,
     pack_body,
     rank_folder,
+    write_json,
 )
 from overlapscope.trace.reader import read_trace
 from tests.ordered import make_folder, steps, write_order
@@ -107,6 +109,14 @@ def test_ranks_that_left_no_log_are_named(tmp_path: Path) -> None:
     trace = read_trace(write_recording(tmp_path, ranks=2, world_size=4))
     assert [str(problem) for problem in trace.errors] == [f"{tmp_path}: 2 of 4 ranks left no log: 2, 3"]
     assert trace.steps["rank"].unique().tolist() == [0, 1]
+
+
+def test_a_rank_whose_recording_ended_early_is_named_with_the_reason(tmp_path: Path) -> None:
+    folder = rank_folder(write_recording(tmp_path, ranks=2), 1)
+    write_json(folder / ENDED_FILE, {"how": "ended", "unrecorded_because": "no space left", "time_ns": 1})
+    assert [str(problem) for problem in read_trace(tmp_path).errors] == [
+        f"{folder}: the recording ended before the training (no space left); what this rank did afterwards is missing"
+    ]
 
 
 def test_of_a_thousand_missing_ranks_the_line_stays_short(tmp_path: Path) -> None:

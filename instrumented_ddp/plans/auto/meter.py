@@ -11,7 +11,7 @@ from instrumented_ddp.bucket_plan import BucketPlan
 from instrumented_ddp.collective_log.completion import CompletionWatch
 from instrumented_ddp.recording.records import BucketRecords, PlanRecords, phase_records
 from instrumented_ddp.recording.reduction_events import private_board
-from instrumented_ddp.recording.timing import DeviceTimer, Mark, timer_of
+from instrumented_ddp.recording.timing import DeviceTimer, Mark, bucket_timer_of, timer_of
 from overlapscope.trace.environment import Detail
 from overlapscope.trace.format import RECORD, RECORD_BYTES, Phase
 from overlapscope.trace.host import host_now_ns
@@ -52,7 +52,7 @@ class Meter:
         self.log = MemoryLog()
         self.completions = CompletionWatch(self.gives_up)
         self._timer = timer_of(device, self.log)
-        self._timers = {device: self._timer}
+        self._timers = {device: bucket_timer_of(device, self._timer)}
         self._backward = phase_records(self._timer.flags, no_sync=False)[Phase.BACKWARD]
         self._backward_start: Mark | None = None
         self.phase: Phase | None = None
@@ -75,7 +75,7 @@ class Meter:
         """The timer of one of the devices that the module spans."""
         timer = self._timers.get(device)
         if timer is None:
-            timer = self._timers[device] = timer_of(device, self.log)
+            timer = self._timers[device] = bucket_timer_of(device, timer_of(device, self.log))
         return timer
 
     def plan_takes_effect(self, model: int, epoch: int, plan: BucketPlan, reason: str) -> PlanRecords:  # noqa: ARG002

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from instrumented_ddp.recording import timing
+from instrumented_ddp.plans.auto.meter import Meter
 from instrumented_ddp.recording.timing import CudaTimer, HostTimer, PhasesOnly, bucket_timer_of
 from instrumented_ddp.session import open_session
 from overlapscope.trace.format import Flag, Phase
@@ -287,6 +288,13 @@ def test_with_one_hardware_queue_phases_are_marked_and_buckets_are_not(device, l
     buckets.step_begins()
     buckets.close()
     assert [body for body, *_ in log.records] == [b"phase"]
+
+
+def test_with_one_hardware_queue_auto_buckets_can_measure_none_and_say_so(device, monkeypatch, caplog):
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    meter = Meter(torch.device("cuda", 0))
+    assert meter.timer_on(torch.device("cuda", 0)).mark() is None
+    assert "CUDA_DEVICE_MAX_CONNECTIONS=1" in caplog.text
 
 
 @pytest.mark.parametrize("connections", ["", "8", "32"])
