@@ -40,7 +40,7 @@ def run_ranks(worker: Callable[..., Any], world_size: int, *args: Any) -> list[A
         return ranks.call(worker, *args, is_last=True)
 
 
-def on_loopback(rank: int) -> None:  # noqa: ARG001 - elsewhere each has a host of its own
+def on_loopback(rank: int) -> None:
     """Where ranks are, if nothing else is said."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from instrumented_ddp.recording import timing
 from instrumented_ddp.plans.auto.meter import Meter
+from instrumented_ddp.recording import timing
 from instrumented_ddp.recording.timing import CudaTimer, HostTimer, PhasesOnly, bucket_timer_of
 from instrumented_ddp.session import open_session
 from overlapscope.trace.format import Flag, Phase
