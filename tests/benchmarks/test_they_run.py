@@ -33,7 +33,7 @@ ALONE = {
     "injected_faults": "FOLDER none slow_data --steps 25",
     "links": "--samples 1",
     "plan_search": "--plans 10 --parameters 20 --cycles 2 --ranks 2",
-    "recorder": "--steps 3",
+    "recorder": "--rounds 1 --steps 3",
     "step_time": "--models tiny --rounds 1 --steps 3 --threads",
     "thousand_ranks": "--ranks 16 --steps 30 --times 1 --seconds 1",
     "timeline": "--spans 2000 --ranks 2 --seconds 0.5",
