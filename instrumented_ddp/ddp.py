@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import inspect
 import sys
-import warnings
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +35,7 @@ from instrumented_ddp.recording.recorder import Recorder
 from instrumented_ddp.recording.records import BucketRecords, buffer_records
 from instrumented_ddp.recording.reduction_events import ReductionEvents
 from instrumented_ddp.recording.runtime_stats import RuntimeStats
+from instrumented_ddp.recording.warnings_to import warnings_to
 from instrumented_ddp.reduction.agreement import Wish, check_same_parameters
 from instrumented_ddp.reduction.c10d_reducer import C10dReducer
 from instrumented_ddp.reduction.logging_data import Logger
@@ -109,7 +109,7 @@ class DistributedDataParallel(TorchDDP):
         self._has_to_agree = bool(arguments.arguments["init_sync"]) or bucket_plan is not None
         self._session = session_for(trace, on_incident, arguments.arguments["process_group"])
         self._model_number = 0
-        with _warnings_about_the_caller(), launched_for(Purpose(role="construction")):
+        with warnings_to(callers=1), launched_for(Purpose(role="construction")):
             super().__init__(*args, **kwargs)
         self._has_to_agree = False  # unpickling builds a reducer anew, when nobody is there to agree
 
@@ -338,13 +338,3 @@ DistributedDataParallel.__init__.__signature__ = _TORCH_SIGNATURE.replace(  # ty
         ),
     ]
 )
-
-
-@contextmanager
-def _warnings_about_the_caller() -> Iterator[None]:
-    """Torch's constructor warns of its caller's line, which is one of ours: pass its warnings on to our caller's."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield
-    for warning in caught:
-        warnings.warn(warning.message, warning.category, stacklevel=4)

@@ -27,6 +27,7 @@ from instrumented_ddp.ddp import DistributedDataParallel
 from instrumented_ddp.recording.metadata import is_plain
 from instrumented_ddp.recording.recorder import Recorder
 from instrumented_ddp.recording.records import BucketRecords, buffer_records
+from instrumented_ddp.recording.warnings_to import warnings_to
 from instrumented_ddp.session import Session
 from instrumented_ddp.stock.model import StockModel
 from overlapscope.trace.format import Phase
@@ -75,7 +76,7 @@ class StockDDP:
             arguments = _SIGNATURE.bind(ddp, *args, **kwargs)
             arguments.apply_defaults()
             self._arguments[ddp] = {name: value for name, value in arguments.arguments.items() if is_plain(value)}
-        with launched_for(Purpose(role="construction")):
+        with warnings_to(callers=2), launched_for(Purpose(role="construction")):
             original(ddp, *args, **kwargs)
 
     def describe_parameters(self, original: Method, ddp: TorchDDP) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -262,3 +263,17 @@ def test_a_script_of_ours_that_names_a_folder_is_followed_there(tmp_path: Path) 
     assert run_ranks(with_a_folder_of_its_own, 2, recorded, named) == [None, None]
     assert [what.op for what, _ in logged(recorded)] == ["barrier"]
     assert [what.role for what, _ in logged(named)][-1] == "bucket"
+
+
+def files_of_warnings(kind: type[TorchDDP], trace: str) -> set[str]:
+    if kind is TorchDDP:
+        attach(trace)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        kind(nn.Linear(2, 2), broadcast_buffers=False)
+    return {warning.filename for warning in caught}
+
+
+@pytest.mark.parametrize("kind", [TorchDDP, DistributedDataParallel])
+def test_what_the_constructor_warns_of_is_the_users_line(tmp_path: Path, kind: type[TorchDDP]) -> None:
+    assert set().union(*run_ranks(files_of_warnings, 2, kind, str(tmp_path))) <= {__file__}
