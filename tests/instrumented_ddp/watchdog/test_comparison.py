@@ -209,3 +209,14 @@ def test_looks_now_and_then_find_what_comparing_all_entries_finds(orders, look_e
             found, looked_at = pair.compare(), number
         ours, theirs = (compared_of(rank.log, rank.signatures, 1, looked_at) for rank in (pair.ours, pair.theirs))
         assert found == first_difference(ours, theirs)
+
+
+@pytest.mark.parametrize("batch", [0, 7, 2**32 - 1])
+@pytest.mark.parametrize("flags", [0, UNEVEN_INPUTS])
+def test_the_batch_of_the_newest_entry_is_the_one_that_is_compared(pair, batch, flags):
+    pair.ours.bucket(0, batch, flags)
+    for launch in (lambda: pair.ours.reduce("loss"), lambda: pair.ours.bucket(1, batch, flags)):
+        log, signatures = pair.ours.log, pair.ours.signatures
+        rows = compared_of(log, signatures, log.newest, log.newest)
+        assert head_of(log, signatures).batch == rows["batch"][0]
+        launch()
