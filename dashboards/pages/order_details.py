@@ -54,7 +54,7 @@ def _head(side: Side) -> Head:
     return Head(
         title=ranks_text(side.ranks),
         ranks=" ".join(map(str, side.ranks)),
-        state=" or ".join(states) if states else "never got here",
+        state=" or ".join(states) if states else "nothing in its log",
         link=f"timeline?step={side.entry.step}&rank={side.ranks[0]}" if side.entry else "",
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from overlapscope.diagnosis.evidence import Evidence, Liveness, RankEvidence
-from overlapscope.diagnosis.wording import capitalised, ranks_text, standing_text
+from overlapscope.diagnosis.wording import capitalised, ranks_text, standing_text, unrecorded_text
 
 _MOST_LINES: Final = 12
 
@@ -37,7 +37,9 @@ def standings(evidence: Evidence) -> list[tuple[str, str]]:
 
 def _where(one: RankEvidence) -> str:
     parts: list[str] = [] if one.liveness == "unknown" else [one.liveness]
-    if one.failure is not None:
+    if one.unrecorded_because is not None:
+        parts.append(unrecorded_text(one))
+    elif one.failure is not None:
         site = f" at {one.failure.call_site}" if one.failure.call_site else ""
         parts.append(f"{one.failure.type}{site}")
     elif one.standing is not None:

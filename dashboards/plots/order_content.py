@@ -53,7 +53,7 @@ def cell_columns(window: Window, layout: OrderLayout, column_px: float) -> Colum
 
 
 def missing_columns(window: Window, layout: OrderLayout, column_px: float) -> Columns:
-    """The places that a rank never got to, while others did."""
+    """The places where a rank has nothing in its log, while others do."""
     columns = no_columns(*BOX_COLUMNS)
     for cell in window.cells:
         if cell.entry is None:

@@ -25,7 +25,7 @@ def cell_tooltip(lanes: OrderLanes, lane: OrderLane, number: int) -> tuple[str, 
     title = f"{capitalised(ranks_text(lane.ranks))} · #{number:,}"
     entry = cell.entry
     if entry is None:
-        what = f"never got here: ended at #{lane.newest:,}" if lane.newest else "left no log of this group"
+        what = f"nothing: its log ends at #{lane.newest:,}" if lane.newest else "left no log of this group"
         return title, [("", what)]
     signature = entry.signature
     rows: Rows = [("what", collective_text(entry))]

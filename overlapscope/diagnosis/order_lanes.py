@@ -52,7 +52,7 @@ class Cell:
     lane: int
     number: int
     entry: Entry | None
-    """None: its ranks never got there, while others did."""
+    """None: its ranks have nothing there, while others do."""
     difference: Divergence | None = None
     """From what most ranks have there; if no side is larger, all of them differ."""
 
@@ -138,7 +138,7 @@ class OrderLanes:
         return Window(first=first, last=last, cells=tuple(cells), steps=self._steps(first, last))
 
     def entries_at(self, number: int) -> dict[int, Entry | None]:
-        """What each rank that left a log has at a number; None if it never got there, or that is overwritten."""
+        """What each rank that left a log has at a number; None if its log ends before, or that is overwritten."""
         return {rank: next(iter(self._entries(rank, number, number)), None) for rank in self._newest}
 
     def start_of_step(self, step: int) -> int:

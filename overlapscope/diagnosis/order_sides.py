@@ -23,7 +23,7 @@ class Side:
 
     ranks: tuple[int, ...]
     entries: tuple[Entry, ...]
-    """One entry per rank; none if they never got there."""
+    """One entry per rank; none if they have nothing there."""
 
     @property
     def entry(self) -> Entry | None:

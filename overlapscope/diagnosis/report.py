@@ -8,7 +8,7 @@ from typing import Final
 
 from overlapscope.diagnosis.evidence import UNKNOWN_STEP, CallSite, Entry, Evidence, GroupOrder, RankEvidence
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.diagnosis.wording import at, collective_text, group_text, ranges, standing_text
+from overlapscope.diagnosis.wording import at, collective_text, group_text, ranges, standing_text, unrecorded_text
 from overlapscope.trace.signature import NO_BUCKET
 
 _MOST_SINGLE_RANKS: Final = 8
@@ -64,13 +64,13 @@ def _standings(evidence: Evidence) -> list[str]:
 
 
 def _where(one: RankEvidence) -> str:
+    if one.unrecorded_because is not None:
+        return unrecorded_text(one)
     if one.liveness == "ended":
         return f"{one.steps_done} steps done" if one.steps_done else ""
     if one.failure:
         return f"{one.failure.type}{at(_shortened(one.failure.call_site))}"
     standing = one.standing
-    if one.unrecorded_because is not None:
-        return f"not recorded since step {standing.step}" if standing else "not recorded"
     return standing_text(replace(standing, call_site=_shortened(standing.call_site))) if standing else ""
 
 

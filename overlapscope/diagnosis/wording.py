@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from overlapscope.diagnosis.evidence import JOINING, UNKNOWN_STEP, CallSite, Entry, GroupOrder, Standing
+from overlapscope.diagnosis.evidence import JOINING, UNKNOWN_STEP, CallSite, Entry, GroupOrder, RankEvidence, Standing
 from overlapscope.trace.signature import NO_BUCKET
 
 _MOST_NAMES: Final = 3
@@ -109,6 +109,11 @@ def in_step(step: int) -> str:
 def known(step: int) -> int | None:
     """The step, or None if steps are not counted."""
     return None if step == UNKNOWN_STEP else step
+
+
+def unrecorded_text(one: RankEvidence) -> str:
+    """Up to where it is known what a rank did whose recording ended before it did."""
+    return f"not recorded since step {one.standing.step}" if one.standing else "not recorded"
 
 
 def standing_text(standing: Standing) -> str:

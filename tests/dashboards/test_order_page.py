@@ -241,7 +241,7 @@ def test_pointing_at_a_cell_reads_what_it_is_and_at_an_empty_one_that_it_never_c
     assert plot.tooltip.data["title"][0] == "Rank 1 · #7"
     assert "all_reduce(sum) of 4,096 float32 (extra)" in plot.tooltip.data["value"]
     plot.pointed.data = {"id": [2], "lane": [0], "number": [13]}
-    assert plot.tooltip.data["value"] == ["never got here: ended at #12"]
+    assert plot.tooltip.data["value"] == ["nothing: its log ends at #12"]
 
 
 def test_text_is_left_out_where_there_is_no_room_for_it(snapshot):
