@@ -17,7 +17,7 @@ from typing import IO, Final, Literal, Protocol
 
 from overlapscope.diagnosis.facts import STUCK_AFTER_NS
 from overlapscope.trace.environment import TRACE_VARIABLE, with_startup
-from overlapscope.trace.format import REPORTS_FILE, rank_folder
+from overlapscope.trace.format import ENDED_FILE, REPORTS_FILE, rank_folder
 
 Wrapper = Literal["instrumented", "torch"]
 
@@ -103,13 +103,16 @@ class Job:
             if left != before:
                 self.heard_s = time.monotonic()
             fault_ns = self.fault_ns()
-            quiet_for_s = _PATIENCE_AFTER_REPORTS_S if self._have_reported(left) else patience_s
+            quiet_for_s = _PATIENCE_AFTER_REPORTS_S if self._hang_and_say_so(left) else patience_s
             if fault_ns is not None and time.monotonic() > max(self.heard_s, fault_ns / 1e9) + quiet_for_s:
                 return
 
-    def _have_reported(self, ranks: tuple[int, ...]) -> bool:
-        trace = self.trace
-        return trace is not None and all((rank_folder(trace, rank) / REPORTS_FILE).exists() for rank in ranks)
+    def _hang_and_say_so(self, ranks: tuple[int, ...]) -> bool:
+        """Whether all of these have reported, and none is about to end, which takes a while on a busy machine."""
+        folders = [rank_folder(self.trace, rank) for rank in ranks if self.trace is not None]
+        return bool(folders) and all(
+            (folder / REPORTS_FILE).exists() and not (folder / ENDED_FILE).exists() for folder in folders
+        )
 
     def ends(self) -> list[str]:
         """How each rank ended, or that it still runs."""

@@ -40,9 +40,8 @@ def test_the_host_that_sends_slowly_is_named_first_by_its_link(tmp_path, hosts, 
     slow = slow_links(link_rates(training_of(tmp_path, hosts, steps=12, slow_host=slow_host)))
     assert slow["rank"].iloc[0] == slow_host
     first = slow.iloc[0]
+    # Not its rate as the kernel samples it: after a pause the bucket of tc is full, and here are few samples.
     assert first["bytes"] / (first["busy_ns"] / 1e9) < 1.1 * RATE_BYTES_PER_S, "the link lets no more through"
-    # After a pause the bucket of tc is full: single samples have been 2.3 times the rate, and here are few of them.
-    assert first["rate_bytes_per_s"] < 2 * RATE_BYTES_PER_S
 
 
 def test_among_links_that_are_alike_none_is_blamed(tmp_path):
