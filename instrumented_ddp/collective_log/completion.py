@@ -119,6 +119,7 @@ class CompletionWatch:
         """Tell of everything on the host that has ended by now. Never blocks."""
         for one in list(self._in_flight.values()):
             self._look_at(one)
+        self.look_at_oldest()  # which lets go of those that have been told: a future holds the result's memory
 
     def look_at_oldest(self) -> None:
         """The same for what is no bucket, up to the first that runs: quick, also with thousands in flight."""
@@ -126,7 +127,7 @@ class CompletionWatch:
         with suppress(IndexError):  # another thread takes them as well
             while no_buckets:
                 one = no_buckets.popleft()
-                if not self._look_at(one):
+                if id(one) in self._in_flight and not self._look_at(one):
                     no_buckets.appendleft(one)
                     return
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -127,6 +129,18 @@ def test_the_quick_look_ends_at_the_oldest_that_runs_and_the_other_tells_all(wat
     hangs.set_result(1)
     watch.look_at_oldest()
     assert [one.failed for one in told] == [[False], [False], [True]]
+
+
+def test_what_has_been_told_is_let_go_of(watch):
+    future: Future[torch.Tensor] = Future()
+    result = torch.ones(1)
+    gone = weakref.ref(result)
+    add(watch, future)
+    future.set_result(result)
+    del future, result
+    watch.turn()
+    gc.collect()
+    assert gone() is None
 
 
 def test_where_buckets_hold_both_threads_a_look_tells_what_has_ended(watch):
