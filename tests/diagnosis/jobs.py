@@ -97,3 +97,14 @@ def job(*ranks: RankEvidence, groups: Sequence[GroupOrder] = (), world: int | No
 def idle(one: RankEvidence, seconds: float, step_s: float = 0.1) -> RankEvidence:
     """It has done nothing for so long."""
     return replace(one, idle_ns=round(seconds * 1e9), step_time_ns=round(step_s * 1e9))
+
+
+WAITING = trained(9, is_waiting=True)
+LATE = trained(6)
+HELD_UP = group({0: WAITING, 1: LATE, 2: WAITING})
+"""Rank 1 has not begun its third step, the others wait for its buckets."""
+
+
+def held_up(one: RankEvidence, **more: object) -> Evidence:
+    """The others wait for rank 1, of which this is known."""
+    return job(rank(0, step=2), one, rank(2, step=2), groups=[HELD_UP], **more)  # type: ignore[arg-type]
