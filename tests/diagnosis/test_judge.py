@@ -32,7 +32,6 @@ from tests.diagnosis.jobs import (
 )
 from tests.ordered import all_reduce, bucket
 
-
 # -- nothing is wrong
 
 
