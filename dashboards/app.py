@@ -75,7 +75,7 @@ def serve(trace_path: Path, address: str = "127.0.0.1", port: int | None = None,
     first_page = prepare(recording)
     host = "localhost" if address in ("127.0.0.1", "0.0.0.0", "::", "::1") else address
     url = f"http://{host}:{server.port}/{first_page}"
-    print(f"OverlapScope shows {trace_path} at {url}  (Ctrl-C to stop)", flush=True)
+    print(f"Serving {trace_path} at {url}  (Ctrl-C to stop)", flush=True)
     if show:
         server.io_loop.add_callback(webbrowser.open, url)
     try:

@@ -1,4 +1,4 @@
-"""torch's ``DistributedDataParallel``, with our reducer in the place of the C++ one, and observed.
+"""torch's ``DistributedDataParallel``, with our reducer in place of the C++ one, and observed.
 
 It is a subclass, so whatever asks ``isinstance(model, torch.nn.parallel.DistributedDataParallel)`` gets its answer
 (accelerate, Lightning, torch.compile), and arguments, ``no_sync``, ``join``, pickling and the rest are torch's own.
@@ -57,7 +57,7 @@ class DistributedDataParallel(TorchDDP):
         on_incident: what the watchdog of a process that records does when the job hangs or its ranks disagree:
             ``report`` it, ``raise`` an ``IncidentError`` on all ranks as well, or ``off``, there is none. None leaves
             it to ``overlapscope record``. What the first instance of a process says holds for all of them.
-        bucket_plan: which gradients to reduce together, in the place of ``bucket_cap_mb``: the path of a plan as
+        bucket_plan: which gradients to reduce together, in place of ``bucket_cap_mb``: the path of a plan as
             ``overlapscope recommend`` writes it, or a plan already read. Rank 0's decides. It takes effect when stock
             DDP rebuilds its buckets: after the first backward; at once where it doesn't (``find_unused_parameters``).
         kwargs: those of ``torch.nn.parallel.DistributedDataParallel``, under its names. ``bucket_cap_mb="auto"`` has

@@ -146,7 +146,7 @@ window.overlapscope.startBuckets = (plot) => {
       getSelection().selectAllChildren(element("setting"))
       isCopied = document.execCommand("copy")
     }
-    element("copied").textContent = isCopied ? "copied" : "selected: press Ctrl C"
+    element("copied").textContent = isCopied ? "copied" : "selected: press Ctrl+C"
   }
   element("chosen").addEventListener("click", ({target}) => target.closest("#copy") && copy())
 

@@ -30,7 +30,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     if (picker && document.activeElement !== picker && step != null) picker.value = step
     const count = spans.toLocaleString("en-US")
     element("status").textContent = isShaded
-      ? `${count} spans in view: shade is the share of time busy. Zoom in to see single spans.`
+      ? `${count} spans in view: shade shows the busy share. Zoom in to see individual spans.`
       : `${count} ${spans === 1 ? "span" : "spans"} in view`
     rememberSoon(step)
   }

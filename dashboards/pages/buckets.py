@@ -1,4 +1,4 @@
-"""The page Buckets: how long a step takes with each size, what it looks like, and how to set the size."""
+"""The Buckets page: how long a step takes with each size, what it looks like, and how to set the size."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def describe(forecast: Forecast, chosen: Chosen, step: Step) -> str:
 def _against_now(gain: Interval) -> Headline:
     value, low, high = (_signed(-share) for share in (gain.value, gain.low, gain.high))
     return Headline(
-        label="Against now",
+        label="Versus now",
         value=value,
         note=f"{low} to {high}" if low != high else "as it is set now",
         colour="hidden",

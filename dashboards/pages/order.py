@@ -1,4 +1,4 @@
-"""The page Order: why a job hangs, or where ranks began to differ, with the lanes of collectives that show it."""
+"""The Order page: why a job hangs, or where ranks began to differ, with the lanes of collectives that show it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from overlapscope.diagnosis.wording import capitalised, ranks_text
 from overlapscope.trace.reader import Trace
 
 _OTHER_COLOURS: Final = (
-    ("other traffic of DDP", ("buffers", "bitmap", "construction", "join", "hook")),
+    ("other DDP traffic", ("buffers", "bitmap", "construction", "join", "hook")),
     ("other all_reduce", ("all_reduce",)),
     ("broadcast", ("broadcast",)),
     ("gather", ("gather",)),

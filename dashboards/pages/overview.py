@@ -106,7 +106,7 @@ def basis_of(summary: OverlapSummary) -> str:
     ranks = f"{summary.ranks} rank{'s' * (summary.ranks != 1)}"
     steps = f"{summary.steps_counted} step{'s' * (summary.steps_counted != 1)}"
     left_out = summary.warm_up_steps_left_out
-    warm_up = f", without the first {left_out}, in grey below, which warm up" if left_out else ""
+    warm_up = f", excluding the first {left_out} (warm-up, grey below)" if left_out else ""
     return f"Medians over {steps} of {ranks}{warm_up}."
 
 

@@ -94,9 +94,9 @@ def basis_of(cycles: Cycles) -> str:
     left = f"; {left_out:,} left out, as warm-up or because all-reduces differ" if left_out else ""
     error_ns = cycles.clock_error_ns
     clock = (
-        "All ranks have one clock."
+        "All ranks share a clock."
         if not error_ns
-        else f"Times of different ranks may be off by up to ± {format_ns(error_ns)}."
+        else f"Times of different ranks may be off by up to {format_ns(error_ns)}."
     )
     missing = sentences.missing(cycles)
     return (

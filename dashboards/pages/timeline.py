@@ -51,7 +51,7 @@ def _build_reason(document: Document, snapshot: Snapshot) -> None:
         headline="Nothing to draw on a timeline yet",
         message="No rank has recorded a phase, a gradient or a bucket.",
         advice="If the run has just begun, reload this page to see them; plain torch.distributed has none. Its "
-        "collectives are on the page Order.",
+        "collectives are on the Order page.",
     )
 
 

@@ -30,7 +30,7 @@ def cell_tooltip(lanes: OrderLanes, lane: OrderLane, number: int) -> tuple[str, 
     signature = entry.signature
     rows: Rows = [("what", collective_text(entry))]
     if cell.difference is not None:
-        rows.append(("differs", f"{_DIFFERENCES[cell.difference]} than on most ranks, or than on others"))
+        rows.append(("differs", f"{_DIFFERENCES[cell.difference]} than on most or some other ranks"))
     if entry.step != UNKNOWN_STEP:
         rows.append(("step", str(entry.step)))
     if entry.phase:

@@ -1,6 +1,6 @@
 """One rank broadcasts where the others all-reduce.
 
-In real life: two branches of an ``if`` that were meant to do the same. What you see: all ranks wait for the timeout.
+In real life: two branches of an ``if`` that were meant to do the same. What you see: all ranks wait until the timeout.
 """
 
 import job

@@ -1,7 +1,7 @@
 """Ranks broadcast from different roots.
 
 In real life: ``src`` is a rank within a group on one path through the code, and a rank of the job on another. What you
-see: ranks wait for the timeout, each in a broadcast that looks right.
+see: ranks wait until the timeout, each in a broadcast that looks right.
 """
 
 import job

@@ -1,7 +1,7 @@
 """The data loader of one rank hangs.
 
 In real life: a network file system that does not answer, a download without a timeout, a lock. What you see: the
-others wait in backward for the timeout; rank 1 says nothing.
+others wait in backward until the timeout; rank 1 says nothing.
 """
 
 import time

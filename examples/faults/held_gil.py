@@ -1,7 +1,7 @@
 """Native code holds Python's global interpreter lock on one rank and does not return.
 
 In real life: an extension module that waits for a lock, a disk or a device without releasing the interpreter. What
-you see: the others wait for the timeout. On rank 1 no Python thread runs any more, so neither Ctrl-C nor a monitor
+you see: the others wait until the timeout. On rank 1 no Python thread runs any more, so neither Ctrl-C nor a monitor
 inside the process has any effect.
 """
 

@@ -1,7 +1,7 @@
 """Two process groups are entered in different orders.
 
 In real life: a group for tensors and one for data, or one for metrics beside DDP's, on different paths through the
-code. What you see: every rank waits for the timeout, each in a collective that looks right.
+code. What you see: every rank waits until the timeout, each in a collective that looks right.
 """
 
 import job

@@ -1,4 +1,4 @@
-"""A rank is killed in the middle of a backward.
+"""A rank is killed in the middle of backward.
 
 In real life: the kernel's out-of-memory killer, a job scheduler, a machine that fails. What you see: "Connection
 reset by peer" on the others, at once, without saying which rank died or what it was doing.

@@ -2,7 +2,7 @@
 
 In real life: stochastic depth or a mixture of experts that draws from each rank's own random numbers, or an ``if`` on
 the data. What you see: rank 1's step looks fine, and its next forward fails with "Expected to have finished
-reduction ... indices 4 5 6 7". The others wait in backward for the timeout, or until rank 1 exits.
+reduction ... indices 4 5 6 7". The others wait in backward until the timeout, or until rank 1 exits.
 """
 
 import job

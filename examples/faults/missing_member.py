@@ -1,7 +1,7 @@
 """A collective of a subgroup is launched by only some of its members.
 
 In real life: a condition that was meant to test membership in the group tests something else. What you see: the
-members that launched it wait for the timeout.
+members that launched it wait until the timeout.
 """
 
 import job

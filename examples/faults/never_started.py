@@ -1,7 +1,7 @@
 """One rank never reaches the process group.
 
 In real life: a node that hangs during an import or a mount, a launcher that started one process too few. What you
-see: ``init_process_group`` waits, on all other ranks, for its timeout.
+see: ``init_process_group`` waits, on all other ranks, until its timeout.
 """
 
 import os

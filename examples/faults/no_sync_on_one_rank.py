@@ -1,4 +1,4 @@
-"""One rank runs a backward under ``no_sync()`` that the others run without.
+"""One rank runs backward under ``no_sync()`` that the others run without.
 
 In real life: gradient accumulation that counts batches on each rank, and one rank's count is off. What you see:
 nothing. Rank 1's gradients of the next step are averaged with the others' gradients of this one, and the weights

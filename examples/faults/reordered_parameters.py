@@ -1,4 +1,4 @@
-"""The model's layers are made in a different order on one rank, and their shapes differ.
+"""The model's layers are built in a different order on one rank, and their shapes differ.
 
 In real life: a model whose layers depend on a set, a dict of the data, or an ``if`` on the rank. What you see: stock
 DDP says that params[0] has different sizes, on one rank; the other fails with "Connection closed by peer".

@@ -1,6 +1,6 @@
 """Rank 0 sends a tensor that rank 1 does not receive.
 
-In real life: a pipeline whose stages count micro-batches differently. What you see: rank 0 waits for the timeout in
+In real life: a pipeline whose stages count micro-batches differently. What you see: rank 0 waits until the timeout in
 ``send``, or, if the data fits into a buffer, the next receive gets the wrong data.
 """
 

@@ -1,4 +1,4 @@
-"""One rank leaves out an optimizer step.
+"""One rank skips an optimizer step.
 
 In real life: ``if loss.isnan(): skip``, or a gradient scaler that found an infinity on one rank only. What you
 see: nothing. The gradients were averaged, but rank 1 did not use them: its weights differ from then on.

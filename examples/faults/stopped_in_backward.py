@@ -1,4 +1,4 @@
-"""A rank is stopped (SIGSTOP) in the middle of a backward, and never resumed.
+"""A rank is stopped (SIGSTOP) in the middle of backward, and never resumed.
 
 In real life: Ctrl-Z in the wrong terminal, a debugger left attached, a scheduler that suspends jobs. What you
 see: the others time out. The stopped rank stays there until someone notices.

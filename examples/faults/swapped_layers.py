@@ -1,4 +1,4 @@
-"""Two layers of the same shape are made in a different order on one rank.
+"""Two layers of the same shape are built in a different order on one rank.
 
 In real life: ``for name in list(set(names))``: the order of a set of strings differs in each process. What you
 see: nothing at all. Gradients of one layer are averaged with those of another, and training goes on.

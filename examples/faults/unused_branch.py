@@ -1,4 +1,4 @@
-"""A branch of the model is skipped on one rank now and then, and DDP is told that this happens.
+"""A branch of the model is skipped on one rank now and then, and DDP is told to expect it.
 
 Nothing is wrong. With ``find_unused_parameters=True`` ranks tell each other which parameters were used, and
 parameters without a gradient on one rank take part with zeros.

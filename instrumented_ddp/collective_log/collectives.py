@@ -93,7 +93,7 @@ class Collectives:
         except FileExistsError:
             raise OverlapScopeError(f"{folder}: already holds a recording; move it away or record elsewhere") from None
         except OSError as error:
-            raise OverlapScopeError(f"{folder}: can't be made ({error.strerror})") from None
+            raise OverlapScopeError(f"{folder}: can't be created ({error.strerror})") from None
         self.call_sites = CallSites(folder)
         self.completions = CompletionWatch(on_error)
         """Of all collectives of this process."""

@@ -75,7 +75,7 @@ class CompletionWatch:
         on_error: called with what goes wrong when somebody is told.
     """
 
-    name = "the look at collectives"
+    name = "the completion check"
 
     def __init__(self, on_error: Callable[[Exception], None]) -> None:
         self._on_error = on_error

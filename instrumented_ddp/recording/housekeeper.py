@@ -84,7 +84,7 @@ class Housekeeper:
         except Exception as error:
             del self._due_s[job]
             if not self._closing:
-                _log.warning("rank %d: %s failed and stays off: %r", self._rank, job.name, error)
+                _log.warning("rank %d: %s failed and is off: %r", self._rank, job.name, error)
         else:
             if self._due_s[job] == math.inf:  # else it was woken meanwhile
                 self._due_s[job] = time.monotonic() + pause_s

@@ -42,7 +42,7 @@ class LinkSampler:
         housekeeper: has it sample.
     """
 
-    name = "the sampling of links"
+    name = "link sampling"
 
     def __init__(self, folder: Path, housekeeper: Housekeeper) -> None:
         self._path = folder / LINKS_FILE

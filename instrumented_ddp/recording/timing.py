@@ -147,7 +147,7 @@ class CudaTimer:
 
     def _give_up(self, error: RuntimeError) -> None:
         self._has_failed = True
-        _log.warning("%s has failed, nothing on it is timed from here on: %s", self._device, str(error).split("\n")[0])
+        _log.warning("%s has failed; nothing on it is timed from now on: %s", self._device, str(error).split("\n")[0])
 
     def _record_event(self, stream: torch.cuda.Stream | None = None) -> torch.cuda.Event:
         event = self._pool.pop() if self._pool else torch.cuda.Event(enable_timing=True)

@@ -99,11 +99,11 @@ def describe_disagreement(
     if len(as_tuples) > 2 and votes > others[0][1]:
         reference = as_tuples.index(common)
         differing = [rank for rank, signature in enumerate(as_tuples) if signature != common]
-        blame = f"rank{'s' if len(differing) > 1 else ''} {', '.join(map(str, differing))} against all others"
+        blame = f"rank{'s' if len(differing) > 1 else ''} {', '.join(map(str, differing))} and all others"
     else:
         reference = 0
         differing = [rank for rank, signature in enumerate(as_tuples) if signature != as_tuples[0]]
-        blame = f"rank 0 against rank {differing[0]}"
+        blame = f"rank 0 and rank {differing[0]}"
     ours, theirs = as_tuples[reference], as_tuples[differing[0]]
     if len(ours) != len(theirs) and ours[: len(theirs)] == theirs[: len(ours)]:
         place = min(len(ours), len(theirs))

@@ -19,7 +19,7 @@ from instrumented_ddp.reduction.bucket import Bucket
 from instrumented_ddp.reduction.comm_hooks import GradBucket, builtin_hook, python_hook
 from instrumented_ddp.reduction.reducer import Reducer
 
-_HOOKS_KEEP_STATE: Final = "a communication hook may keep a state for each bucket, so the plan must stay"
+_HOOKS_KEEP_STATE: Final = "a communication hook may keep per-bucket state, so the plan can't change"
 
 
 class Plans(Protocol):
@@ -82,7 +82,7 @@ class C10dReducer:
         """It has ended, with these outputs; none are given where unused parameters are not to be found."""
         if _is_within_rpc_autograd():
             self.reducer.fail(
-                "instrumented_ddp does not serve distributed autograd over RPC, which keeps gradients where no hook "
+                "instrumented_ddp doesn't support distributed autograd over RPC, which keeps gradients where no hook "
                 "sees them. Use torch.nn.parallel.DistributedDataParallel for this model."
             )
         self.reducer.expect_gradients(outputs)

@@ -129,7 +129,7 @@ class Inquiry:
             verdict = judge(evidence)
             message = report_text(verdict, evidence)
         except Exception as error:  # a gap in the rules is no reason to be silent
-            sentence = f"Rank {self.alarm.by} has raised an alarm ({self.alarm.why}) that is not understood"
+            sentence = f"Rank {self.alarm.by} has raised an alarm ({self.alarm.why}) that can't be judged"
             verdict = Verdict(kind="cannot tell", sentence=f"{sentence}: {error!r}.")
             message = verdict.sentence
         return Outcome(

@@ -118,7 +118,7 @@ def _watch(folder: Path, rank: int, world_size: int, has_joined: threading.Event
     has_joined.wait()
     if number is not None:
         reports.retract(number)
-        _log.warning("rank %d has joined after %.0f s or more: what it waited for has come", rank, waited_s)
+        _log.warning("rank %d joined after waiting %.0f s or more", rank, waited_s)
 
 
 def _report(folder: Path, rank: int, reports: ReportLog, *, is_speaker: bool) -> int | None:

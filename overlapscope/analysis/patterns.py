@@ -23,7 +23,7 @@ SIGNIFICANCE: Final = 1e-4
 """A pattern is named if noise would show as much with at most this probability, counting all tries of a search."""
 
 DELAY_SIGMAS: Final = 6.0
-"""A value this many standard deviations above the usual is delayed."""
+"""A value this many standard deviations above normal is delayed."""
 
 _LEAST_VALUES: Final = 5
 """Fewer cycles than this on one side of a change say nothing."""
@@ -210,7 +210,7 @@ def _transient(series: Floats, delayed: Mask, usual_ns: float, sigma_ns: float) 
         kind="transient",
         where=delayed.copy(),
         usual_ns=usual_ns,
-        statistic=f"{times}{above} above the usual",
+        statistic=f"{times}{above} above normal",
         p_value=min(1.0, math.erfc(distance / math.sqrt(2)) / 2 * len(series)),
     )
 

@@ -85,7 +85,7 @@ def when(finding: Finding) -> str:
         return f"every {pattern.period} steps"
     if pattern.kind == "shift":
         return f"from step {steps[0]} on" if not pattern.where[0] else f"until step {steps[-1]}"
-    return f"in step {steps[0]}" if len(steps) == 1 else f"in {len(steps)} steps, most in step {finding.worst_step}"
+    return f"in step {steps[0]}" if len(steps) == 1 else f"in {len(steps)} steps, peak in step {finding.worst_step}"
 
 
 def cost(finding: Finding) -> str:

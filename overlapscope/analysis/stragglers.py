@@ -344,7 +344,7 @@ def _judge_link(replay: Replay, link: SlowLink, step_time_ns: float) -> Finding:
             kind="persistent",
             where=everywhere,
             usual_ns=0.0,
-            statistic=f"its TCP delivery rate is {times:,.1f} times below the median of the other links",
+            statistic=f"the other links' median TCP delivery rate is {times:,.1f} times its own",
             p_value=math.nan,
         ),
         steps=cycles.steps,

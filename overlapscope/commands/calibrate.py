@@ -73,7 +73,7 @@ def _make_ready(output: Path) -> None:
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OverlapScopeError(f"{output.parent}: can't be made ({error.strerror})") from None
+        raise OverlapScopeError(f"{output.parent}: can't be created ({error.strerror})") from None
 
 
 def _with_module(launcher: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Say why a training hung, crashed or silently went wrong: which rank, step, bucket, parameters and line.
+"""Say why a job hung, crashed or silently went wrong: which rank, step, bucket, parameters and line.
 
 Reads what all ranks left, killed ones included, and compares the order of their collectives. Prints what happened,
 where each rank was, what the ranks did around the first difference, and what to try. Takes the folder of a recording,

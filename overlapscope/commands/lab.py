@@ -1,4 +1,4 @@
-"""See what faults of a distributed training look like: real jobs on this machine, each with one known fault.
+"""See what faults in distributed training look like: real jobs on this machine, each with one known fault.
 
     overlapscope lab faults
     overlapscope lab fault missing-branch
@@ -62,7 +62,7 @@ def _list_faults() -> None:
     from overlapscope.lab.scripts import title_of
 
     width = max(len(fault.name) for fault in FAULTS)
-    for heading, is_negative in (("faults:", False), ("no fault in these, and none must be diagnosed:", True)):
+    for heading, is_negative in (("faults:", False), ("no fault; any diagnosis is a false alarm:", True)):
         print(heading)
         for fault in FAULTS:
             if fault.is_negative is is_negative:

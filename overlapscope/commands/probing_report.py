@@ -40,7 +40,7 @@ def _models(folder: Path) -> list[dict[str, Any]]:
 def _sentence(probing: dict[str, Any] | None) -> str:
     if probing is None:
         return (
-            "no bucket plans were probed: torch's own DistributedDataParallel trains, whose plan can't be changed; use "
+            "no bucket plans were probed: the plan of torch's own DistributedDataParallel can't be changed; use "
             f"instrumented_ddp.DistributedDataParallel, or {_INSTEAD}"
         )
     if probing["state"] == "impossible":
@@ -52,5 +52,5 @@ def _sentence(probing: dict[str, Any] | None) -> str:
         return f"probed {probing['plans']} bucket plans in steps {begins} to {ends - 1}"
     too_few = f"{probing['plans']} plans take {ends + 1} steps, outside join(); train for longer"
     if probing["state"] == "begun":
-        return f"probed bucket plans for a part of the steps they take: {too_few}"
+        return f"probed bucket plans for only part of their steps: {too_few}"
     return f"no bucket plans were probed: too few steps; {too_few}"

@@ -1,7 +1,7 @@
 """Predict the step time of every bucket size from one recording, and say which one to set.
 
 The recorded steps are replayed with other buckets: when gradients are ready, what an all-reduce of each size costs,
-and how much compute and communication slow each other down all come from the recording. The advice is surest if the
+and how much compute and communication slow each other down all come from the recording. The advice is best if the
 recording was made with 'overlapscope record --probe-buckets', which tries some plans, or if a calibration.json from
 'overlapscope calibrate' is in its folder. Many sizes give the same buckets, so sizes come in bands. Gains have 90 %
 intervals.

@@ -2,7 +2,7 @@
 
     overlapscope record -o traces/ -- torchrun --nproc-per-node 2 train.py
 
-The script need not be changed: every Python process that the command starts is recorded if it makes a process group,
+The script needs no changes: every Python process that the command starts is recorded if it creates a process group,
 with or without torch's DistributedDataParallel. With instrumented_ddp.DistributedDataParallel the recording also holds
 the copies into buckets and back. If the training fails, or goes wrong without failing, the command says what happened,
 as 'overlapscope diagnose' does.
@@ -81,10 +81,10 @@ def run(args: argparse.Namespace) -> int:
     recorded = recording_folder.describe(args.output)
     if recorded is None:
         recording_folder.remove_if_empty(args.output)
-        ended = f"ended with exit code {code}" if code else "ended well"
+        ended = f"ended with exit code {code}" if code else "succeeded"
         _say(
-            f"nothing was recorded: '{command[0]}' {ended}, and no Python process it started made a process group "
-            f"(torch.distributed.init_process_group) with a Python in which overlapscope is installed"
+            f"nothing was recorded: '{command[0]}' {ended}, and no Python process it started called "
+            f"torch.distributed.init_process_group with overlapscope installed"
         )
         return code or 1
     _say_what_went_wrong(args.output, was_interrupted=bool(received))

@@ -72,7 +72,7 @@ def make_ready(folder: Path) -> None:
     except FileExistsError:
         raise OverlapScopeError(f"{folder}: this is a file; give a folder to record into") from None
     except OSError as error:
-        raise OverlapScopeError(f"{folder}: can't be made ({error.strerror})") from None
+        raise OverlapScopeError(f"{folder}: can't be created ({error.strerror})") from None
 
 
 def holds_recording(folder: Path) -> bool:

@@ -3,7 +3,7 @@
 Example:
     overlapscope serve traces/
 
-If something is wrong with the job, it opens at the order of collectives. A folder of PyTorch's Flight Recorder dumps
+If something is wrong with the job, it opens on the Order page. A folder of PyTorch's Flight Recorder dumps
 can be shown too: they hold the order and nothing else.
 
 A run that is still being recorded is read again whenever a page is opened or reloaded. Only this machine can see the

@@ -7,7 +7,7 @@ else is wrong, from a replay of the recording; its saving is what fixing it alon
 
 With --json the output is one JSON object with the keys
   path, ranks, steps, steps_left_out, clock_error_ns
-  reason        why nothing can be said, else null
+  reason        why nothing can be said, or null
   step_time_ns  mean of the steps compared
   what_if       step time if all ranks were like the median rank, and with every all-reduce at its best observed
   findings      one object each: sentence, ranks, host, link, cause, parts_ns, pattern, period, statistic, p_value,

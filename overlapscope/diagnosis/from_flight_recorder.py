@@ -19,7 +19,7 @@ from overlapscope.trace.flight_recorder import Dump
 from overlapscope.trace.log import Problem
 
 _LIMITS: Final = (
-    "Flight Recorder dumps don't say steps, buckets, parameters, or when they were made; they are taken to be from "
+    "Flight Recorder dumps don't hold steps, buckets, parameters or their own time; all are assumed to be from "
     "one moment"
 )
 
@@ -75,7 +75,7 @@ def _forgotten(path: Path, source: FlightRecorderDumps) -> list[Problem]:
         if not group.is_point_to_point
     }
     return [
-        Problem("note", f"{path}: of {group.title}, all ranks that left a dump only have collectives from {number} on")
+        Problem("note", f"{path}: {group.title}: only collectives from {number} on are in all dumps")
         for group, number in oldest.items()
         if number > 1
     ]

@@ -79,6 +79,6 @@ def judge(evidence: Evidence) -> Verdict:
         one = facts.ranks[rank]
         where = f" in step {one.standing.step}" if one.standing is not None else ""
         unknown.append(
-            f"The recording of rank {rank} ended early{where} ({one.unrecorded_because}): what it did since is unknown."
+            f"The recording of rank {rank} ended early{where} ({one.unrecorded_because}): what it did next is unknown."
         )
     return replace(verdict, also=(*verdict.also, *also), evidence=(*verdict.evidence, *unknown))

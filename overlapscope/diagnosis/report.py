@@ -37,7 +37,7 @@ def report_text(verdict: Verdict, evidence: Evidence) -> str:
         parts.append(unready)
     for title, sentences in (
         ("Evidence:", verdict.evidence),
-        ("Also found, and probably a consequence:", verdict.also),
+        ("Also found, probably consequences:", verdict.also),
         ("What to try:", verdict.advice),
     ):
         if sentences:

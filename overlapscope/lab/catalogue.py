@@ -150,7 +150,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
         name="killed-in-backward",
         letter="e1",
         kinds=("killed",),
-        stock="Connection reset, not who or where",
+        stock="Connection reset, no rank or place",
         bucket=2,
         is_known_with_two=True,
     ),

@@ -201,7 +201,7 @@ def _read(job: Job, rank: int, on_line: OnLine | None) -> None:
 
 def _end_of(code: int | None) -> str:
     if code is None:
-        return "still there"
+        return "still alive"
     if code == 0:
-        return "ended well"
+        return "succeeded"
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -20,7 +20,7 @@ class Check:
     is_right: bool
 
     def __str__(self) -> str:
-        return f"{self.point} {self.said}" if self.is_right else f"{self.point} {self.said}, but it is {self.expected}"
+        return f"{self.point} {self.said}" if self.is_right else f"{self.point} {self.said}, expected {self.expected}"
 
 
 def compare(fault: Fault, world_size: int, verdict: Verdict) -> tuple[Check, ...]:

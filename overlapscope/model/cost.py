@@ -124,8 +124,7 @@ def fit_cost(samples: Spans | None, world_size: int, calibration: Spans | None =
         spans = calibration or samples
         if spans is None:
             raise OverlapScopeError(
-                "the recording has no all-reduce that tells its cost: record some more steps, or run overlapscope "
-                "calibrate"
+                "the recording has no usable all-reduce: record some more steps, or run overlapscope calibrate"
             )
         return _cost(_medians(spans), world_size)
     base = _cost(_medians(calibration), world_size)

@@ -24,10 +24,10 @@ def headline(advice: Recommendation) -> str:
         text = f"Set {setting_of(advice.best)}" if not advice.best.is_default else "Leave bucket_cap_mb unset"
         return f"{text}: {now} → {best} a step ({change_of(advice.gain)}).{_range(advice)}"
     if is_now:
-        return f"Leave the bucket size: the current one is predicted to be the fastest of all, at {now} a step."
+        return f"Keep the bucket size: the current one is predicted to be the fastest of all, at {now} a step."
     would = f"{setting_of(advice.best)} would change the {now} step by {change_of(advice.gain)}"
     if advice.verdict == "leave it":
-        return f"Leave the bucket size; it hardly matters here: the best one, {would}."
+        return f"Keep the bucket size; it hardly matters here: {would}."
     return f"Can't tell yet: {would}."
 
 
@@ -40,7 +40,7 @@ def free_plan(advice: Recommendation) -> str:
     sure = "" if advice.free_gain.low > 0 else ', which may be no gain at all: bucket_cap_mb="auto" tries it'
     return (
         f"Buckets of {sizes_mb} MB: {format_ns(advice.free.step_ns.value)} a step, "
-        f"{change_of(advice.free_gain)} against the best size{sure}."
+        f"{change_of(advice.free_gain)} vs. the best size{sure}."
     )
 
 
@@ -61,7 +61,7 @@ def limit(limits: Limits) -> str:
         )
     without = f"if sending bytes took no time, it would be {_percent(limits.bandwidth)} shorter"
     if limits.limit == "last bucket":
-        return f"The step is limited by its last bucket, which nothing is left to overlap with: {without}; {exposed}."
+        return f"The step is limited by its last bucket, which has nothing left to overlap with: {without}; {exposed}."
     return f"The step is limited by bandwidth: {without}; {exposed}."
 
 

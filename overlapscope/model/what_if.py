@@ -78,7 +78,7 @@ def what_ifs_of(plans: Sequence[UniformPlan], work: Work, costs: Costs, hosts: i
             usual.changed(
                 f"{ranks} ranks instead of {cost.world_size}",
                 replace(costs, collective=cost.extrapolated(ranks, algorithm)),
-                f"all-reduce by a {algorithm}, over {links}, with as much work per rank",
+                f"{algorithm} all-reduce over {links}, with the same work per rank",
             )
             for algorithm in algorithms
         ]

@@ -43,7 +43,7 @@ class ReadinessBoard:
                 os.posix_fallocate(file.fileno(), 0, 8 * parameters)
                 self._buffer = mmap.mmap(file.fileno(), 8 * parameters)
         except OSError as error:
-            raise OverlapScopeError(f"{path}: can't be made ({error.strerror})") from None
+            raise OverlapScopeError(f"{path}: can't be created ({error.strerror})") from None
         self.ready_ns = memoryview(self._buffer).cast("q")
         """Host nanoseconds by parameter number; ``HAS_COME`` without a time; 0 for a gradient that has not come."""
 

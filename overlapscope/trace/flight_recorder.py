@@ -94,7 +94,7 @@ def read_dump(path: Path) -> Dump:
     version = reader.text(content["version"], "version")
     if version.partition(".")[0] != _MAJOR_VERSION:
         raise OverlapScopeError(
-            f"{path}: written in Flight Recorder format {version}, this overlapscope reads {_MAJOR_VERSION}.x"
+            f"{path}: written in Flight Recorder format {version}; this overlapscope reads {_MAJOR_VERSION}.x"
         )
     rank = content.get("rank")
     return Dump(

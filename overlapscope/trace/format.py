@@ -280,7 +280,7 @@ class LogHeader:
         _, version, header_bytes, record_bytes, closed, capacity, pinned, written = _HEADER.unpack_from(page)
         if version > FORMAT_VERSION:
             raise OverlapScopeError(
-                f"{path}: written in trace format {version}, this overlapscope reads up to {FORMAT_VERSION}; "
+                f"{path}: written in trace format {version}; this overlapscope reads up to {FORMAT_VERSION}; "
                 "upgrade overlapscope to read it"
             )
         if (header_bytes, record_bytes) != (HEADER_BYTES, RECORD_BYTES):

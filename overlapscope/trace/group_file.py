@@ -46,7 +46,7 @@ class GroupFile:
         except OSError as error:
             raise OverlapScopeError(f"{path}: can't be read ({error.strerror})") from None
         if not self.header.closed:
-            self.problems.append(Problem("note", f"{path}: not closed, so its process was killed or still runs"))
+            self.problems.append(Problem("note", f"{path}: not closed; its process was killed or is running"))
             if self._slots < self._capacity:
                 self.problems.append(Problem("error", f"{path}: cut short at offset {size}; what is left is used"))
 

@@ -152,7 +152,7 @@ class GroupHeader:
         _, version, header_bytes, entry_bytes, closed, capacity = _HEADER.unpack_from(page)
         if version > GROUP_VERSION:
             raise OverlapScopeError(
-                f"{path}: written in version {version}, this overlapscope reads up to {GROUP_VERSION}; "
+                f"{path}: written in version {version}; this overlapscope reads up to {GROUP_VERSION}; "
                 "upgrade overlapscope to read it"
             )
         if (header_bytes, entry_bytes) != (HEADER_BYTES, ENTRY_BYTES):

@@ -216,7 +216,7 @@ def _missing_records(
         return [Problem("error", f"{path}: cut short at offset {size}; {shown}")]
     problems = []
     if not header.closed:
-        problems.append(Problem("note", f"{path}: not closed, so its process was killed or still runs"))
+        problems.append(Problem("note", f"{path}: not closed; its process was killed or is running"))
     if not kept:
         return problems
     is_incident = header.pinned_records == header.capacity_records

@@ -185,7 +185,7 @@ def _forbidden(code: int) -> str:
     name = next((known.name for known in opcodes if known.code == chr(code)), None)
     if name is None:
         return f"not a pickle (byte 0x{code:02x}); copy or dump it again"
-    return f"{name} is not of plain values, and may run code; don't load this file with pickle.load either"
+    return f"{name} is not plain data and may run code; don't load this file with pickle.load either"
 
 
 def _new(make: Callable[[], Any]) -> Callable[[_Machine], None]:

@@ -120,7 +120,7 @@ def _make(path: Path, size: int) -> tuple[int, mmap.mmap]:
     except FileExistsError:
         raise OverlapScopeError(f"{path}: already holds a recording; move it away or record elsewhere") from None
     except OSError as error:
-        raise OverlapScopeError(f"{path}: can't be made ({error.strerror})") from None
+        raise OverlapScopeError(f"{path}: can't be created ({error.strerror})") from None
     try:
         os.ftruncate(fd, size)
         os.posix_fallocate(fd, 0, HEADER_BYTES)

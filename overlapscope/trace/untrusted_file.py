@@ -54,7 +54,7 @@ def check_extent(value: Any, path: Path) -> None:
 
     def extent(container: Any, depth: int) -> tuple[int, int]:
         if depth > DEEPEST:
-            raise OverlapScopeError(f"{path}: refused; nested more than {DEEPEST} deep, no Flight Recorder dump is")
+            raise OverlapScopeError(f"{path}: refused; nested more than {DEEPEST} deep, unlike any real dump")
         known = extents.get(id(container))
         if known is None:
             values, height = len(container), 1
@@ -65,7 +65,7 @@ def check_extent(value: Any, path: Path) -> None:
                     height = max(height, inner_height + 1)
             known = extents[id(container)] = values, height
         elif depth + known[1] - 1 > DEEPEST:
-            raise OverlapScopeError(f"{path}: refused; nested more than {DEEPEST} deep, no Flight Recorder dump is")
+            raise OverlapScopeError(f"{path}: refused; nested more than {DEEPEST} deep, unlike any real dump")
         return known
 
     if isinstance(value, _CONTAINERS) and extent(value, 1)[0] > MOST_VALUES:

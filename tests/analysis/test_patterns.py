@@ -89,7 +89,7 @@ def test_one_long_pause_is_transient(seed: int, count: int, data: st.DataObject)
     series[at] += 2000 * MS
     (found,) = patterns_of(series)
     assert (found.kind, np.flatnonzero(found.where).tolist()) == ("transient", [at])
-    assert "standard deviations above the usual" in found.statistic
+    assert "standard deviations above normal" in found.statistic
 
 
 def test_beside_a_pause_hiccups_do_not_count() -> None:

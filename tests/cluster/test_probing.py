@@ -159,7 +159,7 @@ def train_briefly(trace: str, steps: int) -> None:
             4,
             "no bucket plans were probed: too few steps; 5 plans take 29 steps, outside join(); train for longer",
         ),
-        (9, "probed bucket plans for a part of the steps they take: 5 plans take 29 steps"),
+        (9, "probed bucket plans for only part of their steps: 5 plans take 29 steps"),
         (29, "probed 5 bucket plans in steps 4 to 27"),
     ],
 )

@@ -83,7 +83,7 @@ def train_with_parameters_in_another_order(init_sync: bool) -> None:
 
 
 @pytest.mark.parametrize("init_sync", [True, False])
-@pytest.mark.parametrize(("world_size", "blame"), [(2, "rank 0 against rank 1"), (3, "rank 1 against all others")])
+@pytest.mark.parametrize(("world_size", "blame"), [(2, "rank 0 and rank 1"), (3, "rank 1 and all others")])
 def test_equal_shapes_in_another_order_are_refused_on_every_rank(world_size, blame, init_sync):
     """At construction; if the user skips that comparison, at the rebuild."""
     errors = run_ranks(train_with_parameters_in_another_order, world_size, init_sync)

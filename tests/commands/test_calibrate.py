@@ -50,7 +50,7 @@ def test_it_prints_a_table_and_writes_the_file(tmp_path: Path, launcher: list[st
             "give either --nproc or a launcher: the launcher decides how many ranks it starts",
         ),
         (["-o", "tests", "--nproc", "2"], "tests: this is a folder; give a file, as in -o tests/calibration.json"),
-        (["-o", "README.md/c.json"], "README.md: can't be made (File exists)"),
+        (["-o", "README.md/c.json"], "README.md: can't be created (File exists)"),
         (["-o", "tests/c.json", "--", "torchrum"], "torchrum: no such command; check the spelling, or give its path"),
     ],
 )

@@ -103,7 +103,7 @@ for rank in range(2):
     file.write_text(json.dumps(run))
 """
 STOCK = (
-    "no bucket plans were probed: torch's own DistributedDataParallel trains, whose plan can't be changed; use "
+    "no bucket plans were probed: the plan of torch's own DistributedDataParallel can't be changed; use "
     "instrumented_ddp.DistributedDataParallel, or measure with 'overlapscope calibrate'"
 )
 
@@ -154,7 +154,7 @@ def test_nothing_recorded_is_a_failure_with_a_reason_and_no_empty_folder(
     assert ran.returncode == code
     assert len(ran.stderr.splitlines()) == 1
     assert "nothing was recorded" in ran.stderr
-    assert "no Python process it started made a process group" in ran.stderr
+    assert "no Python process it started called torch.distributed.init_process_group" in ran.stderr
     assert not (tmp_path / "a").exists()
 
 

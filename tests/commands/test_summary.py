@@ -100,7 +100,7 @@ def test_json_has_every_step_and_null_for_what_is_not_a_number(tmp_path: Path) -
 def test_notes_go_to_stderr_and_are_no_failure(tmp_path: Path) -> None:
     ran = overlapscope("summary", write_recording(tmp_path, ranks=1, close=False))
     assert ran.returncode == 0
-    assert ran.stderr == (f"note: {tmp_path}/rank_0/events.log: not closed, so its process was killed or still runs\n")
+    assert ran.stderr == (f"note: {tmp_path}/rank_0/events.log: not closed; its process was killed or is running\n")
     assert VERDICT in ran.stdout
 
 

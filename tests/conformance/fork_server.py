@@ -69,7 +69,7 @@ class ForkServer:
         self.ddp_tests: list[str] = self._answer()["tests"]
 
     def run(self, test: str, *, ddp_class: str, folder: Path) -> Outcome:
-        """Run one test with a class in the place of torch's; its log, files and recording go into an empty folder."""
+        """Run one test with a class in place of torch's; its log, files and recording go into an empty folder."""
         assert self._process.stdin is not None
         request = {"test": test, "ddp_class": ddp_class, "folder": str(folder)}
         print(json.dumps(request), file=self._process.stdin, flush=True)

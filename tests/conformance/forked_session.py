@@ -35,7 +35,7 @@ class Session:
 
     test: str
     ddp_class: str
-    """``module:Class``, put in the place of torch's class."""
+    """``module:Class``, put in place of torch's class."""
     folder: str
     """An empty folder for the log, temporary files and the recording."""
 

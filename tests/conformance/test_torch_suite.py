@@ -1,4 +1,4 @@
-"""PyTorch's own tests pass with our class in the place of torch's, while it records."""
+"""PyTorch's own tests pass with our class in place of torch's, while it records."""
 
 from __future__ import annotations
 

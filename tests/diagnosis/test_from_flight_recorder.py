@@ -209,7 +209,7 @@ class TestNccl:
         verdict = self.run(tmp_path, 3, job)
         assert (verdict.kind, verdict.blamed, verdict.concerned) == ("stuck", (), (0, 1))
         assert verdict.sentence == (
-            "Rank 1 has not launched the other side of what rank 0 waits in: "
+            "Rank 1 has not launched the counterpart of what rank 0 waits in: "
             "send of 4 float32 to rank 1 at /workspace/train.py:10 (train)."
         )
 

@@ -182,7 +182,7 @@ def test_the_disagreement_is_the_cause_and_the_abort_its_consequence() -> None:
     failed = replace(evidence.ranks[0], liveness="failed", failure=CLOSED)
     verdict = judge(replace(evidence, ranks=evidence.ranks | {0: failed}))
     assert verdict.kind == "different collectives"
-    assert any("without leaving an error" in sentence for sentence in verdict.also)
+    assert any("without logging an error" in sentence for sentence in verdict.also)
 
 
 def test_one_rank_being_further_on_is_no_disagreement() -> None:
@@ -300,14 +300,14 @@ def test_ranks_that_were_killed_at_once_are_both_named_whoever_waited_for_whom()
     killed = [rank(n, "gone", phase="backward", step=2, heard_ns_ago=600_000_000) for n in (1, 2)]
     verdict = judge(job(rank(0, "failed", failure=CLOSED), *killed, groups=[order]))
     assert (verdict.kind, verdict.blamed) == ("killed", (1, 2))
-    assert "What they left doesn't say which of them died first." in verdict.evidence
+    assert "Their logs don't say which of them died first." in verdict.evidence
 
 
 def test_when_all_are_killed_at_once_nobody_is_blamed_and_it_is_said_that_nobody_saw_it() -> None:
     order = group({n: trained(7) for n in range(3)})
     verdict = judge(job(*(rank(n, "gone", heard_ns_ago=0, idle_ns=10**8) for n in range(3)), groups=[order]))
     assert (verdict.kind, verdict.blamed, verdict.concerned) == ("killed", (), (0, 1, 2))
-    assert "No rank survived that could have seen the others end." in verdict.evidence
+    assert "No rank survived to see the others die." in verdict.evidence
 
 
 def test_what_a_watchdog_has_seen_is_believed_when_all_are_gone() -> None:

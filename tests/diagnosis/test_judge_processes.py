@@ -31,7 +31,7 @@ def test_a_rank_that_is_gone_was_killed_and_the_closed_connections_follow_from_t
     ranks = (rank(0, "failed", failure=CLOSED), rank(1, "gone", phase="backward"), rank(2, "failed", failure=CLOSED))
     verdict = judge(job(*ranks, groups=[HELD_UP]))
     assert (verdict.kind, verdict.blamed) == ("killed", (1,))
-    assert any("Ranks 0 and 2 failed because of that" in sentence for sentence in verdict.evidence)
+    assert any("Ranks 0 and 2 failed as a result" in sentence for sentence in verdict.evidence)
 
 
 def test_with_two_ranks_the_one_that_was_killed_is_named() -> None:
@@ -47,7 +47,7 @@ def test_of_those_that_are_gone_the_first_is_the_one_that_was_waited_for() -> No
     )
     verdict = judge(job(*ranks, groups=[HELD_UP]))
     assert verdict.blamed == (1,)
-    assert any("Rank 2 died as well" in sentence for sentence in verdict.evidence)
+    assert any("Rank 2 died later" in sentence for sentence in verdict.evidence)
 
 
 def test_of_several_killed_at_once_it_is_said_where_each_stood() -> None:
@@ -80,7 +80,7 @@ def test_which_of_two_died_first_is_said_not_to_be_known() -> None:
     even = group(dict.fromkeys(range(3), trained(9)))
     verdict = judge(job(rank(0, "failed", failure=CLOSED), rank(1, "gone"), rank(2, "gone"), groups=[even]))
     assert (verdict.kind, verdict.blamed) == ("killed", (1, 2))
-    assert "What they left doesn't say which of them died first." in verdict.evidence
+    assert "Their logs don't say which of them died first." in verdict.evidence
 
 
 def test_when_all_were_killed_nobody_is_blamed() -> None:

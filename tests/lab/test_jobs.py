@@ -25,7 +25,7 @@ def test_each_rank_knows_its_place_and_what_it_prints_is_passed_on(tmp_path: Pat
     text = "print(os.environ['WORLD_SIZE']); print('oh', file=sys.stderr); sys.exit(rank)"
     with jobs.running(script(tmp_path, text), 3, on_line=lambda rank, line: lines.append((rank, line))) as job:
         job.wait()
-        assert job.ends() == ["ended well", "exit code 1", "exit code 2"]
+        assert job.ends() == ["succeeded", "exit code 1", "exit code 2"]
     assert sorted(lines) == [(rank, line) for rank in range(3) for line in ("3", "oh")]
     assert job.output == [["3", "oh"]] * 3
 
@@ -47,7 +47,7 @@ time.sleep(600)
 """
     with jobs.running(script(tmp_path, text), 2) as job:
         job.wait(patience_s=0.5)
-        assert job.ends() == ["still there", "still there"]
+        assert job.ends() == ["still alive", "still alive"]
         assert job.fault_ns() is not None
     assert job.running() == ()
     assert job.ends() == ["killed by SIGKILL"] * 2

@@ -72,7 +72,7 @@ def test_where_the_wire_is_quick_one_should_leave_it() -> None:
     job = large_job()
     advice = advice_on(replace(job, wire=(1.0, job.wire[1] / 50)))
     assert advice.verdict == "leave it"
-    assert sentences.headline(advice).startswith("Leave the bucket size")
+    assert sentences.headline(advice).startswith("Keep the bucket size")
     assert advice.limits.limit == "compute"
 
 
@@ -186,7 +186,7 @@ def test_more_ranks_are_reduced_by_a_tree_where_nccl_would_take_one(lanes: int, 
     job = large_job(lanes=lanes)
     job = replace(job, wire=(latency, job.wire[1]))
     by_name = {each.change: each for each in advice_on(job).what_ifs}
-    assert by_name["8 ranks instead of 2"].assumption.startswith(f"all-reduce by a {algorithm}, over links like those")
+    assert by_name["8 ranks instead of 2"].assumption.startswith(f"{algorithm} all-reduce over links like those")
 
 
 def test_who_makes_no_copies_is_not_told_to_save_them() -> None:

@@ -49,7 +49,7 @@ def test_a_board_that_is_missing_or_cut_short_tells_what_it_can(tmp_path):
 
 def test_a_board_that_is_there_is_not_overwritten(tmp_path):
     ReadinessBoard(tmp_path, 0, 1)
-    with pytest.raises(OverlapScopeError, match=r"gradients_0\.board: can't be made"):
+    with pytest.raises(OverlapScopeError, match=r"gradients_0\.board: can't be created"):
         ReadinessBoard(tmp_path, 0, 1)
 
 

@@ -91,7 +91,7 @@ def test_an_open_log_is_worth_a_note(tmp_path: Path) -> None:
     ("place", "content", "message"),
     [
         (0, b"NOTALOG!", "not a collective log"),
-        (8, b"\xff\x00\x00\x00", "version 255, this overlapscope reads up to"),
+        (8, b"\xff\x00\x00\x00", "version 255; this overlapscope reads up to"),
         (12, b"\x01\x00\x00\x00", "corrupt header"),
         (40, b"{{{{", "corrupt header"),
     ],

@@ -196,5 +196,5 @@ def test_a_limit_without_room_for_a_step_is_an_error(tmp_path: Path, limit_bytes
 
 
 def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(OverlapScopeError, match="can't be made"):
+    with pytest.raises(OverlapScopeError, match="can't be created"):
         EventLog(tmp_path / "missing" / "log")

@@ -123,4 +123,4 @@ class Meter:
 
     def gives_up(self, error: Exception) -> None:
         """What it has not seen is missing in its cycles, and said there."""
-        logging.getLogger(__name__).warning("steps are not measured any more: %s: %s", type(error).__name__, error)
+        logging.getLogger(__name__).warning("steps are no longer measured: %s: %s", type(error).__name__, error)

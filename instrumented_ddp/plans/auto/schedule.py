@@ -153,7 +153,7 @@ class AutoBuckets:
             self._before = None
             if self._group.rank() == 0:
                 decide = partial(self._decide, candidates, measured_ns, chosen, measured_steps, why_not)
-                self._alone("writing down the decision", decide, None)
+                self._alone("recording the decision", decide, None)
             self._say("decided")
             yield PlanChange(plan=plans[chosen], reason="auto" if chosen else "return")
             yield from self._wait_for_other_times(float(measured_ns[chosen]))
@@ -251,7 +251,7 @@ class AutoBuckets:
 
     def _end_measuring(self) -> None:
         if self._measuring is not None:
-            self._alone("ending to measure steps", self._measuring.end, None)
+            self._alone("ending the measurement", self._measuring.end, None)
             self._measuring = None
 
     def _decide(
@@ -278,9 +278,7 @@ class AutoBuckets:
         recorder = self._recorder
         if recorder is not None:
             said = {"state": state, "decisions": [asdict(decision) for decision in self.decisions], **more}
-            self._alone(
-                "writing down how far it has come", lambda: recorder.note_of_model(self._model, "auto", said), None
-            )
+            self._alone("recording its progress", lambda: recorder.note_of_model(self._model, "auto", said), None)
 
     def _alone(self, what: str, compute: Callable[[], _Result], otherwise: _Result) -> _Result:
         """What this rank computes without the others; if that fails, something else, so that it keeps up with them."""

@@ -21,9 +21,9 @@ def not_launched(facts: Facts) -> Verdict | None:
     missed, waiting = wait.missed_by(ranks), facts.waiting
     is_minority = not wait.is_point_to_point and len(wait.group.ranks) > 2 and 2 * len(ranks) < len(wait.group.ranks)
     what = f"collective {missed.number} of {group_text(wait.group)}, in which"
-    newest = [f"The newest that {joined([_newest(facts, wait.group, rank) for rank in ranks[:_MOST_SHOWN]])}."]
+    newest = [f"Last launches there: {joined([_newest(facts, wait.group, rank) for rank in ranks[:_MOST_SHOWN]])}."]
     if wait.is_point_to_point:
-        what, newest = "the other side of what", []
+        what, newest = "the counterpart of what", []
     shown = sorted({*ranks[:_MOST_SHOWN], *waiting[:_MOST_SHOWN]} & set(wait.group.windows))
     sites = {one.rank: one.entry.call_site for one in facts.waits[:_MOST_SHOWN]}
     sites |= {rank: standing.call_site for rank in ranks if (standing := facts.ranks[rank].standing)}
@@ -85,7 +85,7 @@ def incomplete(facts: Facts) -> Verdict | None:
         sentence=f"The dumps of {ranks_text(facts.ranks)} agree, and no rank waits in them; "
         f"there is no dump of {ranks_text(facts.missing)}.",
         concerned=tuple(sorted(facts.ranks)),
-        evidence=("gloo reports a collective that timed out like one that completed.",)
+        evidence=("gloo reports timed-out collectives as completed.",)
         if any(group.backend == "gloo" for group in facts.evidence.groups)
         else (),
         advice=(f"Dump on {ranks_text(facts.missing)} as well, or copy all dumps into one folder.",),
@@ -96,5 +96,5 @@ def _newest(facts: Facts, group: GroupOrder, rank: int) -> str:
     entry = facts.newest(group, rank)
     if entry is None:
         number = group.newest.get(rank)
-        return f"rank {rank} launched there is number {number}" if number else f"rank {rank} launched there is unknown"
+        return f"rank {rank} number {number}" if number else f"rank {rank} unknown"
     return f"rank {rank} launched there is number {entry.number}, {collective_text(entry)}{at(entry.call_site)}"

@@ -231,7 +231,7 @@ def _say(
     if group.divergence == "step" and a.signature.bucket == NO_BUCKET:
         ahead, behind = (other, side) if b.step > a.step else (side, other)
         return "missing collective", (
-            f"In step {min(a.step, b.step)} {ranks_text(ahead)} left out {collective_text(a)}{at(b.call_site)}: "
+            f"In step {min(a.step, b.step)} {ranks_text(ahead)} skipped {collective_text(a)}{at(b.call_site)}: "
             f"{where}, {verb(ahead, 'its', 'their')} call of step {max(a.step, b.step)} is matched with that of step "
             f"{min(a.step, b.step)} of {ranks_text(behind)}, and so on."
         )

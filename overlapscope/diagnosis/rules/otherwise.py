@@ -116,9 +116,9 @@ def cannot_tell(facts: Facts) -> Verdict:
     if gone and len(gone) == len(facts.ranks):
         return Verdict(
             kind="killed",
-            sentence="All ranks were killed without leaving an error; nothing they left says why, or which was first."
+            sentence="All ranks were killed without logging an error; their logs don't say why, or which died first."
             if len(gone) > 1
-            else f"Rank {gone[0]} was killed without leaving an error.",
+            else f"Rank {gone[0]} was killed without logging an error.",
             concerned=gone,
             step=max((one.standing.step for one in facts.ranks.values() if one.standing), default=None),
             evidence=("The order of their collectives is the same as far as they got.",),
@@ -132,14 +132,14 @@ def cannot_tell(facts: Facts) -> Verdict:
         waiting = facts.waiting_perhaps
         said.append(
             f"{ranks_text(waiting)} {verb(waiting, 'is', 'are')} in a collective, and whether "
-            f"{ranks_text(facts.unrecorded)} {verb(facts.unrecorded, 'has', 'have')} come to it is unknown"
+            f"{ranks_text(facts.unrecorded)} {verb(facts.unrecorded, 'has', 'have')} reached it is unknown"
         )
     if failed:
         said.append(f"{ranks_text(failed)} failed as if another rank had died")
     if gone:
         said.append(f"{ranks_text(gone)} {verb(gone, 'is', 'are')} gone")
     if unknown:
-        what = verb(unknown, "it was killed or still runs", "they were killed or still run")
+        what = verb(unknown, "it died or is running", "they died or are running")
         said.append(f"{ranks_text(unknown)} left logs that were never closed, so {what} elsewhere")
     return Verdict(
         kind="cannot tell",

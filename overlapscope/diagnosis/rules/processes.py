@@ -48,7 +48,7 @@ def failed(facts: Facts) -> Verdict | None:
     said = shortened(what, 300)
     sentence = f"{capitalised(ranks_text(alike))} {how}{_in_step(one)}{at(failure.call_site)}: {said}"
     rest = [rank for rank, other in sorted(facts.ranks.items()) if is_consequence(other.failure)]
-    evidence = [f"{capitalised(ranks_text(rest))} failed because of that: {_first_line(facts, rest)}"] if rest else []
+    evidence = [f"{capitalised(ranks_text(rest))} failed as a result: {_first_line(facts, rest)}"] if rest else []
     return Verdict(
         kind="out of memory" if is_memory else "failed",
         sentence=sentence if said.endswith((".", "…")) else f"{sentence}.",
@@ -97,7 +97,7 @@ def holds_the_gil(facts: Facts, ranks: tuple[int, ...] | None = None) -> Verdict
 
 
 def killed(facts: Facts) -> Verdict | None:
-    """Ranks that are gone without leaving an error, while others are there or failed because of that."""
+    """Ranks that are gone without logging an error, while others are there or failed because of that."""
     gone = facts.with_liveness("gone")
     if any(_says_that_one_is_gone(one) for one in facts.ranks.values()):
         # Nobody can check the ranks of which nothing is known, but a connection was closed.
@@ -114,7 +114,7 @@ def killed(facts: Facts) -> Verdict | None:
     how = _how_it_died(one)
     standings = {rank: standing for rank in first if (standing := facts.ranks[rank].standing)}
     sentence = (
-        f"{capitalised(ranks_text(first))} {verb(first, 'was', 'were')} {how} without leaving an error"
+        f"{capitalised(ranks_text(first))} {verb(first, 'was', 'were')} {how} without logging an error"
         f"{standings_text(standings)}."
     )
     likely = [rank for rank in first if _memory_share(facts.ranks[rank]) >= _NEARLY_ALL_MEMORY]
@@ -124,15 +124,15 @@ def killed(facts: Facts) -> Verdict | None:
     consequences = [rank for rank in others if is_consequence(facts.ranks[rank].failure)]
     if consequences:
         evidence.append(
-            f"{capitalised(ranks_text(consequences))} failed because of that: {_first_line(facts, consequences)}"
+            f"{capitalised(ranks_text(consequences))} failed as a result: {_first_line(facts, consequences)}"
         )
     later = tuple(rank for rank in gone if rank not in first)
     if later:
-        evidence.append(f"{capitalised(ranks_text(later))} died as well, but later.")
+        evidence.append(f"{capitalised(ranks_text(later))} died later.")
     if len(first) > 1:
-        evidence.append("What they left doesn't say which of them died first.")
+        evidence.append("Their logs don't say which of them died first.")
     if not others:
-        evidence.append("No rank survived that could have seen the others end.")
+        evidence.append("No rank survived to see the others die.")
     return Verdict(
         kind="killed",
         sentence=sentence,

@@ -21,11 +21,11 @@ def not_reduced(facts: Facts) -> Verdict | None:
         kind="not reduced",
         sentence=f"{capitalised(ranks_text(ranks))} stepped the optimizer in step {unreduced.step}"
         f"{at(unreduced.call_site)} with gradients that were never reduced, "
-        "so the copies of the model drift apart.",
+        "so the replicas drift apart.",
         blamed=minority((ranks, others), len(facts.world)),
         concerned=ranks,
         step=unreduced.step,
         call_sites=sites or None,
         evidence=(f"Gradients of model {unreduced.model} were accumulated, but none of its buckets was launched.",),
-        advice=("Call the DistributedDataParallel object itself, not its .module, and step outside no_sync().",),
+        advice=("Call the DDP object itself, not its .module; run the last backward outside no_sync().",),
     )

@@ -27,7 +27,7 @@ def wrong_world_size(facts: Facts) -> Verdict | None:
         blamed=tuple(beyond) or minority(beliefs.values(), len(facts.ranks)),
         concerned=tuple(sorted(facts.ranks)),
         call_sites={rank: site for rank, one in facts.ranks.items() if (site := _line(one)) is not None} or None,
-        evidence=("World sizes that init_process_group was told on each rank (run.json, joining.json).",),
+        evidence=("World sizes passed to init_process_group on each rank (run.json, joining.json).",),
         advice=("Start all ranks with the same WORLD_SIZE (--nnodes and --nproc-per-node of torchrun).",),
     )
 
@@ -48,8 +48,8 @@ def never_started(facts: Facts) -> Verdict | None:
         concerned=(*gone, *others),
         call_sites={rank: site for rank in others[:1] if (site := _line(facts.ranks.get(rank))) is not None} or None,
         evidence=(
-            f"{capitalised(ranks_text(gone))} has no folder in the recording.",
-            "No collective that needs it has completed on any other rank.",
+            f"No folder in the recording for {ranks_text(gone)}.",
+            f"No collective with {ranks_text(gone)} has completed on any other rank.",
         ),
         advice=("Look at the launcher's output on that host: was the process started, and did it fail on import?",),
     )

@@ -118,7 +118,7 @@ def _all_inside(facts: Facts) -> Verdict | None:
     return Verdict(
         kind="stuck",
         sentence=f"All ranks that left a log have entered collective {entry.number} of {group_text(group)}"
-        f"{in_step(entry.step)} ({collective_text(entry)}{at(entry.call_site)}), but it never ended.",
+        f"{in_step(entry.step)} ({collective_text(entry)}{at(entry.call_site)}); it never completed.",
         concerned=tuple(stuck),
         step=known(entry.step),
         group=group.name,

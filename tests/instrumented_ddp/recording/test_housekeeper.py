@@ -70,7 +70,7 @@ def test_a_job_that_fails_costs_one_line_and_the_others_nothing(caplog):
     housekeeper.close(TIME_LIMIT_S)
     assert failing.turns == 1
     assert not housekeeper.does(failing)
-    assert caplog.messages == ["rank 3: failing failed and stays off: RuntimeError('lost')"]
+    assert caplog.messages == ["rank 3: failing failed and is off: RuntimeError('lost')"]
 
 
 def test_one_without_jobs_has_no_thread():

@@ -10,13 +10,13 @@ B = ("b.weight", (2, 3), "float32")
 
 def test_two_ranks_are_both_shown_and_nobody_is_blamed():
     message = describe_disagreement([[A, B], [B, A]])
-    assert "rank 0 against rank 1" in message
+    assert "rank 0 and rank 1" in message
     assert "parameter 0: a.weight float32[2, 3] on rank 0, b.weight float32[2, 3] on rank 1" in message
 
 
 def test_with_more_ranks_the_minority_is_named():
     message = describe_disagreement([[A, B], [A, B], [B, A], [A, B]])
-    assert "rank 2 against all others" in message
+    assert "rank 2 and all others" in message
 
 
 def test_two_against_two_is_no_minority():
