@@ -14,7 +14,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
@@ -31,21 +31,23 @@ _STORE_TIMEOUT: Final = timedelta(seconds=5)
 _ANSWER_WITHIN: Final = struct.pack("ll", 1, 0)
 """Seconds and microseconds: a ``struct timeval``."""
 _ERRORS_ONLY: Final = 2
+_NOTHING: Final = "nothing"
+"""No message is this: they are JSON."""
 
 
 class Board(Protocol):
     """Messages by key. Whatever goes wrong is raised."""
 
+    def in_use(self) -> AbstractContextManager[None]:
+        """Messages are left and read inside."""
+
     def set(self, key: str, value: str) -> Any:
         """Write or overwrite a message."""
 
-    def check(self, keys: list[str]) -> bool:
-        """Whether all of them were written."""
+    def read(self, key: str) -> bytes | None:
+        """What was written; None if nothing was."""
 
-    def get(self, key: str) -> bytes:
-        """Read what was written."""
-
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+    def claim(self, key: str, value: str) -> bytes:
         """Write if the key is unused, and return what is there then."""
 
     def leave(self) -> None:
@@ -70,34 +72,36 @@ class FolderBoard:
         self._world_size = world_size
         folder.mkdir(exist_ok=True)
 
+    def in_use(self) -> AbstractContextManager[None]:
+        """Do nothing: a folder is always there."""
+        return nullcontext()
+
     def set(self, key: str, value: str) -> None:
         """Write a message such that nobody ever reads half of it."""
         part = self._folder / f".{key}.{os.getpid()}"
         part.write_text(value, encoding="utf-8")
         part.replace(self._folder / key)
 
-    def check(self, keys: list[str]) -> bool:
-        """Whether all of them were written."""
-        return all((self._folder / key).exists() for key in keys)
+    def read(self, key: str) -> bytes | None:
+        """What was written; None if nothing was."""
+        with suppress(FileNotFoundError):
+            return (self._folder / key).read_bytes()
+        return None
 
-    def get(self, key: str) -> bytes:
-        """Read what was written."""
-        return (self._folder / key).read_bytes()
-
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:  # noqa: ARG002 - as a store has it
+    def claim(self, key: str, value: str) -> bytes:
         """Write if the key is unused, and return what is there then."""
         part = self._folder / f".{key}.{os.getpid()}"
-        part.write_text(desired, encoding="utf-8")
+        part.write_text(value, encoding="utf-8")
         with suppress(FileExistsError):
             os.link(part, self._folder / key)
         part.unlink()
-        return self.get(key)
+        return (self._folder / key).read_bytes()
 
     def leave(self) -> None:
         """Remove the folder if this is the last rank to leave."""
         with suppress(OSError):
             self.set(f"left.{self._rank}", "")
-            if self.check([f"left.{rank}" for rank in range(self._world_size)]):
+            if all((self._folder / f"left.{rank}").exists() for rank in range(self._world_size)):
                 shutil.rmtree(self._folder)
 
 
@@ -119,27 +123,8 @@ class _Named:
                 for limit in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                     connection.setsockopt(socket.SOL_SOCKET, limit, _ANSWER_WITHIN)
 
-    def set(self, key: str, value: str) -> None:
-        with self._quietly():
-            self._store.set(self._prefix + key, value)
-
-    def check(self, keys: list[str]) -> bool:
-        with self._quietly():
-            return bool(self._store.check([self._prefix + key for key in keys]))
-
-    def get(self, key: str) -> bytes:
-        with self._quietly():
-            return bytes(self._store.get(self._prefix + key))
-
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        with self._quietly():
-            return bytes(self._store.compare_set(self._prefix + key, expected, desired))
-
-    def leave(self) -> None:
-        """Do nothing, as a store's content goes with it."""
-
     @contextmanager
-    def _quietly(self) -> Iterator[None]:
+    def in_use(self) -> Iterator[None]:
         """Silence torch, which prints a page of C++ frames when the process of a store ends, as at the end of a job.
 
         Raises:
@@ -160,6 +145,20 @@ class _Named:
             raise
         finally:
             level.value = before
+
+    def set(self, key: str, value: str) -> None:
+        self._store.set(self._prefix + key, value)
+
+    def read(self, key: str) -> bytes | None:
+        """One question and one answer: nothing is written, because nobody's message is what we say we expect there."""
+        value = bytes(self._store.compare_set(self._prefix + key, _NOTHING, _NOTHING))
+        return None if value == _NOTHING.encode() else value
+
+    def claim(self, key: str, value: str) -> bytes:
+        return bytes(self._store.compare_set(self._prefix + key, "", value))
+
+    def leave(self) -> None:
+        """Do nothing, as a store's content goes with it."""
 
 
 @cache
@@ -297,10 +296,11 @@ class _Connecting:
 
 
 def _carry_one(board: Board, round_: Round) -> None:
-    for key, value in round_.says.items():
-        board.set(key, value)
-    for key, value in round_.claims.items():
-        round_.answers[key] = board.compare_set(key, "", value)
-    for key in round_.asks:
-        if board.check([key]):
-            round_.answers[key] = board.get(key)
+    with board.in_use():
+        for key, value in round_.says.items():
+            board.set(key, value)
+        for key, value in round_.claims.items():
+            round_.answers[key] = board.claim(key, value)
+        for key in round_.asks:
+            if (answer := board.read(key)) is not None:
+                round_.answers[key] = answer

@@ -38,10 +38,11 @@ def look_at(pid: int, start_ticks: int | None = None) -> ProcessState:
         start_ticks: of the process that is meant; a different one means that it is gone.
     """
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            stat = file.read()
     except OSError:
         return ProcessState(state=GONE)
-    fields = text.rpartition(")")[2].split()  # the name of the program may hold anything
+    fields = stat.rpartition(b")")[2].decode().split()  # the name of the program may hold anything
     started = int(fields[_START_TICKS])
     if fields[_STATE] in ("Z", "X", "x") or (start_ticks is not None and started != start_ticks):
         return ProcessState(state=GONE)

@@ -1,6 +1,6 @@
 """Watches a rank while it trains: compares its collectives with its neighbours', and notices when nothing goes on.
 
-It looks about twice a second, on the housekeeper's thread. It holds no lock that the training waits for beyond a look
+It looks every 0.7 s or so, on the housekeeper's thread. It holds no lock that the training waits for beyond a look
 at a few entries of a log, and never touches a device. What it finds it hands to the rules of
 ``overlapscope.diagnosis``, which also judge a job that is over.
 """
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger(__name__)
 
-_USUAL_INTERVAL_S: Final = 0.5
+_USUAL_INTERVAL_S: Final = 0.8
 _FIRST_INTERVAL_S: Final = 0.1
 _LEARNS_FOR_S: Final = 5.0
 _INTERVAL_WHEN_IDLE_S: Final = 0.25
@@ -316,7 +316,7 @@ class Watchdog:
     def _flush(self) -> None:
         """The process is about to be ended."""
         self._before_exit()
-        _log.warning("rank %d: ended with exit code %d because it did not react", self._own.rank, EXIT_CODE)
+        _log.warning("rank %d: ended with exit code %d: it did not respond", self._own.rank, EXIT_CODE)
 
     def _speak_alone(self, round_: Round | None) -> None:
         """The others can't be asked, nor their folders be seen."""
@@ -328,7 +328,7 @@ class Watchdog:
         self._conclusions.note("store")
         why = "does not answer" if round_ is None else f"can't be reached ({round_.error})"
         _log.warning(
-            "rank %d: %s for %.1f s, and the job's store %s: is the process that holds it, mostly rank 0, still there?",
+            "rank %d: %s for %.1f s, and the job's store %s: is its process, usually rank 0, still alive?",
             self._own.rank,
             self._own.standing_text(),
             self._own.rhythm.idle_s(time.monotonic()),
