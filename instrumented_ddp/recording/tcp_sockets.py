@@ -27,7 +27,8 @@ def tcp_sockets() -> Iterator[socket.socket]:
         if duplicate is None:
             continue
         with duplicate:
-            if duplicate.family in (socket.AF_INET, socket.AF_INET6) and duplicate.type == socket.SOCK_STREAM:
+            is_stream = duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_STREAM
+            if is_stream and duplicate.family in (socket.AF_INET, socket.AF_INET6):
                 yield duplicate
 
 
@@ -37,13 +38,27 @@ def endpoint(address: tuple[Any, ...]) -> str:
     return f"[{ip}]:{address[1]}" if ":" in ip else f"{ip}:{address[1]}"
 
 
+def duplicate_of(descriptor: int) -> socket.socket:
+    """Another handle of somebody's socket, which leaves that as it is.
+
+    Where the user has called ``socket.setdefaulttimeout``, Python makes the descriptor of each new socket object
+    non-blocking, and with it the connection that it shares with others (``init_sockobject`` in Modules/socketmodule.c);
+    but not of one that is said to be non-blocking already, which it only believes.
+
+    Raises:
+        OSError: it is no socket, or was closed.
+    """
+    duplicate = os.dup(descriptor)
+    try:
+        return socket.socket(-1, socket.SOCK_STREAM | socket.SOCK_NONBLOCK, -1, duplicate)
+    except OSError:
+        os.close(duplicate)
+        raise
+
+
 def _duplicate(descriptor: int) -> socket.socket | None:
     """None if it was closed since, or is no socket."""
     with suppress(OSError):
         if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-            duplicate = os.dup(descriptor)
-            try:
-                return socket.socket(fileno=duplicate)
-            except OSError:
-                os.close(duplicate)
+            return duplicate_of(descriptor)
     return None
