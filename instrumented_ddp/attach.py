@@ -84,9 +84,10 @@ def _record_if_there_is_a_group() -> None:
 
 def _record(session: Session, recording: Recording) -> None:
     group = _get_default_group()
+    device = _device_of(group)
     with suppress(OSError):  # a full disk: the training goes on
-        write_json(session.folder / RANK_FILE, describe_rank(session.rank, _device_of(group)))
-        write_json(session.folder / RUN_FILE, describe_run(group, recording.detail))
+        write_json(session.folder / RANK_FILE, describe_rank(session.rank, device))
+        write_json(session.folder / RUN_FILE, describe_run(group, device, recording.detail))
     session.is_provisional = _trace is None
     PlainSteps(session)
     observe_stock_ddp(session)

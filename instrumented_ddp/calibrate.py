@@ -19,6 +19,7 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
+from instrumented_ddp.collective_log.backends import backend_of
 from overlapscope.errors import OverlapScopeError
 from overlapscope.model.calibration import (
     AllReduceSample,
@@ -118,13 +119,14 @@ def sweep(group: dist.ProcessGroup, device: torch.device, largest_bytes: int) ->
     world_size = group.size()
     if world_size < 2:
         raise OverlapScopeError("all-reduce needs at least 2 ranks; start two or more")
+    backend = backend_of(group, device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     hosts: list[str] = [""] * world_size
     dist.all_gather_object(hosts, socket.gethostname(), group=group)
     is_printing = group.rank() == 0
     if is_printing:
         where = f"{len(set(hosts))} host{'s' if len(set(hosts)) > 1 else ''}"
-        print(f"all-reduce of {world_size} ranks on {where}, {group.name()}, {name}; float32, outside training")
+        print(f"all-reduce of {world_size} ranks on {where}, {backend}, {name}; float32, outside training")
         print(f"{'size':>8} {'time':>9} {'algbw':>12} {'busbw':>12} {'times':>6}", flush=True)
     measure = Sweep(group, device).measure
     samples: list[AllReduceSample] = []
@@ -139,13 +141,11 @@ def sweep(group: dist.ProcessGroup, device: torch.device, largest_bytes: int) ->
         if 2 * samples[-1].time_ns > _LONGEST_NS:
             break
     pairs: list[AllReduceSample] = []
-    if lanes_of_backend(group.name()) > 1:
+    if lanes_of_backend(backend) > 1:
         pairs = [measure(sample.bytes, at_once=2) for sample in samples[-_PAIRS:]]
         if is_printing:
             print(_pair_row(pairs[-1], samples), flush=True)
-    return Calibration(
-        backend=group.name(), device=name, hosts=tuple(hosts), samples=tuple(samples), pairs=tuple(pairs)
-    )
+    return Calibration(backend=backend, device=name, hosts=tuple(hosts), samples=tuple(samples), pairs=tuple(pairs))
 
 
 def _row(sample: AllReduceSample, world_size: int) -> str:

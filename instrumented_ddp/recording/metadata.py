@@ -15,19 +15,20 @@ import torch
 import torch.distributed as dist
 
 from instrumented_ddp.bucket_plan import BucketPlan, dtype_name
+from instrumented_ddp.collective_log.backends import backend_of
 from overlapscope import __version__
 from overlapscope.trace import host
 from overlapscope.trace.format import FORMAT_VERSION, PLANS_FILE
 from overlapscope.trace.host import host_now_ns
 
 
-def describe_run(group: dist.ProcessGroup, detail: str) -> dict[str, Any]:
+def describe_run(group: dist.ProcessGroup, device: torch.device, detail: str) -> dict[str, Any]:
     """The content of ``run.json``, without models."""
     return {
         "format_version": FORMAT_VERSION,
         "world_size": dist.get_world_size() if dist.is_initialized() else group.size(),
         "ranks": dist.get_process_group_ranks(group) if dist.is_initialized() else list(range(group.size())),
-        "backend": group.name(),
+        "backend": backend_of(group, device),
         "detail": detail,
         "argv": sys.argv,
         "started_unix_ns": time.time_ns(),

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from instrumented_ddp.bucket_plan import BucketPlan
+from instrumented_ddp.collective_log.backends import backend_of
 from instrumented_ddp.collective_log.purposes import Purpose, launched_for
 from instrumented_ddp.plans.auto.choice import Candidate, candidates_of, fastest, step_times_ns, trial_blocks
 from instrumented_ddp.plans.auto.decision import Decision, reason_for, trials_of
@@ -179,7 +180,8 @@ class AutoBuckets:
         observations = observations_of_cycles(
             whole, ranks, plans, gradients_of(before, self._order), self._group.size()
         )
-        return candidates_of(observations, before.buckets, lanes=lanes_of_backend(self._group.name())), count, ""
+        backend = backend_of(self._group, before.parameters[0].device)
+        return candidates_of(observations, before.buckets, lanes=lanes_of_backend(backend)), count, ""
 
     def _on_all_ranks(self, candidates: Sequence[Candidate], before: BucketPlan) -> list[BucketPlan]:
         """Rank 0's candidates as plans, on every rank."""
