@@ -18,7 +18,7 @@ from overlapscope.trace.format import (
     rank_folder,
     write_json,
 )
-from overlapscope.trace.group_log import DEFAULT_LIMIT_BYTES, UNKNOWN, UNKNOWN_PHASE, GroupHeader, GroupLog, group_file
+from overlapscope.trace.group_log import GROUP_LIMIT_BYTES, UNKNOWN, UNKNOWN_PHASE, GroupHeader, GroupLog, group_file
 from overlapscope.trace.signature import Signature
 
 US = 1_000
@@ -84,7 +84,7 @@ def write_order(
     number: int = 0,
     point_to_point: bool = False,
     close: bool = True,
-    limit_bytes: int = DEFAULT_LIMIT_BYTES,
+    limit_bytes: int = GROUP_LIMIT_BYTES,
 ) -> Path:
     """Write the collective log of one group: what each rank has launched in it, in order.
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from instrumented_ddp.bucket_plan import BucketPlan, dtype_name
 from instrumented_ddp.collective_log.purposes import Purpose
-from overlapscope.trace.format import NO_BUCKET, NO_CALL_SITE, Flag, Kind, Phase, pack_body
+from overlapscope.trace.format import NO_CALL_SITE, NO_INDEX, Flag, Kind, Phase, pack_body
 
 
 class PlanRecords:
@@ -68,14 +68,14 @@ def buffer_records(timer_flags: Flag, model: int, elements: int, dtype: str) -> 
     """The records of a broadcast of buffers."""
     purpose = Purpose(role="buffers", model=model)
     return BucketRecords(
-        timer_flags, purpose, op="broadcast", index=NO_BUCKET, model=model, elements=elements, dtype=dtype
+        timer_flags, purpose, op="broadcast", index=NO_INDEX, model=model, elements=elements, dtype=dtype
     )
 
 
 def all_reduce_records(timer_flags: Flag, model: int, elements: int, dtype: str) -> BucketRecords:
     """The records of an all-reduce that is no bucket's: that of the bitmap of used parameters."""
     purpose = Purpose(role="bitmap", model=model)
-    return BucketRecords(timer_flags, purpose, index=NO_BUCKET, model=model, elements=elements, dtype=dtype)
+    return BucketRecords(timer_flags, purpose, index=NO_INDEX, model=model, elements=elements, dtype=dtype)
 
 
 ENTER_RECORDS: Final = tuple(pack_body(Kind.ENTER, index=phase) for phase in Phase)

@@ -30,7 +30,7 @@ from overlapscope.trace.format import (
     ENDED_FILE,
     EVENTS_FILE,
     JOINING_FILE,
-    NO_BUCKET,
+    NO_INDEX,
     RANK_FILE,
     REPORTS_FILE,
     RUN_FILE,
@@ -175,7 +175,7 @@ def _with_line(standing: Standing | None, stacks: str, reports: tuple[EarlierVer
 
 def _next_bucket(records: Records, backward: Any) -> int:
     is_launch = (records["kind"] == Kind.LAUNCH) & (records["sequence"] > backward["sequence"])
-    launched = records["index"][is_launch & (records["index"] != NO_BUCKET)]
+    launched = records["index"][is_launch & (records["index"] != NO_INDEX)]
     return int(launched.max()) + 1 if len(launched) else 0
 
 

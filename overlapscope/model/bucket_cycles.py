@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from overlapscope.model.partition import BoolArray, Buckets, Float64Array, Int64Array
-from overlapscope.trace.format import NO_BUCKET, Flag, Kind, Phase
+from overlapscope.trace.format import NO_INDEX, Flag, Kind, Phase
 from overlapscope.trace.log import Records
 
 _MOMENTS: Final = 4
@@ -169,7 +169,7 @@ class _Step:
     def of(cls, records: Records, model: int, plans: Mapping[int, Buckets], parameters: int) -> _Step | None:
         records = records[np.argsort(records["start_ns"], kind="stable")]
         own = records[records["model"] == model]
-        collectives = own[(own["kind"] == Kind.COLLECTIVE) & (own["index"] != NO_BUCKET)]
+        collectives = own[(own["kind"] == Kind.COLLECTIVE) & (own["index"] != NO_INDEX)]
         collectives = collectives[np.argsort(collectives["index"], kind="stable")]
         ready = own[own["kind"] == Kind.BUCKET_READY]
         # A second pass of the step may have begun and not be over, with another plan: then its buckets were ready.

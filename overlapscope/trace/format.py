@@ -75,7 +75,7 @@ BOARD_PATTERN: Final = "gradients_*.board"
 TABLES_FOLDER: Final = "tables"
 WATCHDOG_FOLDER: Final = "watchdog"
 
-NO_BUCKET: Final = 0xFFFFFFFF
+NO_INDEX: Final = 0xFFFFFFFF
 """``index`` of a collective that belongs to no bucket, such as a broadcast of buffers."""
 
 NO_CALL_SITE: Final = 0

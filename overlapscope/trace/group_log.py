@@ -40,7 +40,7 @@ SHADOW: Final = 2
 FAILED: Final = 4
 """Flag: completed with an error."""
 
-DEFAULT_LIMIT_BYTES: Final = 8 * 1024**2
+GROUP_LIMIT_BYTES: Final = 8 * 1024**2
 
 ENTRY_FIELDS: Final = (
     ("number", "<u4"),
@@ -192,7 +192,7 @@ class GroupLog(RingLog):
     slot_bytes = ENTRY_BYTES
     chunk_slots = 4096
 
-    def __init__(self, path: Path, header: GroupHeader, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
+    def __init__(self, path: Path, header: GroupHeader, limit_bytes: int = GROUP_LIMIT_BYTES) -> None:
         self.header = header
         self.hash = 0
         self.names_hash = 0

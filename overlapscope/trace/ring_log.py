@@ -73,6 +73,11 @@ class RingLog(ABC):
             os.ftruncate(self._fd, HEADER_BYTES + min(self.newest, self.capacity) * self.slot_bytes)
             os.close(self._fd)
 
+    def forget(self) -> None:
+        """In a forked process: the file stays its parent's, and what is written here goes nowhere."""
+        self._lock = threading.RLock()  # another thread of the parent's may have held it
+        self._buffer, self._straight = mmap.mmap(-1, len(self._buffer)), self.capacity
+
     @property
     def _pinned(self) -> int:
         """The first slots, which the ring never overwrites."""

@@ -25,7 +25,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from overlapscope.trace.clock import ClockMap
-from overlapscope.trace.format import DTYPE_BYTES, DTYPES, NO_BUCKET, OPS, Flag, Kind, Phase
+from overlapscope.trace.format import DTYPE_BYTES, DTYPES, NO_INDEX, OPS, Flag, Kind, Phase
 from overlapscope.trace.log import Records
 from overlapscope.trace.turns import turns
 
@@ -172,7 +172,7 @@ def _collectives(launches: Records, completions: Records, readies: Records, rank
         step=launches["step"],
         plan_epoch=launches["plan_epoch"],
         plan_hash=launches["plan_hash"],
-        bucket=np.where(launches["index"] == NO_BUCKET, -1, launches["index"].astype(np.int64)),
+        bucket=np.where(launches["index"] == NO_INDEX, -1, launches["index"].astype(np.int64)),
         op=_categories(launches["op"], OPS),
         dtype=_categories(launches["dtype"], DTYPES),
         elements=elements,

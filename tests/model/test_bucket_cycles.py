@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from overlapscope.model.bucket_cycles import BucketCycles, bucket_cycles_of
-from overlapscope.trace.format import NO_BUCKET, Flag, Kind, Phase
+from overlapscope.trace.format import NO_INDEX, Flag, Kind, Phase
 from overlapscope.trace.log import RECORD_DTYPE, Records
 
 PLANS = {1: ((3, 2), (1, 0)), 2: ((3, 2, 1, 0),)}
@@ -26,7 +26,7 @@ def one_pass(step: int, epoch: int, start_ns: int) -> list[dict[str, Any]]:
     rows = [
         {"kind": Kind.PHASE, "index": Phase.FORWARD, "start_ns": start_ns, "end_ns": start_ns + 100},
         {"kind": Kind.PHASE, "index": Phase.BACKWARD, "start_ns": start_ns + 100, "end_ns": start_ns + 500},
-        {"kind": Kind.COLLECTIVE, "index": NO_BUCKET, "start_ns": start_ns + 20, "end_ns": start_ns + 30},
+        {"kind": Kind.COLLECTIVE, "index": NO_INDEX, "start_ns": start_ns + 20, "end_ns": start_ns + 30},
     ]
     for bucket, parameters in enumerate(PLANS[epoch]):
         ready_ns = start_ns + 200 + 100 * bucket

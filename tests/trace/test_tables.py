@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from overlapscope.trace.format import HEADER_BYTES, NO_BUCKET, RECORD_BYTES, Flag, Kind, Phase, pack_body
+from overlapscope.trace.format import HEADER_BYTES, NO_INDEX, RECORD_BYTES, Flag, Kind, Phase, pack_body
 from overlapscope.trace.log import read_log
 from overlapscope.trace.reader import Trace, read_trace
 from overlapscope.trace.tables import drop_steps_cut_by_ring
@@ -64,7 +64,7 @@ def test_a_bucket_that_is_reduced_twice_in_a_step_keeps_its_turns_apart(tmp_path
 
 def test_a_broadcast_does_not_take_the_completion_of_an_all_reduce(tmp_path: Path) -> None:
     def body(kind: Kind, op: str, model: int = 0) -> bytes:
-        return pack_body(kind, op=op, index=NO_BUCKET, model=model)
+        return pack_body(kind, op=op, index=NO_INDEX, model=model)
 
     trace = record(
         tmp_path,
