@@ -19,7 +19,7 @@ from torch import _disable_dynamo, nn  # type: ignore[attr-defined]
 from torch.distributed import BuiltinCommHookType  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from instrumented_ddp.bucket_plan import BucketPlan, describe_parameters, dtype_name
+from instrumented_ddp.bucket_plan import BucketPlan, describe_parameters
 from instrumented_ddp.collective_log.purposes import Purpose, launched_for
 from instrumented_ddp.plans.auto.schedule import AutoBuckets
 from instrumented_ddp.plans.controller import PlanController
@@ -32,7 +32,6 @@ from instrumented_ddp.recording.bypass import Bypass
 from instrumented_ddp.recording.metadata import is_plain
 from instrumented_ddp.recording.model_events import ModelEvents
 from instrumented_ddp.recording.recorder import Recorder
-from instrumented_ddp.recording.records import BucketRecords, buffer_records
 from instrumented_ddp.recording.reduction_events import ReductionEvents
 from instrumented_ddp.recording.runtime_stats import RuntimeStats
 from instrumented_ddp.recording.warnings_to import warnings_to
@@ -150,7 +149,6 @@ class DistributedDataParallel(TorchDDP):
         static_graph: bool,
     ) -> None:
         self.recorder = self._session.record(self.process_group, self.device) if self._session is not None else None
-        self._buffer_records: BucketRecords | None = None
         if self.recorder is not None:
             self.recorder.add_model(self._model_number, self.module, parameters, self._arguments)
             self._bypass = self.recorder.bypass_of(self._model_number)
@@ -318,13 +316,7 @@ class DistributedDataParallel(TorchDDP):
         if recorder is None:
             super()._default_broadcast_coalesced(bufs, bucket_size, authoritative_rank)
             return
-        if self._buffer_records is None:
-            buffers = self.modules_buffers if bufs is None else bufs
-            elements = sum(buffer.numel() for buffer in buffers)
-            self._buffer_records = buffer_records(
-                recorder.timer.flags, self._model_number, elements, dtype_name(buffers[0].dtype)
-            )
-        with recorder.broadcasts(self._buffer_records):
+        with recorder.broadcasts(self._model_number, self.modules_buffers if bufs is None else bufs):
             super()._default_broadcast_coalesced(bufs, bucket_size, authoritative_rank)
 
 

@@ -37,6 +37,7 @@ from instrumented_ddp.recording.housekeeper import Housekeeper
 from instrumented_ddp.recording.metadata import rank_of_this_process
 from instrumented_ddp.recording.models import Models
 from instrumented_ddp.recording.recorder import Recorder
+from instrumented_ddp.watchdog.stopping import IncidentError
 from instrumented_ddp.watchdog.watchdog import Watchdog
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.environment import OnIncident, recording_from_environment
@@ -66,9 +67,6 @@ class Session:
         self.folder = rank_folder(trace_folder, rank)
         self.rank = rank
         self.position = Position()
-        self.collectives = Collectives(self.folder, rank, self.position, self.gives_up)
-        self.models = Models(self.collectives)
-        self.data = DataPosition(self.position, self.collectives.call_sites)
         self.recorder: Recorder | None = None
         """Of steps and buckets, if this process trains with DDP."""
         self.is_provisional = False
@@ -78,10 +76,23 @@ class Session:
         self._closed = False
         self._giving_up = threading.Lock()
         self._pid = os.getpid()
+        self._farewell: Farewell | None = None
+        self._watchdog: Watchdog | None = None
         self._housekeeper = Housekeeper(rank)
+        self.collectives = Collectives(self.folder, rank, self.position, self.gives_up)
+        self.models = Models(self.collectives)
+        self.data = DataPosition(self.position, self.collectives.call_sites)
+        try:
+            self._watch_process(on_incident)
+        except BaseException:  # no thread can be started, say: what is open already would go on half
+            self.close()
+            raise
+        call_at_exit(self.close)
+
+    def _watch_process(self, on_incident: OnIncident) -> None:
+        """How it ends, and whether the job goes on."""
         self._housekeeper.add(self.collectives.completions)
         self._farewell = Farewell(self.folder, self.collectives.call_sites, self._process_fails)
-        self._watchdog = None
         if on_incident != "off":
             self._watchdog = Watchdog(
                 self.collectives,
@@ -91,7 +102,6 @@ class Session:
                 on_fault=self._fault_is_found,
                 before_exit=self._flush,
             )
-        call_at_exit(self.close)
 
     def record(self, group: dist.ProcessGroup, device: torch.device) -> Recorder | None:
         """The recorder that all DDP instances of this process share; made on first use, None if it can't be.
@@ -151,13 +161,19 @@ class Session:
 
         Were only a part of it to end, what is missing would pass for what the rank has not done. May be called on any
         thread and in any callback; only the first error is heard.
+
+        Raises:
+            IncidentError: that was the error. A watchdog has raised it in the training thread, which was in a callback.
         """
+        if isinstance(error, IncidentError):
+            raise error
         with self._giving_up:
             if not self.is_recording or os.getpid() != self._pid:
                 return
             self.is_recording = False
         why = goes_unrecorded(self.rank, error)
-        self._farewell.recording_ends(why)  # and then the logs are closed, which would look complete
+        if self._farewell is not None:
+            self._farewell.recording_ends(why)  # and then the logs are closed, which would look complete
         if self._watchdog is not None:
             self._watchdog.recording_ends(why)
         self.collectives.stop()
@@ -177,11 +193,12 @@ class Session:
         self._closed = True
         self.is_recording = False
         atexit.unregister(self.close)
-        recorder, watchdog = self.recorder, self._watchdog
-        parts: list[Callable[[], None]] = [self._farewell.close, self._close_housekeeper]
+        recorder, farewell, watchdog = self.recorder, self._farewell, self._watchdog
+        parts: list[Callable[[], None]] = [self._close_housekeeper, self.collectives.close, self.data.close]
         if watchdog is not None:
-            parts.append(watchdog.close)
-        parts += [self.collectives.close, self.data.close]
+            parts.insert(1, watchdog.close)
+        if farewell is not None:
+            parts.insert(0, farewell.close)
         if recorder is not None:
             parts = [recorder.close, *parts, recorder.close_clock]
         for close in parts:
@@ -189,6 +206,14 @@ class Session:
                 close()
             except Exception as error:  # the others are closed all the same
                 _log.warning("rank %d: the end of its recording is incomplete: %r", self.rank, error)
+
+    def forget(self) -> None:
+        """This is a copy in a process that was forked from the recorded one, whose files are not to be written to."""
+        self.is_recording = False
+        self._closed = True
+        self.collectives.forget()
+        if self.recorder is not None:
+            self.recorder.log.forget()
 
     def _close_housekeeper(self) -> None:
         self._housekeeper.close(_CLOSE_TIMEOUT_S)
@@ -216,6 +241,14 @@ def call_at_exit(callback: Callable[[], None]) -> None:
 
 
 _of_this_process: Session | None = None
+
+
+def _forget_session_of_parent() -> None:
+    if _of_this_process is not None:
+        _of_this_process.forget()
+
+
+os.register_at_fork(after_in_child=_forget_session_of_parent)
 
 
 def session_of_this_process() -> Session | None:

@@ -8,10 +8,9 @@ buckets, the wrapper its buffers) says so in ``purposes``; everything else is th
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
+from instrumented_ddp.collective_log.backends import backend_of
 from instrumented_ddp.collective_log.call_sites import CallSites
 from instrumented_ddp.collective_log.completion import CompletionWatch
 from instrumented_ddp.collective_log.device_completion import OnEnd
@@ -71,7 +71,8 @@ class Collectives:
         self.rank = rank
         self.position = position
         self.logs: list[GroupLog] = []
-        """Of each group, and of the sends and receives in each, in the order of their first use."""
+        """Of each group, and of the sends and receives in each, in the order of their first use; while it is there."""
+        self.entries_of_gone_groups = 0
         self.names = TensorNames()
         self.recognise: Callable[[Call], Launch | None] = lambda _: None
         """Asked about collectives of which nobody has said what for: torch's own reducer is in C++ and can't."""
@@ -80,11 +81,12 @@ class Collectives:
         self.elements_reduced_by_user = 0
         """By collectives that are nobody's but the user's."""
         self._logs: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[bool, GroupLog]] = weakref.WeakKeyDictionary()
-        self._lock = threading.Lock()
+        self._names: dict[bool, list[str]] = {False: [], True: []}
+        """Of all groups so far, and of those that have sent or received."""
+        self._lock = threading.RLock()  # a group may go, by the garbage collector, while another's log is made
         self._lines_seen: set[int] = set()
         self._on_error = on_error
         self._stopped = False
-        self._pid = os.getpid()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if (folder / EVENTS_FILE).exists():  # of a run that had no collective log
@@ -108,7 +110,7 @@ class Collectives:
 
     def announce(self, call: Call) -> Announced | None:
         """A collective is about to be launched."""
-        if self._stopped or os.getpid() != self._pid:
+        if self._stopped:
             return None
         try:
             return self._announce(call)
@@ -135,7 +137,7 @@ class Collectives:
             call_site=call_site,
             batch=position.batch,
             phase=position.phase,
-            flags=position.flags | (purpose.flags if purpose is not None else 0),
+            flags=position.flags,
         )
         is_meant = launch is not None and launch.group in (None, call.group)
         return Announced(log=log, number=entry, device=call.device, launch=launch if is_meant else None)
@@ -192,6 +194,10 @@ class Collectives:
         except Exception as error:
             self._on_error(error)
 
+    def is_lost(self, error: Exception) -> None:
+        """One that is about to be launched could not be announced."""
+        self._on_error(error)
+
     # -- the end -------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
@@ -200,6 +206,12 @@ class Collectives:
         for log in self.logs:
             with suppress(Exception):  # of a file that can't be cut to its length: what is in it is in it
                 log.close()
+
+    def forget(self) -> None:
+        """Write nothing in this copy of a recorded process."""
+        self._stopped = True
+        for log in self.logs:
+            log.forget()
 
     def close(self) -> None:
         """Write down what has ended, and nothing from now on."""
@@ -215,31 +227,44 @@ class Collectives:
         is_point_to_point = call.op in POINT_TO_POINT
         of_group = self._logs.setdefault(call.group, {})
         log = of_group.get(is_point_to_point)
-        return self._add_log(call.group, is_point_to_point) if log is None else log
+        return self._add_log(call, is_point_to_point) if log is None else log
 
-    def _add_log(self, group: dist.ProcessGroup, is_point_to_point: bool) -> GroupLog:
+    def _add_log(self, call: Call, is_point_to_point: bool) -> GroupLog:
+        group = call.group
         with self._lock:
-            groups = sum(log.header.point_to_point == is_point_to_point for log in self.logs)
+            if (known := self._logs[group].get(is_point_to_point)) is not None:  # another thread's first collective
+                return known
+            names = self._names[is_point_to_point]
             log = GroupLog(
-                self.folder / group_file(groups, point_to_point=is_point_to_point),
+                self.folder / group_file(len(names), point_to_point=is_point_to_point),
                 GroupHeader(
-                    name=self._unused_name(_name_of(group), is_point_to_point),
+                    name=_unused_name(_name_of(group), names),
                     ranks=_members_of(group),
                     rank=self.rank,
                     description=getattr(group, "group_desc", "") or "",
-                    backend=group.name(),
+                    backend=backend_of(group, call.device),
                     point_to_point=is_point_to_point,
                 ),
             )
             self._logs[group][is_point_to_point] = log
             self.logs.append(log)
+            names.append(log.header.name)
+            weakref.finalize(group, self._group_is_gone, log).atexit = False
         return log
 
-    def _unused_name(self, name: str, is_point_to_point: bool) -> str:
-        """A process group that is made anew has the name of the one before."""
-        of_kind = [log.header.name for log in self.logs if log.header.point_to_point == is_point_to_point]
-        same = sum(known == name or known.startswith(f"{name} (") for known in of_kind)
-        return f"{name} ({same + 1})" if same else name
+    def _group_is_gone(self, log: GroupLog) -> None:
+        """Close its log: a training may make a group in each epoch, and has only so many files to open."""
+        with suppress(Exception):
+            log.close()
+        with suppress(ValueError):
+            self.logs.remove(log)
+            self.entries_of_gone_groups += log.newest
+
+
+def _unused_name(name: str, names: Sequence[str]) -> str:
+    """A process group that is made anew has the name of the one before."""
+    same = sum(known == name or known.startswith(f"{name} (") for known in names)
+    return f"{name} ({same + 1})" if same else name
 
 
 def _name_of(group: dist.ProcessGroup) -> str:

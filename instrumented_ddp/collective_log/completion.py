@@ -119,7 +119,11 @@ class CompletionWatch:
         """Tell of everything on the host that has ended by now. Never blocks."""
         for one in list(self._in_flight.values()):
             self._look_at(one)
-        self.look_at_oldest()  # which lets go of those that have been told: a future holds the result's memory
+        with suppress(IndexError):  # let go of those that have been told, as a future holds the result's memory
+            for _ in range(len(self._no_buckets)):
+                one = self._no_buckets.popleft()
+                if id(one) in self._in_flight:
+                    self._no_buckets.append(one)
 
     def look_at_oldest(self) -> None:
         """The same for what is no bucket, up to the first that runs: quick, also with thousands in flight."""

@@ -103,7 +103,7 @@ class DeviceCompletionWatch:
         self._looking = threading.Lock()
         self._in_flight: list[_InFlight] = []
         self._has_results = not _blocks_in_wait()
-        _call_before_groups_go(self._forget_works)
+        _call_before_groups_go(self._forget_works, on_error)
         self._thread = threading.Thread(target=self._watch, name="overlapscope-device-completion", daemon=True)
         self._thread.start()
 
@@ -231,12 +231,15 @@ def _ignore_captures_of_other_threads() -> None:
         ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
 
-def _call_before_groups_go(act: Callable[[], None]) -> None:
+def _call_before_groups_go(act: Callable[[], None], on_error: Callable[[Exception], None]) -> None:
     original = distributed_c10d.destroy_process_group
 
     @functools.wraps(original)
     def destroy_process_group(*args: Any, **kwargs: Any) -> None:
-        act()
+        try:
+            act()
+        except Exception as error:
+            on_error(error)
         original(*args, **kwargs)
 
     for module in list(sys.modules.values()):  # also those that have imported it by its name

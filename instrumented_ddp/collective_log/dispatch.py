@@ -81,6 +81,9 @@ class Observer(Protocol):
     def failed(self, announced: Any) -> None:
         """The backend has refused it."""
 
+    def is_lost(self, error: Exception) -> None:
+        """A collective that is about to be launched is not understood here."""
+
 
 class Interception:
     """The kernels, for as long as they are wanted.
@@ -111,10 +114,10 @@ def _kernel(overload: Any, operator: Operator, observer: Observer) -> Callable[.
     redispatch = overload.redispatch
     keys_below = torch._C._dispatch_keyset_full_after(DispatchKey.BackendSelect)
 
-    def kernel(keys: Any, *args: Any) -> Any:
-        tensors = () if tensors_at is None else args[tensors_at]
-        announced = observer.announce(
-            Call(
+    def announce(args: tuple[Any, ...]) -> Any:
+        try:
+            tensors = () if tensors_at is None else args[tensors_at]
+            call = Call(
                 op=operator.name,
                 group=dist.ProcessGroup.unbox(args[group_at]),
                 tensors=(tensors,) if isinstance(tensors, torch.Tensor) else tensors,
@@ -122,7 +125,13 @@ def _kernel(overload: Any, operator: Operator, observer: Observer) -> Callable[.
                 peer=None if peer_at is None else args[peer_at],
                 tag=0 if tag_at is None else args[tag_at],
             )
-        )
+        except Exception as error:
+            observer.is_lost(error)
+            return None
+        return observer.announce(call)
+
+    def kernel(keys: Any, *args: Any) -> Any:
+        announced = announce(args)
         try:
             result = redispatch(keys & keys_below, *args)
         except BaseException:

@@ -24,8 +24,6 @@ class Purpose:
     plan_epoch: int = 0
     plan_hash: str = ""
     bucket: int = NO_BUCKET
-    flags: int = 0
-    """See ``overlapscope.trace.group_log``."""
 
 
 @dataclass(frozen=True, kw_only=True)

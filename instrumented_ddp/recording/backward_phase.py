@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -29,6 +30,15 @@ def tell_of_backward(observer: Observer, output: Any, *, no_sync: bool) -> None:
     def end() -> None:
         observer.leave(Phase.BACKWARD)
 
+    try:
+        for tensor in computed(output):
+            tensor.register_hook(surviving(begin, observer.gives_up))
+    except Exception as error:
+        observer.gives_up(error)
+
+
+def computed(output: Any) -> Iterator[torch.Tensor]:
+    """The tensors of an output through which its backward goes; a parameter in it would keep each step's hook."""
     for leaf in [output] if isinstance(output, torch.Tensor) else tree_leaves(output):
-        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-            leaf.register_hook(surviving(begin, observer.gives_up))
+        if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
+            yield leaf

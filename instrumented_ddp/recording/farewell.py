@@ -74,12 +74,14 @@ class Farewell:
                 self._on_exception(what)
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if os.getpid() == self._pid and not self._is_said:
-            what = describe_exception(error, trace, self._call_sites)
-            self._say(what)
-            if self._on_exception is not None:
-                self._on_exception(what)
-        self._hook_before(kind, error, trace)
+        try:
+            if os.getpid() == self._pid and not self._is_said:
+                what = describe_exception(error, trace, self._call_sites)
+                self._say(what)
+                if self._on_exception is not None:
+                    self._on_exception(what)
+        finally:
+            self._hook_before(kind, error, trace)
 
     def _say(self, what: dict[str, Any]) -> None:
         self._is_said = True
@@ -107,10 +109,17 @@ def describe_exception(error: BaseException, trace: TracebackType | None, call_s
     return {
         "how": "exception",
         "type": type(error).__qualname__,
-        "message": str(error),
+        "message": _message_of(error),
         "traceback": "".join(traceback.format_exception(error)),
         **where,
     }
+
+
+def _message_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # of a class of the user's
+        return "(its message can't be had)"
 
 
 def _error_file_of_spawn() -> str | None:

@@ -48,6 +48,7 @@ class ModelEvents(ReductionEvents):
     @survived
     def plan_adopted(self, epoch: int, plan: BucketPlan, reason: str) -> None:
         """Write the plan down, and pack what will be written of its buckets."""
+        self._plan = None  # should this fail, the records of the plan before are of other buckets
         self._plan = self.observer.plan_takes_effect(self._model, epoch, plan, reason)
 
     def records_of(self, bucket: int) -> BucketRecords | None:
@@ -69,6 +70,7 @@ class ModelEvents(ReductionEvents):
         if is_expected and isinstance(timer, HostTimer):
             self.stamp = now
         else:
+            self.stamp = HAS_COME
             timer.write(plan.gradient_ready[index], observer.step, now, now)
 
     @survived

@@ -10,6 +10,8 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
+from instrumented_ddp.recording.guard import surviving
+
 
 class Optimizers:
     """Tells of each update of the parameters that it was given.
@@ -17,15 +19,21 @@ class Optimizers:
     Args:
         begins: called before an update.
         ends: called after it.
+        on_error: called with what goes wrong here.
     """
 
-    def __init__(self, begins: Callable[[], None], ends: Callable[[], None]) -> None:
+    def __init__(
+        self, begins: Callable[[], None], ends: Callable[[], None], on_error: Callable[[Exception], None]
+    ) -> None:
         self._begins = begins
         self._ends = ends
         self._parameters = WeakIdKeyDictionary()
         self._is_ours: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool] = weakref.WeakKeyDictionary()
         self._is_known: bool | None = None
-        self._hooks = [register_optimizer_step_pre_hook(self._step), register_optimizer_step_post_hook(self._stepped)]
+        self._hooks = [
+            register_optimizer_step_pre_hook(surviving(self._step, on_error)),
+            register_optimizer_step_post_hook(surviving(self._stepped, on_error)),
+        ]
 
     def add(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Tell of updates of these as well."""
@@ -59,6 +67,7 @@ class Optimizers:
     def _updates_our_parameters(self, optimizer: torch.optim.Optimizer) -> bool:
         known = self._is_ours.get(optimizer)
         if known is None:
-            known = any(p in self._parameters for group in optimizer.param_groups for p in group["params"])
+            groups = getattr(optimizer, "param_groups", ())  # a class of the user's may do without
+            known = any(p in self._parameters for group in groups for p in group["params"])
             self._is_ours[optimizer] = known
         return known

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from instrumented_ddp.bucket_plan import BucketPlan
+from instrumented_ddp.bucket_plan import BucketPlan, dtype_name
 from instrumented_ddp.collective_log.collectives import Collectives
-from instrumented_ddp.collective_log.purposes import launched_for
+from instrumented_ddp.collective_log.purposes import Purpose, launched_for
 from instrumented_ddp.recording.bypass import Bypass
 from instrumented_ddp.recording.clock import ClockSampling
 from instrumented_ddp.recording.gc_pauses import GcPauses
@@ -26,10 +26,10 @@ from instrumented_ddp.recording.links import LinkSampler
 from instrumented_ddp.recording.metadata import append_plan, describe_rank, describe_run
 from instrumented_ddp.recording.models import Models
 from instrumented_ddp.recording.optimizers import Optimizers
-from instrumented_ddp.recording.records import BucketRecords, PlanRecords
+from instrumented_ddp.recording.records import BucketRecords, PlanRecords, buffer_records
 from instrumented_ddp.recording.reduction_events import private_board
 from instrumented_ddp.recording.steps import Steps
-from instrumented_ddp.recording.timing import DeviceTimer, bucket_timer_of, marks_phases_only, timer_of
+from instrumented_ddp.recording.timing import DeviceTimer, Mark, bucket_timer_of, marks_phases_only, timer_of
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.board import ReadinessBoard
 from overlapscope.trace.environment import Detail
@@ -89,12 +89,13 @@ class Recorder:
         self._timers = {device: bucket_timer_of(device, self.timer)}
         self.completions = collectives.completions
         self._call_site = NO_CALL_SITE
-        self._run = describe_run(group, detail)
+        self._run = describe_run(group, device, detail)
         if marks_phases_only(device):
             self._run["device_marks"] = "phases"
         self._bypasses: dict[int, Bypass] = {}
+        self._buffers: dict[tuple[int, int, str], BucketRecords] = {}
         self._has_complained = False
-        self._optimizers = Optimizers(self._update_begins, self._update_ends)
+        self._optimizers = Optimizers(self._update_begins, self._update_ends, on_error)
         self._steps = Steps(
             self.timer,
             self.log,
@@ -246,23 +247,30 @@ class Recorder:
         return now_ns
 
     @contextmanager
-    def broadcasts(self, records: BucketRecords) -> Iterator[None]:
-        """Buffers are broadcast inside, by code that waits for it."""
-        start = self._broadcast_begins(records)
-        with launched_for(records.purpose):
+    def broadcasts(self, model: int, buffers: Sequence[torch.Tensor]) -> Iterator[None]:
+        """A model's buffers are broadcast inside, by code that waits for it."""
+        records, start = self._broadcast_begins(model, buffers)
+        with launched_for(Purpose(role="buffers", model=model)):
             yield
-        self._broadcast_ended(records, start)
+        if records is not None:
+            self._broadcast_ended(records, start)
 
-    def _broadcast_begins(self, records: BucketRecords) -> Any:
+    def _broadcast_begins(self, model: int, buffers: Sequence[torch.Tensor]) -> tuple[BucketRecords | None, Mark]:
         try:
+            if not buffers:
+                return None, None
+            what = (model, sum(buffer.numel() for buffer in buffers), dtype_name(buffers[0].dtype))
+            records = self._buffers.get(what)
+            if records is None:
+                records = self._buffers[what] = buffer_records(self.timer.flags, *what)
             self.launches(records)
-            return self.timer.mark()
+            return records, self.timer.mark()
         except Exception as error:
             self.gives_up(error)
-            return None
+            return None, None
 
     @survived
-    def _broadcast_ended(self, records: BucketRecords, start: Any) -> None:
+    def _broadcast_ended(self, records: BucketRecords, start: Mark) -> None:
         self.timer.write(records.collective, self.step, start, self.timer.mark())
 
     # -- the end -------------------------------------------------------------------------------------------------

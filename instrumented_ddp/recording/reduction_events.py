@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from instrumented_ddp.bucket_plan import BucketPlan
+from instrumented_ddp.recording.observer import Observer
 from instrumented_ddp.recording.records import BucketRecords
 from instrumented_ddp.recording.runtime_stats import RuntimeStats
 from overlapscope.trace.board import HAS_COME
-
-if TYPE_CHECKING:
-    from instrumented_ddp.recording.observer import Observer
 
 
 def private_board(parameters: int) -> memoryview[int]:

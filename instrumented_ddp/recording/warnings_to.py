@@ -18,8 +18,11 @@ def warnings_to(*, callers: int) -> Iterator[None]:
     Args:
         callers: how far up that is, from the function with the ``with`` statement.
     """
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield
-    for warning in caught:
-        warnings.warn(warning.message, warning.category, stacklevel=_FRAMES_OF_OURS + callers)
+    caught: list[warnings.WarningMessage] = []
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+    finally:  # also if it has raised
+        for warning in caught:
+            warnings.warn(warning.message, warning.category, stacklevel=_FRAMES_OF_OURS + callers)

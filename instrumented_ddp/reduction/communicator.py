@@ -108,6 +108,8 @@ class HostCommunicator:
         """Write its end, if the thread that waits for it has not come to that yet."""
         if self._observer is None:
             return
+        if self._newest is collective:
+            self._newest = None
         try:
             collective.ended(host_now_ns(), failed=False)
         except Exception as error:
@@ -155,8 +157,7 @@ class StreamCommunicator:
         self._group = group
         self._device = device
         self._observer = observer
-        timer = observer.timer_on(device) if observer is not None else None
-        self._timer: DeviceTimer | None = None if isinstance(timer, PhasesOnly) else timer
+        self._timer = _timer_of_buckets(device, observer)
         self._sum = dist.AllreduceOptions()
         self._stream = torch.cuda.Stream(device)
         self._work_blocks_streams = hasattr(dist.Work, "block_current_stream") and _is_nccl(group, device)  # torch 2.8
@@ -223,6 +224,18 @@ class StreamCommunicator:
         if records is not None:
             self._observer.launches(records)
         return Collective(records, self._observer.step)
+
+
+def _timer_of_buckets(device: torch.device, observer: Observer | None) -> DeviceTimer | None:
+    """None if buckets are not timed there."""
+    if observer is None:
+        return None
+    try:
+        timer = observer.timer_on(device)
+    except Exception as error:
+        observer.gives_up(error)
+        return None
+    return None if isinstance(timer, PhasesOnly) else timer
 
 
 def _of_hook(records: BucketRecords | None) -> Purpose | None:

@@ -20,13 +20,12 @@ import torch
 from torch import _disable_dynamo  # type: ignore[attr-defined]
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
 
-from instrumented_ddp.bucket_plan import describe_parameters, dtype_name
+from instrumented_ddp.bucket_plan import describe_parameters
 from instrumented_ddp.collective_log.dispatch import Call
 from instrumented_ddp.collective_log.purposes import Launch, Purpose, launched_for
 from instrumented_ddp.ddp import DistributedDataParallel
 from instrumented_ddp.recording.metadata import is_plain
 from instrumented_ddp.recording.recorder import Recorder
-from instrumented_ddp.recording.records import BucketRecords, buffer_records
 from instrumented_ddp.recording.warnings_to import warnings_to
 from instrumented_ddp.session import Session
 from instrumented_ddp.stock.model import StockModel
@@ -52,7 +51,6 @@ class StockDDP:
         self._models: weakref.WeakKeyDictionary[TorchDDP, StockModel] = weakref.WeakKeyDictionary()
         self._described: weakref.WeakKeyDictionary[TorchDDP, tuple[int, Any, Any]] = weakref.WeakKeyDictionary()
         self._arguments: weakref.WeakKeyDictionary[TorchDDP, dict[str, Any]] = weakref.WeakKeyDictionary()
-        self._buffers: weakref.WeakKeyDictionary[TorchDDP, BucketRecords] = weakref.WeakKeyDictionary()
         self._recorder: Recorder | None = None
         self._has_joined = False
         self._in_wrapper: StockModel | None = None
@@ -170,17 +168,10 @@ class StockDDP:
     def broadcast_buffers(self, original: Method, ddp: TorchDDP, bufs: Any = None, *args: Any, **kwargs: Any) -> None:
         """``_default_broadcast_coalesced``."""
         model, recorder = self._models.get(ddp), self._recorder
-        buffers = ddp.modules_buffers if bufs is None else bufs
-        if model is None or recorder is None or not buffers:
+        if model is None or recorder is None:
             original(ddp, bufs, *args, **kwargs)
             return
-        records = self._buffers.get(ddp)
-        if records is None:
-            elements = sum(buffer.numel() for buffer in buffers)
-            records = self._buffers[ddp] = buffer_records(
-                recorder.timer.flags, model.number, elements, dtype_name(buffers[0].dtype)
-            )
-        with recorder.broadcasts(records):
+        with recorder.broadcasts(model.number, ddp.modules_buffers if bufs is None else bufs):
             original(ddp, bufs, *args, **kwargs)
 
     def shadow(self, original: Method, ddp: TorchDDP) -> None:

@@ -7,16 +7,15 @@ the moment its last gradient has come, which hooks on the parameters see first.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import torch
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
-from torch.utils._pytree import tree_leaves
 
 from instrumented_ddp.bucket_plan import BucketPlan, ParameterSpec
 from instrumented_ddp.collective_log.purposes import Launch
+from instrumented_ddp.recording.backward_phase import computed
 from instrumented_ddp.recording.bucket_collective import Collective
 from instrumented_ddp.recording.guard import surviving
 from instrumented_ddp.recording.recorder import Recorder
@@ -82,17 +81,20 @@ class StockModel:
     # -- plans ---------------------------------------------------------------------------------------------------
 
     def _read_plan(self, ddp: TorchDDP, reason: str) -> None:
-        """Ask the reducer for its buckets, in the order in which it launches them."""
-        with suppress(RuntimeError):  # it hands out a copy, for which there may be no memory on the device
-            buckets = tuple(
-                tuple(self._index_of[id(parameter)] for parameter in bucket.parameters())
-                for bucket in ddp.reducer._get_zeros_like_grad_buckets()
-            )
-            self._plan = BucketPlan(self._specs, buckets)
-            self._records = self._recorder.plan_takes_effect(self.number, self._plans, self._plan, reason)
-            self._gradient_records[:] = self._records.gradient_ready
-            self._elements = [sum(self._specs[index].elements for index in bucket) for bucket in buckets]
-            self._plans += 1
+        """Ask the reducer for its buckets, in the order in which it launches them.
+
+        Raises:
+            RuntimeError: it hands out a copy, for which there is no memory on the device.
+        """
+        buckets = tuple(
+            tuple(self._index_of[id(parameter)] for parameter in bucket.parameters())
+            for bucket in ddp.reducer._get_zeros_like_grad_buckets()
+        )
+        self._plan = BucketPlan(self._specs, buckets)
+        self._records = self._recorder.plan_takes_effect(self.number, self._plans, self._plan, reason)
+        self._gradient_records[:] = self._records.gradient_ready
+        self._elements = [sum(self._specs[index].elements for index in bucket) for bucket in buckets]
+        self._plans += 1
 
     def look_for_rebuild(self, ddp: TorchDDP) -> None:
         """The reducer may have followed the order of the gradients a moment ago."""
@@ -119,9 +121,8 @@ class StockModel:
         def begin(_: torch.Tensor) -> None:
             self._backward_begins(no_sync=no_sync)
 
-        for leaf in [output] if isinstance(output, torch.Tensor) else tree_leaves(output):
-            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-                leaf.register_hook(surviving(begin, self._recorder.gives_up))
+        for tensor in computed(output):
+            tensor.register_hook(surviving(begin, self._recorder.gives_up))
 
     def _backward_begins(self, *, no_sync: bool) -> None:
         if self._is_in_backward:
@@ -160,9 +161,12 @@ class StockModel:
         board, recorder = self._board, self._recorder
 
         def hook(_: torch.Tensor) -> None:
-            board[index] = HAS_COME
-            if not self.is_reduced:
-                recorder.gradient_is_not_reduced(self.number)
+            try:  # in place, and not ``surviving``: once a parameter and step, another call is felt
+                board[index] = HAS_COME
+                if not self.is_reduced:
+                    recorder.gradient_is_not_reduced(self.number)
+            except Exception as error:
+                recorder.gives_up(error)
 
         if recorder.detail == "buckets":
             return hook

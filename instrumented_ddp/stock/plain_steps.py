@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from instrumented_ddp.recording.guard import surviving
 from instrumented_ddp.session import Session
 from overlapscope.trace.format import Phase
 from overlapscope.trace.group_log import UNKNOWN_PHASE
@@ -26,8 +27,8 @@ class PlainSteps:
         self._optimizer = 0
         """Identity of the one whose steps count; 0 before the first."""
         self._step_of_position = -1
-        register_optimizer_step_pre_hook(self._begins)
-        register_optimizer_step_post_hook(self._ends)
+        register_optimizer_step_pre_hook(surviving(self._begins, session.gives_up))
+        register_optimizer_step_post_hook(surviving(self._ends, session.gives_up))
         session.collectives.before_each = self._take_position
 
     def _begins(self, *_: object) -> None:

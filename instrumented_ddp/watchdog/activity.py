@@ -6,13 +6,11 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from types import FrameType
+from typing import Final
 
 from instrumented_ddp.watchdog.process_state import bytes_read_and_written, cpu_ns_of_children
 from overlapscope.trace.host import host_now_ns
-
-if TYPE_CHECKING:
-    from types import FrameType
 
 _FRAMES: Final = 12
 _LAST_NS: Final = 1_500_000_000
@@ -55,7 +53,8 @@ class Activity:
         recent = self._recent()
         if len(recent) < 2 or recent[-1].time_ns == recent[0].time_ns:
             return None
-        return (recent[-1].cpu_ns - recent[0].cpu_ns) / (recent[-1].time_ns - recent[0].time_ns)
+        used_ns = max(0, recent[-1].cpu_ns - recent[0].cpu_ns)  # what children used is forgotten when they end
+        return used_ns / (recent[-1].time_ns - recent[0].time_ns)
 
     def is_working(self) -> bool | None:
         """It moves through Python's code, or reads and writes; None if nobody has looked."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
+from instrumented_ddp.recording.models import Models
 from instrumented_ddp.watchdog.conclusions import Conclusions
 from instrumented_ddp.watchdog.live_evidence import liveness_of
 from instrumented_ddp.watchdog.messages import Alarm, Beat
@@ -13,9 +13,6 @@ from instrumented_ddp.watchdog.own_state import OwnState
 from instrumented_ddp.watchdog.process_state import look_at
 from instrumented_ddp.watchdog.stall import PATIENCE_WITH_THE_DEAD_S
 from overlapscope.trace.host import host_now_ns
-
-if TYPE_CHECKING:
-    from instrumented_ddp.recording.models import Models
 
 
 def what_is_amiss(

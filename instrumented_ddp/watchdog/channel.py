@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 
+from instrumented_ddp.recording.tcp_sockets import duplicate_of
 from overlapscope.trace.format import WATCHDOG_FOLDER
 
 _STORE_TIMEOUT: Final = timedelta(seconds=5)
@@ -119,7 +120,7 @@ class _Named:
         self._prefix = prefix
         self._descriptor = _descriptor_of(store)
         if self._descriptor is not None:
-            with socket.socket(fileno=os.dup(self._descriptor)) as connection:
+            with duplicate_of(self._descriptor) as connection:
                 for limit in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                     connection.setsockopt(socket.SOL_SOCKET, limit, _ANSWER_WITHIN)
 
@@ -131,7 +132,7 @@ class _Named:
             TimeoutError: the store does not answer; the connection is of no more use.
         """
         if self._descriptor is not None:
-            with socket.socket(fileno=os.dup(self._descriptor)) as connection, suppress(BlockingIOError):
+            with duplicate_of(self._descriptor) as connection, suppress(BlockingIOError):
                 if connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b"":
                     raise ConnectionResetError("its process has ended")
         level = _level_of_torchs_log()  # it may end just now

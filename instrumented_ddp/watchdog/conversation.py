@@ -42,12 +42,17 @@ class Conversation:
 
     def is_possible(self) -> bool:
         """Whether there are others. A board is left that was another job's, or is nobody's now."""
-        if not dist.is_initialized() or dist.get_world_size() == 1:
+        try:
+            group = _get_default_group()
+        except ValueError:  # there is none, or not any more
             self.leave()
             return False
-        if self._group() is not _get_default_group():  # of another store
+        if group.size() == 1:
             self.leave()
-            self._group = weakref.ref(_get_default_group())
+            return False
+        if self._group() is not group:  # of another store
+            self.leave()
+            self._group = weakref.ref(group)
         return True
 
     def exchange(self, round_: Round) -> Round | None:

@@ -29,7 +29,7 @@ class HeldStacks:
     """
 
     def __init__(self, folder: Path) -> None:
-        if signal.getsignal(STACKS_SIGNAL) is not signal.SIG_DFL:
+        if signal.getsignal(STACKS_SIGNAL) not in (signal.SIG_DFL, signal.SIG_IGN):
             raise RuntimeError(f"signal {STACKS_SIGNAL} is in use")
         self._file = (folder / HELD_STACKS_FILE).open("w")
         faulthandler.register(STACKS_SIGNAL, file=self._file, all_threads=True)
@@ -40,6 +40,8 @@ class HeldStacks:
     def close(self) -> None:
         """Stop writing stacks on request; an empty file is removed."""
         faulthandler.unregister(STACKS_SIGNAL)
+        with suppress(ValueError):  # a rank that has not heard of this may still ask, and by default the signal kills
+            signal.signal(STACKS_SIGNAL, signal.SIG_IGN)
         if os.fstat(self._file.fileno()).st_size == 0:
             with suppress(OSError):
                 Path(self._file.name).unlink()

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 from instrumented_ddp.collective_log.call_sites import is_users_code
@@ -34,6 +35,9 @@ from overlapscope.trace.reports import ReportLog
 _log: Final = logging.getLogger(__name__)
 
 _LOOK_EVERY_S: Final = 0.5
+_LAST_WORDS_S: Final = 2.0
+_is_joining: Final = threading.Event()
+"""``attach`` in a script under ``overlapscope record``: the same call is seen twice."""
 _PATIENCE_S: Final = 10.0
 """Patience, as hosts take different times to import. Different world sizes are reported at once."""
 
@@ -41,21 +45,46 @@ _PATIENCE_S: Final = 10.0
 @contextmanager
 def joining(init_process_group: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
     """Inside, this process waits for the others in ``init_process_group``, which is given these arguments."""
-    log_to_stderr()
-    place = _place(init_process_group, args, kwargs)
-    if place is None:
+    watch = None if _is_joining.is_set() else _begin(init_process_group, args, kwargs)
+    if watch is None:
         yield
         return
-    folder, rank, world_size = place
-    _announce(folder, rank, world_size)
-    has_joined = threading.Event()
-    threading.Thread(
-        target=_watch, args=(folder, rank, world_size, has_joined), name="overlapscope-joining", daemon=True
-    ).start()
+    _is_joining.set()
     try:
         yield
     finally:
-        has_joined.set()
+        _is_joining.clear()
+        watch.end()
+
+
+class _Watch:
+    """Watches whether the others come, on a thread of its own."""
+
+    def __init__(self, folder: Path, rank: int, world_size: int) -> None:
+        self._has_joined = threading.Event()
+        self._thread = threading.Thread(
+            target=_watch, args=(folder, rank, world_size, self._has_joined), name="overlapscope-joining", daemon=True
+        )
+        self._thread.start()
+
+    def end(self) -> None:
+        """They have come, or this process has given up. What was reported is taken back before others report here."""
+        self._has_joined.set()
+        self._thread.join(_LAST_WORDS_S)
+
+
+def _begin(init_process_group: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Watch | None:
+    """None if this process is not recorded, or can't be watched."""
+    try:
+        log_to_stderr()
+        place = _place(init_process_group, args, kwargs)
+        if place is None:
+            return None
+        _announce(*place)
+        return _Watch(*place)
+    except Exception as error:
+        _log.debug("its wait in init_process_group is not watched: %r", error)
+        return None
 
 
 def _place(
@@ -75,9 +104,12 @@ def _place(
 
 
 def _announce(folder: Path, rank: int, world_size: int) -> None:
-    frame = sys._getframe(1)
-    while frame.f_back is not None and not is_users_code(frame):
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_users_code(frame):
         frame = frame.f_back
+    where = {}
+    if frame is not None:
+        where = {"file": frame.f_code.co_filename, "line": frame.f_lineno, "function": frame.f_code.co_qualname}
     with suppress(OSError):  # the recorder later says what is wrong with the folder
         if (folder / SIGNATURES_FILE).exists():  # of a run before
             return
@@ -91,9 +123,7 @@ def _announce(folder: Path, rank: int, world_size: int) -> None:
                 "pid": os.getpid(),
                 "boot_id": host.boot_identity(),
                 "time_ns": host_now_ns(),
-                "file": frame.f_code.co_filename,
-                "line": frame.f_lineno,
-                "function": frame.f_code.co_qualname,
+                **where,
             },
         )
 

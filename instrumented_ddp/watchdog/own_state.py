@@ -11,10 +11,13 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Literal
+from types import FrameType
+from typing import Any, Final, Literal
 
 import torch.distributed as dist
 
+from instrumented_ddp.collective_log.collectives import Collectives
+from instrumented_ddp.recording.models import Models
 from instrumented_ddp.watchdog.activity import Activity
 from instrumented_ddp.watchdog.comparison import head_of
 from instrumented_ddp.watchdog.messages import Beat, Question
@@ -31,12 +34,6 @@ from overlapscope.diagnosis.rank_models import models_of, unready_parameters
 from overlapscope.trace import host
 from overlapscope.trace.group_log import GroupLog
 from overlapscope.trace.host import host_now_ns
-
-if TYPE_CHECKING:
-    from types import FrameType
-
-    from instrumented_ddp.collective_log.collectives import Collectives
-    from instrumented_ddp.recording.models import Models
 
 _IN_FLIGHT: Final = 16
 """Collectives of a group that may be on the wire at the same time, or about."""
@@ -101,7 +98,7 @@ class OwnState:
     @property
     def world_size(self) -> int:
         """How many ranks the job has."""
-        if dist.is_initialized():
+        with suppress(ValueError):  # the training thread may just be destroying its process group
             self._world_size = dist.get_world_size()
         return self._world_size
 
@@ -113,7 +110,9 @@ class OwnState:
     @property
     def progress(self) -> int:
         """Grows while the training goes on, and not because a collective fails: steps, else collectives."""
-        return self.step if self._counts_steps else sum(log.newest for log in self._logs) // 2
+        if self._counts_steps:
+            return self.step
+        return (self._collectives.entries_of_gone_groups + sum(log.newest for log in self._logs)) // 2
 
     def waits_since_ns(self) -> int | None:
         """Since when it has been in a collective that has not ended; None if it is in none.

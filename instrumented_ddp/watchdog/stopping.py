@@ -21,7 +21,6 @@ EXIT_CODE: Final = 70
 
 _RAISES_WITHIN_S: Final = 2.0
 _ABORTS_WITHIN_S: Final = 1.0
-_OPEN_FILES: Final = "/proc/self/fd"
 
 _sentence = "the watchdog stopped this job"
 _is_raised = threading.Event()

@@ -17,8 +17,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from io import FileIO
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from instrumented_ddp.collective_log.collectives import Collectives
+from instrumented_ddp.recording.housekeeper import Housekeeper
+from instrumented_ddp.recording.models import Models
 from instrumented_ddp.watchdog.alarms import what_is_amiss
 from instrumented_ddp.watchdog.channel import Round
 from instrumented_ddp.watchdog.conclusions import Conclusions
@@ -34,11 +37,6 @@ from overlapscope.diagnosis.plain import from_json, to_json
 from overlapscope.trace.format import ALIVE_FILE
 from overlapscope.trace.group_log import GroupLog
 from overlapscope.trace.host import host_now_ns
-
-if TYPE_CHECKING:
-    from instrumented_ddp.collective_log.collectives import Collectives
-    from instrumented_ddp.recording.housekeeper import Housekeeper
-    from instrumented_ddp.recording.models import Models
 
 _log: Final = logging.getLogger(__name__)
 

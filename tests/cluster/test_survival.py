@@ -6,8 +6,10 @@ missing in the recording passes for no fault of the training's, neither while it
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,21 +19,24 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from instrumented_ddp import DistributedDataParallel, attach
+from instrumented_ddp.collective_log import dispatch
 from instrumented_ddp.collective_log.call_sites import CallSites
 from instrumented_ddp.collective_log.collectives import Collectives
 from instrumented_ddp.collective_log.completion import CompletionWatch
 from instrumented_ddp.collective_log.signatures import SignatureTable
 from instrumented_ddp.collective_log.tensor_names import TensorNames
-from instrumented_ddp.recording import links, recorder
+from instrumented_ddp.recording import backward_phase, links, recorder
 from instrumented_ddp.recording.bucket_collective import Collective
 from instrumented_ddp.recording.bypass import Bypass
 from instrumented_ddp.recording.clock import ClockSampling
 from instrumented_ddp.recording.data_position import DataPosition
 from instrumented_ddp.recording.models import Models
+from instrumented_ddp.recording.optimizers import Optimizers
 from instrumented_ddp.recording.recorder import Recorder
 from instrumented_ddp.recording.records import BucketRecords
 from instrumented_ddp.recording.steps import Steps
 from instrumented_ddp.session import session_of_this_process
+from instrumented_ddp.stock import model as stock_model
 from instrumented_ddp.stock.ddp import StockDDP
 from instrumented_ddp.stock.model import StockModel
 from instrumented_ddp.watchdog.own_state import OwnState
@@ -46,11 +51,13 @@ CALLBACKS: dict[str, tuple[Any, str]] = {
     "a model is made known": (Models, "add"),
     "a plan takes effect": (recorder, "append_plan"),
     "the records of a plan": (recorder, "PlanRecords"),
+    "the records of a later plan": (recorder, "PlanRecords"),
     "a board": (recorder, "ReadinessBoard"),
     "a forward": (Steps, "forward_is_called"),
     "a phase begins": (Steps, "enter"),
     "a phase ends": (Steps, "leave"),
     "gradients are reduced": (Steps, "gradients_are_reduced"),
+    "whose optimizer it is": (Optimizers, "_updates_our_parameters"),
     "an update begins": (Steps, "update_begins"),
     "an update ends": (Steps, "update_ends"),
     "a record is written": (EventLog, "append"),
@@ -58,7 +65,9 @@ CALLBACKS: dict[str, tuple[Any, str]] = {
     "a launch is recorded": (BucketRecords, "launch"),
     "a bucket ends": (Collective, "ended"),
     "whether the module was bypassed": (Bypass, "line_of_unreduced"),
+    "buffers are broadcast": (recorder, "buffer_records"),
     "the module is taken": (Bypass, "module_is_taken"),
+    "a collective is seen": (dispatch, "Call"),
     "a collective is announced": (Collectives, "_announce"),
     "an entry is written": (GroupLog, "announce"),
     "an entry is launched": (GroupLog, "launched"),
@@ -74,6 +83,7 @@ CALLBACKS: dict[str, tuple[Any, str]] = {
     "the recording is closed": (Recorder, "close"),
 }
 OF_STOCK = {
+    "the output of a stock forward": (stock_model, "computed"),
     "a stock model": (StockModel, "__init__"),
     "a stock forward": (StockModel, "look_for_rebuild"),
     "a stock backward begins": (StockModel, "_backward_begins"),
@@ -81,9 +91,15 @@ OF_STOCK = {
     "a stock bucket": (StockModel, "_bucket_is_ready"),
     "a stock launch": (StockDDP, "_launch_of_reducer"),
 }
-BY_KIND = {"ours": CALLBACKS, "stock": CALLBACKS | OF_STOCK}
+OF_OURS = {"the output of a forward": (backward_phase, "computed")}
+BY_KIND = {"ours": CALLBACKS | OF_OURS, "stock": CALLBACKS | OF_STOCK}
+FAILS_LATER = {"the records of a later plan"}
+"""From the second call on."""
 SILENT = {"a line", "names", "the position in the data", "the module is taken", "whether the module was bypassed"}
 """What is lost by these is a name, or nothing in a healthy job; the recording goes on or says so in its own place."""
+
+SMALL_CAP_MB = 0.0001
+"""Several buckets from the second forward on."""
 
 State = list[float]
 
@@ -94,6 +110,11 @@ class InjectedError(Exception):
 
 def fail(*_: Any, **__: Any) -> Any:
     raise InjectedError
+
+
+def fail_later(works: Any) -> Any:
+    calls = itertools.count()
+    return lambda *args, **kwargs: works(*args, **kwargs) if next(calls) == 0 else fail()
 
 
 class Lines(logging.Handler):
@@ -130,12 +151,12 @@ def train_with_each_fault(traces: str, kind: str) -> dict[str, tuple[State, list
         lines, works = Lines(), owner.__dict__[attribute]
         logging.getLogger("instrumented_ddp").addHandler(lines)
         if name and dist.get_rank() == 1:
-            setattr(owner, attribute, fail)
+            setattr(owner, attribute, fail_later(works) if name in FAILS_LATER else fail)
         if kind == "stock":
             attach(folder)
-            state = train(nn.parallel.DistributedDataParallel)
+            state = train(partial(nn.parallel.DistributedDataParallel, bucket_cap_mb=SMALL_CAP_MB))
         else:
-            state = train(lambda module, folder=folder: DistributedDataParallel(module, trace=folder))
+            state = train(partial(DistributedDataParallel, bucket_cap_mb=SMALL_CAP_MB, trace=folder))
         if (session := session_of_this_process()) is not None:
             session.close()
         setattr(owner, attribute, works)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from instrumented_ddp import attach
 from instrumented_ddp.session import session_of_this_process
 
 
@@ -27,3 +28,4 @@ def traces(tmp_path: Path, lone_rank: None) -> Iterator[Path]:
     session = session_of_this_process()
     if session is not None:
         session.close()
+    attach(None)  # of the next group nobody has been told anything

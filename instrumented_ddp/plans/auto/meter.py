@@ -9,6 +9,7 @@ import torch
 
 from instrumented_ddp.bucket_plan import BucketPlan
 from instrumented_ddp.collective_log.completion import CompletionWatch
+from instrumented_ddp.recording.guard import survived
 from instrumented_ddp.recording.records import BucketRecords, PlanRecords, phase_records
 from instrumented_ddp.recording.reduction_events import private_board
 from instrumented_ddp.recording.timing import DeviceTimer, Mark, bucket_timer_of, timer_of
@@ -16,6 +17,8 @@ from overlapscope.trace.environment import Detail
 from overlapscope.trace.format import RECORD, RECORD_BYTES, Phase
 from overlapscope.trace.host import host_now_ns
 from overlapscope.trace.log import RECORD_DTYPE, Records
+
+_log = logging.getLogger(__name__)
 
 
 class MemoryLog:
@@ -56,6 +59,7 @@ class Meter:
         self._backward = phase_records(self._timer.flags, no_sync=False)[Phase.BACKWARD]
         self._backward_start: Mark | None = None
         self.phase: Phase | None = None
+        self._has_failed = False
         self.step = 0
         """How many passes it has seen reduced."""
 
@@ -95,6 +99,7 @@ class Meter:
         for timer in self._timers.values():
             timer.step_begins()
 
+    @survived
     def enter(self, phase: Phase, *, no_sync: bool = False) -> None:
         """Backward that is reduced is timed, and nothing else."""
         if no_sync:
@@ -104,6 +109,7 @@ class Meter:
             self._timer.write(self._backward, self.step, self._backward_start, now)
         self.phase, self._backward_start = phase, now
 
+    @survived
     def leave(self, phase: Phase) -> None:
         """A phase ends, if it is the one that is open."""
         if self.phase is phase:
@@ -122,5 +128,7 @@ class Meter:
         """Nobody reads what is kept here."""
 
     def gives_up(self, error: Exception) -> None:
-        """What it has not seen is missing in its cycles, and said there."""
-        logging.getLogger(__name__).warning("steps are no longer measured: %s: %s", type(error).__name__, error)
+        """Say so once; what it has not seen is missing in its cycles, and said there."""
+        if not self._has_failed:
+            self._has_failed = True
+            _log.warning("steps are no longer measured: %s: %s", type(error).__name__, error)

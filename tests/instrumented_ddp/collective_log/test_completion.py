@@ -87,6 +87,21 @@ def test_all_who_want_to_know_are_told(watch):
     assert bucket.times_ns == entry.times_ns
 
 
+def test_what_has_ended_is_let_go_of_also_behind_one_that_never_does(watch):
+    class Receive:
+        """As gloo's, which says that it is complete to who waits for it, and to nobody else."""
+
+        def __init__(self, is_over):
+            self.is_completed = lambda: is_over
+
+    never = Receive(is_over=False)
+    add(watch, never)
+    ended = [weakref.ref(work) for work in [Receive(is_over=True) for _ in range(3)] if add(watch, work)]
+    watch.look()
+    gc.collect()
+    assert [work() for work in ended] == [None] * 3
+
+
 def test_a_failure_is_told_as_one(watch):
     future: Future[int] = Future()
     told = add(watch, future, is_bucket=True)
