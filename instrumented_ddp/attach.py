@@ -37,8 +37,8 @@ _is_waiting_for_groups = False
 def attach(trace: str | Path | None = None) -> None:
     """Record this process as soon as it has a default process group, whatever it trains with.
 
-    DDP instances that exist already are not observed; their collectives are. May be called again, which changes
-    nothing.
+    DDP instances that exist already are not observed; their collectives are. A recording that is under way when this is
+    called again goes on as it is.
 
     Args:
         trace: record into this folder. None records if the process was started by ``overlapscope record``.

@@ -157,7 +157,7 @@ class Session:
             _log.debug("rank %d: its position in the data is not known: %r", self.rank, error)
 
     def gives_up(self, error: Exception) -> None:
-        """Something of ours went wrong: the training goes on, and the recording of this rank ends here, all of it.
+        """Something of ours went wrong: the training goes on, and this rank logs no more steps or collectives.
 
         Were only a part of it to end, what is missing would pass for what the rank has not done. May be called on any
         thread and in any callback; only the first error is heard.

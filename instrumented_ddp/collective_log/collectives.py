@@ -49,7 +49,7 @@ class Announced:
     launch: Launch | None
 
     def ended(self, now_ns: int, failed: bool) -> None:
-        """It was seen to be over."""
+        """The collective was seen to be over."""
         self.log.completed(self.number, now_ns, failed=failed)
 
 

@@ -67,7 +67,7 @@ class Collective:
         return self.work.done() if isinstance(self.work, torch._C.Future) else self.work.is_completed()
 
     def ended(self, now_ns: int, failed: bool) -> None:
-        """Write its record. Who tells so later is not heard."""
+        """Write its record, with the first end that is told; later ones are ignored."""
         if failed or self.records is None or self._log is None or not self._is_written.acquire(blocking=False):
             return
         uncertainty_ns = min(max(now_ns - self.running_ns, 0), _LONGEST_UNCERTAINTY_NS)

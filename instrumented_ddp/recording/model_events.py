@@ -113,7 +113,7 @@ class ModelEvents(ReductionEvents):
 
     @survived
     def copying_out(self, device: torch.device) -> None:
-        """Mark it."""
+        """Mark when the average is handed on."""
         self._mark = self.observer.timer_on(device).mark()
 
     @survived

@@ -20,7 +20,7 @@ class ReductionEvents:
     """Listens to one reducer, from the gradient that is ready to the gradients that are final.
 
     This one keeps what stock DDP keeps, ``_get_ddp_logging_data()``'s times, and nothing else. Methods are called on
-    the hot path, in the order in which they stand here.
+    the hot path, in about the order in which they are defined here.
 
     Args:
         stats: of the model.
@@ -86,7 +86,7 @@ class ReductionEvents:
         """The average of a bucket is there, and is about to be handed to the parameters."""
 
     def copied_out(self, bucket: int, device: torch.device) -> None:
-        """It was."""
+        """The average was handed to the parameters."""
 
     def finalised(self) -> None:
         """The gradients of a pass are final."""

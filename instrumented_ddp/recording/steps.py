@@ -128,7 +128,7 @@ class Steps:
         self.enter(Phase.OPTIMIZER)
 
     def update_ends(self) -> None:
-        """It has."""
+        """An optimizer has stepped."""
         self.leave(Phase.OPTIMIZER)
         self._is_updating = False
         self._has_updated = True

@@ -211,7 +211,7 @@ class PhasesOnly:
         self.close = timer.close
 
     def mark(self) -> None:
-        """No mark."""
+        """Nothing is marked."""
 
     def write(self, body: bytes, step: int, start: Mark, end: Mark) -> None:
         """Nothing is written without a mark."""

@@ -52,7 +52,7 @@ class Communicator(Protocol):
         """
 
     def waited(self, collective: Collective) -> None:
-        """It has been waited for."""
+        """Somebody has waited for a collective."""
 
     def wait(self, collective: Collective) -> None:
         """Make the current stream (on CPU, the host) wait for a collective.
@@ -96,7 +96,7 @@ class HostCommunicator:
         return collective
 
     def wait(self, collective: Collective) -> None:
-        """Block the host; called at the end of backward and nowhere else."""
+        """Block the host, at the end of a backward or in place of one under ``join()``."""
         if self._observer is None:
             collective.wait()
             return

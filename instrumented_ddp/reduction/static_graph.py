@@ -60,7 +60,7 @@ class StaticUsage(Usage):
         self.unused = [index for index, times in enumerate(self._fires) if times == 0]
 
     def launch_bitmap(self) -> None:
-        """It is that of the first iteration."""
+        """Nothing: the bitmap of the first iteration holds."""
 
     def settle(self) -> None:
         """After the first iteration everything is known."""

@@ -1,6 +1,6 @@
 """An inquiry: something is amiss, all ranks say what they know, one of them judges and tells the others.
 
-An alarm is numbered, and the first rank that raises number N is the one who did. All others look for N + 1 whenever
+An alarm is numbered, and of several ranks that raise number N the first one counts. All others look for N + 1 whenever
 they wake. Each rank then puts down a card with all that it knows of itself. The lowest rank that is able to, and not
 the one that raised it, because many do at the same time, collects the cards, adds what can be known of ranks that
 have not answered, and judges.
@@ -114,7 +114,7 @@ class Inquiry:
 
     @property
     def is_hopeless(self) -> bool:
-        """Nobody judges."""
+        """Whether no rank will judge: this has taken too long."""
         return time.monotonic() - self.began_s >= GIVES_UP_AFTER_S
 
     def judge(self, host: str, pointers: Sequence[Pointer]) -> Outcome:

@@ -24,7 +24,7 @@ class Known:
     card: Card | None = None
     """What it has said in full, or has left behind."""
     has_answered: bool = True
-    """It has said that itself, and now."""
+    """Whether ``card`` is its own answer in this inquiry."""
     beat: Beat | None = None
     """What it has last said in short."""
     silent_ns: int | None = None

@@ -34,7 +34,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """To a question."""
+    """What a neighbour has asked for."""
 
     number: int
     rows: tuple[tuple[int, ...], ...]
@@ -85,7 +85,7 @@ class Alarm:
     by: int
     why: Literal["failure", "not reduced", "stall", "difference"]
     pointer: Pointer | None = None
-    """Of a difference."""
+    """Where the difference is, if that is why."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -267,7 +267,7 @@ class OwnState:
         return self._position.has_phases or self.step > 0
 
     def _newest_entries(self) -> list[Any]:
-        """Of each group."""
+        """The newest entry of each group."""
         return [entry for log in self._logs for entry in log.read(log.newest, log.newest)]
 
     def _site(self, number: int) -> CallSite | None:
@@ -275,7 +275,7 @@ class OwnState:
         return None if place is None else CallSite(file=place[0], line=place[1], function=place[2])
 
     def _frames(self) -> list[FrameType]:
-        """Of the main thread, the innermost first."""
+        """The main thread's frames, the innermost first."""
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         frames = []
         while frame is not None:

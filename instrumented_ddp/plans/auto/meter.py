@@ -91,7 +91,7 @@ class Meter:
         return private_board(parameters)
 
     def gradient_is_not_reduced(self, model: int) -> None:
-        """No matter."""
+        """Nothing: the user's lines and other gradients are not measured."""
 
     def gradients_are_reduced(self, model: int) -> None:  # noqa: ARG002
         """A pass is over, and with it a step of the meter's."""
@@ -118,7 +118,7 @@ class Meter:
             self.phase = None
 
     def note_caller(self) -> None:
-        """No matter."""
+        """Nothing: the user's lines and other gradients are not measured."""
 
     def launches(self, records: BucketRecords) -> int:  # noqa: ARG002
         """When the collective ends, this is told with it."""

@@ -286,7 +286,7 @@ class AutoBuckets:
         """What this rank computes without the others; if that fails, something else, so that it keeps up with them."""
         try:
             return compute()
-        except Exception as error:  # the training could not care less
+        except Exception as error:  # the training goes on without it
             _log.warning("bucket_cap_mb='auto': %s failed (%s: %s)", what, type(error).__name__, error)
             _log.debug("The traceback of this:", exc_info=True)
             return otherwise
