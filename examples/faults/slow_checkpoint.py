@@ -3,6 +3,7 @@
 Nothing is wrong: the others wait for it.
 """
 
+import math
 import tempfile
 import time
 
@@ -16,14 +17,14 @@ def main() -> None:
     rank = job.start()
     model = job.DistributedDataParallel(job.Classifier(), bucket_cap_mb=job.BUCKET_CAP_MB)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    step_s = 0.0
+    step_s = math.inf
     for step, (inputs, labels) in enumerate(job.batches()):
         began_s = time.monotonic()
         logits = model(inputs)
         optimizer.zero_grad()
         functional.cross_entropy(logits, labels).backward()
         optimizer.step()
-        step_s = time.monotonic() - began_s
+        step_s = min(step_s, time.monotonic() - began_s)
         if rank == 0 and step == job.FAULT_STEP:
             with tempfile.TemporaryFile() as checkpoint:
                 torch.save(model.module.state_dict(), checkpoint)
