@@ -46,7 +46,11 @@ def listed_tests() -> Iterator[Any]:
         if test in EXCEPTIONS:
             marks.append(pytest.mark.xfail(reason=EXCEPTIONS[test], strict=True))
         if "compile" in test:
-            marks.append(pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler"))
+            without_compiler = shutil.which("g++") is None
+            marks += [
+                pytest.mark.slow,
+                pytest.mark.skipif(without_compiler, reason="torch.compile needs a C++ compiler"),
+            ]
         yield pytest.param(test, marks=marks)
 
 

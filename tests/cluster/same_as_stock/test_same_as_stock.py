@@ -69,10 +69,16 @@ def ranks_of() -> Iterator[Callable[[str, int], Ranks]]:
 @pytest.mark.parametrize(
     ("subject", "name", "world_size"),
     [
-        pytest.param(subject, name, size, id=f"{subject.__name__.rpartition('.')[2]}-{name}-{size}_ranks")
+        pytest.param(
+            subject,
+            name,
+            size,
+            id=f"{subject.__name__.rpartition('.')[2]}-{name}-{size}_ranks",
+            marks=[pytest.mark.slow] if subject.scenarios.leave_traces and number > 0 else [],
+        )
         for subject in SUBJECTS
         for size in subject.scenarios.world_sizes
-        for name in subject.scenarios.by_name
+        for number, name in enumerate(subject.scenarios.by_name)
     ],
 )
 def test_same_as_stock(ranks_of: Callable[[str, int], Ranks], subject: ModuleType, name: str, world_size: int) -> None:
