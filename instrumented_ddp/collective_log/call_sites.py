@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 from overlapscope.trace.format import CALL_SITES_FILE, NO_CALL_SITE
 from overlapscope.trace.user_code import PASSED_OVER, is_users_file
@@ -25,6 +26,20 @@ def is_users_code(frame: FrameType) -> bool:
     package = frame.f_globals.get("__name__", "").partition(".")[0]
     file = frame.f_code.co_filename
     return package not in PASSED_OVER and (is_users_file(file) or file in _TYPED_IN)
+
+
+def nearest_users_frame(
+    frame: FrameType | None, is_the_users: Callable[[FrameType], bool] = is_users_code
+) -> FrameType | None:
+    """The first frame of the user's among this one and its callers; None if there is none."""
+    while frame is not None and not is_the_users(frame):
+        frame = frame.f_back
+    return frame
+
+
+def line_of(frame: FrameType) -> dict[str, Any]:
+    """Where a frame is: file, line and function, as files and messages have it."""
+    return {"file": frame.f_code.co_filename, "line": frame.f_lineno, "function": frame.f_code.co_qualname}
 
 
 class CallSites:
@@ -45,10 +60,7 @@ class CallSites:
 
     def frame_of_caller(self) -> FrameType | None:
         """The nearest frame of the user's; None on a thread that runs none."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and not self.is_the_users(frame):
-            frame = frame.f_back
-        return frame
+        return nearest_users_frame(sys._getframe(1), self.is_the_users)
 
     def number_of(self, frame: FrameType | None) -> int:
         """The number of the line that a frame is at, ``NO_CALL_SITE`` if there is none."""
@@ -79,13 +91,7 @@ class CallSites:
             return NO_CALL_SITE
         self._numbers[frame.f_code.co_filename, frame.f_lineno] = number
         self._places.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname))
-        site = {
-            "call_site": number,
-            "file": frame.f_code.co_filename,
-            "line": frame.f_lineno,
-            "function": frame.f_code.co_qualname,
-        }
         with suppress(OSError):  # a disk that is full: the number stays, and means nothing
-            self._file.write(json.dumps(site) + "\n")
+            self._file.write(json.dumps({"call_site": number, **line_of(frame)}) + "\n")
             self._file.flush()
         return number

@@ -164,7 +164,7 @@ class Inquiry:
             card=card,
             has_answered=False,
             beat=beat,
-            silent_ns=now_ns - max(beat.time_ns, last_awake_ns(self.run_folder, rank)),
+            silent_ns=self._silent_ns(beat),
             process=process,
             cpu_share=share,
         )
@@ -175,8 +175,7 @@ class Inquiry:
             return
         process = look_at(beat.pid, beat.start_ticks)
         self._first_looks[rank] = host_now_ns(), process
-        silent_ns = host_now_ns() - max(beat.time_ns, last_awake_ns(self.run_folder, rank))
-        if silent_ns >= SILENT_AFTER_NS and liveness_of(beat, process, None) in ("running", "sleeping"):
+        if self._silent_ns(beat) >= SILENT_AFTER_NS and liveness_of(beat, process, None) in ("running", "sleeping"):
             with suppress(OSError):
                 if beat.writes_stacks and can_be_signalled(beat.pid, process):
                     os.kill(beat.pid, STACKS_SIGNAL)
@@ -190,5 +189,8 @@ class Inquiry:
             return True
         now_ns = host_now_ns()
         seen_ns = self._first_looks[rank][0] if rank in self._first_looks else now_ns
-        silent_ns = now_ns - max(beat.time_ns, last_awake_ns(self.run_folder, rank))
-        return silent_ns >= SILENT_AFTER_NS and now_ns - seen_ns >= _LOOKS_FOR_NS
+        return self._silent_ns(beat) >= SILENT_AFTER_NS and now_ns - seen_ns >= _LOOKS_FOR_NS
+
+    def _silent_ns(self, beat: Beat) -> int:
+        """Since when a rank of this host has given no sign of life, neither on the board nor in its folder."""
+        return host_now_ns() - max(beat.time_ns, last_awake_ns(self.run_folder, beat.rank))

@@ -17,10 +17,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final
 
-from instrumented_ddp.collective_log.call_sites import is_users_code
+from instrumented_ddp.collective_log.call_sites import line_of, nearest_users_frame
 from instrumented_ddp.recording.console import log_to_stderr
 from overlapscope.diagnosis.from_logs import read_evidence
 from overlapscope.diagnosis.judge import judge
@@ -104,12 +103,7 @@ def _place(
 
 
 def _announce(folder: Path, rank: int, world_size: int) -> None:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_users_code(frame):
-        frame = frame.f_back
-    where = {}
-    if frame is not None:
-        where = {"file": frame.f_code.co_filename, "line": frame.f_lineno, "function": frame.f_code.co_qualname}
+    frame = nearest_users_frame(sys._getframe(1))
     with suppress(OSError):  # the recorder later says what is wrong with the folder
         if (folder / SIGNATURES_FILE).exists():  # of a run before
             return
@@ -123,7 +117,7 @@ def _announce(folder: Path, rank: int, world_size: int) -> None:
                 "pid": os.getpid(),
                 "boot_id": host.boot_identity(),
                 "time_ns": host_now_ns(),
-                **where,
+                **(line_of(frame) if frame is not None else {}),
             },
         )
 

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 
 import torch.distributed as dist
 
+from instrumented_ddp.collective_log.call_sites import line_of, nearest_users_frame
 from instrumented_ddp.collective_log.collectives import Collectives
 from instrumented_ddp.recording.models import Models
 from instrumented_ddp.watchdog.activity import Activity
@@ -233,12 +234,8 @@ class OwnState:
         """The line of the user's that runs, or has failed."""
         if self.failure is not None:
             return self.failure.call_site
-        frames = (frame for frame in self._frames() if self._collectives.call_sites.is_the_users(frame))
-        frame = next(frames, None)
-        if frame is None:
-            return None
-        code = frame.f_code
-        return CallSite(file=code.co_filename, line=frame.f_lineno, function=code.co_qualname)
+        frame = nearest_users_frame(_newest_frame(), self._collectives.call_sites.is_the_users)
+        return None if frame is None else CallSite(**line_of(frame))
 
     def _next_bucket(self) -> int:
         """The bucket after the newest one of this step."""
@@ -276,12 +273,16 @@ class OwnState:
 
     def _frames(self) -> list[FrameType]:
         """The main thread's frames, the innermost first."""
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)
-        frames = []
+        frame, frames = _newest_frame(), []
         while frame is not None:
             frames.append(frame)
             frame = frame.f_back
         return frames
+
+
+def _newest_frame() -> FrameType | None:
+    """Of the main thread."""
+    return sys._current_frames().get(threading.main_thread().ident or 0)
 
 
 def stacks() -> str:

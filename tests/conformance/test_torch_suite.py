@@ -46,11 +46,8 @@ def listed_tests() -> Iterator[Any]:
         if test in EXCEPTIONS:
             marks.append(pytest.mark.xfail(reason=EXCEPTIONS[test], strict=True))
         if "compile" in test:
-            without_compiler = shutil.which("g++") is None
-            marks += [
-                pytest.mark.slow,
-                pytest.mark.skipif(without_compiler, reason="torch.compile needs a C++ compiler"),
-            ]
+            needs_compiler = "torch.compile needs a C++ compiler"
+            marks += [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason=needs_compiler)]
         yield pytest.param(test, marks=marks)
 
 
