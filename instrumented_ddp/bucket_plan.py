@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -61,17 +61,15 @@ class BucketPlan:
 
 
 def describe_parameters(
-    names: Sequence[str],
-    parameters: Sequence[torch.nn.Parameter],
-    is_sparse: Sequence[bool],
-    module_classes: Mapping[str, str] | None = None,
+    module: torch.nn.Module, parameters: Sequence[torch.nn.Parameter], is_sparse: Sequence[bool]
 ) -> tuple[ParameterSpec, ...]:
-    """The specs of parameters, in their order.
+    """The specs of some of a module's parameters, in their order.
 
     Args:
-        module_classes: of the modules that hold them, by name.
+        is_sparse: whether each one's gradient is.
     """
-    classes = module_classes or {}
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    classes = {name: type(part).__name__ for name, part in module.named_modules()}
     return tuple(
         ParameterSpec(
             name=name,
@@ -82,7 +80,7 @@ def describe_parameters(
             is_sparse=sparse,
             module=classes.get(name.rpartition(".")[0], ""),
         )
-        for name, parameter, sparse in zip(names, parameters, is_sparse, strict=True)
+        for name, parameter, sparse in zip(map(names.__getitem__, parameters), parameters, is_sparse, strict=True)
     )
 
 

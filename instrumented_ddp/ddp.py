@@ -121,16 +121,9 @@ class DistributedDataParallel(TorchDDP):
 
     def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
         parameters, is_sparse = super()._build_params_for_reducer()
-        names = {parameter: name for name, parameter in self.module.named_parameters()}
-        self._specs = describe_parameters(
-            [names[parameter] for parameter in parameters],
-            parameters,
-            is_sparse,
-            {name: type(module).__name__ for name, module in self.module.named_modules()},
-        )
+        self._specs = describe_parameters(self.module, parameters, is_sparse)
         if self._session is not None:
-            frozen = [name for name, parameter in self.module.named_parameters() if not parameter.requires_grad]
-            self._model_number = self._session.add_model(self.module, self._specs, frozen)
+            self._model_number = self._session.add_model(self.module, self._specs)
         self._wish = Wish.NONE
         if self._is_auto:
             self._wish = Wish.AUTO

@@ -132,14 +132,14 @@ class Session:
         call_at_exit(self.close)
         return self.recorder
 
-    def add_model(self, module: torch.nn.Module, parameters: Sequence[ParameterSpec], frozen: Sequence[str]) -> int:
+    def add_model(self, module: torch.nn.Module, parameters: Sequence[ParameterSpec]) -> int:
         """Write down what a DDP instance is given, before ranks compare it.
 
         Returns:
             Its number within the process.
         """
         try:
-            return self.models.add(module, parameters, frozen)
+            return self.models.add(module, parameters)
         except Exception as error:
             self.gives_up(error)
             return 0

@@ -28,7 +28,7 @@ class Models:
         self.unreduced: dict[str, Any] | None = None
         """The first update that has used gradients of this rank alone, see ``gradients_were_not_reduced``."""
 
-    def add(self, module: torch.nn.Module, parameters: Sequence[ParameterSpec], frozen: Sequence[str]) -> int:
+    def add(self, module: torch.nn.Module, parameters: Sequence[ParameterSpec]) -> int:
         """Write down what a DDP instance is given, before ranks compare it.
 
         Returns:
@@ -41,7 +41,7 @@ class Models:
             "model": number,
             "class": type(module).__name__,
             "parameters": [parameter.signature for parameter in parameters],
-            "frozen": list(frozen),
+            "frozen": [name for name, parameter in module.named_parameters() if not parameter.requires_grad],
             "modules": {name: type(part).__name__ for name, part in module.named_modules() if name},
         }
         path = self._collectives.folder / PARAMETERS_FILE

@@ -81,11 +81,8 @@ class StockDDP:
         """``_build_params_for_reducer``: before ranks compare."""
         parameters, is_sparse = original(ddp)
         with self._training_goes_on():
-            names = {parameter: name for name, parameter in ddp.module.named_parameters()}
-            specs = describe_parameters([names[parameter] for parameter in parameters], parameters, is_sparse)
-            frozen = [name for name, parameter in ddp.module.named_parameters() if not parameter.requires_grad]
-            number = self._session.add_model(ddp.module, specs, frozen)
-            self._described[ddp] = (number, parameters, specs)
+            specs = describe_parameters(ddp.module, parameters, is_sparse)
+            self._described[ddp] = (self._session.add_model(ddp.module, specs), parameters, specs)
         return parameters, is_sparse
 
     def add_reducer(self, original: Method, ddp: TorchDDP, *args: Any, **kwargs: Any) -> None:

@@ -28,8 +28,8 @@ Buckets = tuple[tuple[str, ...], ...]
 
 
 def plan_of(module: nn.Module, seed: int) -> PlanFile:
-    names, parameters = zip(*module.named_parameters(), strict=True)
-    return as_file(random_plan(describe_parameters(names, parameters, [False] * len(names)), seed))
+    parameters = list(module.parameters())
+    return as_file(random_plan(describe_parameters(module, parameters, [False] * len(parameters)), seed))
 
 
 def buckets_of(model: DistributedDataParallel) -> Buckets:
