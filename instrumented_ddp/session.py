@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing import util
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -39,6 +39,7 @@ from instrumented_ddp.recording.models import Models
 from instrumented_ddp.recording.recorder import Recorder
 from instrumented_ddp.watchdog.stopping import IncidentError
 from instrumented_ddp.watchdog.watchdog import Watchdog
+from overlapscope.diagnosis.evidence import Failure
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.environment import OnIncident, recording_from_environment
 from overlapscope.trace.format import rank_folder
@@ -218,9 +219,9 @@ class Session:
     def _close_housekeeper(self) -> None:
         self._housekeeper.close(_CLOSE_TIMEOUT_S)
 
-    def _process_fails(self, what: dict[str, Any]) -> None:
+    def _process_fails(self, failure: Failure) -> None:
         if self._watchdog is not None:
-            self._watchdog.failed(what)
+            self._watchdog.failed(failure)
 
     def _fault_is_found(self) -> None:
         if self.recorder is not None:

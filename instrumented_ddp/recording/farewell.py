@@ -12,12 +12,14 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from multiprocessing import util
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from instrumented_ddp.collective_log.call_sites import CallSites
+from overlapscope.diagnosis.evidence import CallSite, Failure
 from overlapscope.trace.format import ENDED_FILE, write_json
 from overlapscope.trace.host import host_now_ns
 
@@ -28,12 +30,10 @@ class Farewell:
     Args:
         folder: of the rank.
         call_sites: know which lines are the user's.
-        on_exception: called first with an exception that ends the process.
+        on_exception: called with an exception that ends the process, when it has been written down.
     """
 
-    def __init__(
-        self, folder: Path, call_sites: CallSites, on_exception: Callable[[dict[str, Any]], None] | None = None
-    ) -> None:
+    def __init__(self, folder: Path, call_sites: CallSites, on_exception: Callable[[Failure], None]) -> None:
         self._path = folder / ENDED_FILE
         self._call_sites = call_sites
         self._on_exception = on_exception
@@ -61,27 +61,25 @@ class Farewell:
             return
         error = sys.exception()
         if error is not None and not isinstance(error, SystemExit) and _is_end_of_child():
-            self._say(describe_exception(error, error.__traceback__, self._call_sites))
+            self._say(_as_json(failure_of(error, error.__traceback__, self._call_sites)))
             return
         text = _text_of_spawn(self._file_of_spawn)
         if text is None:
             self._say({"how": "ended"})
         else:  # torch.multiprocessing.spawn has caught it, and no hook was called
             kind, _, message = text.strip().splitlines()[-1].partition(": ")
-            what = {"how": "exception", "type": kind, "message": message, "traceback": text}
-            self._say(what)
-            if self._on_exception is not None:
-                self._on_exception(what)
+            self._has_failed(Failure(type=kind, message=message, traceback=text, time_ns=host_now_ns()))
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         try:
             if os.getpid() == self._pid and not self._is_said:
-                what = describe_exception(error, trace, self._call_sites)
-                self._say(what)
-                if self._on_exception is not None:
-                    self._on_exception(what)
+                self._has_failed(failure_of(error, trace, self._call_sites))
         finally:
             self._hook_before(kind, error, trace)
+
+    def _has_failed(self, failure: Failure) -> None:
+        self._say(_as_json(failure))
+        self._on_exception(failure)
 
     def _say(self, what: dict[str, Any]) -> None:
         self._is_said = True
@@ -90,7 +88,7 @@ class Farewell:
     def _write(self, what: dict[str, Any]) -> None:
         lost = {} if self._unrecorded_because is None else {"unrecorded_because": self._unrecorded_because}
         with suppress(OSError):
-            write_json(self._path, what | lost | {"time_ns": host_now_ns()})
+            write_json(self._path, {"time_ns": host_now_ns()} | what | lost)
 
 
 def _is_end_of_child() -> bool:
@@ -98,21 +96,28 @@ def _is_end_of_child() -> bool:
     return multiprocessing.parent_process() is not None and util.is_exiting()
 
 
-def describe_exception(error: BaseException, trace: TracebackType | None, call_sites: CallSites) -> dict[str, Any]:
-    """An exception for ``ended.json``, with the innermost line of the user's code."""
-    where: dict[str, Any] = {}
+def failure_of(error: BaseException, trace: TracebackType | None, call_sites: CallSites) -> Failure:
+    """An exception, with the innermost line of the user's code in its traceback."""
+    site: CallSite | None = None
     while trace is not None:
         if call_sites.is_the_users(trace.tb_frame):
             code = trace.tb_frame.f_code
-            where = {"file": code.co_filename, "line": trace.tb_lineno, "function": code.co_qualname}
+            site = CallSite(file=code.co_filename, line=trace.tb_lineno, function=code.co_qualname)
         trace = trace.tb_next
-    return {
-        "how": "exception",
-        "type": type(error).__qualname__,
-        "message": _message_of(error),
-        "traceback": "".join(traceback.format_exception(error)),
-        **where,
-    }
+    return Failure(
+        type=type(error).__qualname__,
+        message=_message_of(error),
+        call_site=site,
+        traceback="".join(traceback.format_exception(error)),
+        time_ns=host_now_ns(),
+    )
+
+
+def _as_json(failure: Failure) -> dict[str, Any]:
+    """For ``ended.json``."""
+    said = {"type": failure.type, "message": failure.message, "traceback": failure.traceback}
+    site = {} if failure.call_site is None else asdict(failure.call_site)
+    return {"how": "exception", **said, **site, "time_ns": failure.time_ns}
 
 
 def _message_of(error: BaseException) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 import torch
 
 from instrumented_ddp.bucket_plan import ParameterSpec
 from instrumented_ddp.collective_log.collectives import Collectives
+from overlapscope.diagnosis.evidence import CallSite, Unreduced
 from overlapscope.trace.format import PARAMETERS_FILE, UNREDUCED_FILE, write_json
 from overlapscope.trace.host import host_now_ns
 
@@ -25,7 +25,7 @@ class Models:
     def __init__(self, collectives: Collectives) -> None:
         self._collectives = collectives
         self._count = 0
-        self.unreduced: dict[str, Any] | None = None
+        self.unreduced: Unreduced | None = None
         """The first update that has used gradients of this rank alone, see ``gradients_were_not_reduced``."""
 
     def add(self, module: torch.nn.Module, parameters: Sequence[ParameterSpec]) -> int:
@@ -59,14 +59,11 @@ class Models:
             return
         collectives = self._collectives
         file, line, function = collectives.call_sites.place(call_site) or (None, None, None)
-        self.unreduced = {
-            "model": model,
-            "step": collectives.position.step,
-            "call_site": call_site,
-            "file": file,
-            "line": line,
-            "function": function,
-            "time_ns": host_now_ns(),
-        }
+        site = CallSite(file=file, line=line, function=function) if file and line and function else None
+        step = collectives.position.step
+        self.unreduced = Unreduced(model=model, step=step, call_site=site)
+        where = {"call_site": call_site, "file": file, "line": line, "function": function}
         with suppress(OSError):
-            write_json(collectives.folder / UNREDUCED_FILE, self.unreduced)
+            write_json(
+                collectives.folder / UNREDUCED_FILE, {"model": model, "step": step, **where, "time_ns": host_now_ns()}
+            )

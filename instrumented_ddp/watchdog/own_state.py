@@ -30,7 +30,7 @@ from instrumented_ddp.watchdog.process_state import (
 from instrumented_ddp.watchdog.stall import Rhythm
 from overlapscope.diagnosis.card import Card, make_card
 from overlapscope.diagnosis.entries import phase_name
-from overlapscope.diagnosis.evidence import CallSite, Failure, RankEvidence, Standing, Unreduced
+from overlapscope.diagnosis.evidence import CallSite, Failure, RankEvidence, Standing
 from overlapscope.diagnosis.rank_models import models_of, unready_parameters
 from overlapscope.trace import host
 from overlapscope.trace.group_log import GroupLog
@@ -207,16 +207,10 @@ class OwnState:
             memory_limit_bytes=self.memory[1] or None,
             unready=() if self.unrecorded_because is not None else unready_parameters(folder, []),
             models=models_of(folder, []) if with_models else (),
-            unreduced=self._unreduced(),
+            unreduced=self._models.unreduced,
             world_size=self.world_size,
             stacks=stacks(),
         )
-
-    def _unreduced(self) -> Unreduced | None:
-        what = self._models.unreduced
-        if what is None:
-            return None
-        return Unreduced(model=what["model"], step=what["step"], call_site=self._site(what["call_site"]))
 
     def _standing(self) -> Standing:
         if self.unrecorded_because is not None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from io import FileIO
-from typing import Any, Final
+from typing import Final
 
 from instrumented_ddp.collective_log.collectives import Collectives
 from instrumented_ddp.recording.housekeeper import Housekeeper
@@ -32,7 +32,7 @@ from instrumented_ddp.watchdog.messages import Alarm, Beat, Outcome, Pointer
 from instrumented_ddp.watchdog.neighbours import Neighbours, neighbours_of
 from instrumented_ddp.watchdog.own_state import OwnState
 from instrumented_ddp.watchdog.stopping import EXIT_CODE, listening, stop_training
-from overlapscope.diagnosis.evidence import CallSite, Failure
+from overlapscope.diagnosis.evidence import Failure
 from overlapscope.diagnosis.plain import from_json, to_json
 from overlapscope.trace.format import ALIVE_FILE
 from overlapscope.trace.group_log import GroupLog
@@ -111,24 +111,11 @@ class Watchdog:
 
     # -- called on the training thread ---------------------------------------------------------------------------
 
-    def failed(self, what: dict[str, Any]) -> None:
-        """An exception ends this process. Tell the others, and hear what they know, for a moment.
-
-        Args:
-            what: as in ``ended.json``.
-        """
-        if os.getpid() != self._own.pid or not self._housekeeper.does(self) or what["type"] in _NO_FAULT:
+    def failed(self, failure: Failure) -> None:
+        """An exception ends this process. Tell the others, and hear what they know, for a moment."""
+        if os.getpid() != self._own.pid or not self._housekeeper.does(self) or failure.type in _NO_FAULT:
             return
-        site = None
-        if "file" in what:
-            site = CallSite(file=what["file"], line=what["line"], function=what["function"])
-        self._own.failure = Failure(
-            type=what["type"],
-            message=what["message"],
-            call_site=site,
-            traceback=what["traceback"],
-            time_ns=host_now_ns(),
-        )
+        self._own.failure = failure
         self._own.how = "failed"
         self._housekeeper.wake(self)
         self._failure_is_told.wait(_LAST_WORDS_S)
