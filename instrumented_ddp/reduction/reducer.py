@@ -267,8 +267,9 @@ class Reducer:
         except Exception:  # of the backend, or of a communication hook
             self.events.failed()
             raise
-        finally:
-            self._let_go()
+        finally:  # no work outlives its process group, which may be gone before the next forward
+            for bucket in self.buckets:
+                bucket.collective = None
         self.post_backward_futures = []
         if self.usage is not None:
             self.usage.settle()
@@ -290,15 +291,9 @@ class Reducer:
     def forget(self) -> None:
         """The backward under way, if there is one, will not come to its end, and what was observed no longer holds."""
         self._expects_nothing()
-        self._let_go()
         self.observed_order = []
         if self.usage is not None:
             self.usage.bitmap.clear()
-
-    def _let_go(self) -> None:
-        """No work outlives its process group, which may be gone before the next forward."""
-        for bucket in self.buckets:
-            bucket.collective = None
 
     def reduce_all_at_once(self) -> None:
         """Reduce everything after the backward: the first iteration of a static graph, which only counts hooks."""
