@@ -17,7 +17,7 @@ import pandas as pd
 from overlapscope.trace.format import (
     DTYPES,
     EVENTS_FILE,
-    NO_BUCKET,
+    NO_INDEX,
     OPS,
     RECORD_FIELDS,
     Kind,
@@ -256,7 +256,7 @@ def _records(kind: Kind, table: pd.DataFrame, start: str = "start_ns", end: str 
 
 def _body(collectives: pd.DataFrame) -> dict[str, Any]:
     return {
-        "index": np.where(collectives["bucket"] < 0, NO_BUCKET, collectives["bucket"]),
+        "index": np.where(collectives["bucket"] < 0, NO_INDEX, collectives["bucket"]),
         "op": collectives["op"].cat.codes,
         "dtype": DTYPES.index("float32"),
         "elements": collectives["elements"],
