@@ -15,6 +15,7 @@ from markupsafe import Markup, escape
 from dashboards import theme
 from dashboards.recording import Snapshot
 from overlapscope.analysis.clocks import describe_clocks
+from overlapscope.analysis.models import describe_models
 from overlapscope.trace.log import Problem
 from overlapscope.trace.reader import Trace
 from overlapscope.units import keep_together
@@ -94,10 +95,9 @@ def is_order_alone(trace: Trace) -> bool:
 def run_facts(trace: Trace) -> list[tuple[str, str]]:
     """Label and value of facts about the run, as far as known."""
     run = trace.run
-    models = run.get("models") or [{}]
     started_ns = run.get("started_unix_ns")
     known = {
-        "model": models[0].get("class"),
+        "model": describe_models(run),
         "ranks": run.get("world_size"),
         "backend": run.get("backend"),
         "clocks": describe_clocks(trace),

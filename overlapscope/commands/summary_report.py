@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from overlapscope.analysis.clocks import describe_clocks
+from overlapscope.analysis.models import describe_models
 from overlapscope.analysis.summary import after_warm_up, summarise
 from overlapscope.commands.json_text import json_text
 from overlapscope.trace.reader import Trace
@@ -58,9 +59,8 @@ def as_json(trace: Trace, per_step: pd.DataFrame) -> str:
 
 def _facts(trace: Trace) -> str:
     run = trace.run
-    models = ", ".join(model.get("class", "?") for model in run.get("models", [])) or "unknown model"
     facts = [
-        f"{trace.path}: {models}",
+        f"{trace.path}: {describe_models(run) or 'unknown model'}",
         f"{len(trace.ranks)} of {run.get('world_size', '?')} ranks",
         describe_clocks(trace),
     ]

@@ -1,0 +1,20 @@
+"""What was trained, in a few words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+
+def describe_models(run: Mapping[str, Any]) -> str:
+    """The classes of the wrapped modules, each once: ``Generator, Discriminator`` or ``Sequential ×13``.
+
+    Args:
+        run: the content of ``run.json``.
+
+    Returns:
+        Empty if none is known.
+    """
+    classes = Counter(str(model.get("class", "?")) for model in run.get("models") or ())
+    return ", ".join(f"{name} ×{count}" if count > 1 else name for name, count in classes.items())
