@@ -4,7 +4,7 @@
     python -m benchmarks.watchdog --models mlp-400 --pairs 8 --starts 1      # a short look
 
 Both sides of a pair are the same model with the same recorder and the same watchdog, which sleeps through the blocks
-of one of them. ``benchmarks.pairing`` says how pairs are measured. A watchdog wakes about twice a second, and what that
+of one of them. ``benchmarks.pairing`` says how pairs are measured. A watchdog wakes every 0.7 s or so, and what that
 costs is lost in the noise of any machine; in the other blocks it therefore wakes many times as often, and the excess is
 divided by how many. Beside it, the CPU time of its threads at the usual rate, read from their own clocks.
 """
