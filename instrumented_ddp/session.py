@@ -85,7 +85,9 @@ class Session:
         self.data = DataPosition(self.position, self.collectives.call_sites)
         try:
             self._watch_process(on_incident)
-        except BaseException:  # no thread can be started, say: what is open already would go on half
+        except BaseException as error:  # no thread can be started, say: what is open already would go on half
+            if self._farewell is not None:
+                self._farewell.recording_ends(repr(error))  # the process has not ended
             self.close()
             raise
         call_at_exit(self.close)

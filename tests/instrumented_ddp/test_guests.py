@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
@@ -15,12 +16,13 @@ import torch.distributed as dist
 from torch import nn
 
 from instrumented_ddp import DistributedDataParallel, IncidentError, attach
+from instrumented_ddp import session as session_module
 from instrumented_ddp.plans.auto.meter import Meter
 from instrumented_ddp.recording.tcp_sockets import tcp_sockets
 from instrumented_ddp.recording.warnings_to import warnings_to
 from instrumented_ddp.reduction import reducer as reducer_module
 from instrumented_ddp.session import open_session
-from overlapscope.trace.format import EVENTS_FILE
+from overlapscope.trace.format import ENDED_FILE, EVENTS_FILE
 from overlapscope.trace.log import read_log
 
 WRAPPERS = (DistributedDataParallel, nn.parallel.DistributedDataParallel)
@@ -133,6 +135,21 @@ def test_what_the_watchdog_raises_in_a_callback_reaches_the_training(traces: Pat
     session = open_session(traces, 0, "off")
     with pytest.raises(IncidentError):
         session.gives_up(IncidentError("ranks differ"))
+
+
+def test_a_session_that_opens_half_is_closed_and_does_not_say_that_the_process_has_ended(
+    traces: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    hook = sys.excepthook
+    monkeypatch.setattr(session_module, "Watchdog", fail)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        open_session(traces, 0)
+    assert "can't start new thread" in json.loads((traces / "rank_0" / ENDED_FILE).read_text())["unrecorded_because"]
+    assert sys.excepthook == hook
+    dist.all_reduce(torch.ones(1))
 
 
 def test_a_constructor_that_raises_has_warned_all_the_same() -> None:
