@@ -9,6 +9,7 @@ import pytest
 from overlapscope.diagnosis.evidence import (
     EarlierVerdict,
     Failure,
+    Unreduced,
 )
 from overlapscope.diagnosis.judge import judge
 from tests.diagnosis.jobs import (
@@ -74,6 +75,15 @@ def test_a_job_that_a_watchdog_saw_hang_was_killed_for_that() -> None:
     sooner = replace(closed, time_ns=1)
     ranks = (rank(0, "failed", step=2, failure=sooner), loader, rank(2, "failed", step=2, failure=sooner))
     assert judge(job(*ranks, groups=[HELD_UP], reports=(report,))).kind == "killed"
+
+
+def test_a_rank_that_is_ended_once_the_others_are_done_hides_nothing_that_was_seen_before() -> None:
+    lost = Unreduced(model=0, step=2, call_site=site(7))
+    report = EarlierVerdict(rank=2, time_ns=5, kind="not reduced", sentence="Rank 2 stepped the optimizer.", step=2)
+    ranks = (rank(0, "ended", unreduced=lost), rank(1, "ended", unreduced=lost), rank(2, "gone", unreduced=lost))
+    assert judge(job(*ranks, reports=(report,))).kind == "not reduced"
+    harmed = (replace(ranks[0], liveness="failed", failure=CLOSED), *ranks[1:])
+    assert judge(job(*harmed, reports=(report,))).kind == "killed"
 
 
 def test_which_of_two_died_first_is_said_not_to_be_known() -> None:

@@ -107,7 +107,8 @@ def killed(facts: Facts) -> Verdict | None:
         # A rank that dies closes its connections: a timeout means waiting for one that was still there.
         return None
     hung = [rank for rank in gone if facts.hung_before(rank)]
-    if len(hung) == len(gone) or (not others and (hung or facts.evidence.reports)):
+    harmed = [rank for rank in others if facts.ranks[rank].liveness != "ended"]
+    if len(hung) == len(gone) or (not harmed and (hung or facts.evidence.reports)):
         return None  # someone ended a job that hung, or about which its watchdogs tell more than its end
     first = _first_to_die(facts, gone)
     one = facts.ranks[first[0]]
