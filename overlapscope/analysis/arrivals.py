@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from overlapscope.analysis.intervals import Int64Array
+from overlapscope.account.intervals import Int64Array
 from overlapscope.trace.format import OPS
 from overlapscope.trace.reader import Trace
 from overlapscope.trace.turns import places_in_runs

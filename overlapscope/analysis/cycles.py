@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from overlapscope.analysis.arrivals import Matched, match_collectives
-from overlapscope.analysis.intervals import Int64Array
+from overlapscope.account.intervals import Int64Array
 from overlapscope.trace.format import OPS
 from overlapscope.trace.reader import Trace
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.analysis.intervals import Int64Array, union
+from overlapscope.account.intervals import Int64Array, union
 
 NO_CATEGORY = 255
 """The category of a pixel in which nothing happens."""

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from overlapscope.analysis.density import SpanIndex, index_spans
-from overlapscope.analysis.intervals import Int64Array
+from overlapscope.account.intervals import Int64Array
 from overlapscope.trace.reader import Trace
 from overlapscope.trace.tables import PHASE_NAMES
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from overlapscope.analysis.intervals import Int64Array, Intervals, intersection_measure, measure, union
+from overlapscope.account.intervals import Int64Array, Intervals, intersection_measure, measure, union
 from overlapscope.trace.reader import Trace
 from overlapscope.trace.tables import PHASE_NAMES
 

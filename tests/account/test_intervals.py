@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.analysis.intervals import intersection_measure, measure, union
+from overlapscope.account.intervals import intersection_measure, measure, union
 
 GROUPS = 2
 # A narrow range makes touching, nested, equal, empty and backward intervals common.
