@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Final
 
-from instrumented_ddp.watchdog.process_state import bytes_read_and_written, cpu_ns_of_children
+from instrumented_ddp.watchdog.process_state import bytes_read_and_written, cpu_ns_of_children, queued_ns
+from overlapscope.diagnosis.facts import BUSY_CPU_SHARE
 from overlapscope.trace.host import host_now_ns
 
 _FRAMES: Final = 12
@@ -23,6 +24,7 @@ _MUCH_DATA_BYTES: Final = 1024**2
 class _Sample:
     time_ns: int
     cpu_ns: int
+    queued_ns: int
     data_bytes: int
     place: tuple[int, ...]
 
@@ -46,7 +48,8 @@ class Activity:
         """
         cpu_ns = time.process_time_ns() + cpu_ns_of_children(self._pid)
         place = tuple(part for frame in frames[:_FRAMES] for part in (id(frame.f_code), frame.f_lasti))
-        self._samples.append(_Sample(host_now_ns(), cpu_ns, bytes_read_and_written(self._pid), place))
+        data_bytes = bytes_read_and_written(self._pid)
+        self._samples.append(_Sample(host_now_ns(), cpu_ns, queued_ns(self._pid), data_bytes, place))
 
     def cpu_share(self) -> float | None:
         """Of one core; None if nobody has looked twice."""
@@ -57,12 +60,19 @@ class Activity:
         return used_ns / (recent[-1].time_ns - recent[0].time_ns)
 
     def is_working(self) -> bool | None:
-        """It moves through Python's code, or reads and writes; None if nobody has looked."""
+        """It moves through Python's code, reads and writes, or queues for a core; None if nobody has looked."""
         recent = self._recent()
         if not recent:
             return None
         has_moved = len({sample.place for sample in recent}) >= _MOVES
-        return has_moved or recent[-1].data_bytes - recent[0].data_bytes >= _MUCH_DATA_BYTES
+        moves_data = recent[-1].data_bytes - recent[0].data_bytes >= _MUCH_DATA_BYTES
+        return has_moved or moves_data or self._wants_a_core(recent)
+
+    def _wants_a_core(self, recent: Sequence[_Sample]) -> bool:
+        """On a crowded host who computes gets little of a core; who waits does not even queue for one."""
+        first, last = recent[0], recent[-1]
+        queued_share = (last.queued_ns - first.queued_ns) / max(1, last.time_ns - first.time_ns)
+        return queued_share + (self.cpu_share() or 0.0) >= BUSY_CPU_SHARE
 
     def _recent(self) -> list[_Sample]:
         return [one for one in self._samples if self._samples[-1].time_ns - one.time_ns <= _LAST_NS]

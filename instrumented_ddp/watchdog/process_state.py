@@ -64,6 +64,13 @@ def cpu_ns_of_children(pid: int) -> int:
     return total_ns
 
 
+def queued_ns(pid: int) -> int:
+    """How long a process's main thread has been ready to run without a core to run on; 0 if unknown."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
+    return 0
+
+
 def bytes_read_and_written(pid: int) -> int:
     """Bytes that a process read and wrote, through files, pipes and sockets; 0 if unknown."""
     with suppress(OSError, ValueError):

@@ -8,7 +8,14 @@ import subprocess
 import sys
 import time
 
-from instrumented_ddp.watchdog.process_state import GONE, STOPPED, cpu_ns_of_children, look_at, memory_limit_bytes
+from instrumented_ddp.watchdog.process_state import (
+    GONE,
+    STOPPED,
+    cpu_ns_of_children,
+    look_at,
+    memory_limit_bytes,
+    queued_ns,
+)
 
 
 def until(condition, limit_s=20.0):
@@ -46,6 +53,19 @@ def test_the_work_of_children_is_seen():
             assert until(lambda: cpu_ns_of_children(os.getpid()) > before_ns)
         finally:
             child.kill()
+
+
+def test_who_shares_a_core_queues_for_it():
+    before_ns, cores = queued_ns(os.getpid()), os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
+            try:
+                assert until(lambda: queued_ns(os.getpid()) > before_ns)
+            finally:
+                child.kill()
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def test_memory_has_a_limit():

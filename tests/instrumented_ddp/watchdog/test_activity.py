@@ -1,0 +1,42 @@
+"""Whether a process does something, as a watchdog samples it."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from instrumented_ddp.watchdog import activity as activity_module
+from instrumented_ddp.watchdog.activity import Activity
+
+TICK_NS = 100_000_000
+
+
+@pytest.fixture
+def process(monkeypatch):
+    """A process that stands still for 1 s of samples: what it uses and queues for is set here, as shares of a core."""
+    shares = {"cpu": 0.0, "queue": 0.0}
+    ticks = {"now": 0}
+
+    def now_ns() -> int:
+        ticks["now"] += 1
+        return ticks["now"] * TICK_NS
+
+    monkeypatch.setattr(activity_module, "host_now_ns", now_ns)
+    monkeypatch.setattr(activity_module.time, "process_time_ns", lambda: int(shares["cpu"] * ticks["now"] * TICK_NS))
+    monkeypatch.setattr(activity_module, "queued_ns", lambda _: int(shares["queue"] * ticks["now"] * TICK_NS))
+    monkeypatch.setattr(activity_module, "cpu_ns_of_children", lambda _: 0)
+    monkeypatch.setattr(activity_module, "bytes_read_and_written", lambda _: 0)
+    return shares
+
+
+@pytest.mark.parametrize(
+    ("cpu", "queue", "is_working"), [(0.02, 0.01, False), (0.13, 0.5, True), (0.13, 0.0, False), (0.9, 0.0, True)]
+)
+def test_who_gets_little_of_a_crowded_core_works_all_the_same(process, cpu, queue, is_working):
+    process.update(cpu=cpu, queue=queue)
+    activity = Activity(0)
+    for _ in range(10):
+        activity.sample([sys._getframe()])
+    assert activity.cpu_share() == pytest.approx(cpu, abs=0.02)
+    assert activity.is_working() is is_working
