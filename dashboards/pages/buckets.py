@@ -20,8 +20,8 @@ from dashboards.recording import Snapshot
 from overlapscope.analysis.choices import choice_sentences
 from overlapscope.analysis.lanes import BUCKET_SLOTS
 from overlapscope.errors import OverlapScopeError
+from overlapscope.interval import Interval
 from overlapscope.model.curve import SPECIALS, Options
-from overlapscope.model.recommend import Interval
 from overlapscope.model.sentences import free_plan, headline, limit
 from overlapscope.model.typical_step import Step
 from overlapscope.units import format_bytes, format_ns, format_share

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from overlapscope.analysis.arrivals import Arrival
+from overlapscope.account.arrivals import Arrival
 from overlapscope.analysis.span_details import SpanDetails
 from overlapscope.units import format_bytes, format_moment_ns, format_ns
 

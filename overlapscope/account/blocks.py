@@ -1,38 +1,27 @@
-"""The blocks of every rank's every step, which sum to the step to the nanosecond.
+"""The one division of a step's time: blocks of every rank's every step, which sum to it to the nanosecond.
 
 Where several things happen at once, a moment belongs to what interrupts the others: a garbage collection stops the
-optimizer, copies are a part of the backward and of the wait at its end, the broadcast of buffers is a part of what
-precedes a forward. What is left of ``finalise`` is the wait for gradients, *exposed communication*.
+optimizer, copies are a part of the backward, the broadcast of buffers is a part of what precedes a forward. While a
+rank waits for gradients, the time until the last bucket has ended is *exposed communication*; what remains of finalise
+hands the averages over, and counts as copies.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
-from overlapscope.account.division import divide
-from overlapscope.account.intervals import Int64Array, Intervals
+from overlapscope.account.arrivals import Matched, match_collectives
+from overlapscope.account.intervals import Int64Array
+from overlapscope.account.timeline import Timeline, paint
+from overlapscope.account.waits import Starts, Waits, starts_of, waits_of
 from overlapscope.trace.reader import Trace
-
-_CLAIMS: Final = (
-    "gc",
-    "copies",
-    "buffers",
-    "exposed",
-    "optimizer",
-    "evaluation",
-    "data_wait",
-    "forward",
-    "backward",
-    "between",
-)
-"""The first has precedence."""
-
-_PHASE_OF: Final = {"exposed": "finalise"}
-"""Under which name a block is recorded, where that is another."""
+from overlapscope.trace.tables import PHASE_NAMES
 
 BLOCKS: Final = (
     "data_wait",
@@ -47,13 +36,32 @@ BLOCKS: Final = (
     "gc",
     "unknown",
 )
-"""In the order in which people meet them in a step. ``between``: in no phase, such as the loss, between the first and
-the last of a step. ``unknown``: nothing is recorded of it."""
+"""In the order in which people meet them in a step. ``buffers``: their broadcast. ``exposed``: communication that
+nothing hides. ``between``: in no phase, such as the loss, between the first and the last of a step. ``unknown``:
+nothing is recorded of it."""
+
+_CLAIMS: Final = (
+    "gc",
+    "copies",
+    "buffers",
+    "exposed",
+    "finalise",
+    "optimizer",
+    "evaluation",
+    "data_wait",
+    "forward",
+    "backward",
+    "between",
+)
+"""The first has precedence."""
+_ON_DEVICE: Final = ("copies", "buffers", "exposed", *_CLAIMS[4:-1], "gc", "between")
+"""The same where times are a device's: what stops the host shows only where the device has nothing to do."""
+_BLOCK_OF: Final = {"finalise": "copies"}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Blocks:
-    """What the finished steps of all ranks consist of; G rows, in the order of ``trace.steps``."""
+class Account:
+    """What the finished steps of all ranks consist of; G rows, in the order of ``trace.steps``, and W waits."""
 
     rank: Int64Array
     """(G,)"""
@@ -65,70 +73,119 @@ class Blocks:
     """(G,)"""
     ns: Int64Array
     """(G, len(BLOCKS)); a row sums to ``end_ns - start_ns``."""
+    waits: Waits
+    """What the exposed communication consists of, each within one step."""
+    wait_row: Int64Array
+    """(W,) row of the step of each wait."""
+    wait_ns: Int64Array
+    """(W,) those of a step sum to its exposed communication: shorter than the wait where something interrupts it."""
+    later_ns: Int64Array
+    """(W, len(BLOCKS)) what the later rank does meanwhile; sums to the length of the wait, and 0 without one."""
+    starts: Starts
+    matched: Matched
+    timelines: dict[int, Timeline]
+    """Of each rank, with the places of ``BLOCKS`` as owners."""
 
 
-def blocks_of(trace: Trace) -> Blocks:
+def account_of(trace: Trace) -> Account:
     """Divide the steps of a recording."""
+    matched = match_collectives(trace)
+    starts = starts_of(trace, matched)
     steps = trace.steps
-    start_ns, end_ns = (steps[name].to_numpy(dtype=np.int64) for name in ("start_ns", "end_ns"))
-    stretches = _Stretches(steps["rank"].to_numpy(dtype=np.int64), start_ns, end_ns)
-    buffers = trace.collectives[(trace.collectives["op"] == "broadcast") & trace.collectives["end_ns"].notna()]
-    tables = {"gc": trace.pauses, "copies": trace.copies, "buffers": buffers}
-    claims = [
-        stretches.hull(trace.phases)
-        if name == "between"
-        else stretches.meet(
-            tables[name] if name in tables else trace.phases[trace.phases["phase"] == _PHASE_OF.get(name, name)]
-        )
-        for name in _CLAIMS
-    ]
-    shares_ns = divide(start_ns, end_ns, claims)
-    place = [(*_CLAIMS, "unknown").index(name) for name in BLOCKS]
-    return Blocks(
-        rank=stretches.rank,
-        step=steps["step"].to_numpy(dtype=np.int64),
+    rank, step, start_ns, end_ns = (steps[name].to_numpy(np.int64) for name in ("rank", "step", "start_ns", "end_ns"))
+    whole = waits_of(trace, starts)
+    timelines = dict(_timelines(trace, whole))
+    waits, wait_row = _by_step(whole, rank, start_ns, end_ns)
+    ns = np.zeros((len(steps), len(BLOCKS)), dtype=np.int64)
+    wait_ns = np.zeros(len(waits.rank), dtype=np.int64)
+    later_ns = np.zeros((len(waits.rank), len(BLOCKS)), dtype=np.int64)
+    exposed = BLOCKS.index("exposed")
+    for one, timeline in timelines.items():
+        own = np.flatnonzero(rank == one)
+        ns[own] = timeline.within(start_ns[own], end_ns[own])
+        own = np.flatnonzero(waits.rank == one)
+        wait_ns[own] = timeline.within(waits.start_ns[own], waits.end_ns[own])[:, exposed]
+        awaited = np.flatnonzero(waits.later_rank == one)
+        later_ns[awaited] = timeline.within(waits.start_ns[awaited], waits.end_ns[awaited])
+    return Account(
+        rank=rank,
+        step=step,
         start_ns=start_ns,
         end_ns=end_ns,
-        ns=shares_ns[:, place],
+        ns=ns,
+        waits=waits,
+        wait_row=wait_row,
+        wait_ns=wait_ns,
+        later_ns=later_ns,
+        starts=starts,
+        matched=matched,
+        timelines=timelines,
     )
 
 
-class _Stretches:
-    """The steps of all ranks, by number of row."""
+def _timelines(trace: Trace, waits: Waits) -> Iterator[tuple[int, Timeline]]:
+    buffers = trace.collectives[(trace.collectives["op"] == "broadcast") & trace.collectives["end_ns"].notna()]
+    phases = _Spans.of(trace.phases)
+    phase = trace.phases["phase"].to_numpy()
+    sources = {name: phases.where(phase == name) for name in PHASE_NAMES}
+    sources |= {"gc": _Spans.of(trace.pauses), "copies": _Spans.of(trace.copies)}
+    sources |= {"buffers": _Spans.of(buffers, start="launch_ns")}
+    sources |= {"exposed": _Spans(waits.rank, np.stack([waits.start_ns, waits.end_ns]))}
+    steps = _Spans.of(trace.steps)
+    for rank, device in zip(trace.ranks["rank"].tolist(), trace.ranks["device"].astype(str), strict=True):
+        claims = _ON_DEVICE if device.startswith("cuda") else _CLAIMS
+        hulls_ns = _hulls(phases.of_rank(rank), steps.of_rank(rank))
+        timeline = paint([hulls_ns if name == "between" else sources[name].of_rank(rank) for name in claims])
+        block = np.array([BLOCKS.index(_BLOCK_OF.get(name, name)) for name in claims] + [len(BLOCKS) - 1], np.int8)
+        yield rank, replace(timeline, owner=block[timeline.owner], claimants=len(BLOCKS) - 1)
 
-    def __init__(self, rank: Int64Array, start_ns: Int64Array, end_ns: Int64Array) -> None:
-        self.rank = rank
-        self._order = np.lexsort((start_ns, rank))
-        self._rank, self._start_ns, self._end_ns = rank[self._order], start_ns[self._order], end_ns[self._order]
 
-    def meet(self, spans: pd.DataFrame) -> Intervals:
-        """Spans with rank, start_ns and end_ns, once for each step of their rank that they touch."""
-        rank, start_ns, end_ns = (spans[name].to_numpy(dtype=np.int64) for name in ("rank", "start_ns", "end_ns"))
-        first, last = self._touched(rank, start_ns, end_ns)
-        times = np.maximum(last - first, 0)
-        span = np.repeat(np.arange(len(rank)), times)
-        place = np.arange(len(span)) - np.repeat(np.cumsum(times) - times, times) + first[span]
-        return Intervals(self._order[place], start_ns[span], end_ns[span])
+class _Spans:
+    """Spans of all ranks: of whom (n,), from when until when (2, n)."""
 
-    def hull(self, spans: pd.DataFrame) -> Intervals:
-        """Of each step the stretch from the first of its spans to the end of the last."""
-        touching = self.meet(spans)
-        if not len(touching.groups):
-            return touching
-        order = np.argsort(touching.groups, kind="stable")
-        groups, first = np.unique(touching.groups[order], return_index=True)
-        return Intervals(
-            groups,
-            np.minimum.reduceat(touching.starts_ns[order], first),
-            np.maximum.reduceat(touching.ends_ns[order], first),
-        )
+    def __init__(self, rank: Int64Array, edges_ns: Int64Array) -> None:
+        order = np.argsort(rank, kind="stable")
+        self._order, self._rank, self._edges_ns = order, rank[order], edges_ns[:, order]
 
-    def _touched(self, rank: Int64Array, start_ns: Int64Array, end_ns: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """For each span the first step that it may touch, and the one after the last."""
-        first, last = np.zeros((2, len(rank)), dtype=np.int64)
-        for one in np.unique(rank):
-            own = slice(*np.searchsorted(self._rank, [one, one + 1]))
-            chosen = rank == one
-            first[chosen] = own.start + np.searchsorted(self._end_ns[own], start_ns[chosen], side="right")
-            last[chosen] = own.start + np.searchsorted(self._start_ns[own], end_ns[chosen], side="left")
-        return first, last
+    @classmethod
+    def of(cls, table: pd.DataFrame, start: str = "start_ns") -> _Spans:
+        edges_ns = np.stack([table[name].to_numpy(np.int64) for name in (start, "end_ns")])
+        return cls(table["rank"].to_numpy(np.int64), edges_ns)
+
+    def where(self, which: npt.NDArray[np.bool_]) -> _Spans:
+        """Those of some rows of the table."""
+        kept = which[self._order]
+        return _Spans(self._rank[kept], self._edges_ns[:, kept])
+
+    def of_rank(self, rank: int) -> Int64Array:
+        """Those of one rank, (2, n)."""
+        return self._edges_ns[:, slice(*np.searchsorted(self._rank, [rank, rank + 1]))]
+
+
+def _hulls(phases_ns: Int64Array, steps_ns: Int64Array) -> Int64Array:
+    """(2, n) of the steps of a rank the stretch from the first of its phases to the end of the last."""
+    steps_ns = steps_ns[:, np.argsort(steps_ns[0], kind="stable")]
+    place = np.searchsorted(steps_ns[1], phases_ns[0], side="right")
+    inside = place < steps_ns.shape[1]
+    place, phases_ns = place[inside], phases_ns[:, inside]
+    first_ns, last_ns = steps_ns[1].copy(), steps_ns[0].copy()
+    np.minimum.at(first_ns, place, phases_ns[0])
+    np.maximum.at(last_ns, place, phases_ns[1])
+    return np.stack([np.maximum(first_ns, steps_ns[0]), np.minimum(last_ns, steps_ns[1])])
+
+
+def _by_step(waits: Waits, rank: Int64Array, start_ns: Int64Array, end_ns: Int64Array) -> tuple[Waits, Int64Array]:
+    """Cut waits at the edges of steps, and say in which row each lies; those outside of all steps are left out."""
+    order = np.lexsort((start_ns, rank))
+    first, count = np.zeros((2, len(waits.rank)), dtype=np.int64)
+    for one in np.unique(waits.rank):
+        begin, end = np.searchsorted(rank[order], [one, one + 1])
+        own, theirs = order[begin:end], waits.rank == one
+        first[theirs] = begin + np.searchsorted(end_ns[own], waits.start_ns[theirs], side="right")
+        last = begin + np.searchsorted(start_ns[own], waits.end_ns[theirs], side="left")
+        count[theirs] = np.maximum(0, last - first[theirs])
+    which = np.repeat(np.arange(len(count)), count)
+    turn = np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
+    row, cut = order[first[which] + turn], waits.of(which)
+    from_ns, until_ns = np.maximum(cut.start_ns, start_ns[row]), np.minimum(cut.end_ns, end_ns[row])
+    return replace(cut, start_ns=from_ns, end_ns=until_ns), row

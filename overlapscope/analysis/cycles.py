@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from overlapscope.analysis.arrivals import Matched, match_collectives
+from overlapscope.account.arrivals import Matched, match_collectives
 from overlapscope.account.intervals import Int64Array
 from overlapscope.trace.format import OPS
 from overlapscope.trace.reader import Trace

@@ -12,9 +12,9 @@ from typing import Final, Literal
 
 import numpy as np
 
+from overlapscope.account.intervals import Int64Array
 from overlapscope.analysis.critical_path import critical_paths
 from overlapscope.analysis.cycles import CAUSES, GROUPS, Cycles, causes_of, lower_median, middle_ranks
-from overlapscope.account.intervals import Int64Array
 
 Figure = Literal["compute", "lateness", "wait"]
 Grouping = Literal["ranks", "hosts"]

@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from overlapscope.analysis.cycles import CAUSES
 from overlapscope.account.intervals import Int64Array
+from overlapscope.analysis.cycles import CAUSES
 from overlapscope.analysis.replay import Replay
 
 IDEAL_PHASES: Final = ("finalise", "optimizer", "data_wait", "evaluation", "forward", "backward")

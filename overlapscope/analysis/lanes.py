@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from overlapscope.analysis.density import SpanIndex, index_spans
 from overlapscope.account.intervals import Int64Array
+from overlapscope.analysis.density import SpanIndex, index_spans
 from overlapscope.trace.reader import Trace
 from overlapscope.trace.tables import PHASE_NAMES
 

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from overlapscope.analysis.arrivals import Matched, match_collectives
+from overlapscope.account.arrivals import Matched, match_collectives
 from overlapscope.analysis.cycles import lower_median
 from overlapscope.analysis.recorded_plans import RecordedPlans
 from overlapscope.errors import OverlapScopeError

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from overlapscope.analysis.arrivals import Arrival, arrival_of
+from overlapscope.account.arrivals import Arrival, arrival_of
 from overlapscope.analysis.lanes import Lane
 from overlapscope.trace.reader import Trace
 

@@ -8,11 +8,11 @@ from typing import Final, Literal
 
 import numpy as np
 
+from overlapscope.interval import Interval
 from overlapscope.model.fit import Fitted
 from overlapscope.model.partition import MB, Buckets, Float64Array, Gradients
 from overlapscope.model.plan import UniformPlan, caps_mb_of, caps_setting, default_plan
 from overlapscope.model.plan_table import table_of
-from overlapscope.model.recommend import Interval
 from overlapscope.model.schedule import Costs, replay
 from overlapscope.model.sizes import PredictedSizes, predict_sizes
 from overlapscope.model.what_if import of_half_the_bytes

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from overlapscope.interval import Interval
 from overlapscope.model.fit import Fitted
 from overlapscope.model.limits import Limits, limits_of
 from overlapscope.model.partition import MB, NO_LIMIT, Buckets, Float64Array, Gradients
@@ -25,15 +26,6 @@ _WITHIN: Final = 0.01
 _DRAWS: Final = 100
 _SIZES_SHOWN: Final = 14
 _QUANTILES: Final = (0.05, 0.95)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Interval:
-    """A value and its 90 % interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

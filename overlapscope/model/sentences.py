@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from overlapscope.interval import Interval
 from overlapscope.model.limits import Limits
 from overlapscope.model.plan import caps_setting
-from overlapscope.model.recommend import Interval, Prediction, Recommendation
+from overlapscope.model.recommend import Prediction, Recommendation
 from overlapscope.model.sizes import LEAST_GAIN
 from overlapscope.units import format_ns
 

@@ -30,6 +30,8 @@ class Matched:
 
     ranks: Int64Array
     """(R,) ascending."""
+    rows: Int64Array
+    """(N, R) where they are in ``trace.collectives``."""
     step: Int64Array
     """(N,)"""
     bucket: Int64Array
@@ -49,6 +51,7 @@ class Matched:
         """The collectives that a mask (N,) selects."""
         return Matched(
             ranks=self.ranks,
+            rows=self.rows[which],
             step=self.step[which],
             bucket=self.bucket[which],
             op=self.op[which],
@@ -69,17 +72,20 @@ def match_collectives(trace: Trace) -> Matched:
     ranks = np.array(sorted(set(trace.aligned_ranks) & set(together)), dtype=np.int64)
     table = trace.collectives
     wanted = table["rank"].isin(ranks) & table["end_ns"].notna()
+    places = np.flatnonzero(wanted)
     if not wanted.all():
         table = table[wanted]
     rows = _rows_of_complete(table, ranks)
     launch_ns = table["launch_ns"].to_numpy(dtype=np.int64)
     step = table["step"].to_numpy(dtype=np.int64)
-    rows = rows[np.lexsort((launch_ns[rows[:, 0]], step[rows[:, 0]]))]
+    of_lowest = rows[:, :1].ravel()  # with no rank at all there is none
+    rows = rows[np.lexsort((launch_ns[of_lowest], step[of_lowest]))]
     # On CUDA the host runs ahead of its device; on CPU a bucket is always ready before it is launched.
     arrival_ns = np.maximum(launch_ns, table["ready_ns"].fillna(0).to_numpy(dtype=np.int64))
-    of_lowest = rows[:, 0]
+    of_lowest = rows[:, :1].ravel()
     return Matched(
         ranks=ranks,
+        rows=places[rows],
         step=step[of_lowest],
         bucket=table["bucket"].to_numpy(dtype=np.int64)[of_lowest],
         op=table["op"].cat.codes.to_numpy().astype(np.int8)[of_lowest],

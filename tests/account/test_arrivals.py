@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from overlapscope.analysis.arrivals import arrivals_by_collective, match_collectives
+from overlapscope.account.arrivals import arrivals_by_collective, match_collectives
 from overlapscope.trace.reader import Trace
 from tests.simulated_job import BUCKET_BYTES, MS, Job
 

@@ -1,0 +1,135 @@
+"""Which steps of a recording are alike, so that a mean of them means something, and why the others are not.
+
+What stands far out (the first steps, a checkpoint, an evaluation, other buckets) is kept apart, named and counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from overlapscope.account.blocks import BLOCKS, Account
+from overlapscope.account.intervals import Int64Array
+from overlapscope.trace.reader import Trace
+
+Why = Literal["warm-up", "unfinished", "other buckets", "evaluation", "far longer", "far shorter"]
+WHY: Final[tuple[Why, ...]] = get_args(Why)
+_ALIKE: Final = -1
+
+WARM_UP_STEPS: Final = 3
+"""The first step allocates, the second runs with rebuilt buckets, the third is the first that finds all caches warm."""
+
+_MOST_EVALUATE: Final = 0.5
+"""If more steps than this evaluate, then that is how steps are here."""
+_FAR_SIGMAS: Final = 8.0
+_FAR_SHARE: Final = 0.5
+"""Steps stand far out that differ from the median one by both this many standard deviations and this share of it ..."""
+_MOST_FAR: Final = 0.1
+"""... unless more than this share of them does: then that is how steps are here."""
+_MAD_TO_SIGMA: Final = 1.4826
+
+
+@dataclass(frozen=True, kw_only=True)
+class Apart:
+    """Steps that are kept apart for the same reason."""
+
+    why: Why
+    steps: tuple[int, ...]
+    block: str | None
+    """The block of ``BLOCKS`` that makes them far longer or shorter than the others."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AlikeSteps:
+    """The steps that are alike, on all ranks that have finished any."""
+
+    ranks: Int64Array
+    """(R,)"""
+    steps: Int64Array
+    """(S,) their numbers, ascending."""
+    rows: Int64Array
+    """(S, R) where they are in the account."""
+    apart: tuple[Apart, ...]
+
+    @property
+    def apart_count(self) -> int:
+        """How many steps are kept apart."""
+        return sum(len(apart.steps) for apart in self.apart)
+
+
+def alike_steps(trace: Trace, account: Account) -> AlikeSteps:
+    """Tell the steps that are alike from those that stand far out."""
+    ranks, numbers = np.unique(account.rank), np.unique(account.step)
+    rows = np.full((len(numbers), len(ranks)), -1, dtype=np.int64)
+    rows[np.searchsorted(numbers, account.step), np.searchsorted(ranks, account.rank)] = np.arange(len(account.rank))
+    ns = account.ns[rows].sum(axis=1) / max(1, len(ranks))
+    why = np.full(len(numbers), _ALIKE)
+
+    def keep_apart(reason: Why, which: npt.NDArray[np.bool_]) -> None:
+        why[(why == _ALIKE) & which] = WHY.index(reason)
+
+    warm_up = min(WARM_UP_STEPS, max(0, len(numbers) - 1) // 2)
+    keep_apart("warm-up", np.arange(len(numbers)) < warm_up)
+    keep_apart("unfinished", np.asarray((rows < 0).any(axis=1)))
+    keep_apart("other buckets", _has_other_buckets(trace, numbers, why == _ALIKE))
+    evaluates = ns[:, BLOCKS.index("evaluation")] > 0
+    if evaluates[why == _ALIKE].sum() <= _MOST_EVALUATE * (why == _ALIKE).sum():
+        keep_apart("evaluation", evaluates)
+    far = _far_out(ns.sum(axis=1), why == _ALIKE)
+    usual_ns = np.median(ns[why == _ALIKE], axis=0) if (why == _ALIKE).any() else np.zeros(len(BLOCKS))
+    block = np.where(far != 0, ((ns - usual_ns) * far[:, None]).argmax(axis=1), -1)
+    keep_apart("far longer", far > 0)
+    keep_apart("far shorter", far < 0)
+    kinds = sorted(
+        {(reason, number) for reason, number in zip(why.tolist(), block.tolist(), strict=True) if reason >= 0}
+    )
+    return AlikeSteps(
+        ranks=ranks,
+        steps=numbers[why == _ALIKE],
+        rows=rows[why == _ALIKE],
+        apart=tuple(
+            Apart(
+                why=WHY[reason],
+                steps=tuple(numbers[(why == reason) & (block == number)].tolist()),
+                block=BLOCKS[number] if number >= 0 else None,
+            )
+            for reason, number in kinds
+        ),
+    )
+
+
+def _far_out(step_ns: npt.NDArray[np.float64], which: npt.NDArray[np.bool_]) -> Int64Array:
+    """(S,) 1 for a step that takes far longer than the others, -1 for one that takes far shorter, 0 for the others."""
+    far = np.zeros(len(step_ns), dtype=np.int64)
+    if not which.any():
+        return far
+    usual_ns = np.median(step_ns[which])
+    away_ns = step_ns - usual_ns
+    sigma_ns = _MAD_TO_SIGMA * np.median(np.abs(away_ns[which]))
+    is_far = which & (np.abs(away_ns) > max(_FAR_SIGMAS * sigma_ns, _FAR_SHARE * usual_ns))
+    if is_far.sum() <= _MOST_FAR * which.sum():
+        far[is_far] = np.sign(away_ns[is_far]).astype(np.int64)
+    return far
+
+
+def _has_other_buckets(trace: Trace, numbers: Int64Array, which: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """(S,) whether a step was reduced with other buckets than most."""
+    reduced = trace.collectives[trace.collectives["bucket"] >= 0]
+    plans = reduced[["step", "model", "plan_epoch"]].drop_duplicates()
+    # One number for all plans in force: models differ in the upper half.
+    plan = (plans["model"].to_numpy(np.int64) << 32) + plans["plan_epoch"].to_numpy(np.int64) + 1
+    in_force = np.zeros(len(numbers), dtype=np.int64)
+    place = np.searchsorted(numbers, plans["step"].to_numpy(np.int64))
+    known = np.isin(plans["step"].to_numpy(np.int64), numbers)
+    np.add.at(in_force, place[known], plan[known])
+    counted = which & (in_force > 0)
+    if not counted.any():
+        return np.zeros(len(numbers), dtype=bool)
+    plans_in_force, counts = np.unique(in_force[counted], return_counts=True)
+    # Of plans that are equally frequent the newest.
+    usual = plans_in_force[len(counts) - 1 - counts[::-1].argmax()]
+    is_other: npt.NDArray[np.bool_] = counted & (in_force != usual)
+    return is_other

@@ -1,0 +1,114 @@
+"""The account of the job: what all ranks together waited for at each moment, which sums to the step time as well.
+
+One path leads backwards through the recording. It stays on a rank until that rank has waited for a collective; there
+it follows the transfers, one before the other, to the arrival that the first of them had to wait for, and goes on with
+the rank that arrived. To make anything off the path quicker would not have made the job quicker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from overlapscope.account.alike import AlikeSteps
+from overlapscope.account.blocks import BLOCKS, Account
+from overlapscope.account.intervals import Int64Array
+from overlapscope.account.waits import LONG_AGO, REASONS
+from overlapscope.trace.reader import Trace
+
+_TRANSFERS: Final = {-1: "exposed", -2: "buffers"}
+"""The block of what is on no rank."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class JobAccount:
+    """What the steps of a job consist of. A step lasts from the mean of its starts on all ranks to that of its ends."""
+
+    start_ns: Int64Array
+    """(S,) on the common clock."""
+    end_ns: Int64Array
+    """(S,)"""
+    ns: Int64Array
+    """(S, len(BLOCKS)); a row sums to ``end_ns - start_ns``. ``exposed`` is transfers: while ranks wait for another
+    one, it is what that one does."""
+    rank_ns: Int64Array
+    """(S, R) how long the path is on each rank of ``AlikeSteps``; the rest of a step is transfers."""
+
+
+def job_account_of(trace: Trace, account: Account, alike: AlikeSteps) -> JobAccount | None:
+    """Follow the critical path; None if times of some ranks can't be compared, or no step is known on all of them."""
+    is_comparable = {*trace.expected_ranks, *alike.ranks.tolist()} == set(account.matched.ranks.tolist())
+    if not len(alike.steps) or not is_comparable:
+        return None
+    start_ns, end_ns = (edge[alike.rows].mean(axis=1).astype(np.int64) for edge in (account.start_ns, account.end_ns))
+    who, from_ns, until_ns = _path(trace, account, int(start_ns.min()), int(end_ns.max()))
+    # Pieces of the path within the steps: the edges of steps cut it.
+    edges_ns = np.unique(np.concatenate([from_ns, until_ns, start_ns, end_ns]))
+    piece = np.searchsorted(from_ns, edges_ns[:-1], side="right") - 1
+    step = np.searchsorted(start_ns, edges_ns[:-1], side="right") - 1
+    inside = (piece >= 0) & (step >= 0)
+    inside &= edges_ns[1:] <= np.where(inside, end_ns[step], LONG_AGO)
+    piece, step, from_ns, until_ns = piece[inside], step[inside], edges_ns[:-1][inside], edges_ns[1:][inside]
+    ns = np.zeros((len(start_ns), len(BLOCKS)), dtype=np.int64)
+    rank_ns = np.zeros((len(start_ns), len(alike.ranks)), dtype=np.int64)
+    for number, name in _TRANSFERS.items():
+        sent = who[piece] == number
+        np.add.at(ns[:, BLOCKS.index(name)], step[sent], (until_ns - from_ns)[sent])
+    for place, rank in enumerate(alike.ranks.tolist()):
+        own = who[piece] == rank
+        np.add.at(ns, step[own], account.timelines[rank].within(from_ns[own], until_ns[own]))
+        np.add.at(rank_ns[:, place], step[own], (until_ns - from_ns)[own])
+    return JobAccount(start_ns=start_ns, end_ns=end_ns, ns=ns, rank_ns=rank_ns)
+
+
+def _path(trace: Trace, account: Account, begin_ns: int, end_ns: int) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """(P,) the rank that it is on or one of ``_TRANSFERS``, from when, and until when; by time, without a gap."""
+    starts, waits = account.starts, _entries(trace, account)
+    transfer = np.where(trace.collectives["bucket"] >= 0, -1, -2)
+    pieces: list[tuple[int, int, int]] = []
+    last = np.flatnonzero(account.end_ns == account.end_ns.max())[0]
+    rank, now_ns, moves_left = int(account.rank[last]), max(end_ns, int(account.end_ns[last])), len(waits)
+
+    def go_back(where: int, to_ns: int) -> None:
+        nonlocal now_ns, moves_left
+        if to_ns < now_ns:
+            pieces.append((where, to_ns, now_ns))
+            now_ns, moves_left = to_ns, len(waits)
+
+    while now_ns > begin_ns:
+        from_ns, until_ns, collectives = waits[rank]
+        place = int(np.searchsorted(from_ns, now_ns)) - 1
+        if place < 0 or moves_left == 0:
+            go_back(rank, begin_ns if place < 0 else int(from_ns[place]))
+            continue
+        go_back(rank, int(until_ns[place]))
+        moves_left -= 1
+        row = int(collectives[place])
+        while True:
+            arrived_ns, free_ns = int(starts.last_ns[row]), int(starts.free_ns[row])
+            go_back(int(transfer[row]), max(arrived_ns, free_ns))
+            if free_ns <= arrived_ns or free_ns > now_ns:
+                break
+            row = int(starts.freed_by[row])
+        rank = int(starts.last_rank[row])
+    who, from_ns, until_ns = np.array(pieces[::-1], dtype=np.int64).reshape(-1, 3).T
+    return who, from_ns, until_ns
+
+
+def _entries(trace: Trace, account: Account) -> dict[int, tuple[Int64Array, Int64Array, Int64Array]]:
+    """By rank, where the path leaves it: from when and until when it waited for which collective, by time."""
+    waits, table = account.waits, trace.collectives
+    awaited = waits.reason != REASONS.index("launch")  # until then it is the rank's own doing
+    sent = np.flatnonzero((table["op"] == "broadcast") & table["end_ns"].notna())
+    rank = np.concatenate([waits.rank[awaited], table["rank"].to_numpy(np.int64)[sent]])
+    from_ns = np.concatenate([waits.start_ns[awaited], account.starts.own_ns[sent]])
+    until_ns = np.concatenate([waits.end_ns[awaited], table["end_ns"].to_numpy(np.int64, na_value=0)[sent]])
+    row = np.concatenate([waits.collective[awaited], sent])
+    order = np.lexsort((from_ns, rank))
+    return {
+        int(one): (from_ns[own], until_ns[own], row[own])
+        for one in np.unique(account.rank)
+        for own in [order[slice(*np.searchsorted(rank[order], [one, one + 1]))]]
+    }

@@ -1,0 +1,14 @@
+"""A value and how sure it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A value and its 90 % interval."""
+
+    value: float
+    low: float
+    high: float

@@ -1,0 +1,174 @@
+"""The account of any recording adds up, and is what an oracle says that looks at one nanosecond after the other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from hypothesis import given, settings
+
+from overlapscope.account.alike import alike_steps
+from overlapscope.account.blocks import BLOCKS, Account, account_of
+from overlapscope.account.critical_path import job_account_of
+from overlapscope.account.waits import NOBODY, REASONS
+from overlapscope.trace.reader import Trace
+from tests.account.recordings import orderly_recordings, wild_recordings
+
+
+class Oracle:
+    """One rank of a recording, looked at slowly."""
+
+    def __init__(self, trace: Trace, rank: int) -> None:
+        def of_rank(table: pd.DataFrame) -> list[Any]:
+            return list(table[table["rank"] == rank].itertuples())
+
+        self.trace, self.rank = trace, rank
+        self.steps, self.phases, self.copies = of_rank(trace.steps), of_rank(trace.phases), of_rank(trace.copies)
+        self.pauses, self.collectives = of_rank(trace.pauses), of_rank(trace.collectives)
+        self.ended = [each for each in self.collectives if not pd.isna(each.end_ns)]
+        self.is_on_device = str(trace.ranks["device"].iloc[0]).startswith("cuda")
+
+    def block(self, moment: int) -> str:
+        def within(spans: list[Any]) -> bool:
+            return any(span.start_ns <= moment < span.end_ns for span in spans)
+
+        phase = next((each for each in self.phases if within([each])), None)
+        if within(self.pauses) and not self.is_on_device:
+            return "gc"
+        if within(self.copies):
+            return "copies"
+        if any(each.launch_ns <= moment < each.end_ns for each in self.ended if each.op == "broadcast"):
+            return "buffers"
+        if phase is not None and phase.phase == "finalise":
+            return "copies" if self.awaited(phase, moment) is None else "exposed"
+        if phase is not None:
+            return str(phase.phase)
+        if within(self.pauses):
+            return "gc"
+        step = next(each for each in self.steps if within([each]))
+        inside = [each for each in self.phases if each.step == step.step]
+        return (
+            "between"
+            if any(each.end_ns <= moment for each in inside) and any(each.start_ns > moment for each in inside)
+            else "unknown"
+        )
+
+    def awaited(self, finalise: Any, moment: int) -> Any:
+        """The first of the buckets launched since the finalise before this one that has not ended."""
+        earlier = [
+            each.end_ns
+            for each in self.phases
+            if each.phase == "finalise" and each.model == finalise.model and each.end_ns < finalise.end_ns
+        ]
+        waiting = [
+            each
+            for each in self.ended
+            if each.bucket >= 0
+            and each.model == finalise.model
+            and max(earlier, default=-1) < each.launch_ns <= finalise.end_ns
+            and each.end_ns > moment
+        ]
+        return min(waiting, key=lambda each: (each.launch_ns, each.Index), default=None)
+
+    def reason(self, row: Any, moment: int) -> str:
+        """Why a collective has not ended."""
+        if moment < arrival_of(row):
+            return "launch"
+        matched = self.matched(row)
+        if matched is not None and moment < max(arrival_of(each) for each in matched):
+            return "later_rank"
+        everyone = set(range(self.trace.run["world_size"]))
+        if matched is None or {each.rank for each in matched} != everyone:
+            return "unknown"
+        lanes = 2 if self.trace.run["backend"] == "gloo" else 1
+        before = [
+            each
+            for each in self.ended
+            if each.group == row.group and (each.launch_ns, each.Index) < (row.launch_ns, row.Index)
+        ]
+        return "behind" if sum(each.end_ns > moment for each in before) >= lanes else "transfer"
+
+    def matched(self, row: Any) -> list[Any] | None:
+        """The same collective on all ranks with a clock, if they all have it."""
+        aligned = self.trace.ranks[self.trace.ranks["clock"] != "none"]["rank"].tolist()
+        if self.rank not in aligned:
+            return None
+        found = []
+        for rank in aligned:
+            same = [each for each in Oracle(self.trace, rank).ended if key_of(each) == key_of(row)]
+            own = [each for each in self.ended if key_of(each) == key_of(row)]
+            turn = [each.Index for each in own].index(row.Index)
+            if len(same) <= turn:
+                return None
+            found.append(same[turn])
+        return found
+
+
+def key_of(row: Any) -> tuple[Any, ...]:
+    return row.model, row.step, row.bucket, row.op
+
+
+def arrival_of(row: Any) -> int:
+    return int(row.launch_ns if pd.isna(row.ready_ns) else max(row.launch_ns, row.ready_ns))
+
+
+def blocks_of(account: Account, row: int) -> dict[str, int]:
+    return {name: int(ns) for name, ns in zip(BLOCKS, account.ns[row], strict=True) if ns}
+
+
+def check_sums(trace: Trace, account: Account) -> None:
+    step_ns = account.end_ns - account.start_ns
+    assert (account.ns >= 0).all()
+    assert account.ns.sum(axis=1).tolist() == step_ns.tolist()
+    exposed_ns = np.zeros(len(step_ns), dtype=np.int64)
+    np.add.at(exposed_ns, account.wait_row, account.wait_ns)
+    assert exposed_ns.tolist() == account.ns[:, BLOCKS.index("exposed")].tolist()
+    is_late = account.waits.later_rank != NOBODY
+    length_ns = (account.waits.end_ns - account.waits.start_ns) * is_late
+    assert account.later_ns.sum(axis=1).tolist() == length_ns.tolist()
+    alike = alike_steps(trace, account)
+    apart = [step for each in alike.apart for step in each.steps]
+    assert sorted([*alike.steps.tolist(), *apart]) == np.unique(account.step).tolist()
+    job = job_account_of(trace, account, alike)
+    if job is not None:
+        assert (job.ns >= 0).all()
+        assert job.ns.sum(axis=1).tolist() == (job.end_ns - job.start_ns).tolist()
+        mean_ns = (account.end_ns - account.start_ns)[alike.rows].mean(axis=1)
+        assert np.allclose(job.end_ns - job.start_ns, mean_ns, atol=1.0)
+        assert (job.rank_ns.sum(axis=1) <= job.end_ns - job.start_ns).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(wild_recordings())
+def test_whatever_was_recorded_blocks_sum_to_the_step(trace: Trace) -> None:
+    check_sums(trace, account_of(trace))
+
+
+@settings(max_examples=40, deadline=None)
+@given(orderly_recordings())
+def test_each_nanosecond_is_in_the_block_that_the_oracle_says(trace: Trace) -> None:
+    account = account_of(trace)
+    check_sums(trace, account)
+    for rank in trace.ranks["rank"].tolist():
+        oracle = Oracle(trace, rank)
+        for step in oracle.steps:
+            row = int(np.flatnonzero((account.rank == rank) & (account.step == step.step))[0])
+            moments = range(step.start_ns, step.end_ns)
+            assert blocks_of(account, row) == dict(Counter(oracle.block(moment) for moment in moments))
+        exposed = [
+            (rank, moment, row.Index, oracle.reason(row, moment))
+            for phase in oracle.phases
+            if phase.phase == "finalise"
+            for moment in range(phase.start_ns, phase.end_ns)
+            if oracle.block(moment) == "exposed" and (row := oracle.awaited(phase, moment)) is not None
+        ]
+        waits = account.waits
+        divided = [
+            (rank, moment, int(waits.collective[number]), REASONS[waits.reason[number]])
+            for number in np.flatnonzero(waits.rank == rank)
+            for moment in range(int(waits.start_ns[number]), int(waits.end_ns[number]))
+            if oracle.block(moment) == "exposed"
+        ]
+        assert sorted(divided) == sorted(exposed)
