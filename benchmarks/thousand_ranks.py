@@ -25,10 +25,10 @@ from playwright.sync_api import Page
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.browser import opened_page, served
+from overlapscope.account.alike import WARM_UP_STEPS
 from overlapscope.analysis.cycles import cycles_of
 from overlapscope.analysis.sentences import describe
 from overlapscope.analysis.stragglers import stragglers_in
-from overlapscope.analysis.summary import WARM_UP_STEPS
 from overlapscope.trace.reader import read_trace
 from tests.simulated_job import MS, Job, write_logs
 

@@ -37,7 +37,7 @@ ROUTES: Final[dict[str, BuildPage]] = {
 DEFAULT_PORT: Final = 5006
 
 _PREPARED: Final = (
-    ("measuring overlap", ("summary", "rank_medians")),
+    ("dividing steps", ("summary", "rank_means")),
     ("looking for stragglers", ("stragglers", "heatmap")),
     ("comparing the order of collectives", ("diagnosis",)),
 )

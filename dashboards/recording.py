@@ -11,15 +11,15 @@ from typing import Final
 import pandas as pd
 
 from dashboards.forecast import Forecast
+from overlapscope.account.alike import first_step_after_warm_up
+from overlapscope.account.blocks import Account, account_of
 from overlapscope.analysis.clocks import clock_offsets
 from overlapscope.analysis.cycles import Cycles, cycles_of
 from overlapscope.analysis.heatmap import Heatmap
 from overlapscope.analysis.lanes import LanesByRank
-from overlapscope.analysis.overlap import overlap_by_step
 from overlapscope.analysis.replay import Replay
 from overlapscope.analysis.stragglers import Stragglers, hosts_of, stragglers_in
-from overlapscope.analysis.summary import OverlapSummary, first_step_after_warm_up, summarise
-from overlapscope.analysis.trend import medians_by_rank
+from overlapscope.analysis.summary import Summary, summarise
 from overlapscope.diagnosis.diagnosis import Diagnosis
 from overlapscope.model.calibration import CALIBRATION_FILE
 from overlapscope.trace import cache
@@ -65,19 +65,19 @@ class Snapshot:
         return None if self.cycles is None else Replay(self.cycles)
 
     @cached_property
-    def per_step(self) -> pd.DataFrame:
-        """The figures per rank and step, from ``overlap_by_step``."""
-        return overlap_by_step(self.trace)
+    def account(self) -> Account:
+        """What every rank's every step consists of."""
+        return account_of(self.trace)
 
     @cached_property
-    def summary(self) -> OverlapSummary:
-        """What they come to."""
-        return summarise(self.per_step)
+    def summary(self) -> Summary:
+        """What that comes to."""
+        return summarise(self.trace, self.account)
 
     @cached_property
-    def rank_medians(self) -> pd.DataFrame:
-        """The medians of each rank, from ``medians_by_rank``."""
-        return medians_by_rank(self.per_step)
+    def rank_means(self) -> pd.DataFrame:
+        """The means of each rank, from ``Summary.means_by_rank``."""
+        return self.summary.means_by_rank()
 
     @cached_property
     def stragglers(self) -> Stragglers | None:

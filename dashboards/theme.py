@@ -69,6 +69,27 @@ _SPANS: Final[Mapping[ThemeName, tuple[str, ...]]] = {
 }
 assert all(len(colours) == len(CATEGORIES) for colours in _SPANS.values())
 
+_PHASE_BLOCKS: Final = ("data_wait", "forward", "backward", "optimizer", "evaluation")
+_OTHER_BLOCKS: Final[Mapping[ThemeName, Mapping[str, str]]] = {
+    "light": {
+        "buffers": "#8b95a3",
+        "between": "#ccd2da",
+        "exposed": "#c8453b",
+        "copies": "#7c8fa6",
+        "gc": "#8a6bc2",
+        "unknown": "#ffffff",
+    },
+    "dark": {
+        "buffers": "#7b8594",
+        "between": "#464e5a",
+        "exposed": "#ef6f64",
+        "copies": "#8fa3bb",
+        "gc": "#a386dd",
+        "unknown": "#161b22",
+    },
+}
+"""Blocks of an account that are no phase; exposed communication as everywhere."""
+
 _FIRST_BUCKET: Final = CATEGORIES.index("bucket_0")
 
 _OTHER_COLLECTIVES: Final[Mapping[ThemeName, tuple[str, ...]]] = {
@@ -92,6 +113,12 @@ def ink(theme: ThemeName) -> Mapping[str, str]:
 def span_colours(theme: ThemeName) -> tuple[str, ...]:
     """The colour of each category of ``overlapscope.analysis.lanes.CATEGORIES``."""
     return _SPANS[theme]
+
+
+def block_colours(theme: ThemeName) -> dict[str, str]:
+    """The colour of each block of ``overlapscope.account.blocks.BLOCKS``; phases as in the timeline."""
+    phases = {name: _SPANS[theme][CATEGORIES.index(name)] for name in _PHASE_BLOCKS}
+    return {**phases, **_OTHER_BLOCKS[theme]}
 
 
 def collective_colours(theme: ThemeName) -> tuple[str, ...]:
@@ -150,7 +177,8 @@ def browser_colours() -> dict[str, dict[str, Any]]:
 def css_variables(theme: ThemeName) -> dict[str, str]:
     """CSS custom properties: ``--ink``, ``--line`` ..., and one for each category, such as ``--span-backward``.
 
-    Of collectives they are ``--collective-barrier`` ...; ``--late-scale`` is a gradient from nothing to late.
+    Blocks of an account are ``--block-exposed`` ..., collectives ``--collective-barrier`` ...; ``--late-scale`` is a
+    gradient from nothing to late.
     """
     late = ", ".join([_INK[theme]["surface"], *late_palette(theme)[1 :: LATE_SHADES // 16]])
     spans = {f"--span-{name.replace('_', '-')}": colour for name, colour in zip(CATEGORIES, _SPANS[theme], strict=True)}
@@ -158,6 +186,7 @@ def css_variables(theme: ThemeName) -> dict[str, str]:
     collectives = {f"--collective-{name.replace('_', '-')}": colour for name, colour in named}
     return {f"--{name.replace('_', '-')}": colour for name, colour in _INK[theme].items()} | {
         **spans,
+        **{f"--block-{name.replace('_', '-')}": colour for name, colour in block_colours(theme).items()},
         **collectives,
         "--late-scale": f"linear-gradient(to right, {late})",
     }

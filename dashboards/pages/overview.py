@@ -9,16 +9,17 @@ from typing import Final
 import pandas as pd
 from bokeh.document import Document
 
+from dashboards.pages.account import account_variables
 from dashboards.pages.headline import Headline
 from dashboards.pages.shell import Arguments, BuildPage, is_order_alone, render
 from dashboards.plots.trend import FIGURES, Figure, TrendPlot
 from dashboards.recording import Snapshot
+from overlapscope.account.wording import BLOCK_LABELS, apart_text, left_out_text
 from overlapscope.analysis import sentences
-from overlapscope.analysis.summary import OverlapSummary
+from overlapscope.analysis.summary import Summary
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.trace.reader import Trace
-from overlapscope.trace.tables import PHASE_NAMES
-from overlapscope.units import format_ns, format_share
+from overlapscope.units import format_interval_ns, format_ns, format_share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,14 +30,14 @@ class RankRow:
     place: str
     cells: tuple[str, ...]
     parts: tuple[tuple[str, str, float], ...]
-    """Phase, its time and its share of the longest step time, for the bar."""
+    """Block, its label and time, and its share of the longest step time, for the bar."""
 
 
 COLUMNS: Final = (
     ("step_time_ns", "Step time"),
     ("compute_ns", "Compute"),
     ("communication_ns", "Communication"),
-    ("overlap_ns", "Hidden"),
+    ("hidden_ns", "Hidden"),
     ("exposed_ns", "Exposed"),
     ("overlap_ratio", "Overlap"),
 )
@@ -48,9 +49,9 @@ SHOWN_ROWS: Final = 16
 
 def build(document: Document, snapshot: Snapshot, _arguments: Arguments) -> None:
     """Fill a document with the overview."""
-    summary, per_step = snapshot.summary, snapshot.per_step
+    summary, has_steps = snapshot.summary, bool(len(snapshot.trace.steps))
     findings = snapshot.stragglers.findings if snapshot.stragglers else ()
-    plots = [TrendPlot(shown, per_step) for shown in FIGURES] if len(per_step) else []
+    plots = [TrendPlot(shown, summary) for shown in FIGURES] if has_steps else []
     for plot in plots:
         document.js_on_event("document_ready", plot.start_script)
     render(
@@ -64,13 +65,13 @@ def build(document: Document, snapshot: Snapshot, _arguments: Arguments) -> None
         headlines=headlines(summary),
         figures=FIGURES,
         columns=[label for _, label in COLUMNS],
-        rank_rows=rank_rows(snapshot.trace, snapshot.rank_medians) if len(per_step) else [],
+        rank_rows=rank_rows(snapshot.trace, snapshot.rank_means) if has_steps else [],
         shown_rows=SHOWN_ROWS,
         incident=incident_of(snapshot),
         has_order=snapshot.diagnosis is not None,
         has_events=snapshot.diagnosis is None or not is_order_alone(snapshot.trace),
         straggler=sentences.describe(findings[0]) if findings else "",
-        phases=[(name, name.replace("_", " "), name.replace("_", "-")) for name in PHASE_NAMES],
+        **account_variables(summary, is_full=True),
     )
 
 
@@ -82,7 +83,7 @@ def incident_of(snapshot: Snapshot) -> Verdict | None:
 
 def build_trend(document: Document, snapshot: Snapshot, _arguments: Arguments, *, shown: Figure) -> None:
     """Fill a document with one trend alone."""
-    plot = TrendPlot(shown, snapshot.per_step)
+    plot = TrendPlot(shown, snapshot.summary)
     document.js_on_event("document_ready", plot.start_script)
     render(
         document,
@@ -101,27 +102,31 @@ TREND_ROUTES: Final[dict[str, BuildPage]] = {
 """An address for each trend."""
 
 
-def basis_of(summary: OverlapSummary) -> str:
-    """What the medians are taken over."""
+def basis_of(summary: Summary) -> str:
+    """What the means are taken over."""
     ranks = f"{summary.ranks} rank{'s' * (summary.ranks != 1)}"
-    steps = f"{summary.steps_counted} step{'s' * (summary.steps_counted != 1)}"
-    left_out = summary.warm_up_steps_left_out
-    warm_up = f", excluding the first {left_out} (warm-up, grey below)" if left_out else ""
-    return f"Medians over {steps} of {ranks}{warm_up}."
+    steps = f"{summary.steps:,} step{'s' * (summary.steps != 1)}"
+    apart = f" Kept apart: {apart_text(summary.apart)}." if summary.apart else ""
+    return f"Means of {steps} of {ranks}; they add up.{apart} {left_out_text(summary.ranks_left_out)}".rstrip()
 
 
-def headlines(summary: OverlapSummary) -> list[Headline]:
+def headlines(summary: Summary) -> list[Headline]:
     """The big numbers."""
-    step_ns = summary.step_time_ns
 
-    def of_step(part_ns: int) -> str:
-        return f"{format_share(part_ns / step_ns)} of the step" if step_ns else ""
+    def of_step(part_ns: float) -> str:
+        return f"{format_share(part_ns / summary.step.value)} of the step" if summary.steps else ""
 
+    exposed = summary.blocks["exposed"]
     hidden = "no communication was recorded"
     if summary.communication_ns:
-        hidden = f"of {format_ns(summary.communication_ns)} hides under compute"
+        hidden = f"{format_ns(summary.hidden.value)} of {format_ns(summary.communication_ns)} is hidden"
     return [
-        Headline(label="Step time", value=format_ns(step_ns), note="", colour="accent"),
+        Headline(
+            label="Step time",
+            value=format_ns(summary.step.value),
+            note=f"90 %: {format_interval_ns(summary.step)}" if summary.steps else "",
+            colour="accent",
+        ),
         Headline(
             label="Compute",
             value=format_ns(summary.compute_ns),
@@ -130,31 +135,31 @@ def headlines(summary: OverlapSummary) -> list[Headline]:
         ),
         Headline(
             label="Exposed communication",
-            value=format_ns(summary.exposed_ns),
-            note=of_step(summary.exposed_ns),
+            value=format_ns(exposed.value),
+            note=of_step(exposed.value),
             colour="exposed",
         ),
         Headline(label="Overlap ratio", value=format_share(summary.overlap_ratio), note=hidden, colour="hidden"),
     ]
 
 
-def rank_rows(trace: Trace, medians: pd.DataFrame) -> list[RankRow]:
+def rank_rows(trace: Trace, means: pd.DataFrame) -> list[RankRow]:
     """The table of ranks: in order, or if there are many, those whose compute differs most first.
 
     Args:
-        medians: from ``trend.medians_by_rank``.
+        means: from ``Summary.means_by_rank``.
     """
-    if len(medians) > SHOWN_ROWS:
-        apart_ns = (medians["compute_ns"] - medians["compute_ns"].median()).abs()
-        medians = medians.loc[apart_ns.sort_values(ascending=False, kind="stable").index]
+    if len(means) > SHOWN_ROWS:
+        apart_ns = (means["compute_ns"] - means["compute_ns"].median()).abs()
+        means = means.loc[apart_ns.sort_values(ascending=False, kind="stable").index]
     places = {int(rank): f"{host} · {device}" for rank, host, device in _columns(trace.ranks, "rank", "host", "device")}
-    longest_ns = medians["step_time_ns"].max()
+    longest_ns = means["step_time_ns"].max()
     rows = []
-    for row in medians.to_dict("records"):
+    for row in means.to_dict("records"):
         cells = tuple(_cell(name, row[name]) for name, _ in COLUMNS)
         parts = tuple(
-            (name, format_ns(row[f"{name}_ns"]), 100 * row[f"{name}_ns"] / longest_ns)
-            for name in PHASE_NAMES
+            (name, f"{label}: {format_ns(row[f'{name}_ns'])}", 100 * row[f"{name}_ns"] / longest_ns)
+            for name, label in BLOCK_LABELS.items()
             if row[f"{name}_ns"]
         )
         rank = int(row["rank"])

@@ -1,4 +1,4 @@
-"""One figure over the steps of a run: the median of all ranks, the band they lie in, and each rank if they are few."""
+"""One figure over the steps of a run: the mean of all ranks, the band they lie in, and each rank if they are few."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bokeh.plotting import figure
 
 from dashboards.assets import read_asset
 from dashboards.theme import paint
-from overlapscope.analysis.summary import after_warm_up
+from overlapscope.analysis.summary import Summary
 from overlapscope.analysis.trend import trend_by_step, trend_of_ranks
 from overlapscope.units import format_ns, format_share
 
@@ -28,7 +28,7 @@ class Figure:
     """What a trend shows."""
 
     column: str
-    """Column of ``overlap_by_step``."""
+    """Column of ``figures_of``."""
     title: str
     colour: str
     """A role of ``dashboards.theme``."""
@@ -48,16 +48,16 @@ FIGURES: Final = (
 
 
 class TrendPlot:
-    """A trend (``root``), the points of its median (``source``) and of its ranks (``rank_lines``)."""
+    """A trend (``root``), the points of its mean (``source``) and of its ranks (``rank_lines``)."""
 
-    def __init__(self, shown: Figure, per_step: pd.DataFrame) -> None:
+    def __init__(self, shown: Figure, summary: Summary) -> None:
         self._figure = shown
-        self.source = ColumnDataSource(data={name: [] for name in ("step", "low", "median", "high", "text")})
+        self.source = ColumnDataSource(data={name: [] for name in ("step", "low", "mean", "high", "text")})
         self.rank_lines = ColumnDataSource(data={"xs": [], "ys": []})
         self._y_range = Range1d(start=0, end=1)
         self._warm_up = BoxAnnotation(fill_alpha=0.6, line_color=None, level="underlay")
         self.root = self._draw()
-        self.update(per_step)
+        self.update(summary)
 
     @property
     def start_script(self) -> CustomJS:
@@ -67,11 +67,12 @@ class TrendPlot:
             code="window.overlapscope.startTrend(plot, source)",
         )
 
-    def update(self, per_step: pd.DataFrame) -> None:
-        """Show other steps."""
+    def update(self, summary: Summary) -> None:
+        """Show another recording."""
+        per_step = summary.figures
         trend = trend_by_step(per_step, self._figure.column)
         self.source.data = {
-            **{name: trend[name].to_numpy() for name in ("step", "low", "median", "high")},
+            **{name: trend[name].to_numpy() for name in ("step", "low", "mean", "high")},
             "text": [self._text(*point) for point in trend.itertuples(index=False, name=None)],
         }
         lines: list[pd.DataFrame] = []
@@ -79,20 +80,20 @@ class TrendPlot:
             lines = [line for _, line in trend_of_ranks(per_step, self._figure.column).groupby("rank")]
         self.rank_lines.data = {
             "xs": [line["step"].to_numpy() for line in lines],
-            "ys": [line["median"].to_numpy() for line in lines],
+            "ys": [line["mean"].to_numpy() for line in lines],
         }
-        counted, left_out = after_warm_up(per_step)
-        self._warm_up.visible = left_out > 0
-        if left_out:
-            self._warm_up.update(right=float(counted["step"].min()) - 0.5)
+        warm_up = max((step for apart in summary.apart if apart.why == "warm-up" for step in apart.steps), default=None)
+        self._warm_up.visible = warm_up is not None
+        if warm_up is not None:
+            self._warm_up.update(right=warm_up + 0.5)
         # The first steps are often ten times as long; a chart scaled to them would show nothing else.
-        usual = counted[self._figure.column].dropna()
+        usual = per_step.loc[summary.is_alike, self._figure.column].dropna()
         high = 1.0 if self._figure.is_share else 1.2 * float(np.quantile(usual, 0.99)) if len(usual) else 0.0
         self._y_range.end = 1.04 if self._figure.is_share else high or 1e6
 
-    def _text(self, step: int, last_step: int, low: float, median: float, high: float) -> str:
+    def _text(self, step: int, last_step: int, low: float, mean: float, high: float) -> str:
         where = f"step {step}" if step == last_step else f"steps {step} to {last_step}"
-        text = self._figure.format(median)
+        text = self._figure.format(mean)
         return f"{where}: {text}" + (
             "" if low == high else f", {self._figure.format(low)} to {self._figure.format(high)}"
         )
@@ -129,6 +130,6 @@ class TrendPlot:
         paint(band.glyph, fill_color=colour)
         ranks = plot.multi_line(xs="xs", ys="ys", source=self.rank_lines, line_width=1, line_alpha=0.35)
         paint(ranks.glyph, line_color=colour)
-        median = plot.line(x="step", y="median", source=self.source, line_width=2, line_join="round")
-        paint(median.glyph, line_color=colour)
+        mean = plot.line(x="step", y="mean", source=self.source, line_width=2, line_join="round")
+        paint(mean.glyph, line_color=colour)
         return plot

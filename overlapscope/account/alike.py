@@ -10,6 +10,7 @@ from typing import Final, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from overlapscope.account.blocks import BLOCKS, Account
 from overlapscope.account.intervals import Int64Array
@@ -24,6 +25,8 @@ WARM_UP_STEPS: Final = 3
 
 _MOST_EVALUATE: Final = 0.5
 """If more steps than this evaluate, then that is how steps are here."""
+_LEAST_FINISHED: Final = 0.5
+"""A rank that finished fewer steps than this share of the most would leave no mean to the others."""
 _FAR_SIGMAS: Final = 8.0
 _FAR_SHARE: Final = 0.5
 """Steps stand far out that differ from the median one by both this many standard deviations and this share of it ..."""
@@ -44,15 +47,17 @@ class Apart:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AlikeSteps:
-    """The steps that are alike, on all ranks that have finished any."""
+    """The steps that are alike, on ranks that have finished most of them."""
 
     ranks: Int64Array
-    """(R,)"""
+    """(R,) ascending."""
     steps: Int64Array
     """(S,) their numbers, ascending."""
     rows: Int64Array
     """(S, R) where they are in the account."""
     apart: tuple[Apart, ...]
+    ranks_left_out: tuple[int, ...]
+    """Those that finished far fewer steps than others."""
 
     @property
     def apart_count(self) -> int:
@@ -62,17 +67,20 @@ class AlikeSteps:
 
 def alike_steps(trace: Trace, account: Account) -> AlikeSteps:
     """Tell the steps that are alike from those that stand far out."""
-    ranks, numbers = np.unique(account.rank), np.unique(account.step)
+    every_rank, finished = np.unique(account.rank, return_counts=True)
+    has_most = finished >= _LEAST_FINISHED * finished.max(initial=0)
+    ranks, numbers = every_rank[has_most], np.unique(account.step)
+    is_counted = np.isin(account.rank, ranks)
     rows = np.full((len(numbers), len(ranks)), -1, dtype=np.int64)
-    rows[np.searchsorted(numbers, account.step), np.searchsorted(ranks, account.rank)] = np.arange(len(account.rank))
+    place = np.searchsorted(numbers, account.step), np.searchsorted(ranks, account.rank)
+    rows[place[0][is_counted], place[1][is_counted]] = np.flatnonzero(is_counted)
     ns = account.ns[rows].sum(axis=1) / max(1, len(ranks))
     why = np.full(len(numbers), _ALIKE)
 
     def keep_apart(reason: Why, which: npt.NDArray[np.bool_]) -> None:
         why[(why == _ALIKE) & which] = WHY.index(reason)
 
-    warm_up = min(WARM_UP_STEPS, max(0, len(numbers) - 1) // 2)
-    keep_apart("warm-up", np.arange(len(numbers)) < warm_up)
+    keep_apart("warm-up", np.arange(len(numbers)) < _warm_up_steps(len(numbers)))
     keep_apart("unfinished", np.asarray((rows < 0).any(axis=1)))
     keep_apart("other buckets", _has_other_buckets(trace, numbers, why == _ALIKE))
     evaluates = ns[:, BLOCKS.index("evaluation")] > 0
@@ -98,7 +106,19 @@ def alike_steps(trace: Trace, account: Account) -> AlikeSteps:
             )
             for reason, number in kinds
         ),
+        ranks_left_out=tuple(every_rank[~has_most].tolist()),
     )
+
+
+def first_step_after_warm_up(steps: pd.DataFrame) -> int:
+    """The number of the first step, of a table like ``trace.steps``, that is no warm-up; 0 if there are no steps."""
+    numbers = np.unique(steps["step"])
+    return int(numbers[_warm_up_steps(len(numbers))]) if len(numbers) else 0
+
+
+def _warm_up_steps(steps: int) -> int:
+    """Fewer than half of them."""
+    return min(WARM_UP_STEPS, max(0, steps - 1) // 2)
 
 
 def _far_out(step_ns: npt.NDArray[np.float64], which: npt.NDArray[np.bool_]) -> Int64Array:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from overlapscope.account.arrivals import Matched, match_collectives
-from overlapscope.account.intervals import Int64Array
+from overlapscope.account.intervals import Int64Array, union
 from overlapscope.account.timeline import Timeline, paint
 from overlapscope.account.waits import Starts, Waits, starts_of, waits_of
 from overlapscope.trace.reader import Trace
@@ -73,6 +73,8 @@ class Account:
     """(G,)"""
     ns: Int64Array
     """(G, len(BLOCKS)); a row sums to ``end_ns - start_ns``."""
+    hidden_ns: Int64Array
+    """(G, len(BLOCKS)) for how long gradients are communicated while something else goes on, by that block."""
     waits: Waits
     """What the exposed communication consists of, each within one step."""
     wait_row: Int64Array
@@ -95,24 +97,30 @@ def account_of(trace: Trace) -> Account:
     rank, step, start_ns, end_ns = (steps[name].to_numpy(np.int64) for name in ("rank", "step", "start_ns", "end_ns"))
     whole = waits_of(trace, starts)
     timelines = dict(_timelines(trace, whole))
-    waits, wait_row = _by_step(whole, rank, start_ns, end_ns)
-    ns = np.zeros((len(steps), len(BLOCKS)), dtype=np.int64)
+    cut = _Cut(rank, start_ns, end_ns)
+    waits, wait_row = cut.waits(whole)
+    sent, sent_row, sent_edges_ns = cut.at_steps(*_under_way(trace))
+    ns, hidden_ns = np.zeros((2, len(steps), len(BLOCKS)), dtype=np.int64)
     wait_ns = np.zeros(len(waits.rank), dtype=np.int64)
     later_ns = np.zeros((len(waits.rank), len(BLOCKS)), dtype=np.int64)
     exposed = BLOCKS.index("exposed")
     for one, timeline in timelines.items():
         own = np.flatnonzero(rank == one)
         ns[own] = timeline.within(start_ns[own], end_ns[own])
+        own = np.flatnonzero(sent == one)
+        np.add.at(hidden_ns, sent_row[own], timeline.within(*sent_edges_ns[:, own]))
         own = np.flatnonzero(waits.rank == one)
         wait_ns[own] = timeline.within(waits.start_ns[own], waits.end_ns[own])[:, exposed]
         awaited = np.flatnonzero(waits.later_rank == one)
         later_ns[awaited] = timeline.within(waits.start_ns[awaited], waits.end_ns[awaited])
+    hidden_ns[:, exposed] = 0
     return Account(
         rank=rank,
         step=step,
         start_ns=start_ns,
         end_ns=end_ns,
         ns=ns,
+        hidden_ns=hidden_ns,
         waits=waits,
         wait_row=wait_row,
         wait_ns=wait_ns,
@@ -174,18 +182,43 @@ def _hulls(phases_ns: Int64Array, steps_ns: Int64Array) -> Int64Array:
     return np.stack([np.maximum(first_ns, steps_ns[0]), np.minimum(last_ns, steps_ns[1])])
 
 
-def _by_step(waits: Waits, rank: Int64Array, start_ns: Int64Array, end_ns: Int64Array) -> tuple[Waits, Int64Array]:
-    """Cut waits at the edges of steps, and say in which row each lies; those outside of all steps are left out."""
-    order = np.lexsort((start_ns, rank))
-    first, count = np.zeros((2, len(waits.rank)), dtype=np.int64)
-    for one in np.unique(waits.rank):
-        begin, end = np.searchsorted(rank[order], [one, one + 1])
-        own, theirs = order[begin:end], waits.rank == one
-        first[theirs] = begin + np.searchsorted(end_ns[own], waits.start_ns[theirs], side="right")
-        last = begin + np.searchsorted(start_ns[own], waits.end_ns[theirs], side="left")
-        count[theirs] = np.maximum(0, last - first[theirs])
-    which = np.repeat(np.arange(len(count)), count)
-    turn = np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
-    row, cut = order[first[which] + turn], waits.of(which)
-    from_ns, until_ns = np.maximum(cut.start_ns, start_ns[row]), np.minimum(cut.end_ns, end_ns[row])
-    return replace(cut, start_ns=from_ns, end_ns=until_ns), row
+def _under_way(trace: Trace) -> tuple[Int64Array, Int64Array]:
+    """When gradients are communicated: of which rank (n,), and from when until when (2, n), disjoint on each."""
+    reduced = trace.collectives[(trace.collectives["bucket"] >= 0) & trace.collectives["end_ns"].notna()]
+    start_ns = reduced["start_ns"].fillna(reduced["launch_ns"])
+    rank, *edges_ns = union(
+        reduced["rank"].to_numpy(), start_ns.to_numpy(np.int64), reduced["end_ns"].to_numpy(np.int64)
+    )
+    return rank, np.stack(edges_ns)
+
+
+class _Cut:
+    """Cuts spans at the edges of steps."""
+
+    def __init__(self, rank: Int64Array, start_ns: Int64Array, end_ns: Int64Array) -> None:
+        self._order = np.lexsort((start_ns, rank))
+        self._rank, self._start_ns, self._end_ns = rank[self._order], start_ns[self._order], end_ns[self._order]
+
+    def waits(self, whole: Waits) -> tuple[Waits, Int64Array]:
+        """The parts of waits within steps, and in which row each lies."""
+        which, row, edges_ns = self._parts(whole.rank, np.stack([whole.start_ns, whole.end_ns]))
+        return replace(whole.of(which), start_ns=edges_ns[0], end_ns=edges_ns[1]), row
+
+    def at_steps(self, rank: Int64Array, edges_ns: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Of the parts of spans within steps: whose they are, in which row, from when until when (2, n)."""
+        which, row, edges_ns = self._parts(rank, edges_ns)
+        return rank[which], row, edges_ns
+
+    def _parts(self, rank: Int64Array, edges_ns: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+        first, count = np.zeros((2, len(rank)), dtype=np.int64)
+        for one in np.unique(rank):
+            begin, end = np.searchsorted(self._rank, [one, one + 1])
+            theirs = rank == one
+            first[theirs] = begin + np.searchsorted(self._end_ns[begin:end], edges_ns[0, theirs], side="right")
+            last = begin + np.searchsorted(self._start_ns[begin:end], edges_ns[1, theirs], side="left")
+            count[theirs] = np.maximum(0, last - first[theirs])
+        which = np.repeat(np.arange(len(count)), count)
+        place = first[which] + np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
+        from_ns = np.maximum(edges_ns[0, which], self._start_ns[place])
+        until_ns = np.minimum(edges_ns[1, which], self._end_ns[place])
+        return which, self._order[place], np.stack([from_ns, until_ns])

@@ -33,13 +33,16 @@ class JobAccount:
     ns: Int64Array
     """(S, len(BLOCKS)); a row sums to ``end_ns - start_ns``. ``exposed`` is transfers: while ranks wait for another
     one, it is what that one does."""
+    ranks: Int64Array
+    """(R,) all ranks that have finished a step."""
     rank_ns: Int64Array
-    """(S, R) how long the path is on each rank of ``AlikeSteps``; the rest of a step is transfers."""
+    """(S, R) how long the path is on each of them; the rest of a step is transfers."""
 
 
 def job_account_of(trace: Trace, account: Account, alike: AlikeSteps) -> JobAccount | None:
     """Follow the critical path; None if times of some ranks can't be compared, or no step is known on all of them."""
-    is_comparable = {*trace.expected_ranks, *alike.ranks.tolist()} == set(account.matched.ranks.tolist())
+    ranks = np.unique(account.rank)
+    is_comparable = {*trace.expected_ranks, *ranks.tolist()} == set(account.matched.ranks.tolist())
     if not len(alike.steps) or not is_comparable:
         return None
     start_ns, end_ns = (edge[alike.rows].mean(axis=1).astype(np.int64) for edge in (account.start_ns, account.end_ns))
@@ -52,15 +55,15 @@ def job_account_of(trace: Trace, account: Account, alike: AlikeSteps) -> JobAcco
     inside &= edges_ns[1:] <= np.where(inside, end_ns[step], LONG_AGO)
     piece, step, from_ns, until_ns = piece[inside], step[inside], edges_ns[:-1][inside], edges_ns[1:][inside]
     ns = np.zeros((len(start_ns), len(BLOCKS)), dtype=np.int64)
-    rank_ns = np.zeros((len(start_ns), len(alike.ranks)), dtype=np.int64)
+    rank_ns = np.zeros((len(start_ns), len(ranks)), dtype=np.int64)
     for number, name in _TRANSFERS.items():
         sent = who[piece] == number
         np.add.at(ns[:, BLOCKS.index(name)], step[sent], (until_ns - from_ns)[sent])
-    for place, rank in enumerate(alike.ranks.tolist()):
+    for place, rank in enumerate(ranks.tolist()):
         own = who[piece] == rank
         np.add.at(ns, step[own], account.timelines[rank].within(from_ns[own], until_ns[own]))
         np.add.at(rank_ns[:, place], step[own], (until_ns - from_ns)[own])
-    return JobAccount(start_ns=start_ns, end_ns=end_ns, ns=ns, rank_ns=rank_ns)
+    return JobAccount(start_ns=start_ns, end_ns=end_ns, ns=ns, ranks=ranks, rank_ns=rank_ns)
 
 
 def _path(trace: Trace, account: Account, begin_ns: int, end_ns: int) -> tuple[Int64Array, Int64Array, Int64Array]:

@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from overlapscope.account.alike import first_step_after_warm_up
 from overlapscope.account.intervals import Int64Array
 from overlapscope.analysis import slowdowns
 from overlapscope.analysis.cycles import CAUSES, GROUPS, Cycles, causes_of, cycles_of
 from overlapscope.analysis.links import link_rates, slow_links
 from overlapscope.analysis.patterns import DelayPattern, Mask, find_patterns
 from overlapscope.analysis.replay import Replay, Times
-from overlapscope.analysis.summary import first_step_after_warm_up
 from overlapscope.trace.reader import Trace
 
 LEAST_COST_SHARE: Final = 0.01

@@ -1,18 +1,25 @@
-"""One sentence on where the step time goes, and the figures behind it."""
+"""One sentence on where the step time goes, and the account behind it."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
+from overlapscope.account.alike import AlikeSteps, Apart, alike_steps
+from overlapscope.account.blocks import BLOCKS, Account
+from overlapscope.account.critical_path import job_account_of
+from overlapscope.account.figures import COMPUTE, figures_of
+from overlapscope.account.intervals import Float64Array
+from overlapscope.account.means import mean_of
+from overlapscope.account.waits import REASONS
+from overlapscope.interval import Interval
+from overlapscope.trace.reader import Trace
 from overlapscope.units import format_ns
-
-WARM_UP_STEPS: Final = 3
-"""The first step allocates, the second runs with rebuilt buckets, the third is the first that finds all caches warm."""
 
 LITTLE_EXPOSED_SHARE: Final = 0.02
 """Share of the step below which hiding all communication would gain less than steps vary by themselves."""
@@ -21,100 +28,129 @@ LONG_DATA_WAIT_SHARE: Final = 0.2
 """Share of the step from which the data loader is worth fixing before communication."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class OverlapSummary:
-    """The sentence, and medians over all ranks' steps after the warm-up; all 0 or NaN without a finished step."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Summary:
+    """The sentence, and means over all ranks' steps that are alike; all NaN without such a step. Times are in ns."""
 
     sentence: str
     ranks: int
-    steps_counted: int
-    warm_up_steps_left_out: int
-    step_time_ns: int
-    compute_ns: int
-    communication_ns: int
-    exposed_ns: int
-    data_wait_ns: int
-    overlap_ratio: float
-    """Median over the steps that communicate; NaN if none does."""
-    exposed_share: float
-    """``exposed_ns`` over ``step_time_ns``."""
-    data_wait_share: float
-    """``data_wait_ns`` over ``step_time_ns``."""
+    steps: int
+    apart: tuple[Apart, ...]
+    """The steps that are not counted."""
+    ranks_left_out: tuple[int, ...]
+    """Ranks that are not counted, because they finished far fewer steps than others."""
+    step: Interval
+    blocks: dict[str, Interval]
+    """By name; their values sum to that of ``step``."""
+    exposed_for: dict[str, Interval]
+    """Exposed communication by reason; the values sum to it."""
+    hidden: Interval
+    """Communication under which something else goes on."""
+    job: dict[str, Interval] | None
+    """The blocks on the critical path, which sum to ``step`` as well; None if times of some ranks can't be compared."""
+    figures: pd.DataFrame
+    """Of every rank's every step, from ``figures_of``."""
+    is_alike: npt.NDArray[np.bool_]
+    """Which rows of ``figures`` are counted."""
+
+    @property
+    def compute_ns(self) -> float:
+        """Forward, backward, optimizer and evaluation."""
+        return sum(self.blocks[name].value for name in COMPUTE)
+
+    @property
+    def communication_ns(self) -> float:
+        """Hidden and exposed."""
+        return self.hidden.value + self.blocks["exposed"].value
+
+    @property
+    def overlap_ratio(self) -> float:
+        """Hidden over all communication; NaN without communication."""
+        return self.hidden.value / self.communication_ns if self.communication_ns else math.nan
+
+    def share_of(self, part: Interval) -> float:
+        """Of the step; NaN without one."""
+        return part.value / self.step.value if self.step.value else math.nan
+
+    def means_by_rank(self) -> pd.DataFrame:
+        """One row per rank: rank, steps_counted, and the means of ``figures``; the ratio is one of means."""
+        counted = self.figures[self.is_alike].drop(columns=["step", "overlap_ratio"])
+        by_rank = counted.groupby("rank")
+        means = by_rank.mean()
+        means["overlap_ratio"] = means["hidden_ns"] / means["communication_ns"].where(means["communication_ns"] > 0)
+        means.insert(0, "steps_counted", by_rank.size())
+        return means.reset_index()
 
 
-def summarise(per_step: pd.DataFrame) -> OverlapSummary:
-    """Judge a recording.
-
-    Args:
-        per_step: from ``overlap.overlap_by_step``; any selection of ranks and steps will do.
-    """
-    counted, left_out = after_warm_up(per_step)
-    medians = counted.drop(columns=["rank", "step"]).median()
-    step_time_ns, compute_ns, communication_ns, exposed_ns, data_wait_ns = (
-        _whole(medians[name])
-        for name in ("step_time_ns", "compute_ns", "communication_ns", "exposed_ns", "data_wait_ns")
+def summarise(trace: Trace, account: Account) -> Summary:
+    """Judge a recording."""
+    alike = alike_steps(trace, account)
+    job = job_account_of(trace, account, alike)
+    blocks_ns = _over_ranks(account.ns, alike)
+    step, *blocks = _of_times(np.concatenate([blocks_ns.sum(axis=1, keepdims=True), blocks_ns], axis=1))
+    (hidden,) = _of_times(_over_ranks(account.hidden_ns.sum(axis=1, keepdims=True), alike))
+    for_reason = np.zeros((len(account.rank), len(REASONS)))
+    np.add.at(for_reason, (account.wait_row, account.waits.reason), account.wait_ns)
+    is_alike = np.zeros(len(account.rank), dtype=bool)
+    is_alike[alike.rows.ravel()] = True
+    found = Summary(
+        sentence="",
+        ranks=len(alike.ranks) if len(alike.steps) else 0,
+        steps=len(alike.steps),
+        apart=alike.apart,
+        ranks_left_out=alike.ranks_left_out,
+        step=step,
+        blocks=dict(zip(BLOCKS, blocks, strict=True)),
+        exposed_for=dict(zip(REASONS, _of_times(_over_ranks(for_reason, alike)), strict=True)),
+        hidden=hidden,
+        job=None if job is None else dict(zip(BLOCKS, _of_times(job.ns.astype(np.float64)), strict=True)),
+        figures=figures_of(account),
+        is_alike=is_alike,
     )
-    overlap_ratio = float(medians["overlap_ratio"])
-    exposed_share, data_wait_share = (
-        part_ns / step_time_ns if step_time_ns else math.nan for part_ns in (exposed_ns, data_wait_ns)
-    )
-    step = f"each {format_ns(step_time_ns)} step"
-    hidden = f"{_percent(overlap_ratio)} of communication hides under compute"
-    exposed = f"{format_ns(exposed_ns)} of {step} ({_percent(exposed_share)})"
-    if counted.empty:
-        sentence = "No step has finished, so there is nothing to measure yet."
-    elif math.isnan(overlap_ratio):
-        steps = f"steps of {format_ns(step_time_ns)}"
-        sentence = f"No communication was recorded in {steps}, so there is no overlap to measure."
-    elif data_wait_share >= LONG_DATA_WAIT_SHARE and data_wait_ns > exposed_ns:
-        sentence = (
-            f"{format_ns(data_wait_ns)} of {step} ({_percent(data_wait_share)}) is spent waiting for data, "
-            f"{format_ns(exposed_ns)} ({_percent(exposed_share)}) for communication; {hidden}."
+    return replace(found, sentence=_sentence(found))
+
+
+def _over_ranks(values: npt.NDArray[Any], alike: AlikeSteps) -> Float64Array:
+    """(S, K) the means over ranks of values (G, K)."""
+    means: Float64Array = values[alike.rows].sum(axis=1) / max(1, len(alike.ranks))
+    return means
+
+
+def _of_times(series: Float64Array) -> list[Interval]:
+    """Means of times, which are never less than nothing."""
+    return [replace(mean, low=max(0.0, mean.low)) if mean.low < 0 else mean for mean in mean_of(series)]
+
+
+def _sentence(found: Summary) -> str:
+    if not len(found.figures):
+        return "No step has finished, so there is nothing to measure yet."
+    if not found.steps:
+        return "No step has been finished by all ranks, so there is no mean of them."
+    exposed, data_wait = found.blocks["exposed"], found.blocks["data_wait"]
+    exposed_share, data_wait_share = found.share_of(exposed), found.share_of(data_wait)
+    step = f"each {format_ns(found.step.value)} step"
+    hidden = f"{_percent(found.overlap_ratio)} of communication is hidden"
+    waiting = f"{format_ns(exposed.value)} of {step} ({_percent(exposed_share)})"
+    later_ns = found.exposed_for["later_rank"].value
+    later = ""
+    if later_ns > exposed.value / 2:
+        later = f", {format_ns(later_ns)} of that for whichever rank is later"
+    if math.isnan(found.overlap_ratio):
+        steps = f"steps of {format_ns(found.step.value)}"
+        return f"No communication of gradients was recorded in {steps}, so there is no overlap to measure."
+    if data_wait_share >= LONG_DATA_WAIT_SHARE and data_wait.value > exposed.value:
+        return (
+            f"{format_ns(data_wait.value)} of {step} ({_percent(data_wait_share)}) is spent waiting for data, "
+            f"{format_ns(exposed.value)} ({_percent(exposed_share)}) for communication{later}; {hidden}."
         )
-    elif exposed_share < LITTLE_EXPOSED_SHARE:
-        sentence = f"{hidden}; only {exposed} is spent waiting for it, so there is little left to gain."
-    elif communication_ns > compute_ns:
-        sentence = (
-            f"Communication takes {format_ns(communication_ns)} and compute {format_ns(compute_ns)}, so it can't all "
-            f"hide: {hidden}, and {exposed} is spent waiting for it."
+    if exposed_share < LITTLE_EXPOSED_SHARE:
+        return f"{hidden}; only {waiting} is spent waiting for it, so there is little left to gain."
+    if found.communication_ns > found.compute_ns and not later:
+        return (
+            f"Communication takes {format_ns(found.communication_ns)} and compute {format_ns(found.compute_ns)}, so it "
+            f"can't all hide: {hidden}, and {waiting} is spent waiting for it."
         )
-    else:
-        sentence = f"{hidden}; {exposed} is spent waiting for it."
-    return OverlapSummary(
-        sentence=sentence,
-        ranks=counted["rank"].nunique(),
-        steps_counted=counted["step"].nunique(),
-        warm_up_steps_left_out=left_out,
-        step_time_ns=step_time_ns,
-        compute_ns=compute_ns,
-        communication_ns=communication_ns,
-        exposed_ns=exposed_ns,
-        data_wait_ns=data_wait_ns,
-        overlap_ratio=overlap_ratio,
-        exposed_share=exposed_share,
-        data_wait_share=data_wait_share,
-    )
-
-
-def after_warm_up(per_step: pd.DataFrame) -> tuple[pd.DataFrame, int]:
-    """Leave out the first steps, on all ranks the same ones, as long as more than half of them remain.
-
-    Returns:
-        The rows that remain, and how many steps were left out.
-    """
-    numbers = np.unique(per_step["step"])
-    left_out = _warm_up_steps(len(numbers))
-    return per_step[~per_step["step"].isin(numbers[:left_out])], left_out
-
-
-def first_step_after_warm_up(steps: pd.DataFrame) -> int:
-    """The number of the first step that counts; 0 if there are no steps."""
-    numbers = np.unique(steps["step"])
-    return int(numbers[_warm_up_steps(len(numbers))]) if len(numbers) else 0
-
-
-def _warm_up_steps(steps: int) -> int:
-    return min(WARM_UP_STEPS, max(0, steps - 1) // 2)
+    return f"{hidden}; {waiting} is spent waiting for it{later}."
 
 
 def _percent(share: float) -> str:
@@ -124,7 +160,3 @@ def _percent(share: float) -> str:
     if 0.99 < share < 1:
         return "99 %"
     return f"{100 * share:.0f} %"
-
-
-def _whole(nanoseconds: float) -> int:
-    return 0 if math.isnan(nanoseconds) else round(nanoseconds)

@@ -7,8 +7,6 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from overlapscope.analysis.summary import after_warm_up
-
 MAX_POINTS: Final = 600
 """Number of points above which steps are merged, equally many per point."""
 
@@ -17,11 +15,11 @@ def trend_by_step(per_step: pd.DataFrame, column: str) -> pd.DataFrame:
     """One figure over the steps of a recording.
 
     Args:
-        per_step: from ``overlap.overlap_by_step``.
+        per_step: from ``account.figures.figures_of``.
         column: the figure.
 
     Returns:
-        step (the first of those taken together), last_step, low, median, high: over all ranks and steps of a point.
+        step (the first of those taken together), last_step, low, mean, high: over all ranks and steps of a point.
         Points without a value, such as the ratio of steps without communication, are left out.
     """
     known = per_step.loc[per_step[column].notna(), ["step", column]]
@@ -30,7 +28,7 @@ def trend_by_step(per_step: pd.DataFrame, column: str) -> pd.DataFrame:
         step=("step", "min"),
         last_step=("step", "max"),
         low=(column, "min"),
-        median=(column, "median"),
+        mean=(column, "mean"),
         high=(column, "max"),
     ).reset_index(drop=True)
 
@@ -39,17 +37,11 @@ def trend_of_ranks(per_step: pd.DataFrame, column: str) -> pd.DataFrame:
     """The trend of each rank on its own, at the same points.
 
     Returns:
-        rank, step, median.
+        rank, step, mean.
     """
     known = per_step.loc[per_step[column].notna(), ["rank", "step", column]]
     points = known.assign(point=_point_of(per_step, known["step"])).groupby(["rank", "point"])
-    return points.agg(step=("step", "min"), median=(column, "median")).reset_index()[["rank", "step", "median"]]
-
-
-def medians_by_rank(per_step: pd.DataFrame) -> pd.DataFrame:
-    """The median of every figure of each rank over its steps after the warm-up, one row per rank."""
-    counted, _ = after_warm_up(per_step)
-    return counted.drop(columns="step").groupby("rank", as_index=False).median()
+    return points.agg(step=("step", "min"), mean=(column, "mean")).reset_index()[["rank", "step", "mean"]]
 
 
 def _point_of(per_step: pd.DataFrame, steps: pd.Series[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -37,7 +37,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Record, judge, and serve until Ctrl-C."""
-    from overlapscope.analysis.overlap import overlap_by_step
+    from overlapscope.account.blocks import account_of
     from overlapscope.analysis.summary import summarise
     from overlapscope.trace.reader import read_trace
 
@@ -49,7 +49,8 @@ def run(args: argparse.Namespace) -> int:
     code = _train(folder, args.steps)
     if code:
         return code
-    print(summarise(overlap_by_step(read_trace(folder))).sentence, flush=True)
+    trace = read_trace(folder)
+    print(summarise(trace, account_of(trace)).sentence, flush=True)
     if args.no_serve:
         print(f"view it: overlapscope serve {folder}")
         return 0

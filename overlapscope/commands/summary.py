@@ -1,16 +1,11 @@
 """Print where the step time of a recording goes and how much communication is hidden.
 
-Shows the run, medians per rank, the first and last steps of each rank, and a one-sentence verdict. Problems with the
-files go to stderr, one per line; the exit code is 1 if any part of the recording is missing or unreadable.
+Shows the run, the account of a step (blocks that sum to the mean step time, and what the job waited for), the means of
+each rank, its first and last steps, and a one-sentence verdict. Steps that stand far out are kept apart. Problems with
+the files go to stderr, one per line; the exit code is 1 if any part of the recording is missing or unreadable.
 
-With --json the output is one JSON object with the keys
-  path      the recording
-  run       what run.json says
-  verdict   the sentence and the medians behind it
-  ranks     one object per rank: medians over its steps after the warm-up
-  steps     one object per rank and finished step
-  problems  objects with severity ("note" or "error") and message
-Times are whole nanoseconds, named *_ns; a ratio or share that has nothing to divide by is null.
+With --json the output is one JSON object, which docs/json.md describes. Times are nanoseconds, named *_ns; a ratio or
+an end of an interval that is unknown is null.
 """
 
 from __future__ import annotations
@@ -29,13 +24,14 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the summary; 1 if a part of the recording could not be read."""
-    from overlapscope.analysis.overlap import overlap_by_step
+    from overlapscope.account.blocks import account_of
+    from overlapscope.analysis.summary import summarise
     from overlapscope.commands import summary_report
 
     trace = read_with_progress(args.traces)
-    per_step = overlap_by_step(trace)
+    summary = summarise(trace, account_of(trace))
     if args.json:
-        print(summary_report.as_json(trace, per_step))
+        print(summary_report.as_json(trace, summary))
     else:
-        summary_report.print_text(trace, per_step)
+        summary_report.print_text(trace, summary)
     return report_problems(trace)

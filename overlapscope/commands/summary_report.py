@@ -8,50 +8,70 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any, Final
 
-import pandas as pd
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from overlapscope.account.wording import BLOCK_LABELS, REASON_LABELS, apart_text, left_out_text
 from overlapscope.analysis.clocks import describe_clocks
 from overlapscope.analysis.models import describe_models
-from overlapscope.analysis.summary import after_warm_up, summarise
+from overlapscope.analysis.summary import Summary
 from overlapscope.commands.json_text import json_text
+from overlapscope.interval import Interval
 from overlapscope.trace.reader import Trace
+from overlapscope.units import format_share
 
 _LEAST_WIDTH: Final = 80
 """Width in which every table fits, so that lines are not cut off on a narrower terminal or in a pipe."""
 _STEPS_AT_EACH_END: Final = 3
 _RANKS_WITH_STEPS: Final = 8
-"""Of more ranks than this the text shows only the medians."""
-_TIMES: Final = ("step_time_ns", "compute_ns", "communication_ns", "overlap_ns", "exposed_ns")
-_HEADINGS: Final = ("step time", "compute", "comm.", "overlap", "exposed", "ratio")
+"""Of more ranks than this the text shows only the means."""
+_TIMES: Final = ("step_time_ns", "compute_ns", "communication_ns", "hidden_ns", "exposed_ns")
+_HEADINGS: Final = ("step time", "compute", "comm.", "hidden", "exposed", "ratio")
 
 
-def print_text(trace: Trace, per_step: pd.DataFrame) -> None:
+def print_text(trace: Trace, summary: Summary) -> None:
     """Print facts, tables and the verdict, as text, to stdout."""
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, _LEAST_WIDTH)
-    summary = summarise(per_step)
     console.print(_facts(trace), markup=False)
-    if len(per_step):
-        left_out = summary.warm_up_steps_left_out
-        without = f" without the first {left_out}" if left_out else ""
-        console.print(f"\nMedians over {summary.steps_counted} steps{without}, in milliseconds")
-        console.print(_rank_table(per_step))
+    if len(summary.figures):
+        counted = f"{_count(summary.steps, 'step')} of {_count(summary.ranks, 'rank')}"
+        console.print(f"\nWhat a step consists of: means of {counted}, in milliseconds")
+        console.print(_account_table(summary))
+        if summary.apart:
+            console.print(f"Kept apart: {apart_text(summary.apart)}.", markup=False)
+        if summary.ranks_left_out:
+            console.print(left_out_text(summary.ranks_left_out))
+        console.print()
+        console.print("Ranks: means of the same steps, in milliseconds")
+        console.print(_rank_table(summary))
         console.print("Steps, in milliseconds")
-        console.print(_step_table(per_step))
+        console.print(_step_table(summary))
     console.print(summary.sentence, style="bold", markup=False)
 
 
-def as_json(trace: Trace, per_step: pd.DataFrame) -> str:
-    """The complete summary, for programs. The help of ``overlapscope summary`` says what the keys mean."""
+def as_json(trace: Trace, summary: Summary) -> str:
+    """The complete summary, for programs; ``docs/json.md`` says what the keys mean."""
     content = {
+        "schema": 1,
         "path": str(trace.path),
         "run": trace.run,
-        "verdict": asdict(summarise(per_step)),
-        "ranks": _medians_by_rank(per_step).to_dict("records"),
-        "steps": per_step.to_dict("records"),
+        "sentence": summary.sentence,
+        "account": {
+            "ranks": summary.ranks,
+            "steps": summary.steps,
+            "apart": [asdict(apart) for apart in summary.apart],
+            "ranks_left_out": list(summary.ranks_left_out),
+            "step_ns": asdict(summary.step),
+            "blocks_ns": {name: asdict(mean) for name, mean in summary.blocks.items()},
+            "exposed_for_ns": {name: asdict(mean) for name, mean in summary.exposed_for.items()},
+            "critical_path_ns": None if summary.job is None else {n: asdict(mean) for n, mean in summary.job.items()},
+            "hidden_ns": asdict(summary.hidden),
+            "overlap_ratio": summary.overlap_ratio,
+        },
+        "ranks": summary.means_by_rank().to_dict("records"),
+        "steps": summary.figures.assign(is_counted=summary.is_alike).to_dict("records"),
         "problems": [asdict(problem) for problem in trace.problems],
     }
     return json_text(content)
@@ -73,26 +93,40 @@ def _facts(trace: Trace) -> str:
     return ", ".join(facts)
 
 
-def _medians_by_rank(per_step: pd.DataFrame) -> pd.DataFrame:
-    counted, _ = after_warm_up(per_step)
-    by_rank = counted.drop(columns="step").groupby("rank")
-    medians = by_rank.median()
-    times = [name for name in medians.columns if name.endswith("_ns")]
-    medians[times] = medians[times].round().astype("int64")
-    medians.insert(0, "steps_counted", by_rank.size())
-    return medians.reset_index()
+def _account_table(summary: Summary) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for heading in ("mean", "90 %", "share", *(["critical path"] if summary.job is not None else [])):
+        table.add_column(heading, justify="right", no_wrap=True)
+
+    def add(label: str, mean: Interval, on_path: Interval | None) -> None:
+        between = "" if math.isnan(mean.low) else f"{_ms(mean.low)} to {_ms(mean.high)}"
+        cells = [_ms(mean.value), between, format_share(summary.share_of(mean))]
+        table.add_row(label, *cells, *([] if summary.job is None else [_ms(on_path.value) if on_path else ""]))
+
+    for name, mean in summary.blocks.items():
+        on_path = summary.job[name] if summary.job is not None else None
+        if mean.value or (on_path is not None and on_path.value):
+            add(BLOCK_LABELS[name], mean, on_path)
+        if name == "exposed":
+            for reason, part in summary.exposed_for.items():
+                if part.value:
+                    add(f"  {REASON_LABELS[reason]}", part, None)
+    table.add_section()
+    add("step", summary.step, summary.step)
+    return table
 
 
-def _rank_table(per_step: pd.DataFrame) -> Table:
+def _rank_table(summary: Summary) -> Table:
     table = _table("rank", "steps")
-    for row in _medians_by_rank(per_step).to_dict("records"):
+    for row in summary.means_by_rank().to_dict("records"):
         table.add_row(str(row["rank"]), str(row["steps_counted"]), *_cells(row))
     return table
 
 
-def _step_table(per_step: pd.DataFrame) -> Table:
+def _step_table(summary: Summary) -> Table:
     table = _table("rank", "step")
-    by_rank = list(per_step.groupby("rank"))
+    by_rank = list(summary.figures.groupby("rank"))
     for rank, steps in by_rank[:_RANKS_WITH_STEPS]:
         rows = steps.to_dict("records")
         elided = len(rows) - 2 * _STEPS_AT_EACH_END
@@ -121,4 +155,12 @@ def _table(*keys: str) -> Table:
 
 def _cells(row: Mapping[Any, Any]) -> list[str]:
     ratio = row["overlap_ratio"]
-    return [f"{row[name] / 1e6:.2f}" for name in _TIMES] + ["none" if math.isnan(ratio) else f"{ratio:.2f}"]
+    return [_ms(row[name]) for name in _TIMES] + ["none" if math.isnan(ratio) else f"{ratio:.2f}"]
+
+
+def _ms(time_ns: float) -> str:
+    return f"{time_ns / 1e6:.2f}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"

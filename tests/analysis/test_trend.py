@@ -13,13 +13,13 @@ def per_step(ranks, steps):
     return pd.DataFrame({"rank": rank, "step": step, "exposed_ns": 100 * step + rank, "overlap_ratio": np.nan})
 
 
-def test_a_step_has_its_median_and_the_band_of_its_ranks():
+def test_a_step_has_its_mean_and_the_band_of_its_ranks():
     trend = trend_by_step(per_step(3, 2), "exposed_ns")
     assert trend.to_dict("list") == {
         "step": [0, 1],
         "last_step": [0, 1],
         "low": [0, 100],
-        "median": [1.0, 101.0],
+        "mean": [1.0, 101.0],
         "high": [2, 102],
     }
 
@@ -37,4 +37,4 @@ def test_many_steps_are_taken_together_equally_many_to_a_point():
 
 def test_each_rank_has_a_line_of_its_own():
     ranks = trend_of_ranks(per_step(2, 3), "exposed_ns")
-    assert ranks[ranks["rank"] == 1]["median"].tolist() == [1, 101, 201]
+    assert ranks[ranks["rank"] == 1]["mean"].tolist() == [1, 101, 201]

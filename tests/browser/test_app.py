@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from playwright.sync_api import Page, expect
 
+from overlapscope.account.wording import BLOCK_LABELS, REASON_LABELS
+from overlapscope.cli import main
+from overlapscope.units import format_ns
 from tests.browser.conftest import served
 from tests.synthetic import write_recording
 
@@ -59,10 +63,32 @@ def communication_middle_px(page: Page) -> float:
 
 def test_the_overview_answers_where_the_step_time_goes(open_page, address):
     page = open_page(address)
-    expect(page.locator(".verdict")).to_contain_text("hides under compute")
+    expect(page.locator(".verdict")).to_contain_text("is hidden")
     expect(page.locator(".headlines")).to_contain_text("10.0 ms")
-    expect(page.locator("tbody tr")).to_have_count(2)
+    ranks = page.locator("section", has=page.get_by_role("heading", name="Ranks")).locator("tbody tr")
+    expect(ranks).to_have_count(2)
     page.wait_for_function("Bokeh.documents[0]?.is_idle")
+
+
+def test_every_number_of_the_account_is_that_of_the_command(open_page, address, tmp_path, capsys):
+    page = open_page(address)
+    shown = {
+        row.locator("td").first.inner_text(): row.locator("td").nth(1).inner_text()
+        for row in page.locator(".account tbody tr, .account tfoot tr").all()
+    }
+    assert main(["summary", str(write_recording(tmp_path, steps=30)), "--json"]) == 0
+    account = json.loads(capsys.readouterr().out)["account"]
+    told = {BLOCK_LABELS[name]: mean["value"] for name, mean in account["blocks_ns"].items() if mean["value"]}
+    told |= {REASON_LABELS[name]: mean["value"] for name, mean in account["exposed_for_ns"].items() if mean["value"]}
+    told["Step"] = account["step_ns"]["value"]
+    assert shown == {label: format_ns(time_ns) for label, time_ns in told.items()}
+
+
+def test_a_block_leads_to_the_step_in_which_it_is_longest(open_page, address):
+    page = open_page(address)
+    page.locator(".account-bar a", has_text="backward").first.click()
+    page.wait_for_url("**/timeline?step=*&rank=*")
+    expect(page.locator("#status")).to_contain_text("in view")
 
 
 def test_pointing_at_a_trend_reads_a_step_and_a_click_opens_it(open_page, address):
@@ -215,11 +241,11 @@ def test_a_reload_shows_the_steps_recorded_since(open_page, tmp_path):
     write_recording(folder, ranks=1, steps=4)
     with served(folder, tmp_path / "server.log") as url:
         page = open_page(url)
-        expect(page.locator(".basis")).to_contain_text("over 3 steps")
+        expect(page.locator(".basis")).to_contain_text("Means of 3 steps")
         write_recording(tmp_path / "later", ranks=1, steps=20)
         (folder / "rank_0" / "events.log").write_bytes((tmp_path / "later" / "rank_0" / "events.log").read_bytes())
         page.reload()
-        expect(page.locator(".basis")).to_contain_text("over 17 steps")
+        expect(page.locator(".basis")).to_contain_text("Means of 17 steps")
 
 
 def test_the_labels_of_many_ranks_stand_beside_their_lanes(open_page, tmp_path):

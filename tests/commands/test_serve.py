@@ -75,7 +75,7 @@ def test_an_empty_folder_is_served_all_the_same_and_the_reason_printed(tmp_path,
 def test_what_takes_long_is_ready_before_the_address_is_printed(tmp_path, served, capsys):
     serve.run(parse(str(write_recording(tmp_path / "traces")), "--no-browser"))
     snapshot = served[0].newest()
-    assert {"summary", "rank_medians", "stragglers", "heatmap"} <= vars(snapshot).keys()
+    assert {"summary", "rank_means", "stragglers", "heatmap"} <= vars(snapshot).keys()
     assert capsys.readouterr().err == ""
 
 

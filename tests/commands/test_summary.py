@@ -13,8 +13,8 @@ from overlapscope.trace.format import EVENTS_FILE, Kind, Phase, pack_body, rank_
 from tests.commands.command_line import overlapscope
 from tests.synthetic import US, make_rank, write_recording
 
-VERDICT = "65 % of communication hides under compute; 1.30 ms of each 10.0 ms step (13 %) is spent waiting for it."
-ROW = "10.00 7.56 3.70 2.40 1.30 0.65"
+VERDICT = "65 % of communication is hidden; 1.30 ms of each 10.0 ms step (13 %) is spent waiting for it."
+ROW = "10.00 7.38 3.70 2.40 1.30 0.65"
 
 
 def rows(text: str) -> list[str]:
@@ -28,14 +28,34 @@ def test_a_short_recording_is_shown_in_full(tmp_path: Path) -> None:
     assert ran.stdout.splitlines()[0].startswith(
         f"{tmp_path}: GPT, 2 of 2 ranks, one clock (same boot), backend gloo, 3 steps, torch 2.13.0, recorded 2023-11-1"
     )
-    medians = [f"{rank} 2 {ROW}" for rank in (0, 1)]
-    assert rows(ran.stdout) == medians + [f"{rank} {step} {ROW}" for rank in (0, 1) for step in range(3)]
+    means = [f"{rank} 2 {ROW}" for rank in (0, 1)]
+    assert rows(ran.stdout) == means + [f"{rank} {step} {ROW}" for rank in (0, 1) for step in range(3)]
     assert ran.stdout.splitlines()[-1] == VERDICT
+
+
+def test_the_account_adds_up_for_whoever_reads_it(tmp_path: Path) -> None:
+    ran = overlapscope("summary", write_recording(tmp_path, ranks=2, steps=9))
+    account = re.findall(r"^ (\S.*?|  \S.*?) {2,}([\d.]+) +[\d.]+ to [\d.]+ +[\d.]+ % *([\d.]*) *$", ran.stdout, re.M)
+    means = {label: (float(mean), float(path or 0)) for label, mean, path in account}
+    assert means == {
+        "data wait": (0.50, 0.50),
+        "forward": (2.00, 2.00),
+        "between phases": (0.50, 0.50),
+        "backward": (3.88, 3.78),
+        "exposed communication": (1.30, 1.40),
+        "  transfer": (1.30, 0.00),
+        "copies of gradients": (0.32, 0.32),
+        "optimizer": (1.50, 1.50),
+        "step": (10.00, 10.00),
+    }
+    blocks = [both for label, both in means.items() if label not in ("  transfer", "step")]
+    assert [round(sum(column), 2) for column in zip(*blocks, strict=True)] == [10.0, 10.0]
 
 
 def test_a_long_recording_shows_its_ends_and_how_much_is_left_out(tmp_path: Path) -> None:
     ran = overlapscope("summary", write_recording(tmp_path, ranks=1, steps=200))
-    assert "Medians over 197 steps without the first 3" in ran.stdout
+    assert "means of 197 steps of 1 rank, in milliseconds" in ran.stdout
+    assert "Kept apart: 3 to warm up (0 to 2)." in ran.stdout
     assert rows(ran.stdout) == [
         f"0 197 {ROW}",
         *[f"0 {step} {ROW}" for step in (0, 1, 2)],
@@ -44,7 +64,7 @@ def test_a_long_recording_shows_its_ends_and_how_much_is_left_out(tmp_path: Path
     ]
 
 
-def test_of_many_ranks_the_medians_are_shown_and_the_steps_of_some(tmp_path: Path) -> None:
+def test_of_many_ranks_the_means_are_shown_and_the_steps_of_some(tmp_path: Path) -> None:
     ran = overlapscope("summary", write_recording(tmp_path, ranks=10, steps=1))
     assert len(rows(ran.stdout)) == 10 + 8
     assert "The steps of 2 more ranks: --json" in ran.stdout
@@ -56,7 +76,7 @@ def test_in_a_pipe_nothing_is_coloured_or_cut_off(tmp_path: Path, columns: str) 
     ran = overlapscope("summary", tmp_path, COLUMNS=columns, FORCE_COLOR="", TERM="xterm-256color")
     assert "\x1b" not in ran.stdout
     assert "…" not in ran.stdout
-    assert "rank step step time compute comm. overlap exposed ratio" in " ".join(ran.stdout.split())
+    assert "rank step step time compute comm. hidden exposed ratio" in " ".join(ran.stdout.split())
     assert rows(ran.stdout)[-1] == f"0 1 {ROW}"
 
 
@@ -68,7 +88,8 @@ def test_json_has_every_step_and_null_for_what_is_not_a_number(tmp_path: Path) -
     silent.close()
     ran = overlapscope("summary", tmp_path, "--json")
     content = json.loads(ran.stdout, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    assert list(content) == ["path", "run", "verdict", "ranks", "steps", "problems"]
+    assert list(content) == ["schema", "path", "run", "sentence", "account", "ranks", "steps", "problems"]
+    assert content["schema"] == 1
     assert content["path"] == str(tmp_path)
     assert content["run"]["backend"] == "gloo"
     assert len(content["steps"]) == 101
@@ -76,24 +97,33 @@ def test_json_has_every_step_and_null_for_what_is_not_a_number(tmp_path: Path) -
         "rank": 0,
         "step": 0,
         "step_time_ns": 10_000_000,
-        "compute_ns": 7_560_000,
-        "communication_ns": 3_700_000,
-        "overlap_ns": 2_400_000,
-        "exposed_ns": 1_300_000,
-        "overlap_ratio": pytest.approx(24 / 37),
         "data_wait_ns": 500_000,
+        "buffers_ns": 0,
         "forward_ns": 2_000_000,
-        "backward_ns": 4_000_000,
-        "finalise_ns": 1_500_000,
+        "between_ns": 500_000,
+        "backward_ns": 3_880_000,
+        "exposed_ns": 1_300_000,
+        "copies_ns": 320_000,
         "optimizer_ns": 1_500_000,
         "evaluation_ns": 0,
+        "gc_ns": 0,
+        "unknown_ns": 0,
+        "compute_ns": 7_380_000,
+        "hidden_ns": 2_400_000,
+        "communication_ns": 3_700_000,
+        "overlap_ratio": pytest.approx(24 / 37),
+        "is_counted": False,
     }
     assert content["steps"][-1]["overlap_ratio"] is None
     assert [rank["rank"] for rank in content["ranks"]] == [0, 1]
     assert content["ranks"][0]["steps_counted"] == 47
     assert content["ranks"][0]["exposed_ns"] == 1_300_000
-    assert content["verdict"]["sentence"] == VERDICT
-    assert content["verdict"]["warm_up_steps_left_out"] == 3
+    assert content["sentence"] == VERDICT
+    account = content["account"]
+    assert (account["ranks"], account["steps"], account["ranks_left_out"]) == (2, 47, [2])
+    assert account["apart"] == [{"why": "warm-up", "steps": [0, 1, 2], "block": None}]
+    assert sum(mean["value"] for mean in account["blocks_ns"].values()) == account["step_ns"]["value"] == 10_000_000
+    assert account["critical_path_ns"] is None
     assert content["problems"] == []
 
 
@@ -134,7 +164,7 @@ def test_a_recording_without_a_finished_step_says_so(tmp_path: Path, capsys: pyt
     assert capsys.readouterr().out.splitlines()[1:] == ["No step has finished, so there is nothing to measure yet."]
     assert main(["summary", str(tmp_path), "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
-    assert (content["ranks"], content["steps"], content["verdict"]["overlap_ratio"]) == ([], [], None)
+    assert (content["ranks"], content["steps"], content["account"]["overlap_ratio"]) == ([], [], None)
 
 
 def test_facts_that_are_not_known_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -121,7 +121,7 @@ def test_many_ranks_are_listed_by_how_much_their_compute_differs(tmp_path):
         tmp_path / "traces", late_us=lambda rank, _: 2_000 if rank == 18 else 0, ranks=20, steps=6
     )
     snapshot = Recording(folder).newest()
-    rows = overview.rank_rows(snapshot.trace, snapshot.rank_medians)
+    rows = overview.rank_rows(snapshot.trace, snapshot.rank_means)
     assert rows[0].rank == 18
     assert len(rows) == 20
 

@@ -1,4 +1,4 @@
-"""Overlap per step: a step worked out by hand, and what belongs to which step."""
+"""The figures of a step: one worked out by hand, and what belongs to which step."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from overlapscope.analysis.overlap import overlap_by_step
+from overlapscope.account.blocks import account_of
+from overlapscope.account.figures import figures_of
 from overlapscope.trace.format import Flag, Kind, Phase, pack_body
 from overlapscope.trace.reader import Trace, read_trace
 from tests.synthetic import US, make_rank, write_recording
@@ -26,6 +28,10 @@ def record(folder: Path, *records: tuple[bytes, int, int, int]) -> Trace:
     return read_trace(folder)
 
 
+def figures_by_step(trace: Trace) -> pd.DataFrame:
+    return figures_of(account_of(trace))
+
+
 def phase(which: Phase, flags: Flag = Flag.NONE) -> bytes:
     return pack_body(Kind.PHASE, index=which, flags=flags)
 
@@ -34,25 +40,22 @@ STEP = pack_body(Kind.STEP)
 
 
 def test_the_synthetic_step_by_hand(tmp_path: Path) -> None:
-    per_step = overlap_by_step(read_trace(write_recording(tmp_path, ranks=2, steps=3)))
+    per_step = figures_by_step(read_trace(write_recording(tmp_path, ranks=2, steps=3)))
     assert per_step[["rank", "step"]].to_numpy().tolist() == [[r, s] for r in range(2) for s in range(3)]
-    # forward 500-2500, backward 3000-7000, copies out 8320-8380 in three pieces, optimizer 8500-10000
-    compute_us = 2000 + 4000 + 3 * 20 + 1500
-    # 4000-4800, 5000-6500, 6900-8300; the last has 6900-7000 under backward, and the copies out come after it
-    communication_us = 800 + 1500 + 1400
-    overlap_us = 800 + 1500 + 100
+    # 4000-4800, 5000-6500, 6900-8300; the last has 6900-7000 under backward, and the rest is waited for
     expected = {
         "step_time_ns": 10_000,
-        "compute_ns": compute_us,
-        "communication_ns": communication_us,
-        "overlap_ns": overlap_us,
-        "exposed_ns": communication_us - overlap_us,
         "data_wait_ns": 500,
         "forward_ns": 2000,
-        "backward_ns": 4000,
-        "finalise_ns": 1500,
+        "between_ns": 500,
+        "backward_ns": 4000 - 3 * 40,  # without the copies in
+        "exposed_ns": 1300,
+        "copies_ns": 3 * 40 + 200,  # and what of finalise comes after the wait
         "optimizer_ns": 1500,
         "evaluation_ns": 0,
+        "compute_ns": 2000 + 3880 + 1500,
+        "hidden_ns": 800 + 1500 + 100,
+        "communication_ns": 800 + 1500 + 1400,
     }
     for name, microseconds in expected.items():
         assert per_step[name].tolist() == [microseconds * US] * 6, name
@@ -61,7 +64,7 @@ def test_the_synthetic_step_by_hand(tmp_path: Path) -> None:
 
 
 def test_without_communication_the_ratio_is_nan(tmp_path: Path) -> None:
-    per_step = overlap_by_step(record(tmp_path, (phase(Phase.FORWARD), 0, 0, 10), (STEP, 0, 0, 20)))
+    per_step = figures_by_step(record(tmp_path, (phase(Phase.FORWARD), 0, 0, 10), (STEP, 0, 0, 20)))
     assert per_step["communication_ns"].tolist() == [0]
     assert math.isnan(per_step["overlap_ratio"][0])
 
@@ -76,39 +79,29 @@ def test_collectives_that_run_at_the_same_time_count_once(tmp_path: Path) -> Non
         (phase(Phase.BACKWARD), 0, 0, 4),
         (STEP, 0, 0, 20),
     )
-    row = overlap_by_step(trace).iloc[0]
-    assert (row["communication_ns"], row["overlap_ns"], row["exposed_ns"]) == (8 * US, 2 * US, 6 * US)
+    row = figures_by_step(trace).iloc[0]
+    assert (row["communication_ns"], row["hidden_ns"], row["exposed_ns"]) == (8 * US, 8 * US, 0)
 
 
-def test_waiting_for_buckets_and_for_data_is_not_compute(tmp_path: Path) -> None:
+def test_only_what_finalise_waits_for_is_exposed(tmp_path: Path) -> None:
     trace = record(
         tmp_path,
         (LAUNCH, 0, 0, 0),
-        (ALL_REDUCE, 0, 0, 30),
+        (ALL_REDUCE, 0, 0, 25),
         (phase(Phase.DATA_WAIT), 0, 0, 10),
         (phase(Phase.FINALISE), 0, 10, 30),
         (STEP, 0, 0, 30),
     )
-    row = overlap_by_step(trace).iloc[0]
-    assert (row["compute_ns"], row["overlap_ns"], row["exposed_ns"]) == (0, 0, 30 * US)
+    row = figures_by_step(trace).iloc[0]
+    assert (row["compute_ns"], row["hidden_ns"], row["exposed_ns"]) == (0, 10 * US, 15 * US)
+    assert row["copies_ns"] == 5 * US
 
 
 @pytest.mark.parametrize("computing", [Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.EVALUATION])
 def test_every_other_phase_hides_communication(tmp_path: Path, computing: Phase) -> None:
     trace = record(tmp_path, (LAUNCH, 0, 2, 2), (ALL_REDUCE, 0, 2, 8), (phase(computing), 0, 0, 10), (STEP, 0, 0, 10))
-    row = overlap_by_step(trace).iloc[0]
+    row = figures_by_step(trace).iloc[0]
     assert (row["compute_ns"], row["overlap_ratio"]) == (10 * US, 1.0)
-
-
-def test_only_copies_out_of_a_bucket_count_by_themselves(tmp_path: Path) -> None:
-    """Copies in happen within backward, which counts already."""
-    trace = record(
-        tmp_path,
-        (pack_body(Kind.COPY_IN), 0, 0, 5),
-        (pack_body(Kind.COPY_OUT), 0, 10, 12),
-        (STEP, 0, 0, 20),
-    )
-    assert overlap_by_step(trace)["compute_ns"].tolist() == [2 * US]
 
 
 def test_both_backward_passes_of_gradient_accumulation_count(tmp_path: Path) -> None:
@@ -118,11 +111,10 @@ def test_both_backward_passes_of_gradient_accumulation_count(tmp_path: Path) -> 
         (phase(Phase.BACKWARD), 0, 20, 30),
         (STEP, 0, 0, 40),
     )
-    assert overlap_by_step(trace)["backward_ns"].tolist() == [20 * US]
+    assert figures_by_step(trace)["backward_ns"].tolist() == [20 * US]
 
 
-def test_a_collective_belongs_to_the_step_it_is_recorded_under(tmp_path: Path) -> None:
-    """Even one that ends while the next step already computes."""
+def test_a_collective_counts_for_the_steps_in_which_it_is_under_way(tmp_path: Path) -> None:
     trace = record(
         tmp_path,
         (LAUNCH, 0, 8, 8),
@@ -131,9 +123,9 @@ def test_a_collective_belongs_to_the_step_it_is_recorded_under(tmp_path: Path) -
         (phase(Phase.FORWARD), 1, 10, 20),
         (STEP, 1, 10, 20),
     )
-    per_step = overlap_by_step(trace)
-    assert per_step["communication_ns"].tolist() == [6 * US, 0]
-    assert per_step["overlap_ns"].tolist() == [0, 0]
+    per_step = figures_by_step(trace)
+    assert per_step["communication_ns"].tolist() == [2 * US, 4 * US]
+    assert per_step["hidden_ns"].tolist() == [2 * US, 4 * US]
 
 
 def test_an_unfinished_step_has_no_row_and_an_unfinished_collective_no_time(tmp_path: Path) -> None:
@@ -145,14 +137,14 @@ def test_an_unfinished_step_has_no_row_and_an_unfinished_collective_no_time(tmp_
         (ALL_REDUCE, 1, 12, 14),
         (phase(Phase.FORWARD), 1, 10, 20),
     )
-    per_step = overlap_by_step(trace)
+    per_step = figures_by_step(trace)
     assert per_step["step"].tolist() == [0]
     assert per_step["communication_ns"].tolist() == [0]
 
 
 def test_a_recording_without_a_finished_step_has_the_columns_and_no_row(tmp_path: Path) -> None:
-    with_rows = overlap_by_step(record(tmp_path / "one", (STEP, 0, 0, 10)))
-    without = overlap_by_step(record(tmp_path / "none", (phase(Phase.FORWARD), 0, 0, 10)))
+    with_rows = figures_by_step(record(tmp_path / "one", (STEP, 0, 0, 10)))
+    without = figures_by_step(record(tmp_path / "none", (phase(Phase.FORWARD), 0, 0, 10)))
     assert len(without) == 0
     assert list(without.columns) == list(with_rows.columns)
 
@@ -164,4 +156,4 @@ def test_a_step_number_occurs_on_every_rank(tmp_path: Path) -> None:
         log.append(phase(Phase.FORWARD), 7, 0, end_us * US)
         log.append(STEP, 7, 0, 20 * US)
         log.close()
-    assert overlap_by_step(read_trace(tmp_path))["forward_ns"].tolist() == [4 * US, 9 * US]
+    assert figures_by_step(read_trace(tmp_path))["forward_ns"].tolist() == [4 * US, 9 * US]

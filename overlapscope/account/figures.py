@@ -1,0 +1,37 @@
+"""The account as a table: one row per rank and finished step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from overlapscope.account.blocks import BLOCKS, Account
+
+COMPUTE: tuple[str, ...] = ("forward", "backward", "optimizer", "evaluation")
+"""Blocks in which the model is computed."""
+
+
+def figures_of(account: Account) -> pd.DataFrame:
+    """Every rank's every step, in the order of ``trace.steps``.
+
+    Returns:
+        rank, step, step_time_ns, a column for each of ``BLOCKS`` (these sum to the step time), compute_ns (those of
+        ``COMPUTE``), hidden_ns (for how long gradients are communicated while something else goes on), communication_ns
+        (hidden and exposed), overlap_ratio (hidden over communication; NaN without communication).
+    """
+    blocks_ns = {f"{name}_ns": account.ns[:, place] for place, name in enumerate(BLOCKS)}
+    hidden_ns = account.hidden_ns.sum(axis=1)
+    communication_ns = hidden_ns + blocks_ns["exposed_ns"]
+    nothing = np.full(len(hidden_ns), np.nan)
+    return pd.DataFrame(
+        {
+            "rank": account.rank,
+            "step": account.step,
+            "step_time_ns": account.end_ns - account.start_ns,
+            **blocks_ns,
+            "compute_ns": np.sum([blocks_ns[f"{name}_ns"] for name in COMPUTE], axis=0),
+            "hidden_ns": hidden_ns,
+            "communication_ns": communication_ns,
+            "overlap_ratio": np.divide(hidden_ns, communication_ns, out=nothing, where=communication_ns > 0),
+        }
+    )

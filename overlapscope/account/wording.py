@@ -1,0 +1,60 @@
+"""What the parts of an account are called, on every page and in every command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from overlapscope.account.alike import Apart
+
+BLOCK_LABELS: Final = {
+    "data_wait": "data wait",
+    "buffers": "broadcast of buffers",
+    "forward": "forward",
+    "between": "between phases",
+    "backward": "backward",
+    "exposed": "exposed communication",
+    "copies": "copies of gradients",
+    "optimizer": "optimizer",
+    "evaluation": "evaluation",
+    "gc": "garbage collection",
+    "unknown": "nothing known",
+}
+REASON_LABELS: Final = {
+    "launch": "launch",
+    "later_rank": "waiting for a later rank",
+    "behind": "behind another bucket",
+    "transfer": "transfer",
+    "unknown": "can't be divided",
+}
+_MOST_NUMBERS: Final = 4
+
+
+def apart_text(apart: Sequence[Apart]) -> str:
+    """The steps that are kept apart: ``3 to warm up (0 to 2), 1 far longer in data wait (20)``; empty without any."""
+    return ", ".join(f"{len(one.steps):,} {_why(one)} ({_numbers(one.steps)})" for one in apart)
+
+
+def left_out_text(ranks: Sequence[int]) -> str:
+    """Ranks that are not counted, as a sentence; empty without any."""
+    names = ", ".join(map(str, ranks[:_MOST_NUMBERS])) + (" ..." if len(ranks) > _MOST_NUMBERS else "")
+    return f"Left out because they finished far fewer steps: rank{'s' * (len(ranks) > 1)} {names}." if ranks else ""
+
+
+def _why(one: Apart) -> str:
+    block = f" in {BLOCK_LABELS[one.block]}" if one.block is not None else ""
+    return {
+        "warm-up": "to warm up",
+        "unfinished": "not finished by all ranks",
+        "other buckets": "with other buckets",
+        "evaluation": "with an evaluation",
+        "far longer": f"far longer{block}",
+        "far shorter": f"far shorter{block}",
+    }[one.why]
+
+
+def _numbers(steps: Sequence[int]) -> str:
+    if len(steps) > 2 and steps[-1] - steps[0] == len(steps) - 1:
+        return f"{steps[0]} to {steps[-1]}"
+    shown = ", ".join(map(str, steps[:_MOST_NUMBERS]))
+    return shown if len(steps) <= _MOST_NUMBERS else f"{shown} ..."

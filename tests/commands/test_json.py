@@ -1,0 +1,33 @@
+"""What programs are given is what docs/json.md says."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from overlapscope.cli import main
+from tests.synthetic import write_recording
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "json.md"
+
+
+def documented(heading: str, table: int) -> list[str]:
+    """The keys of a table, from 0, below a heading."""
+    section = DOCUMENT.read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"(?:^\| `.*\n)+", section, re.MULTILINE)[table].splitlines()
+    return [key for row in rows for key in re.findall(r"`(\w+)`", row.split("|")[1])]
+
+
+def test_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["summary", str(write_recording(tmp_path, steps=9)), "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    figures = {"rank", *documented("`overlapscope summary`", 2)}
+    assert set(content) == set(documented("`overlapscope summary`", 0))
+    assert set(content["account"]) == set(documented("`overlapscope summary`", 1))
+    assert set(content["ranks"][0]) == figures | {"steps_counted"}
+    assert set(content["steps"][0]) == figures | {"step", "is_counted"}
+    assert set(content["account"]["step_ns"]) == {"value", "low", "high"}
+    assert set(content["account"]["apart"][0]) == {"why", "steps", "block"}
