@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from overlapscope.account.arrivals import Matched, match_collectives
+from overlapscope.account.by_rank import RowsByRank
 from overlapscope.account.intervals import Int64Array, union
 from overlapscope.account.timeline import Timeline, paint
 from overlapscope.account.waits import Starts, Waits, starts_of, waits_of
@@ -104,15 +105,16 @@ def account_of(trace: Trace) -> Account:
     wait_ns = np.zeros(len(waits.rank), dtype=np.int64)
     later_ns = np.zeros((len(waits.rank), len(BLOCKS)), dtype=np.int64)
     exposed = BLOCKS.index("exposed")
+    steps_of, sent_of, waits_of_rank, awaited_of = map(RowsByRank, (rank, sent, waits.rank, waits.later_rank))
     for one, timeline in timelines.items():
-        own = np.flatnonzero(rank == one)
+        own = steps_of[one]
         ns[own] = timeline.within(start_ns[own], end_ns[own])
-        own = np.flatnonzero(sent == one)
+        own = sent_of[one]
         np.add.at(hidden_ns, sent_row[own], timeline.within(*sent_edges_ns[:, own]))
-        own = np.flatnonzero(waits.rank == one)
+        own = waits_of_rank[one]
         wait_ns[own] = timeline.within(waits.start_ns[own], waits.end_ns[own])[:, exposed]
-        awaited = np.flatnonzero(waits.later_rank == one)
-        later_ns[awaited] = timeline.within(waits.start_ns[awaited], waits.end_ns[awaited])
+        own = awaited_of[one]
+        later_ns[own] = timeline.within(waits.start_ns[own], waits.end_ns[own])
     hidden_ns[:, exposed] = 0
     return Account(
         rank=rank,
@@ -152,8 +154,8 @@ class _Spans:
     """Spans of all ranks: of whom (n,), from when until when (2, n)."""
 
     def __init__(self, rank: Int64Array, edges_ns: Int64Array) -> None:
-        order = np.argsort(rank, kind="stable")
-        self._order, self._rank, self._edges_ns = order, rank[order], edges_ns[:, order]
+        self._rank, self._edges_ns = rank, edges_ns
+        self._rows = RowsByRank(rank)
 
     @classmethod
     def of(cls, table: pd.DataFrame, start: str = "start_ns") -> _Spans:
@@ -162,12 +164,11 @@ class _Spans:
 
     def where(self, which: npt.NDArray[np.bool_]) -> _Spans:
         """Those of some rows of the table."""
-        kept = which[self._order]
-        return _Spans(self._rank[kept], self._edges_ns[:, kept])
+        return _Spans(self._rank[which], self._edges_ns[:, which])
 
     def of_rank(self, rank: int) -> Int64Array:
         """Those of one rank, (2, n)."""
-        return self._edges_ns[:, slice(*np.searchsorted(self._rank, [rank, rank + 1]))]
+        return self._edges_ns[:, self._rows[rank]]
 
 
 def _hulls(phases_ns: Int64Array, steps_ns: Int64Array) -> Int64Array:
@@ -211,9 +212,10 @@ class _Cut:
 
     def _parts(self, rank: Int64Array, edges_ns: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
         first, count = np.zeros((2, len(rank)), dtype=np.int64)
-        for one in np.unique(rank):
+        rows_of = RowsByRank(rank)
+        for one in np.unique(rank).tolist():
             begin, end = np.searchsorted(self._rank, [one, one + 1])
-            theirs = rank == one
+            theirs = rows_of[one]
             first[theirs] = begin + np.searchsorted(self._end_ns[begin:end], edges_ns[0, theirs], side="right")
             last = begin + np.searchsorted(self._start_ns[begin:end], edges_ns[1, theirs], side="left")
             count[theirs] = np.maximum(0, last - first[theirs])

@@ -14,6 +14,7 @@ import numpy as np
 
 from overlapscope.account.alike import AlikeSteps
 from overlapscope.account.blocks import BLOCKS, Account
+from overlapscope.account.by_rank import RowsByRank
 from overlapscope.account.intervals import Int64Array
 from overlapscope.account.waits import LONG_AGO, REASONS
 from overlapscope.trace.reader import Trace
@@ -59,8 +60,9 @@ def job_account_of(trace: Trace, account: Account, alike: AlikeSteps) -> JobAcco
     for number, name in _TRANSFERS.items():
         sent = who[piece] == number
         np.add.at(ns[:, BLOCKS.index(name)], step[sent], (until_ns - from_ns)[sent])
+    pieces_of = RowsByRank(who[piece])
     for place, rank in enumerate(ranks.tolist()):
-        own = who[piece] == rank
+        own = pieces_of[rank]
         np.add.at(ns, step[own], account.timelines[rank].within(from_ns[own], until_ns[own]))
         np.add.at(rank_ns[:, place], step[own], (until_ns - from_ns)[own])
     return JobAccount(start_ns=start_ns, end_ns=end_ns, ns=ns, ranks=ranks, rank_ns=rank_ns)
@@ -109,9 +111,10 @@ def _entries(trace: Trace, account: Account) -> dict[int, tuple[Int64Array, Int6
     from_ns = np.concatenate([waits.start_ns[awaited], account.starts.own_ns[sent]])
     until_ns = np.concatenate([waits.end_ns[awaited], table["end_ns"].to_numpy(np.int64, na_value=0)[sent]])
     row = np.concatenate([waits.collective[awaited], sent])
-    order = np.lexsort((from_ns, rank))
-    return {
-        int(one): (from_ns[own], until_ns[own], row[own])
-        for one in np.unique(account.rank)
-        for own in [order[slice(*np.searchsorted(rank[order], [one, one + 1]))]]
-    }
+    order = np.argsort(from_ns, kind="stable")
+    rows_of = RowsByRank(rank[order])
+    found = {}
+    for one in np.unique(account.rank).tolist():
+        own = order[rows_of[one]]
+        found[one] = from_ns[own], until_ns[own], row[own]
+    return found

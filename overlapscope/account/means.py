@@ -9,14 +9,16 @@ where a recording has few blocks.
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from overlapscope.account.intervals import Float64Array
 from overlapscope.interval import Interval
 
-_Z_95 = 1.6448536269514722
-_MOST_ALIKE = 0.97
-_LEAST_FREEDOM = 2.0
+_Z_95: Final = 1.6448536269514722
+_MOST_ALIKE: Final = 0.97
+_LEAST_FREEDOM: Final = 2.0
 
 
 def mean_of(series: Float64Array) -> list[Interval]:
@@ -44,14 +46,18 @@ def _half_widths(series: Float64Array) -> Float64Array:
     # In short series the correlation comes out too small, by about (1 + 4 r) / n.
     alike = np.clip((steps * alike + 1) / (steps - 4) if steps > 8 else alike, 0.0, _MOST_ALIKE)
     independent = steps * (1 - alike) / (1 + alike)
-    half_widths: Float64Array = _student_95(np.maximum(independent - 1, _LEAST_FREEDOM)) * np.sqrt(
+    half_widths: Float64Array = student_95(np.maximum(independent - 1, _LEAST_FREEDOM)) * np.sqrt(
         power / (steps - 1) / independent
     )
     return half_widths
 
 
-def _student_95(freedom: Float64Array) -> Float64Array:
-    """The 95 % quantile of Student's t, as a series in the normal one (Abramowitz and Stegun, 26.7.5)."""
+def student_95(freedom: Float64Array) -> Float64Array:
+    """The 95 % quantile of Student's t, as a series in the normal one (Abramowitz and Stegun, 26.7.5).
+
+    Args:
+        freedom: degrees of freedom, from 2; there it is 1 % too small.
+    """
     z = _Z_95
     return (
         z

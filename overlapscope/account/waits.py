@@ -113,16 +113,17 @@ def waits_of(trace: Trace, starts: Starts) -> Waits:
         edges_ns[number] = np.clip(moment_ns[row], edges_ns[number - 1], edges_ns[4])
     reason = np.repeat(np.arange(4, dtype=np.int8)[:, None], len(row), axis=1)
     reason[2:, ~starts.is_known[row]] = REASONS.index("unknown")
-    later_rank = np.where(reason == REASONS.index("later_rank"), starts.last_rank[row], NOBODY)
-    rank = table["rank"].to_numpy(np.int64)[row]
+    part, which = np.nonzero(edges_ns[1:] > edges_ns[:-1])
+    collective, reason = row[which], reason[part, which]
+    is_late = reason == REASONS.index("later_rank")
     return _disjoint(
         Waits(
-            rank=np.tile(rank, 4),
-            start_ns=edges_ns[:-1].ravel(),
-            end_ns=edges_ns[1:].ravel(),
-            collective=np.tile(row, 4),
-            reason=reason.ravel(),
-            later_rank=later_rank.ravel(),
+            rank=table["rank"].to_numpy(np.int64)[collective],
+            start_ns=edges_ns[part, which],
+            end_ns=edges_ns[part + 1, which],
+            collective=collective,
+            reason=reason,
+            later_rank=np.where(is_late, starts.last_rank[collective], NOBODY),
         )
     )
 

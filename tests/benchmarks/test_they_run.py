@@ -31,6 +31,7 @@ ALONE = {
     "diagnose": "--ranks 4 --collectives 2000",
     "fault_table": "--ranks 2 failed-rank",
     "injected_faults": "FOLDER none slow_data --steps 25",
+    "intervals": "--recordings 10 --steps 12",
     "links": "--samples 1",
     "plan_search": "--plans 10 --parameters 20 --cycles 2 --ranks 2",
     "recorder": "--rounds 1 --steps 3",
