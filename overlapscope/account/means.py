@@ -17,7 +17,7 @@ from overlapscope.account.intervals import Float64Array
 from overlapscope.interval import Interval
 
 _Z_95: Final = 1.6448536269514722
-_MOST_ALIKE: Final = 0.97
+_MOST_ALIKE: Final = 0.995
 _LEAST_FREEDOM: Final = 2.0
 
 
@@ -35,17 +35,33 @@ def mean_of(series: Float64Array) -> list[Interval]:
     ]
 
 
-def _half_widths(series: Float64Array) -> Float64Array:
+def independent_steps(series: Float64Array, *, levels: int = 1, sigmas: float = 0.0) -> Float64Array:
+    """As many independent steps would tell as much about the mean of each column (S, K) as these do.
+
+    Args:
+        levels: how many means have been taken out of the series before, this one included: with each the correlation
+            of neighbours comes out smaller by about (1 + 4 r) / n.
+        sigmas: for who must not overestimate the number: so many standard errors are added to the correlation.
+    """
     steps = len(series)
-    if steps < 3:
-        return np.full(series.shape[1], np.nan)
     deviation = series - series.mean(axis=0)
     power = (deviation**2).sum(axis=0)
     together = (deviation[1:] * deviation[:-1]).sum(axis=0)
     alike = np.divide(together, power, out=np.zeros_like(power), where=power > 0)
-    # In short series the correlation comes out too small, by about (1 + 4 r) / n.
-    alike = np.clip((steps * alike + 1) / (steps - 4) if steps > 8 else alike, 0.0, _MOST_ALIKE)
-    independent = steps * (1 - alike) / (1 + alike)
+    if steps > 8 * levels:
+        alike = (steps * alike + levels) / (steps - 4 * levels)
+    alike = alike + sigmas * np.sqrt(np.maximum(0.0, 1 - alike**2) / steps)
+    alike = np.clip(alike, 0.0, _MOST_ALIKE)
+    independent: Float64Array = steps * (1 - alike) / (1 + alike)
+    return independent
+
+
+def _half_widths(series: Float64Array) -> Float64Array:
+    steps = len(series)
+    if steps < 3:
+        return np.full(series.shape[1], np.nan)
+    independent = independent_steps(series)
+    power = ((series - series.mean(axis=0)) ** 2).sum(axis=0)
     half_widths: Float64Array = student_95(np.maximum(independent - 1, _LEAST_FREEDOM)) * np.sqrt(
         power / (steps - 1) / independent
     )

@@ -1,8 +1,10 @@
 """How a delay is spread over the steps: in all of them, every k-th, from one step on, or now and then.
 
-A series is how much longer a rank takes than the median rank, one value per cycle. What is usual is estimated from its
-lower half, which holds as long as fewer than half of the values are delayed. Every pattern comes with the statistic
-that shows it, and with the probability that noise alone would show as much.
+A series is how much longer a rank takes than the others do, one value per cycle; noise makes it longer as often as
+shorter. What is usual is estimated from its lower half, which holds as long as fewer than half of the values are
+delayed. Every pattern comes with the statistic that shows it, and with the probability that noise alone would show as
+much. Noise that lasts for some steps on end shows more, so neighbours that are alike count for as many steps as are
+independent.
 """
 
 from __future__ import annotations
@@ -14,17 +16,22 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
+from overlapscope.account.means import independent_steps
+
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 Kind = Literal["persistent", "shift", "periodic", "transient"]
 
 SIGNIFICANCE: Final = 1e-4
-"""A pattern is named if noise would show as much with at most this probability, counting all tries of a search."""
+"""A pattern of a series on its own is named if noise would show as much with at most this probability, counting all
+tries of a search. Who looks at many series has to ask for less."""
 
 DELAY_SIGMAS: Final = 6.0
 """A value this many standard deviations above normal is delayed."""
 
+_CAUTIOUS_SIGMAS: Final = 1.0
+"""By so many standard errors neighbours are taken to be more alike than they seem."""
 _LEAST_VALUES: Final = 5
 """Fewer cycles than this on one side of a change say nothing."""
 _LEAST_PERIODIC: Final = 4
@@ -53,31 +60,42 @@ class DelayPattern:
     statistic: str
     """The evidence in words."""
     p_value: float
-    """The probability that noise alone would show as much; 0 if too small for a float."""
+    """The probability that noise alone would show as much; 0 if too small for a float. NaN for what comes now and then:
+    that is a fact about some steps, and says nothing of others."""
     period: int | None = None
     """Steps from one delay to the next, if periodic."""
 
 
-def find_patterns(series_ns: npt.ArrayLike, steps: npt.NDArray[np.int64], least_ns: float) -> list[DelayPattern]:
+def find_patterns(
+    series_ns: npt.ArrayLike,
+    steps: npt.NDArray[np.int64],
+    least_ns: float,
+    *,
+    significance: float = SIGNIFICANCE,
+    others: str = "the others",
+) -> list[DelayPattern]:
     """Name what is unusual about a series: at most one lasting delay, and what comes on top of it.
 
     Args:
         series_ns: (S,) by cycle.
         steps: (S,) ascending numbers of the steps.
         least_ns: smaller delays don't matter.
+        significance: noise would show as much with at most this probability.
+        others: what the series is compared with, in words.
     """
     series = np.asarray(series_ns, dtype=np.float64)
     found: list[DelayPattern] = []
     rest = series
-    shift = _shift(series, steps, least_ns)
+    change = _change_of(series)
+    shift = None if change is None else _shift(series, change, steps, least_ns, significance)
     if shift is not None:
         found.append(shift)
         rest = np.where(shift.where, series - np.median(series[shift.where]) + shift.usual_ns, series)
-    elif (persistent := _persistent(series, least_ns)) is not None:
+    elif (persistent := _persistent(series, change, least_ns, significance, others)) is not None:
         found.append(persistent)
     usual_ns, sigma_ns = usual_of(rest)
     delayed = rest > usual_ns + max(DELAY_SIGMAS * sigma_ns, least_ns)
-    periodic = _periodic(delayed, steps, usual_ns)
+    periodic = _periodic(delayed, steps, usual_ns, significance)
     if periodic is not None:
         found.append(periodic)
         delayed &= ~periodic.where
@@ -113,24 +131,50 @@ def chance_of_at_least(hits: int, tries: int, share: float) -> float:
     return min(1.0, total)
 
 
-def _persistent(series: Floats, least_ns: float) -> DelayPattern | None:
-    """Delayed in most cycles, by the sign test."""
+def _persistent(
+    series: Floats, change: _Change | None, least_ns: float, significance: float, others: str
+) -> DelayPattern | None:
+    """Delayed in most cycles, by the sign test, of as many cycles as are independent."""
     late, early = int((series > 0).sum()), int((series < 0).sum())
-    p_value = chance_of_at_least(late, late + early, 0.5)
+    # A change of level makes neighbours alike, but is no noise.
+    has_levels = change is not None and change.p_value <= significance
+    share = change.independent_share if change is not None and has_levels else _independent_share(series, 1)
+    tries = math.floor((late + early) * share)
+    p_value = chance_of_at_least(math.floor(late * share), tries, 0.5)
     # Not the median: if every other step is delayed, that may be a delayed one.
-    if float(np.quantile(series, _MIDDLE)) < least_ns or p_value > SIGNIFICANCE:
+    if float(np.quantile(series, _MIDDLE)) < least_ns or p_value > significance:
         return None
     return DelayPattern(
         kind="persistent",
         where=np.ones(len(series), dtype=bool),
         usual_ns=0.0,
-        statistic=f"longer than the median rank in {late} of {len(series)} steps (sign test, {_p_text(p_value)})",
+        statistic=f"longer than {others} in {late} of {len(series)} steps "
+        f"(sign test{_of_independent(tries, late + early)}, {_p_text(p_value)})",
         p_value=p_value,
     )
 
 
-def _shift(series: Floats, steps: npt.NDArray[np.int64], least_ns: float) -> DelayPattern | None:
-    """From one step on longer than before, or until one step: the Mann-Whitney test, for every step it might be."""
+@dataclass(frozen=True, kw_only=True)
+class _Change:
+    """The cycle that divides a series best into two levels."""
+
+    at: int
+    distance: float
+    """Of the Mann-Whitney test, in standard deviations, if all cycles were independent."""
+    tries: int
+    """How many cycles it might have been."""
+    independent_share: float
+    """How many cycles are independent of each other within the levels, as a share of all."""
+
+    @property
+    def p_value(self) -> float:
+        """The probability that noise would divide it as clearly."""
+        distance = self.distance * math.sqrt(self.independent_share)
+        return min(1.0, math.erfc(distance / math.sqrt(2)) * self.tries)
+
+
+def _change_of(series: Floats) -> _Change | None:
+    """None if the series is too short."""
     count = len(series)
     if count < 2 * _LEAST_VALUES:
         return None
@@ -139,27 +183,50 @@ def _shift(series: Floats, steps: npt.NDArray[np.int64], least_ns: float) -> Del
     deviation = np.sqrt(before_count * (count - before_count) * (count + 1) / 12)
     tried = slice(_LEAST_VALUES - 1, count - _LEAST_VALUES)
     distances = np.abs(rank_sum[tried]) / deviation[tried]
-    change = int(distances.argmax()) + _LEAST_VALUES
-    p_value = min(1.0, math.erfc(float(distances.max()) / math.sqrt(2)) * len(distances))
-    change = _refined(series, change)
-    before, after = series[:change], series[change:]
+    at = _refined(series, int(distances.argmax()) + _LEAST_VALUES)
+    levels = np.concatenate([part - part.mean() for part in (series[:at], series[at:])])
+    return _Change(
+        at=at,
+        distance=float(distances.max()),
+        tries=len(distances),
+        independent_share=_independent_share(levels, 2),
+    )
+
+
+def _independent_share(series: Floats, levels: int) -> float:
+    found = independent_steps(series[:, None], levels=levels, sigmas=_CAUTIOUS_SIGMAS)
+    return float(found[0]) / len(series)
+
+
+def _shift(
+    series: Floats, change: _Change, steps: npt.NDArray[np.int64], least_ns: float, significance: float
+) -> DelayPattern | None:
+    """From one step on longer than before, or until one step: the Mann-Whitney test, for every step it might be.
+
+    Neighbours that are alike within the two levels make its statistic as small as that of as many independent steps.
+    """
+    count = len(series)
+    before, after = series[: change.at], series[change.at :]
+    p_value = change.p_value
     is_late_after = np.median(after) > np.median(before)
     usual, late = (before, after) if is_late_after else (after, before)
     usual_ns, rise_ns = float(np.median(usual)), float(np.median(late) - np.median(usual))
     deviations = np.concatenate([np.abs(part - np.median(part)) for part in (before, after)])
     noise_ns = _MAD_TO_SIGMA * float(np.median(deviations))
     # A rank that is late throughout, and varies, is late all the time; drifting noise is no step.
-    if p_value > SIGNIFICANCE or rise_ns < max(least_ns, 2 * noise_ns) or usual_ns > rise_ns / 2:
+    if p_value > significance or rise_ns < max(least_ns, 2 * noise_ns) or usual_ns > rise_ns / 2:
         return None
     where = np.zeros(count, dtype=bool)
-    where[change:] = is_late_after
-    where[:change] = not is_late_after
-    since = f"from step {steps[change]} on" if is_late_after else f"until step {steps[change - 1]}"
+    where[change.at :] = is_late_after
+    where[: change.at] = not is_late_after
+    since = f"from step {steps[change.at]} on" if is_late_after else f"until step {steps[change.at - 1]}"
+    independent = math.floor(count * change.independent_share)
     return DelayPattern(
         kind="shift",
         where=where,
         usual_ns=usual_ns,
-        statistic=f"{since} {rise_ns / 1e6:.2f} ms longer (Mann-Whitney test, {_p_text(p_value)})",
+        statistic=f"{since} {rise_ns / 1e6:.2f} ms longer "
+        f"(Mann-Whitney test{_of_independent(independent, count)}, {_p_text(p_value)})",
         p_value=p_value,
     )
 
@@ -171,7 +238,7 @@ def _refined(series: Floats, change: int) -> int:
     return int(tried.argmin()) + _LEAST_VALUES
 
 
-def _periodic(delayed: Mask, steps: npt.NDArray[np.int64], usual_ns: float) -> DelayPattern | None:
+def _periodic(delayed: Mask, steps: npt.NDArray[np.int64], usual_ns: float, significance: float) -> DelayPattern | None:
     """At equal distances: more of the steps that a period calls for are delayed than chance would have it."""
     late_steps = steps[delayed]
     periods = np.unique(np.diff(late_steps))
@@ -188,7 +255,7 @@ def _periodic(delayed: Mask, steps: npt.NDArray[np.int64], usual_ns: float) -> D
             continue
         chance = chance_of_at_least(len(hits) - 2, slots - 2, len(late_steps) / len(steps))
         p_value = min(1.0, chance * period * len(periods))
-        if p_value <= SIGNIFICANCE and (best is None or p_value < best.p_value):
+        if p_value <= significance and (best is None or p_value < best.p_value):
             best = DelayPattern(
                 kind="periodic",
                 where=delayed & called_for,
@@ -201,7 +268,7 @@ def _periodic(delayed: Mask, steps: npt.NDArray[np.int64], usual_ns: float) -> D
 
 
 def _transient(series: Floats, delayed: Mask, usual_ns: float, sigma_ns: float) -> DelayPattern:
-    """Now and then. How far out of the usual the largest is says how sure that is; noise has no such tail."""
+    """Now and then. Whose doing that is can only be told from the other ranks."""
     distance = (float(series[delayed].max()) - usual_ns) / sigma_ns if sigma_ns > 0 else math.inf
     count = int(delayed.sum())
     times = f"{count} of {len(series)} steps, up to " if count > 1 else ""
@@ -211,7 +278,7 @@ def _transient(series: Floats, delayed: Mask, usual_ns: float, sigma_ns: float) 
         where=delayed.copy(),
         usual_ns=usual_ns,
         statistic=f"{times}{above} above normal",
-        p_value=min(1.0, math.erfc(distance / math.sqrt(2)) / 2 * len(series)),
+        p_value=math.nan,
     )
 
 
@@ -221,6 +288,10 @@ def _mean_ranks(values: Floats) -> Floats:
     last = np.cumsum(counts)
     ranks: Floats = (last - (counts - 1) / 2)[place.ravel()]
     return ranks
+
+
+def _of_independent(independent: int, steps: int) -> str:
+    return f" of {independent} independent ones" if independent < steps else ""
 
 
 def _p_text(p_value: float) -> str:

@@ -36,9 +36,9 @@ PART_LABELS: Final = {
 """Labels of causes of own time, for sentences."""
 
 _DOES_LONGER: Final = {
-    "compute": "computes {} longer than the median rank",
-    "data_wait": "waits {} longer for data than the median rank",
-    "evaluation": "evaluates {} longer than the median rank",
+    "compute": "computes {} longer than {}",
+    "data_wait": "waits {} longer for data than {}",
+    "evaluation": "evaluates {} longer than {}",
     "gc": "collects garbage for {}",
     "carried_over": "is released {} late by the previous step's communication",
     "transfer": "take {} longer after all ranks have arrived",
@@ -52,7 +52,7 @@ def describe(finding: Finding) -> str:
     if finding.link is not None:
         longer = f"all-reduces take {format_ns(finding.delay_ns)} longer {when(finding)}"
         return f"{_capital(who(finding))} {_carries(finding.link)}, so {longer}: {cost(finding)}."
-    does = _DOES_LONGER[finding.cause].format(format_ns(finding.delay_ns))
+    does = _DOES_LONGER[finding.cause].format(format_ns(finding.delay_ns), finding.compared_with)
     return f"{_capital(who(finding))} {does} {when(finding)}{_parts(finding)}: {cost(finding)}."
 
 

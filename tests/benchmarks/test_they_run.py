@@ -29,6 +29,7 @@ ALONE = {
     "collective_ends": "--steps 2",
     "collective_log": "--pairs 1",
     "diagnose": "--ranks 4 --collectives 2000",
+    "false_alarms": "--recordings 2 --ranks 2 --steps 30 --delay 0.1",
     "fault_table": "--ranks 2 failed-rank",
     "injected_faults": "FOLDER none slow_data --steps 25",
     "intervals": "--recordings 10 --steps 12",

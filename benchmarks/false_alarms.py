@@ -1,0 +1,153 @@
+"""How often a rank is named although nothing but noise makes ranks differ, and how small a real delay is found.
+
+    python -m benchmarks.false_alarms
+
+Every line is of so many made-up recordings of a step of 42 ms, in which each rank's compute varies by 5 % of the step
+and its data wait by 10 % of itself, both with noise of one kind. What counts is a finding of any kind: a rank, a host or
+all-reduces that take longer. The aim is fewer than 1 in 1,000 recordings. With --delay one rank computes longer by that
+share of the step in all steps, and what counts is that it is named, and nobody else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from overlapscope.analysis.cycles import CAUSES, Cycles
+from overlapscope.analysis.stragglers import Stragglers, find_stragglers
+
+Floats = npt.NDArray[np.float64]
+Noise = Callable[[np.random.Generator, int, int], Floats]
+
+MS = 1_000_000
+USUAL_MS = {"finalise": 1, "optimizer": 3, "data_wait": 2, "forward": 10, "between": 1, "backward": 20}
+TRANSFER_MS = (2, 3)
+STEP_MS = sum(USUAL_MS.values()) + TRANSFER_MS[-1]
+COMPUTE_NOISE = 0.05
+DATA_NOISE = 0.10
+
+
+def autoregressive(correlation: float) -> Noise:
+    """(steps, ranks) of mean 0 and standard deviation 1, in which neighbouring steps are alike."""
+
+    def noise(rng: np.random.Generator, steps: int, ranks: int) -> Floats:
+        shocks = rng.standard_normal((steps, ranks))
+        series = shocks.copy()
+        for step in range(1, steps):
+            series[step] = correlation * series[step - 1] + math.sqrt(1 - correlation**2) * shocks[step]
+        return series
+
+    return noise
+
+
+def heavy_tailed(rng: np.random.Generator, steps: int, ranks: int) -> Floats:
+    """Log-normal with a sigma of 1."""
+    usual, spread = math.exp(0.5), math.sqrt((math.e - 1) * math.e)
+    return (np.exp(rng.standard_normal((steps, ranks))) - usual) / spread
+
+
+def bimodal(rng: np.random.Generator, steps: int, ranks: int) -> Floats:
+    """One step of five is longer."""
+    return ((rng.random((steps, ranks)) < 0.2) - 0.2) / 0.4
+
+
+def shared_core(rng: np.random.Generator, steps: int, ranks: int) -> Floats:
+    """What one of two neighbours gets of their core the other one lacks, for some steps on end."""
+    series = autoregressive(0.9)(rng, steps, ranks)
+    series[:, 1::2] = -series[:, : ranks - ranks % 2 : 2]
+    return series
+
+
+NOISE: dict[str, Noise] = {
+    "normal": autoregressive(0.0),
+    "heavy-tailed": heavy_tailed,
+    "AR 0.9": autoregressive(0.9),
+    "drifting": autoregressive(0.99),
+    "bimodal": bimodal,
+    "shared core": shared_core,
+}
+
+
+def made_up(rng: np.random.Generator, noise: Noise, ranks: int, steps: int, delay: float = 0.0) -> Cycles:
+    """The cycles of a recording in which rank 0 computes longer by a share of the step."""
+    own_ns = np.zeros((len(CAUSES), steps, ranks))
+    for name, usual_ms in USUAL_MS.items():
+        own_ns[CAUSES.index(name)] = usual_ms * MS
+    own_ns[CAUSES.index("backward")] += COMPUTE_NOISE * STEP_MS * MS * noise(rng, steps, ranks)
+    own_ns[CAUSES.index("backward"), :, 0] += delay * STEP_MS * MS
+    own_ns[CAUSES.index("data_wait")] *= 1 + DATA_NOISE * noise(rng, steps, ranks)
+    own = np.maximum(own_ns, 0).astype(np.int64)
+    last_ns = own.sum(axis=0)
+    lead_ns = np.stack([own[CAUSES.index("backward")] // 2, np.zeros_like(last_ns)], axis=2)
+    arrival_ns = last_ns[:, :, None] - lead_ns
+    transfer_ns = (np.array(TRANSFER_MS) * MS * (1 + 0.05 * rng.standard_normal((steps, 2)))).astype(np.int64)
+    end_ns = np.zeros((steps, 2), dtype=np.int64)
+    end_ns[:, 0] = arrival_ns[:, :, 0].max(axis=1) + transfer_ns[:, 0]
+    end_ns[:, 1] = np.maximum(arrival_ns[:, :, 1].max(axis=1), end_ns[:, 0]) + transfer_ns[:, 1]
+    return Cycles(
+        ranks=np.arange(ranks),
+        steps=np.arange(3, 3 + steps),
+        missing_ranks=0,
+        left_out=3,
+        buckets=np.arange(2),
+        bytes=np.array([4, 4]) * 1024**2,
+        begin_ns=np.arange(steps) * STEP_MS * MS,
+        own_ns=own,
+        lead_ns=lead_ns,
+        arrival_ns=arrival_ns,
+        end_ns=end_ns,
+        broadcast_ns=np.zeros((steps, ranks), dtype=np.int64),
+        clock_error_ns=0.0,
+    )
+
+
+def judged(cycles: Cycles) -> Stragglers:
+    """What is said of a recording, eight ranks to a host."""
+    return find_stragglers(cycles, {rank: f"node{rank // 8}" for rank in cycles.ranks.tolist()})
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recordings", type=int, default=10_000, help="of each kind, as time allows (default: 10,000)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="most time for each line (default: 30)")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4, 8, 64, 1024])
+    parser.add_argument("--steps", type=int, nargs="+", default=[30, 100, 1000])
+    parser.add_argument("--noise", nargs="+", choices=NOISE, default=list(NOISE))
+    parser.add_argument("--delay", type=float, nargs="*", default=[], help="shares of the step; 0.05 is 5 %%")
+    args = parser.parse_args()
+    rng = np.random.default_rng(15)
+    print("ranks steps  noise         delay recordings   named   wrong  what was named")
+    for ranks in args.ranks:
+        for steps in args.steps:
+            for name in args.noise:
+                for delay in [0.0, *args.delay]:
+                    count = named = wrong = 0
+                    kinds: Counter[str] = Counter()
+                    until = time.monotonic() + args.seconds
+                    while count < args.recordings and time.monotonic() < until:
+                        found = judged(made_up(rng, NOISE[name], ranks, steps, delay)).findings
+                        is_right = [delay > 0 and finding.ranks == (0,) for finding in found]
+                        count += 1
+                        named += any(is_right)
+                        wrong += not all(is_right)
+                        kinds.update(f"{finding.cause} {finding.pattern.kind}" for finding in found)
+                    most = ", ".join(f"{kind} {number}" for kind, number in kinds.most_common(3))
+                    print(
+                        f"{ranks:>5} {steps:>5}  {name:<13}{delay:>6.1%}{count:>11,}{named / count:>8.1%}"
+                        f"{wrong / count:>8.2%}  {most}",
+                        flush=True,
+                    )
+
+
+if __name__ == "__main__":
+    main()
