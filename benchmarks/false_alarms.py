@@ -3,9 +3,9 @@
     python -m benchmarks.false_alarms
 
 Every line is of so many made-up recordings of a step of 42 ms, in which each rank's compute varies by 5 % of the step
-and its data wait by 10 % of itself, both with noise of one kind. What counts is a finding of any kind: a rank, a host or
-all-reduces that take longer. The aim is fewer than 1 in 1,000 recordings. With --delay one rank computes longer by that
-share of the step in all steps, and what counts is that it is named, and nobody else.
+and its data wait by 10 % of itself, both with noise of one kind. What counts is a finding of any kind: a rank, a host
+or all-reduces that take longer. The aim is fewer than 1 in 1,000 recordings. With --delay one rank computes longer by
+that share of the step in all steps, and what counts is that it is named, and nobody else.
 """
 
 from __future__ import annotations

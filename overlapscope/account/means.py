@@ -51,7 +51,7 @@ def independent_steps(series: Float64Array, *, levels: int = 1, sigmas: float = 
     if steps > 8 * levels:
         alike = (steps * alike + levels) / (steps - 4 * levels)
     alike = alike + sigmas * np.sqrt(np.maximum(0.0, 1 - alike**2) / steps)
-    alike = np.clip(alike, 0.0, _MOST_ALIKE)
+    alike = np.where(power > 0, np.clip(alike, 0.0, _MOST_ALIKE), 0.0)  # what never varies has no noise
     independent: Float64Array = steps * (1 - alike) / (1 + alike)
     return independent
 
