@@ -5,20 +5,21 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from torch import nn
 
 from instrumented_ddp import DistributedDataParallel
-from overlapscope.analysis.overlap import COMPUTE_PHASES, overlap_by_step
+from overlapscope.account.alike import alike_steps
+from overlapscope.account.blocks import BLOCKS, account_of
+from overlapscope.account.critical_path import job_account_of
+from overlapscope.account.figures import figures_of
 from overlapscope.trace.format import EVENTS_FILE, rank_folder
 from overlapscope.trace.log import read_log
-from overlapscope.trace.reader import Trace, read_trace
+from overlapscope.trace.reader import read_trace
 from tests.cluster.ranks import run_ranks
 
 pytestmark = pytest.mark.cluster
@@ -61,36 +62,19 @@ def test_a_real_run_is_recorded_whole_and_in_order(tmp_path):
     assert all(buckets == sorted(buckets) for buckets in in_order)
 
 
-def exposed_ns(trace: Trace, rank: int, step: int) -> int:
-    """The time of a step in which something communicates and nothing computes, moment by moment."""
-
-    def spans(table: pd.DataFrame) -> list[tuple[int, int]]:
-        own = table[(table["rank"] == rank) & (table["step"] == step)]
-        return [(int(start), int(end)) for start, end in zip(own["start_ns"], own["end_ns"], strict=True)]
-
-    communicates = spans(trace.collectives)
-    computes = [
-        *spans(trace.phases[trace.phases["phase"].isin(COMPUTE_PHASES)]),
-        *spans(trace.copies[trace.copies["direction"] == "out"]),
-    ]
-    moments = sorted({time for span in (*communicates, *computes) for time in span})
-    return sum(
-        later - now
-        for now, later in pairwise(moments)
-        if any(start <= now < end for start, end in communicates)
-        and not any(start <= now < end for start, end in computes)
-    )
-
-
 def test_the_parts_of_a_real_step_add_up(tmp_path):
     run_ranks(train_recorded, 2, str(tmp_path))
     trace = read_trace(tmp_path)
-    per_step = overlap_by_step(trace)
-    assert len(per_step) == 2 * STEPS
-    for row in per_step.itertuples():
-        assert row.exposed_ns == exposed_ns(trace, row.rank, row.step)
-    assert (per_step["overlap_ns"] <= per_step["compute_ns"]).all()
-    assert (per_step["compute_ns"] + per_step["exposed_ns"] <= per_step["step_time_ns"]).all()
+    account = account_of(trace)
+    figures = figures_of(account)
+    assert len(figures) == 2 * STEPS
+    assert figures[[f"{name}_ns" for name in BLOCKS]].sum(axis=1).tolist() == figures["step_time_ns"].tolist()
+    assert (figures["backward_ns"] > 0).all()
+    assert (figures["hidden_ns"] + figures["exposed_ns"] == figures["communication_ns"]).all()
+    assert (figures["communication_ns"] > 0).all()
+    job = job_account_of(trace, account, alike_steps(trace, account))
+    assert job is not None
+    assert job.ns.sum(axis=1).tolist() == (job.end_ns - job.start_ns).tolist()
 
 
 KILLS = 8
