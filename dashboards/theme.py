@@ -81,7 +81,7 @@ _OTHER_BLOCKS: Final[Mapping[ThemeName, Mapping[str, str]]] = {
     },
     "dark": {
         "buffers": "#7b8594",
-        "between": "#464e5a",
+        "between": "#66707e",
         "exposed": "#ef6f64",
         "copies": "#8fa3bb",
         "gc": "#a386dd",
