@@ -11,22 +11,17 @@ that share of the step in all steps, and what counts is that it is named, and no
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.noise import Floats, Noise, autoregressive, bimodal, heavy_tailed
 from overlapscope.analysis.cycles import CAUSES, Cycles
 from overlapscope.analysis.stragglers import Stragglers, find_stragglers
-
-Floats = npt.NDArray[np.float64]
-Noise = Callable[[np.random.Generator, int, int], Floats]
 
 MS = 1_000_000
 USUAL_MS = {"finalise": 1, "optimizer": 3, "data_wait": 2, "forward": 10, "between": 1, "backward": 20}
@@ -34,30 +29,6 @@ TRANSFER_MS = (2, 3)
 STEP_MS = sum(USUAL_MS.values()) + TRANSFER_MS[-1]
 COMPUTE_NOISE = 0.05
 DATA_NOISE = 0.10
-
-
-def autoregressive(correlation: float) -> Noise:
-    """(steps, ranks) of mean 0 and standard deviation 1, in which neighbouring steps are alike."""
-
-    def noise(rng: np.random.Generator, steps: int, ranks: int) -> Floats:
-        shocks = rng.standard_normal((steps, ranks))
-        series = shocks.copy()
-        for step in range(1, steps):
-            series[step] = correlation * series[step - 1] + math.sqrt(1 - correlation**2) * shocks[step]
-        return series
-
-    return noise
-
-
-def heavy_tailed(rng: np.random.Generator, steps: int, ranks: int) -> Floats:
-    """Log-normal with a sigma of 1."""
-    usual, spread = math.exp(0.5), math.sqrt((math.e - 1) * math.e)
-    return (np.exp(rng.standard_normal((steps, ranks))) - usual) / spread
-
-
-def bimodal(rng: np.random.Generator, steps: int, ranks: int) -> Floats:
-    """One step of five is longer."""
-    return ((rng.random((steps, ranks)) < 0.2) - 0.2) / 0.4
 
 
 def shared_core(rng: np.random.Generator, steps: int, ranks: int) -> Floats:

@@ -12,40 +12,13 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.noise import Floats, Noise, autoregressive, bimodal, heavy_tailed
 from overlapscope.account.means import mean_of, student_95
-
-Floats = npt.NDArray[np.float64]
-Noise = Callable[[np.random.Generator, int, int], Floats]
-
-
-def autoregressive(correlation: float) -> Noise:
-    """(steps, count) series of mean 0 in which neighbours are alike."""
-
-    def noise(rng: np.random.Generator, steps: int, count: int) -> Floats:
-        shocks = rng.standard_normal((steps, count))
-        series = shocks.copy()
-        for step in range(1, steps):
-            series[step] = correlation * series[step - 1] + math.sqrt(1 - correlation**2) * shocks[step]
-        return series
-
-    return noise
-
-
-def heavy_tailed(rng: np.random.Generator, steps: int, count: int) -> Floats:
-    """Log-normal with a sigma of 1, around its mean."""
-    return np.exp(rng.standard_normal((steps, count))) - math.exp(0.5)
-
-
-def bimodal(rng: np.random.Generator, steps: int, count: int) -> Floats:
-    """One step of five is longer."""
-    return (rng.random((steps, count)) < 0.2) - 0.2
 
 
 def every_fourth(rng: np.random.Generator, steps: int, count: int) -> Floats:

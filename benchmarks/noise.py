@@ -1,0 +1,36 @@
+"""Noise of several kinds: (steps, count) series of mean 0 and standard deviation 1."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Noise = Callable[[np.random.Generator, int, int], Floats]
+
+
+def autoregressive(correlation: float) -> Noise:
+    """Normal, and neighbouring steps are alike."""
+
+    def noise(rng: np.random.Generator, steps: int, count: int) -> Floats:
+        shocks = rng.standard_normal((steps, count))
+        series = shocks.copy()
+        for step in range(1, steps):
+            series[step] = correlation * series[step - 1] + math.sqrt(1 - correlation**2) * shocks[step]
+        return series
+
+    return noise
+
+
+def heavy_tailed(rng: np.random.Generator, steps: int, count: int) -> Floats:
+    """Log-normal with a sigma of 1."""
+    usual, spread = math.exp(0.5), math.sqrt((math.e - 1) * math.e)
+    return (np.exp(rng.standard_normal((steps, count))) - usual) / spread
+
+
+def bimodal(rng: np.random.Generator, steps: int, count: int) -> Floats:
+    """One step of five is longer."""
+    return ((rng.random((steps, count)) < 0.2) - 0.2) / 0.4
