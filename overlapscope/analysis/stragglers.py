@@ -21,6 +21,7 @@ from overlapscope.account.intervals import Int64Array
 from overlapscope.analysis import slowdowns
 from overlapscope.analysis.cycles import CAUSES, GROUPS, Cycles, causes_of, cycles_of
 from overlapscope.analysis.links import link_rates, slow_links
+from overlapscope.analysis.own_doing import LEAST_PAUSE_STEPS, against_others, own_doing, significance_of
 from overlapscope.analysis.patterns import DelayPattern, Mask, find_patterns
 from overlapscope.analysis.replay import Replay, Times
 from overlapscope.trace.reader import Trace
@@ -33,22 +34,6 @@ LEAST_DELAY_SHARE: Final = 0.02
 
 LEAST_TRANSFER_SHARE: Final = 0.05
 """Links are shared with others: all-reduce times vary by this share of the step time for reasons outside the job."""
-
-FALSE_ALARMS: Final = 1e-3
-"""Of recordings in which only noise makes ranks differ, something may be named in at most this share: all questions to
-one of them together."""
-
-_KINDS: Final = 4
-"""Patterns that are looked for in each series."""
-
-ONCE_LONGER: Final = 10.0
-"""A pause that is so many times as long as the next longest delay of any rank is no noise ..."""
-OFTEN_LONGER: Final = 3.0
-"""... nor are several that are so many times as long as the next. Shorter delays of a rank have to be so many times as
-long as those of other ranks, and so many that chance would not give all of them to one rank."""
-
-LEAST_PAUSE_STEPS: Final = 1.0
-"""A delay without a pattern is a finding if the longest one takes as long as this many steps."""
 
 LONG_PAUSE_STEPS: Final = 5.0
 """A delay that takes as long as this many steps is a finding however long the run is."""
@@ -213,83 +198,31 @@ class _Delay:
 
 def _places_worth_a_look(replay: Replay, group: str, step_time_ns: float) -> Int64Array:
     """The ranks that are late often enough, or once by enough, to matter: the rest needs no statistics."""
-    late_ns = np.maximum(_against_others(replay, group), 0)
+    late_ns = np.maximum(against_others(replay.recorded.own_ns[causes_of(group)].sum(axis=0)), 0)
     is_costly = late_ns.mean(axis=0) >= LEAST_COST_SHARE * step_time_ns / 2
     has_paused = late_ns.max(axis=0) >= LEAST_PAUSE_STEPS * step_time_ns
     return np.flatnonzero(is_costly | has_paused)
-
-
-def _against_others(replay: Replay, group: str) -> Int64Array:
-    """(S, R) how much longer each rank takes than the lower median of the others; of two ranks, than the other one."""
-    total_ns = replay.recorded.own_ns[causes_of(group)].sum(axis=0)
-    order = np.argsort(total_ns, axis=1, kind="stable")
-    in_order_ns = np.take_along_axis(total_ns, order, axis=1)
-    middle = (total_ns.shape[1] - 2) // 2
-    place = np.argsort(order, axis=1, kind="stable")
-    others_ns = np.where(place > middle, in_order_ns[:, [middle]], in_order_ns[:, [middle + 1]])
-    series_ns: Int64Array = total_ns - others_ns
-    return series_ns
 
 
 def _delays_of(replay: Replay, group: str, place: int, step_time_ns: float) -> list[_Delay]:
     least_ns = LEAST_DELAY_SHARE * step_time_ns
     if group == "carried_over":  # the only cause that compares the clocks of two ranks
         least_ns = max(least_ns, 2 * replay.cycles.clock_error_ns)
-    series_ns = _against_others(replay, group)
+    series_ns = against_others(replay.recorded.own_ns[causes_of(group)].sum(axis=0))
     patterns = find_patterns(
         series_ns[:, place],
         replay.cycles.steps,
         least_ns,
-        significance=_significance(replay.cycles),
+        significance=significance_of(replay.cycles),
         others=_compared_with(replay.cycles, [place]),
     )
-    delays = [_Delay(places=(int(place),), group=group, pattern=pattern) for pattern in patterns]
-    return [own for delay in delays if (own := _own_doing(replay.cycles, series_ns, delay, step_time_ns)) is not None]
-
-
-def _significance(cycles: Cycles) -> float:
-    """Of each question, so that all questions to a recording together raise few false alarms."""
-    return FALSE_ALARMS / (_KINDS * (len(GROUPS) * len(cycles.ranks) + 1))
+    own = (own_doing(pattern, series_ns, place, replay.cycles, step_time_ns) for pattern in patterns)
+    return [_Delay(places=(int(place),), group=group, pattern=pattern) for pattern in own if pattern is not None]
 
 
 def _compared_with(cycles: Cycles, places: Sequence[int]) -> str:
     """Whom ranks are compared with: two ranks have no middle."""
     return f"rank {cycles.ranks[1 - places[0]]}" if len(cycles.ranks) == 2 else "the median rank"
-
-
-def _own_doing(cycles: Cycles, series_ns: Int64Array, delay: _Delay, step_time_ns: float) -> _Delay | None:
-    """What comes now and then is a rank's own doing if chance would hardly give all of it to this rank."""
-    pattern, (place,) = delay.pattern, delay.places
-    if pattern.kind != "transient":
-        return delay
-    own_ns = series_ns[:, place]
-    longest_other_ns = int(np.delete(series_ns, place, axis=1).max(initial=0))
-    where = pattern.where & (own_ns > OFTEN_LONGER * longest_other_ns)
-    times = int((where & ~np.append(False, where[:-1])).sum())
-    p_value = float(len(cycles.ranks)) ** (1 - times)
-    if not times or p_value > _significance(cycles):
-        longest_other_ns, pause_ns = _pauses_apart(series_ns, step_time_ns)
-        where, p_value = pattern.where & (own_ns >= pause_ns), math.nan
-    if not where.any():
-        return None
-    statistic = f"{where.sum()} of {len(where)} steps, {_times_as_long(int(own_ns[where].min()), longest_other_ns)}"
-    return replace(delay, pattern=replace(pattern, where=where, statistic=statistic, p_value=p_value))
-
-
-def _pauses_apart(series_ns: Int64Array, step_time_ns: float) -> tuple[int, float]:
-    """The longest delay that is no pause, and the shortest that is one: as long as a step, and far from all others."""
-    in_order_ns = np.sort(series_ns, axis=None)[::-1]
-    longest_ns = np.append(in_order_ns[in_order_ns >= LEAST_PAUSE_STEPS * step_time_ns], 0)
-    next_ns = np.maximum(in_order_ns[1 : len(longest_ns)], 1)
-    times = np.where(np.arange(len(next_ns)) == 0, ONCE_LONGER, OFTEN_LONGER)
-    (apart,) = np.nonzero(longest_ns[:-1] > times * next_ns)
-    return (0, math.inf) if not len(apart) else (int(next_ns[apart[-1]]), float(longest_ns[apart[-1]]))
-
-
-def _times_as_long(delay_ns: int, other_ns: int) -> str:
-    if other_ns <= 0 or delay_ns >= 1000 * other_ns:
-        return "and nothing of the kind otherwise"
-    return f"at least {delay_ns / other_ns:,.0f} times as long as anything of the kind otherwise"
 
 
 def _merge_by_host(cycles: Cycles, delays: list[_Delay], hosts: dict[int, str]) -> list[_Delay]:
@@ -345,7 +278,7 @@ def _transfer_findings(replay: Replay, step_time_ns: float) -> list[Finding]:
     usual_ns = float(np.median(total_ns))
     findings = []
     least_ns = LEAST_TRANSFER_SHARE * step_time_ns
-    for pattern in find_patterns(total_ns - usual_ns, cycles.steps, least_ns, significance=_significance(cycles)):
+    for pattern in find_patterns(total_ns - usual_ns, cycles.steps, least_ns, significance=significance_of(cycles)):
         where = pattern.where
         usual_transfer_ns = _median(transfer_ns[~where], axis=0)
         mended_ns = np.where(where[:, None], np.minimum(transfer_ns, usual_transfer_ns), transfer_ns)

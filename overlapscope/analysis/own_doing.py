@@ -1,0 +1,97 @@
+"""Whose doing a delay is: a rank's own, or what chance does to any of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from overlapscope.account.intervals import Int64Array
+from overlapscope.analysis.cycles import GROUPS, Cycles
+from overlapscope.analysis.patterns import DelayPattern
+
+FALSE_ALARMS: Final = 1e-3
+"""Of recordings in which only noise makes ranks differ, something may be named in at most this share: all questions to
+one of them together."""
+
+_KINDS: Final = 4
+"""Patterns that are looked for in each series."""
+
+ONCE_LONGER: Final = 10.0
+"""A pause that is so many times as long as the next longest delay of any rank is no noise ..."""
+OFTEN_LONGER: Final = 3.0
+"""... nor are several that are so many times as long as the next. Shorter delays of a rank have to be so many times as
+long as those of other ranks, and so many that chance would not give all of them to one rank."""
+
+LEAST_PAUSE_STEPS: Final = 1.0
+"""A delay without a pattern is a finding if the longest one takes as long as this many steps."""
+
+
+def against_others(total_ns: Int64Array) -> Int64Array:
+    """How much longer each rank takes than the lower median of the others; of two ranks, than the other one.
+
+    Args:
+        total_ns: (S, R) what each takes in each cycle.
+
+    Returns:
+        (S, R)
+    """
+    order = np.argsort(total_ns, axis=1, kind="stable")
+    in_order_ns = np.take_along_axis(total_ns, order, axis=1)
+    middle = (total_ns.shape[1] - 2) // 2
+    place = np.argsort(order, axis=1, kind="stable")
+    others_ns = np.where(place > middle, in_order_ns[:, [middle]], in_order_ns[:, [middle + 1]])
+    series_ns: Int64Array = total_ns - others_ns
+    return series_ns
+
+
+def significance_of(cycles: Cycles) -> float:
+    """Of each question, so that all questions to a recording together raise few false alarms."""
+    return FALSE_ALARMS / (_KINDS * (len(GROUPS) * len(cycles.ranks) + 1))
+
+
+def own_doing(
+    pattern: DelayPattern, series_ns: Int64Array, place: int, cycles: Cycles, step_time_ns: float
+) -> DelayPattern | None:
+    """What comes now and then is a rank's own doing if chance would hardly give all of it to this rank.
+
+    Args:
+        pattern: in the series of the rank.
+        series_ns: (S, R) from ``against_others``.
+        place: of the rank.
+
+    Returns:
+        The pattern as far as it is the rank's own doing; None if nothing of it is.
+    """
+    if pattern.kind != "transient":
+        return pattern
+    own_ns = series_ns[:, place]
+    longest_other_ns = int(np.delete(series_ns, place, axis=1).max(initial=0))
+    where = pattern.where & (own_ns > OFTEN_LONGER * longest_other_ns)
+    times = int((where & ~np.append(False, where[:-1])).sum())
+    p_value = float(len(cycles.ranks)) ** (1 - times)
+    if not times or p_value > significance_of(cycles):
+        longest_other_ns, pause_ns = _pauses_apart(series_ns, step_time_ns)
+        where, p_value = pattern.where & (own_ns >= pause_ns), math.nan
+    if not where.any():
+        return None
+    statistic = f"{where.sum()} of {len(where)} steps, {_times_as_long(int(own_ns[where].min()), longest_other_ns)}"
+    return replace(pattern, where=where, statistic=statistic, p_value=p_value)
+
+
+def _pauses_apart(series_ns: Int64Array, step_time_ns: float) -> tuple[int, float]:
+    """The longest delay that is no pause, and the shortest that is one: as long as a step, and far from all others."""
+    in_order_ns = np.sort(series_ns, axis=None)[::-1]
+    longest_ns = np.append(in_order_ns[in_order_ns >= LEAST_PAUSE_STEPS * step_time_ns], 0)
+    next_ns = np.maximum(in_order_ns[1 : len(longest_ns)], 1)
+    times = np.where(np.arange(len(next_ns)) == 0, ONCE_LONGER, OFTEN_LONGER)
+    (apart,) = np.nonzero(longest_ns[:-1] > times * next_ns)
+    return (0, math.inf) if not len(apart) else (int(next_ns[apart[-1]]), float(longest_ns[apart[-1]]))
+
+
+def _times_as_long(delay_ns: int, other_ns: int) -> str:
+    if other_ns <= 0 or delay_ns >= 1000 * other_ns:
+        return "and nothing of the kind otherwise"
+    return f"at least {delay_ns / other_ns:,.0f} times as long as anything of the kind otherwise"
