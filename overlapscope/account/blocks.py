@@ -146,7 +146,10 @@ def _timelines(trace: Trace, waits: Waits) -> Iterator[tuple[int, Timeline]]:
         claims = _ON_DEVICE if device.startswith("cuda") else _CLAIMS
         hulls_ns = _hulls(phases.of_rank(rank), steps.of_rank(rank))
         timeline = paint([hulls_ns if name == "between" else sources[name].of_rank(rank) for name in claims])
-        block = np.array([BLOCKS.index(_BLOCK_OF.get(name, name)) for name in claims] + [len(BLOCKS) - 1], np.int8)
+        block_of = _BLOCK_OF
+        if not sources["optimizer"].of_rank(rank).size:  # where an update of the user's own ends nobody knows
+            block_of = _BLOCK_OF | {"data_wait": "between"}
+        block = np.array([BLOCKS.index(block_of.get(name, name)) for name in claims] + [len(BLOCKS) - 1], np.int8)
         yield rank, replace(timeline, owner=block[timeline.owner], claimants=len(BLOCKS) - 1)
 
 

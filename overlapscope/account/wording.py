@@ -46,7 +46,7 @@ def _why(one: Apart) -> str:
     return {
         "warm-up": "to warm up",
         "unfinished": "not finished by all ranks",
-        "other buckets": "with other buckets",
+        "other buckets": "that reduce other buckets",
         "evaluation": "with an evaluation",
         "far longer": f"far longer{block}",
         "far shorter": f"far shorter{block}",

@@ -43,6 +43,8 @@ class Oracle:
             return "buffers"
         if phase is not None and phase.phase == "finalise":
             return "copies" if self.awaited(phase, moment) is None else "exposed"
+        if phase is not None and phase.phase == "data_wait" and not any(p.phase == "optimizer" for p in self.phases):
+            return "between"
         if phase is not None:
             return str(phase.phase)
         if within(self.pauses):

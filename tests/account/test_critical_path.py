@@ -82,10 +82,13 @@ def test_two_lanes_of_gloo_do_not_queue() -> None:
 def test_who_waits_for_buffers_waits_for_the_rank_that_sends_them() -> None:
     trace = recording(
         steps=steps(60, 60),
-        phases=[*phases(0, data_wait=(0, 30), forward=(40, 60)), *phases(1, data_wait=(0, 10), forward=(40, 60))],
+        phases=[
+            *phases(0, data_wait=(0, 30), forward=(40, 50), optimizer=(50, 60)),
+            *phases(1, data_wait=(0, 10), forward=(40, 50), optimizer=(50, 60)),
+        ],
         collectives=bucket(-1, (30, 40), (10, 40), op="broadcast"),
     )
-    assert blocks_of(trace) == {"data_wait": 30, "buffers": 10, "forward": 20}
+    assert blocks_of(trace) == {"data_wait": 30, "buffers": 10, "forward": 10, "optimizer": 10}
 
 
 @pytest.mark.parametrize("missing", ["clock", "log"])

@@ -28,6 +28,7 @@ def summary(
         if hidden or exposed:
             launch_ns = now_ns - round((exposed + hidden) * MS)
             rows["collectives"].append(place | {"launch_ns": launch_ns, "ready_ns": launch_ns, "end_ns": now_ns})
+        rows["phases"].append(place | {"phase": "optimizer", "start_ns": now_ns, "end_ns": now_ns})  # at once
         now_ns += round(rest * MS)
         rows["steps"].append(place | {"start_ns": begin_ns, "end_ns": now_ns})
     trace = recording(**rows, ranks=1)
