@@ -43,8 +43,8 @@ def account_variables(summary: Summary, *, is_full: bool = False) -> dict[str, A
     """
     return {
         "account": account_rows(summary),
-        "account_step": format_ns(summary.step.value),
-        "account_interval": format_interval_ns(summary.step),
+        "account_step": format_ns(summary.mean.step.value),
+        "account_interval": format_interval_ns(summary.mean.step),
         "has_job": summary.job is not None,
         "is_account_full": is_full,
         "blocks": BLOCKS,
@@ -56,8 +56,8 @@ def account_rows(summary: Summary) -> list[AccountRow]:
     rows: list[AccountRow] = []
     if not summary.steps:
         return rows
-    for name, mean in summary.blocks.items():
-        on_path = summary.job[name] if summary.job is not None else None
+    for name, mean in summary.mean.blocks.items():
+        on_path = summary.job.blocks[name] if summary.job is not None else None
         if not mean.value and not (on_path and on_path.value):
             continue
         rows.append(_row(summary, BLOCK_LABELS[name], name, mean, on_path))
@@ -68,7 +68,7 @@ def account_rows(summary: Summary) -> list[AccountRow]:
 
 
 def _row(summary: Summary, label: str, block: str, mean: Interval, on_path: Interval | None) -> AccountRow:
-    step_ns = summary.step.value
+    step_ns = summary.mean.step.value
     link = where = ""
     if block and mean.value:
         counted = summary.figures[summary.is_alike]

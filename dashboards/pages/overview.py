@@ -106,25 +106,25 @@ def basis_of(summary: Summary) -> str:
     """What the means are taken over."""
     ranks = f"{summary.ranks} rank{'s' * (summary.ranks != 1)}"
     steps = f"{summary.steps:,} step{'s' * (summary.steps != 1)}"
-    apart = f" Kept apart: {apart_text(summary.apart)}." if summary.apart else ""
-    return f"Means of {steps} of {ranks}; they add up.{apart} {left_out_text(summary.ranks_left_out)}".rstrip()
+    apart = f" Kept apart: {apart_text(summary.alike.apart)}." if summary.alike.apart else ""
+    return f"Means of {steps} of {ranks}; they add up.{apart} {left_out_text(summary.alike.ranks_left_out)}".rstrip()
 
 
 def headlines(summary: Summary) -> list[Headline]:
     """The big numbers."""
 
     def of_step(part_ns: float) -> str:
-        return f"{format_share(part_ns / summary.step.value)} of the step" if summary.steps else ""
+        return f"{format_share(part_ns / summary.mean.step.value)} of the step" if summary.steps else ""
 
-    exposed = summary.blocks["exposed"]
+    exposed = summary.mean.blocks["exposed"]
     hidden = "no communication was recorded"
     if summary.communication_ns:
         hidden = f"{format_ns(summary.hidden.value)} of {format_ns(summary.communication_ns)} is hidden"
     return [
         Headline(
             label="Step time",
-            value=format_ns(summary.step.value),
-            note=f"90 %: {format_interval_ns(summary.step)}" if summary.steps else "",
+            value=format_ns(summary.mean.step.value),
+            note=f"90 %: {format_interval_ns(summary.mean.step)}" if summary.steps else "",
             colour="accent",
         ),
         Headline(

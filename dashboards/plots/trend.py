@@ -82,7 +82,9 @@ class TrendPlot:
             "xs": [line["step"].to_numpy() for line in lines],
             "ys": [line["mean"].to_numpy() for line in lines],
         }
-        warm_up = max((step for apart in summary.apart if apart.why == "warm-up" for step in apart.steps), default=None)
+        warm_up = max(
+            (step for apart in summary.alike.apart if apart.why == "warm-up" for step in apart.steps), default=None
+        )
         self._warm_up.visible = warm_up is not None
         if warm_up is not None:
             self._warm_up.update(right=warm_up + 0.5)

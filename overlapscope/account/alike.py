@@ -47,17 +47,29 @@ class Apart:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AlikeSteps:
-    """The steps that are alike, on ranks that have finished most of them."""
+    """The steps that ranks have finished together, on those that have finished most, and which of them are alike."""
 
     ranks: Int64Array
     """(R,) ascending."""
-    steps: Int64Array
-    """(S,) their numbers, ascending."""
-    rows: Int64Array
-    """(S, R) where they are in the account."""
+    finished: Int64Array
+    """(F,) numbers of the steps that these ranks finished, ascending."""
+    finished_rows: Int64Array
+    """(F, R) where they are in the account."""
+    is_alike: npt.NDArray[np.bool_]
+    """(F,) which of them are alike."""
     apart: tuple[Apart, ...]
     ranks_left_out: tuple[int, ...]
     """Those that finished far fewer steps than others."""
+
+    @property
+    def steps(self) -> Int64Array:
+        """(S,) numbers of the steps that are alike."""
+        return self.finished[self.is_alike]
+
+    @property
+    def rows(self) -> Int64Array:
+        """(S, R) where these are in the account."""
+        return self.finished_rows[self.is_alike]
 
     @property
     def apart_count(self) -> int:
@@ -94,10 +106,12 @@ def alike_steps(trace: Trace, account: Account) -> AlikeSteps:
     kinds = sorted(
         {(reason, number) for reason, number in zip(why.tolist(), block.tolist(), strict=True) if reason >= 0}
     )
+    is_finished = (rows >= 0).all(axis=1)
     return AlikeSteps(
         ranks=ranks,
-        steps=numbers[why == _ALIKE],
-        rows=rows[why == _ALIKE],
+        finished=numbers[is_finished],
+        finished_rows=rows[is_finished],
+        is_alike=why[is_finished] == _ALIKE,
         apart=tuple(
             Apart(
                 why=WHY[reason],

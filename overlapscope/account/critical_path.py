@@ -27,26 +27,30 @@ _TRANSFERS: Final = {-1: "exposed", -2: "buffers"}
 class JobAccount:
     """What the steps of a job consist of. A step lasts from the mean of its starts on all ranks to that of its ends."""
 
+    steps: Int64Array
+    """(F,) numbers of the steps that ranks have finished together."""
     start_ns: Int64Array
-    """(S,) on the common clock."""
+    """(F,) on the common clock."""
     end_ns: Int64Array
-    """(S,)"""
+    """(F,)"""
     ns: Int64Array
-    """(S, len(BLOCKS)); a row sums to ``end_ns - start_ns``. ``exposed`` is transfers: while ranks wait for another
+    """(F, len(BLOCKS)); a row sums to ``end_ns - start_ns``. ``exposed`` is transfers: while ranks wait for another
     one, it is what that one does."""
     ranks: Int64Array
     """(R,) all ranks that have finished a step."""
     rank_ns: Int64Array
-    """(S, R) how long the path is on each of them; the rest of a step is transfers."""
+    """(F, R) how long the path is on each of them; the rest of a step is transfers."""
 
 
 def job_account_of(trace: Trace, account: Account, alike: AlikeSteps) -> JobAccount | None:
     """Follow the critical path; None if times of some ranks can't be compared, or no step is known on all of them."""
     ranks = np.unique(account.rank)
     is_comparable = {*trace.expected_ranks, *ranks.tolist()} == set(account.matched.ranks.tolist())
-    if not len(alike.steps) or not is_comparable:
+    if not len(alike.finished) or not is_comparable:
         return None
-    start_ns, end_ns = (edge[alike.rows].mean(axis=1).astype(np.int64) for edge in (account.start_ns, account.end_ns))
+    start_ns, end_ns = (
+        edge[alike.finished_rows].mean(axis=1).astype(np.int64) for edge in (account.start_ns, account.end_ns)
+    )
     who, from_ns, until_ns = _path(trace, account, int(start_ns.min()), int(end_ns.max()))
     # Pieces of the path within the steps: the edges of steps cut it.
     edges_ns = np.unique(np.concatenate([from_ns, until_ns, start_ns, end_ns]))
@@ -65,7 +69,7 @@ def job_account_of(trace: Trace, account: Account, alike: AlikeSteps) -> JobAcco
         own = pieces_of[rank]
         np.add.at(ns, step[own], account.timelines[rank].within(from_ns[own], until_ns[own]))
         np.add.at(rank_ns[:, place], step[own], (until_ns - from_ns)[own])
-    return JobAccount(start_ns=start_ns, end_ns=end_ns, ns=ns, ranks=ranks, rank_ns=rank_ns)
+    return JobAccount(steps=alike.finished, start_ns=start_ns, end_ns=end_ns, ns=ns, ranks=ranks, rank_ns=rank_ns)
 
 
 def _path(trace: Trace, account: Account, begin_ns: int, end_ns: int) -> tuple[Int64Array, Int64Array, Int64Array]:

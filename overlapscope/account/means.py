@@ -25,13 +25,16 @@ def mean_of(series: Float64Array) -> list[Interval]:
     """The mean of each column over its rows, with its 90 % interval.
 
     Args:
-        series: (S, K) by step, in their order. With fewer than three steps the interval is unknown: NaN.
+        series: (S, K) by step, in their order. With fewer than three steps the interval is unknown: NaN. What is never
+            negative has no mean below 0 either.
     """
     values = series.mean(axis=0) if len(series) else np.full(series.shape[1], np.nan)
     half_widths = _half_widths(np.asarray(series, dtype=np.float64))
+    low = values - half_widths
+    low = np.where(series.min(axis=0, initial=0) >= 0, np.maximum(low, 0), low)
     return [
-        Interval(value=float(value), low=float(value - half), high=float(value + half))
-        for value, half in zip(values, half_widths, strict=True)
+        Interval(value=float(value), low=float(low), high=float(value + half))
+        for value, half, low in zip(values, half_widths, low, strict=True)
     ]
 
 

@@ -10,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from overlapscope.account.alike import AlikeSteps, Apart, alike_steps
-from overlapscope.account.blocks import BLOCKS, Account
-from overlapscope.account.critical_path import job_account_of
+from overlapscope.account.alike import AlikeSteps, alike_steps
+from overlapscope.account.blocks import Account
+from overlapscope.account.critical_path import JobAccount, job_account_of
 from overlapscope.account.figures import COMPUTE, figures_of
 from overlapscope.account.intervals import Float64Array
+from overlapscope.account.mean_step import MeanStep, mean_step_of
 from overlapscope.account.means import mean_of
 from overlapscope.account.waits import REASONS
 from overlapscope.interval import Interval
@@ -33,35 +34,40 @@ class Summary:
     """The sentence, and means over all ranks' steps that are alike; all NaN without such a step. Times are in ns."""
 
     sentence: str
-    ranks: int
-    steps: int
-    apart: tuple[Apart, ...]
-    """The steps that are not counted."""
-    ranks_left_out: tuple[int, ...]
-    """Ranks that are not counted, because they finished far fewer steps than others."""
-    step: Interval
-    blocks: dict[str, Interval]
-    """By name; their values sum to that of ``step``."""
+    alike: AlikeSteps
+    mean: MeanStep
     exposed_for: dict[str, Interval]
     """Exposed communication by reason; the values sum to it."""
     hidden: Interval
     """Communication under which something else goes on."""
-    job: dict[str, Interval] | None
-    """The blocks on the critical path, which sum to ``step`` as well; None if times of some ranks can't be compared."""
+    job: MeanStep | None
+    """The blocks on the critical path, of the same step; None if times of some ranks can't be compared."""
+    job_account: JobAccount | None
+    """The same step by step."""
     figures: pd.DataFrame
     """Of every rank's every step, from ``figures_of``."""
     is_alike: npt.NDArray[np.bool_]
     """Which rows of ``figures`` are counted."""
 
     @property
+    def ranks(self) -> int:
+        """How many ranks are counted."""
+        return len(self.alike.ranks) if self.steps else 0
+
+    @property
+    def steps(self) -> int:
+        """How many steps are counted."""
+        return int(self.alike.is_alike.sum())
+
+    @property
     def compute_ns(self) -> float:
         """Forward, backward, optimizer and evaluation."""
-        return sum(self.blocks[name].value for name in COMPUTE)
+        return sum(self.mean.blocks[name].value for name in COMPUTE)
 
     @property
     def communication_ns(self) -> float:
         """Hidden and exposed."""
-        return self.hidden.value + self.blocks["exposed"].value
+        return self.hidden.value + self.mean.blocks["exposed"].value
 
     @property
     def overlap_ratio(self) -> float:
@@ -70,7 +76,7 @@ class Summary:
 
     def share_of(self, part: Interval) -> float:
         """Of the step; NaN without one."""
-        return part.value / self.step.value if self.step.value else math.nan
+        return part.value / self.mean.step.value if self.mean.step.value else math.nan
 
     def means_by_rank(self) -> pd.DataFrame:
         """One row per rank: rank, steps_counted, and the means of ``figures``; the ratio is one of means."""
@@ -86,24 +92,19 @@ def summarise(trace: Trace, account: Account) -> Summary:
     """Judge a recording."""
     alike = alike_steps(trace, account)
     job = job_account_of(trace, account, alike)
-    blocks_ns = _over_ranks(account.ns, alike)
-    step, *blocks = _of_times(np.concatenate([blocks_ns.sum(axis=1, keepdims=True), blocks_ns], axis=1))
-    (hidden,) = _of_times(_over_ranks(account.hidden_ns.sum(axis=1, keepdims=True), alike))
+    (hidden,) = mean_of(_over_ranks(account.hidden_ns.sum(axis=1, keepdims=True), alike))
     for_reason = np.zeros((len(account.rank), len(REASONS)))
     np.add.at(for_reason, (account.wait_row, account.waits.reason), account.wait_ns)
     is_alike = np.zeros(len(account.rank), dtype=bool)
     is_alike[alike.rows.ravel()] = True
     found = Summary(
         sentence="",
-        ranks=len(alike.ranks) if len(alike.steps) else 0,
-        steps=len(alike.steps),
-        apart=alike.apart,
-        ranks_left_out=alike.ranks_left_out,
-        step=step,
-        blocks=dict(zip(BLOCKS, blocks, strict=True)),
-        exposed_for=dict(zip(REASONS, _of_times(_over_ranks(for_reason, alike)), strict=True)),
+        alike=alike,
+        mean=mean_step_of(_over_ranks(account.ns, alike)),
+        exposed_for=dict(zip(REASONS, mean_of(_over_ranks(for_reason, alike)), strict=True)),
         hidden=hidden,
-        job=None if job is None else dict(zip(BLOCKS, _of_times(job.ns.astype(np.float64)), strict=True)),
+        job=None if job is None else mean_step_of(job.ns[alike.is_alike].astype(np.float64)),
+        job_account=job,
         figures=figures_of(account),
         is_alike=is_alike,
     )
@@ -116,19 +117,14 @@ def _over_ranks(values: npt.NDArray[Any], alike: AlikeSteps) -> Float64Array:
     return means
 
 
-def _of_times(series: Float64Array) -> list[Interval]:
-    """Means of times, which are never less than nothing."""
-    return [replace(mean, low=max(0.0, mean.low)) if mean.low < 0 else mean for mean in mean_of(series)]
-
-
 def _sentence(found: Summary) -> str:
     if not len(found.figures):
         return "No step has finished, so there is nothing to measure yet."
     if not found.steps:
         return "No step has been finished by all ranks, so there is no mean of them."
-    exposed, data_wait = found.blocks["exposed"], found.blocks["data_wait"]
+    exposed, data_wait = found.mean.blocks["exposed"], found.mean.blocks["data_wait"]
     exposed_share, data_wait_share = found.share_of(exposed), found.share_of(data_wait)
-    step = f"each {format_ns(found.step.value)} step"
+    step = f"each {format_ns(found.mean.step.value)} step"
     hidden = f"{_percent(found.overlap_ratio)} of communication is hidden"
     waiting = f"{format_ns(exposed.value)} of {step} ({_percent(exposed_share)})"
     later_ns = found.exposed_for["later_rank"].value
@@ -136,7 +132,7 @@ def _sentence(found: Summary) -> str:
     if later_ns > exposed.value / 2:
         later = f", {format_ns(later_ns)} of that for whichever rank is later"
     if math.isnan(found.overlap_ratio):
-        steps = f"steps of {format_ns(found.step.value)}"
+        steps = f"steps of {format_ns(found.mean.step.value)}"
         return f"No communication of gradients was recorded in {steps}, so there is no overlap to measure."
     if data_wait_share >= LONG_DATA_WAIT_SHARE and data_wait.value > exposed.value:
         return (

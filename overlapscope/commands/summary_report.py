@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
 from datetime import datetime
 from typing import Any, Final
 
@@ -39,10 +38,10 @@ def print_text(trace: Trace, summary: Summary) -> None:
         counted = f"{_count(summary.steps, 'step')} of {_count(summary.ranks, 'rank')}"
         console.print(f"\nWhat a step consists of: means of {counted}, in milliseconds")
         console.print(_account_table(summary))
-        if summary.apart:
-            console.print(f"Kept apart: {apart_text(summary.apart)}.", markup=False)
-        if summary.ranks_left_out:
-            console.print(left_out_text(summary.ranks_left_out))
+        if summary.alike.apart:
+            console.print(f"Kept apart: {apart_text(summary.alike.apart)}.", markup=False)
+        if summary.alike.ranks_left_out:
+            console.print(left_out_text(summary.alike.ranks_left_out))
         console.print()
         console.print("Ranks: means of the same steps, in milliseconds")
         console.print(_rank_table(summary))
@@ -61,18 +60,18 @@ def as_json(trace: Trace, summary: Summary) -> str:
         "account": {
             "ranks": summary.ranks,
             "steps": summary.steps,
-            "apart": [asdict(apart) for apart in summary.apart],
-            "ranks_left_out": list(summary.ranks_left_out),
-            "step_ns": asdict(summary.step),
-            "blocks_ns": {name: asdict(mean) for name, mean in summary.blocks.items()},
-            "exposed_for_ns": {name: asdict(mean) for name, mean in summary.exposed_for.items()},
-            "critical_path_ns": None if summary.job is None else {n: asdict(mean) for n, mean in summary.job.items()},
-            "hidden_ns": asdict(summary.hidden),
+            "apart": summary.alike.apart,
+            "ranks_left_out": summary.alike.ranks_left_out,
+            "step_ns": summary.mean.step,
+            "blocks_ns": summary.mean.blocks,
+            "exposed_for_ns": summary.exposed_for,
+            "critical_path_ns": None if summary.job is None else summary.job.blocks,
+            "hidden_ns": summary.hidden,
             "overlap_ratio": summary.overlap_ratio,
         },
         "ranks": summary.means_by_rank().to_dict("records"),
         "steps": summary.figures.assign(is_counted=summary.is_alike).to_dict("records"),
-        "problems": [asdict(problem) for problem in trace.problems],
+        "problems": trace.problems,
     }
     return json_text(content)
 
@@ -104,8 +103,8 @@ def _account_table(summary: Summary) -> Table:
         cells = [_ms(mean.value), between, format_share(summary.share_of(mean))]
         table.add_row(label, *cells, *([] if summary.job is None else [_ms(on_path.value) if on_path else ""]))
 
-    for name, mean in summary.blocks.items():
-        on_path = summary.job[name] if summary.job is not None else None
+    for name, mean in summary.mean.blocks.items():
+        on_path = summary.job.blocks[name] if summary.job is not None else None
         if mean.value or (on_path is not None and on_path.value):
             add(BLOCK_LABELS[name], mean, on_path)
         if name == "exposed":
@@ -113,7 +112,7 @@ def _account_table(summary: Summary) -> Table:
                 if part.value:
                     add(f"  {REASON_LABELS[reason]}", part, None)
     table.add_section()
-    add("step", summary.step, summary.step)
+    add("step", summary.mean.step, summary.mean.step)
     return table
 
 

@@ -137,7 +137,7 @@ def check_sums(trace: Trace, account: Account) -> None:
     if job is not None:
         assert (job.ns >= 0).all()
         assert job.ns.sum(axis=1).tolist() == (job.end_ns - job.start_ns).tolist()
-        mean_ns = (account.end_ns - account.start_ns)[alike.rows].mean(axis=1)
+        mean_ns = (account.end_ns - account.start_ns)[alike.finished_rows].mean(axis=1)
         assert np.allclose(job.end_ns - job.start_ns, mean_ns, atol=1.0)
         assert (job.rank_ns.sum(axis=1) <= job.end_ns - job.start_ns).all()
 

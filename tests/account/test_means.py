@@ -21,12 +21,17 @@ def autoregressive(correlation: float, steps: int, count: int) -> np.ndarray[tup
     return series
 
 
+def test_a_mean_of_what_is_never_negative_is_not_negative_either() -> None:
+    times, differences = mean_of(np.array([[0.0, -1.0], [0.0, 1.0], [9.0, 9.0]]))
+    assert times.low == 0 > differences.low
+
+
 def test_the_mean_of_a_handful_is_students() -> None:
-    (found,) = mean_of(np.array([[1.0], [2.0], [3.0], [4.0], [5.0]]))
-    assert found.value == 3.0
+    (found,) = mean_of(np.array([[11.0], [12.0], [13.0], [14.0], [15.0]]))
+    assert found.value == 13.0
     # The neighbours of these are alike, so they count for fewer than five.
-    assert found.high - 3.0 > 2.132 * math.sqrt(2.5 / 5)
-    assert found.high - 3.0 == pytest.approx(3.0 - found.low)
+    assert found.high - 13.0 > 2.132 * math.sqrt(2.5 / 5)
+    assert found.high - 13.0 == pytest.approx(13.0 - found.low)
 
 
 def test_what_never_varies_is_sure() -> None:

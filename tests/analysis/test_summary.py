@@ -40,9 +40,9 @@ def test_the_plain_case_names_what_hides_and_what_waits() -> None:
     assert found.sentence == (
         "72 % of communication is hidden; 3.10 ms of each 48.0 ms step (6 %) is spent waiting for it."
     )
-    assert (found.step.value, found.blocks["exposed"].value) == (48 * MS, 3_100_000)
+    assert (found.mean.step.value, found.mean.blocks["exposed"].value) == (48 * MS, 3_100_000)
     assert found.overlap_ratio == pytest.approx(8 / 11.1)
-    assert found.share_of(found.blocks["exposed"]) == pytest.approx(3.1 / 48)
+    assert found.share_of(found.mean.blocks["exposed"]) == pytest.approx(3.1 / 48)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_without_a_finished_step_it_says_so() -> None:
     found = summary(steps=0)
     assert found.sentence == "No step has finished, so there is nothing to measure yet."
     assert (found.ranks, found.steps) == (0, 0)
-    assert math.isnan(found.step.value)
+    assert math.isnan(found.mean.step.value)
     assert math.isnan(found.overlap_ratio)
     assert found.means_by_rank().empty
 
@@ -112,11 +112,11 @@ def test_without_a_finished_step_it_says_so() -> None:
 @pytest.mark.parametrize("steps", [1, 2, 3, 20])
 def test_everything_that_is_counted_adds_up(steps: int) -> None:
     found = summary(compute=4, data_wait=1, hidden=2, exposed=3, rest=0.5, steps=steps)
-    assert sum(mean.value for mean in found.blocks.values()) == pytest.approx(found.step.value)
-    assert sum(mean.value for mean in found.exposed_for.values()) == pytest.approx(found.blocks["exposed"].value)
+    assert sum(mean.value for mean in found.mean.blocks.values()) == pytest.approx(found.mean.step.value)
+    assert sum(mean.value for mean in found.exposed_for.values()) == pytest.approx(found.mean.blocks["exposed"].value)
     assert found.job is not None
-    assert sum(mean.value for mean in found.job.values()) == pytest.approx(found.step.value)
-    assert found.steps + sum(len(apart.steps) for apart in found.apart) == steps
+    assert sum(mean.value for mean in found.job.blocks.values()) == pytest.approx(found.mean.step.value)
+    assert found.steps + sum(len(apart.steps) for apart in found.alike.apart) == steps
     (row,) = found.means_by_rank().to_dict("records")
-    assert row["step_time_ns"] == pytest.approx(found.step.value)
+    assert row["step_time_ns"] == pytest.approx(found.mean.step.value)
     assert row["overlap_ratio"] == pytest.approx(found.overlap_ratio)
