@@ -21,10 +21,11 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.noise import Floats, Noise, autoregressive, bimodal, heavy_tailed
 from overlapscope.analysis.cycles import CAUSES, Cycles
-from overlapscope.analysis.stragglers import Stragglers, find_stragglers
+from overlapscope.analysis.finding import Finding
+from overlapscope.analysis.stragglers import findings_of
 
 MS = 1_000_000
-USUAL_MS = {"finalise": 1, "optimizer": 3, "data_wait": 2, "forward": 10, "between": 1, "backward": 20}
+USUAL_MS = {"copies": 1, "optimizer": 3, "data_wait": 2, "forward": 10, "between": 1, "backward": 20}
 TRANSFER_MS = (2, 3)
 STEP_MS = sum(USUAL_MS.values()) + TRANSFER_MS[-1]
 COMPUTE_NOISE = 0.05
@@ -81,9 +82,10 @@ def made_up(rng: np.random.Generator, noise: Noise, ranks: int, steps: int, dela
     )
 
 
-def judged(cycles: Cycles) -> Stragglers:
+def judged(cycles: Cycles) -> tuple[Finding, ...]:
     """What is said of a recording, eight ranks to a host."""
-    return find_stragglers(cycles, {rank: f"node{rank // 8}" for rank in cycles.ranks.tolist()})
+    hosts = {rank: f"node{rank // 8}" for rank in cycles.ranks.tolist()}
+    return findings_of(cycles, hosts, [], float(cycles.cycle_time_ns.mean()))
 
 
 def main() -> None:
@@ -106,7 +108,7 @@ def main() -> None:
                     kinds: Counter[str] = Counter()
                     until = time.monotonic() + args.seconds
                     while count < args.recordings and time.monotonic() < until:
-                        found = judged(made_up(rng, NOISE[name], ranks, steps, delay)).findings
+                        found = judged(made_up(rng, NOISE[name], ranks, steps, delay))
                         is_right = [delay > 0 and finding.ranks == (0,) for finding in found]
                         count += 1
                         named += any(is_right)

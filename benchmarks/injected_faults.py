@@ -36,8 +36,9 @@ from rich.progress import track
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from overlapscope.analysis.analysis import Analysis
+from overlapscope.analysis.finding import Finding
 from overlapscope.analysis.sentences import who
-from overlapscope.analysis.stragglers import Finding, stragglers_of
 from overlapscope.trace.reader import read_trace
 from tests.cluster.faults import Fault, SlowLink
 from tests.cluster.hosts import cluster_of
@@ -140,12 +141,12 @@ class Judgement:
     @property
     def error(self) -> float:
         """Of the cost that was found, as a share of the truth."""
-        return self.finding.cost_ns / self.truth_ns - 1 if self.finding and self.truth_ns else math.nan
+        return self.finding.cost.value / self.truth_ns - 1 if self.finding and self.truth_ns else math.nan
 
 
 def judge(faults: Sequence[Fault], folder: Path) -> list[Judgement]:
     """Compare the findings in a recording with the faults that were injected into it."""
-    stragglers = stragglers_of(read_trace(folder))
+    stragglers = Analysis(read_trace(folder)).stragglers
     findings = list(stragglers.findings) if stragglers else []
     truths = json.loads((folder / "truth.json").read_text())["faults"] if faults else []
     judgements = []
@@ -168,8 +169,8 @@ def rows_of(case: str, faults: Sequence[Fault], folder: Path) -> Iterator[tuple[
         said, cost, error = "NOT FOUND", "", ""
         if finding is not None:
             said = f"{who(finding)}: {finding.cause}, {finding.pattern.kind}"
-            cost = f"{finding.cost_ns / 1e6:.2f}"
-            cost += f" ± {finding.cost_error_ns / 1e6:.2f}" if math.isfinite(finding.cost_error_ns) else ""
+            cost = f"{finding.cost.value / 1e6:.2f}"
+            cost += f" ({finding.cost.low / 1e6:.2f} to {finding.cost.high / 1e6:.2f})"
             error = f"{100 * judgement.error:+.1f} %" if judgement.truth_ns else "not injected"
         yield case, judgement.fault, f"{judgement.truth_ns / 1e6:.2f}", said, cost, error
 

@@ -25,12 +25,8 @@ from playwright.sync_api import Page
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.browser import opened_page, served
-from overlapscope.account.alike import WARM_UP_STEPS
-from overlapscope.account.blocks import account_of
-from overlapscope.analysis.cycles import cycles_of
+from overlapscope.analysis.analysis import Analysis
 from overlapscope.analysis.sentences import describe
-from overlapscope.analysis.stragglers import stragglers_in
-from overlapscope.analysis.summary import summarise
 from overlapscope.trace.reader import read_trace
 from tests.simulated_job import MS, Job, write_logs
 
@@ -64,17 +60,17 @@ def judge(folder: Path) -> None:
         begin = time.monotonic()
         trace = read_trace(folder)
         read_s, begin = time.monotonic() - begin, time.monotonic()
-        summary = summarise(trace, account_of(trace))
+        analysis = Analysis(trace)
+        summary = analysis.summary
         account_s, begin = time.monotonic() - begin, time.monotonic()
-        cycles = cycles_of(trace, WARM_UP_STEPS)
-        assert cycles is not None
+        assert analysis.cycles is not None
         cycles_s, begin = time.monotonic() - begin, time.monotonic()
-        stragglers = stragglers_in(trace, cycles)
+        assert analysis.stragglers is not None
         judged_s = time.monotonic() - begin
         print(f"read {what} in {read_s:.1f} s, divided into blocks in {account_s:.1f} s", flush=True)
         print(f"arranged in cycles in {cycles_s:.1f} s, judged in {judged_s:.1f} s", flush=True)
     print(f"  {summary.sentence}")
-    for finding in stragglers.findings:
+    for finding in analysis.stragglers.findings:
         print(f"  {describe(finding)}")
     print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.1f} GB", flush=True)
 

@@ -11,15 +11,11 @@ from typing import Final
 import pandas as pd
 
 from dashboards.forecast import Forecast
-from overlapscope.account.alike import first_step_after_warm_up
-from overlapscope.account.blocks import Account, account_of
+from overlapscope.analysis.analysis import Analysis
 from overlapscope.analysis.clocks import clock_offsets
-from overlapscope.analysis.cycles import Cycles, cycles_of
 from overlapscope.analysis.heatmap import Heatmap
 from overlapscope.analysis.lanes import LanesByRank
-from overlapscope.analysis.replay import Replay
-from overlapscope.analysis.stragglers import Stragglers, hosts_of, stragglers_in
-from overlapscope.analysis.summary import Summary, summarise
+from overlapscope.analysis.stragglers import hosts_of
 from overlapscope.diagnosis.diagnosis import Diagnosis
 from overlapscope.model.calibration import CALIBRATION_FILE
 from overlapscope.trace import cache
@@ -30,11 +26,11 @@ from overlapscope.trace.reader import Progress, Trace, empty_trace, read_trace
 _OUTDATED_AFTER_S: Final = 2.0
 
 
-class Snapshot:
+class Snapshot(Analysis):
     """A recording as it was when it was read."""
 
     def __init__(self, trace: Trace) -> None:
-        self.trace = trace
+        super().__init__(trace)
         self._diagnosed_s = 0.0
 
     @cached_property
@@ -55,39 +51,19 @@ class Snapshot:
         return LanesByRank(self.trace)
 
     @cached_property
-    def cycles(self) -> Cycles | None:
-        """The cycles after the warm-up; None if ranks can't be compared."""
-        return cycles_of(self.trace, first_step_after_warm_up(self.trace.steps))
-
-    @cached_property
-    def replay(self) -> Replay | None:
-        """The replay of the cycles."""
-        return None if self.cycles is None else Replay(self.cycles)
-
-    @cached_property
-    def account(self) -> Account:
-        """What every rank's every step consists of."""
-        return account_of(self.trace)
-
-    @cached_property
-    def summary(self) -> Summary:
-        """What that comes to."""
-        return summarise(self.trace, self.account)
-
-    @cached_property
     def rank_means(self) -> pd.DataFrame:
         """The means of each rank, from ``Summary.means_by_rank``."""
         return self.summary.means_by_rank()
 
     @cached_property
-    def stragglers(self) -> Stragglers | None:
-        """The straggler analysis; None without cycles."""
-        return None if self.cycles is None else stragglers_in(self.trace, self.cycles)
-
-    @cached_property
     def heatmap(self) -> Heatmap | None:
         """The map of ranks and steps; None without cycles."""
-        return None if self.cycles is None else Heatmap(self.cycles, hosts_of(self.trace))
+        if self.cycles is None or self.stragglers is None:
+            return None
+        summary = self.summary
+        return Heatmap(
+            self.cycles, hosts_of(self.trace), summary.figures, self.stragglers.step_time_ns, summary.job_account
+        )
 
     @cached_property
     def forecast(self) -> Future[Forecast]:

@@ -12,3 +12,7 @@ class Interval:
     value: float
     low: float
     high: float
+
+    def times(self, factor: float) -> Interval:
+        """Both the value and its interval, multiplied by a positive number."""
+        return Interval(value=factor * self.value, low=factor * self.low, high=factor * self.high)

@@ -1,12 +1,13 @@
-"""The account at the head of a page: a step as a bar of blocks, and what each of them comes to."""
+"""The account at the head of every page: steps as bars of blocks, and what each block comes to."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from overlapscope.account.blocks import BLOCKS
-from overlapscope.account.wording import BLOCK_LABELS, REASON_LABELS
+from overlapscope.account.mean_step import MeanStep
+from overlapscope.account.wording import BLOCK_LABELS, REASON_LABELS, apart_text, left_out_text
 from overlapscope.analysis.summary import Summary
 from overlapscope.interval import Interval
 from overlapscope.units import format_interval_ns, format_ns, format_share
@@ -15,40 +16,113 @@ _NO_BLOCK: Final = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class AccountRow:
-    """A block, or a part of one, in the table and in the bars."""
+class Longest:
+    """Where a block takes longest."""
 
-    label: str
-    block: str
-    """Of ``BLOCKS``; empty for a part of the one above it, which has no place in the bars."""
-    mean: str
-    interval: str
-    share: str
-    percent: float
-    """Of the step."""
-    job: str
-    """On the critical path."""
-    job_percent: float
     link: str
-    """To the step in which it takes longest."""
+    """To that step."""
     where: str
     """That step and rank in words."""
 
 
-def account_variables(summary: Summary, *, is_full: bool = False) -> dict[str, Any]:
-    """What ``account.html`` and ``account.css`` need.
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A block in a bar."""
+
+    block: str
+    """Of ``BLOCKS``."""
+    label: str
+    percent: float
+    """Of the longest bar."""
+    hint: str
+    link: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """A step as a bar of blocks."""
+
+    title: str
+    step: str
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccountRow:
+    """A block, or a part of one, in the table."""
+
+    label: str
+    block: str
+    """Of ``BLOCKS``; empty for a part of the one above it."""
+    mean: str
+    interval: str
+    share: str
+    job: str
+    """On the critical path."""
+    link: str
+    where: str
+
+
+def account_variables(summary: Summary, *others: tuple[str, MeanStep]) -> dict[str, Any]:
+    """What ``account.html`` and ``account.css`` need to draw bars.
 
     Args:
-        is_full: with the table of all blocks, and not the bars alone.
+        others: steps to compare the mean with, and what they are called.
     """
+    steps = [("Mean of all ranks", summary.mean), *others] if summary.steps else []
+    longest_ns = max((mean.step.value for _, mean in steps), default=0.0)
+    places = longest_places(summary)
+    return {"bars": [bar_of(title, mean, longest_ns, places) for title, mean in steps if longest_ns]}
+
+
+def table_variables(summary: Summary) -> dict[str, Any]:
+    """What ``account_table.html`` needs."""
     return {
         "account": account_rows(summary),
         "account_step": format_ns(summary.mean.step.value),
         "account_interval": format_interval_ns(summary.mean.step),
         "has_job": summary.job is not None,
-        "is_account_full": is_full,
-        "blocks": BLOCKS,
     }
+
+
+def counted_text(summary: Summary) -> str:
+    """What means are taken over, in sentences."""
+    ranks = f"{summary.ranks:,} rank{'s' * (summary.ranks != 1)}"
+    steps = f"{summary.steps:,} step{'s' * (summary.steps != 1)}"
+    apart = f" Kept apart: {apart_text(summary.alike.apart)}." if summary.alike.apart else ""
+    return f"Means of {steps} of {ranks}; they add up.{apart} {left_out_text(summary.alike.ranks_left_out)}".rstrip()
+
+
+def bar_of(title: str, mean: MeanStep, longest_ns: float, places: Mapping[str, Longest]) -> Bar:
+    """A bar; a block of which a saving has left nothing is not in it."""
+    return Bar(
+        title=title,
+        step=format_ns(mean.step.value),
+        pieces=tuple(
+            Piece(
+                block=name,
+                label=BLOCK_LABELS[name],
+                percent=100 * each.value / longest_ns,
+                hint=f"{BLOCK_LABELS[name]}: {format_ns(each.value)}"
+                + (f"; longest: {places[name].where}" if name in places else ""),
+                link=places[name].link if name in places else "",
+            )
+            for name, each in mean.blocks.items()
+            if each.value > 0
+        ),
+    )
+
+
+def longest_places(summary: Summary) -> dict[str, Longest]:
+    """By block, where of the steps that are counted it takes longest."""
+    counted = summary.figures[summary.is_alike]
+    places = {}
+    for name in summary.mean.present if summary.steps else ():
+        longest = counted.iloc[int(counted[f"{name}_ns"].to_numpy().argmax())]
+        step, rank = int(longest["step"]), int(longest["rank"])
+        where = f"{format_ns(longest[f'{name}_ns'])} in step {step} of rank {rank}"
+        places[name] = Longest(link=f"timeline?step={step}&rank={rank}", where=where)
+    return places
 
 
 def account_rows(summary: Summary) -> list[AccountRow]:
@@ -56,35 +130,33 @@ def account_rows(summary: Summary) -> list[AccountRow]:
     rows: list[AccountRow] = []
     if not summary.steps:
         return rows
+    places = longest_places(summary)
     for name, mean in summary.mean.blocks.items():
         on_path = summary.job.blocks[name] if summary.job is not None else None
         if not mean.value and not (on_path and on_path.value):
             continue
-        rows.append(_row(summary, BLOCK_LABELS[name], name, mean, on_path))
+        rows.append(_row(summary, BLOCK_LABELS[name], name, mean, on_path, places.get(name)))
         if name == "exposed":
             parts = {reason: part for reason, part in summary.exposed_for.items() if part.value}
-            rows += [_row(summary, REASON_LABELS[reason], _NO_BLOCK, part, None) for reason, part in parts.items()]
+            rows += [_row(summary, REASON_LABELS[reason], _NO_BLOCK, part) for reason, part in parts.items()]
     return rows
 
 
-def _row(summary: Summary, label: str, block: str, mean: Interval, on_path: Interval | None) -> AccountRow:
-    step_ns = summary.mean.step.value
-    link = where = ""
-    if block and mean.value:
-        counted = summary.figures[summary.is_alike]
-        longest = counted.iloc[int(counted[f"{block}_ns"].to_numpy().argmax())]
-        step, rank = int(longest["step"]), int(longest["rank"])
-        link = f"timeline?step={step}&rank={rank}"
-        where = f"{format_ns(longest[f'{block}_ns'])} in step {step} of rank {rank}"
+def _row(
+    summary: Summary,
+    label: str,
+    block: str,
+    mean: Interval,
+    on_path: Interval | None = None,
+    longest: Longest | None = None,
+) -> AccountRow:
     return AccountRow(
         label=label,
         block=block,
         mean=format_ns(mean.value),
         interval=format_interval_ns(mean),
-        share=format_share(mean.value / step_ns),
-        percent=100 * mean.value / step_ns,
+        share=format_share(summary.share_of(mean)),
         job="" if on_path is None else format_ns(on_path.value),
-        job_percent=0.0 if on_path is None else 100 * on_path.value / step_ns,
-        link=link,
-        where=where,
+        link=longest.link if longest is not None else "",
+        where=longest.where if longest is not None else "",
     )

@@ -9,12 +9,12 @@ from typing import Final
 import pandas as pd
 from bokeh.document import Document
 
-from dashboards.pages.account import account_variables
+from dashboards.pages.account import account_variables, counted_text, table_variables
 from dashboards.pages.headline import Headline
 from dashboards.pages.shell import Arguments, BuildPage, is_order_alone, render
 from dashboards.plots.trend import FIGURES, Figure, TrendPlot
 from dashboards.recording import Snapshot
-from overlapscope.account.wording import BLOCK_LABELS, apart_text, left_out_text
+from overlapscope.account.wording import BLOCK_LABELS
 from overlapscope.analysis import sentences
 from overlapscope.analysis.summary import Summary
 from overlapscope.diagnosis.verdict import Verdict
@@ -61,7 +61,7 @@ def build(document: Document, snapshot: Snapshot, _arguments: Arguments) -> None
         trace=snapshot.trace,
         roots=[plot.root for plot in plots],
         sentence=summary.sentence,
-        basis=basis_of(summary),
+        basis=counted_text(summary),
         headlines=headlines(summary),
         figures=FIGURES,
         columns=[label for _, label in COLUMNS],
@@ -71,7 +71,8 @@ def build(document: Document, snapshot: Snapshot, _arguments: Arguments) -> None
         has_order=snapshot.diagnosis is not None,
         has_events=snapshot.diagnosis is None or not is_order_alone(snapshot.trace),
         straggler=sentences.describe(findings[0]) if findings else "",
-        **account_variables(summary, is_full=True),
+        **account_variables(summary, *([("Critical path", summary.job)] if summary.job is not None else [])),
+        **table_variables(summary),
     )
 
 
@@ -100,14 +101,6 @@ TREND_ROUTES: Final[dict[str, BuildPage]] = {
     f"/plots/{shown.column.removesuffix('_ns')}": partial(build_trend, shown=shown) for shown in FIGURES
 }
 """An address for each trend."""
-
-
-def basis_of(summary: Summary) -> str:
-    """What the means are taken over."""
-    ranks = f"{summary.ranks} rank{'s' * (summary.ranks != 1)}"
-    steps = f"{summary.steps:,} step{'s' * (summary.steps != 1)}"
-    apart = f" Kept apart: {apart_text(summary.alike.apart)}." if summary.alike.apart else ""
-    return f"Means of {steps} of {ranks}; they add up.{apart} {left_out_text(summary.alike.ranks_left_out)}".rstrip()
 
 
 def headlines(summary: Summary) -> list[Headline]:

@@ -14,6 +14,7 @@ from markupsafe import Markup, escape
 
 from dashboards import theme
 from dashboards.recording import Snapshot
+from overlapscope.account.blocks import BLOCKS
 from overlapscope.analysis.clocks import describe_clocks
 from overlapscope.analysis.models import describe_models
 from overlapscope.trace.log import Problem
@@ -38,6 +39,7 @@ NAVIGATION: Final = (
 _ENVIRONMENT: Final = Environment(
     loader=PackageLoader("dashboards", "assets"), autoescape=True, undefined=StrictUndefined
 )
+_ENVIRONMENT.globals["blocks"] = BLOCKS
 _ENVIRONMENT.filters["together"] = keep_together
 _ENVIRONMENT.filters["code"] = lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 

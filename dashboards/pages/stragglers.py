@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from bokeh.document import Document
 
+from dashboards.pages.account import account_variables, counted_text
 from dashboards.pages.headline import Headline
 from dashboards.pages.shell import Arguments, render
 from dashboards.pages.what_if import SHOWN_ROWS, what_if_tables
@@ -14,15 +15,17 @@ from dashboards.plots.heatmap import FIGURES, HeatmapPlot
 from dashboards.recording import Snapshot
 from overlapscope.analysis import sentences
 from overlapscope.analysis.cycles import Cycles
+from overlapscope.analysis.finding import Finding
 from overlapscope.analysis.heatmap import Figure, Grouping, Heatmap
-from overlapscope.analysis.stragglers import Finding, Stragglers
+from overlapscope.analysis.stragglers import Stragglers
+from overlapscope.analysis.summary import Summary
 from overlapscope.trace.reader import Trace
-from overlapscope.units import format_ns, format_share
+from overlapscope.units import format_interval_ns, format_ns, format_share
 
 _FIGURE_TEXTS: Final[dict[Figure, tuple[str, str]]] = {
-    "compute": ("Compute", "Forward, backward, optimizer, copies back, and what is between them"),
+    "compute": ("Compute", "Forward, backward, optimizer and evaluation"),
     "lateness": ("Lateness", "How long after the median rank a rank arrives at the step's last all-reduce"),
-    "wait": ("Wait", "How long a rank waits at the step's last all-reduce for the last one to arrive"),
+    "wait": ("Wait", "How long a rank waits for later ones, with nothing else to do"),
 }
 
 
@@ -39,6 +42,7 @@ class BlameRow:
     percent: float
     """Cost as a percentage of the step time, for the bar."""
     saving: str
+    saving_interval: str
     step: int
     link: str
 
@@ -58,11 +62,16 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments) -> None:
         trace=snapshot.trace,
         roots=[plot.root],
         verdict=sentences.verdict(found),
-        basis=basis_of(found.cycles),
+        basis=basis_of(snapshot.summary, found.cycles),
         headlines=headlines(found),
         blame=[blame_row(finding) for finding in found.findings],
         tables=what_if_tables(found),
         shown_rows=SHOWN_ROWS,
+        **account_variables(
+            snapshot.summary,
+            ("All ranks like the median", snapshot.summary.mean.minus(found.saved_if_alike)),
+            ("Transfers at their best", snapshot.summary.mean.minus(found.saved_by_best_transfers)),
+        ),
         **_map_variables(heatmap, plot),
     )
 
@@ -86,11 +95,10 @@ def build_heatmap(document: Document, snapshot: Snapshot, arguments: Arguments) 
     )
 
 
-def basis_of(cycles: Cycles) -> str:
+def basis_of(summary: Summary, cycles: Cycles) -> str:
     """A sentence on what the page rests on, and how well clocks agree."""
-    count, ranks, left_out = len(cycles.steps), len(cycles.ranks), cycles.left_out
-    steps = f"Means over step{'s' * (count > 1)} {cycles.steps[0]}"
-    steps += f" to {cycles.steps[-1]}" if count > 1 else ""
+    count, left_out = len(cycles.steps), cycles.left_out
+    compared = f"Findings compare {count:,} step{'s' * (count > 1)}, {cycles.steps[0]} to {cycles.steps[-1]}"
     left = f"; {left_out:,} left out, as warm-up or because all-reduces differ" if left_out else ""
     error_ns = cycles.clock_error_ns
     clock = (
@@ -99,30 +107,27 @@ def basis_of(cycles: Cycles) -> str:
         else f"Times of different ranks may be off by up to {format_ns(error_ns)}."
     )
     missing = sentences.missing(cycles)
-    return (
-        f"{steps} of {ranks:,} ranks ({count:,} step{'s' * (count > 1)}{left}). {clock}{' ' * bool(missing)}{missing}"
-    )
+    return f"{counted_text(summary)} {compared}{left}. {clock} {missing}".rstrip()
 
 
 def headlines(found: Stragglers) -> list[Headline]:
     """The step time as it is, and as it could be."""
     step_ns = found.step_time_ns
 
-    def what_if(label: str, time_ns: float, colour: str) -> Headline:
-        gain_ns = step_ns - time_ns
+    def what_if(label: str, gain_ns: float, colour: str) -> Headline:
         note = f"saves {format_ns(gain_ns)} ({format_share(gain_ns / step_ns)})" if gain_ns >= 1 else "saves nothing"
-        return Headline(label=label, value=format_ns(time_ns), note=note, colour=colour)
+        return Headline(label=label, value=format_ns(step_ns - gain_ns), note=note, colour=colour)
 
     best = found.by_rank.iloc[int(found.by_rank["saving_ns"].to_numpy().argmax())]
-    fixed = what_if(f"Rank {best['rank']} like the median rank", step_ns - best["saving_ns"], "exposed")
+    fixed = what_if(f"Rank {best['rank']} like the median rank", best["saving_ns"], "exposed")
     if found.findings and found.findings[0].link:
         worst = found.findings[0]
-        fixed = what_if(f"{_name(worst)} like the others", step_ns - worst.saving_ns, "exposed")
+        fixed = what_if(f"{_name(worst)} like the others", worst.saving.step.value, "exposed")
     return [
         Headline(label="Step time", value=format_ns(step_ns), note="as recorded", colour="accent"),
         fixed,
-        what_if("All ranks like the median rank", found.ideal_ns, "hidden"),
-        what_if("Links at their best", found.best_links_ns, "span-bucket-0"),
+        what_if("All ranks like the median rank", found.saved_if_alike.step.value, "hidden"),
+        what_if("Transfers at their best", found.saved_by_best_transfers.step.value, "span-bucket-0"),
     ]
 
 
@@ -136,7 +141,8 @@ def blame_row(finding: Finding) -> BlameRow:
         delay=format_ns(finding.delay_ns),
         cost=sentences.cost(finding),
         percent=100 * min(1.0, finding.cost_share),
-        saving=format_ns(finding.saving_ns),
+        saving=format_ns(finding.saving.step.value),
+        saving_interval=format_interval_ns(finding.saving.step),
         step=finding.worst_step,
         link=f"timeline?step={finding.worst_step}{of_rank}",
     )

@@ -52,7 +52,7 @@ def _ranks(found: Stragglers) -> Table:
     return Table(
         title="By rank",
         note="cost: this rank as it is, all others like the median rank",
-        columns=("Rank", "Host", "Lateness", "Critical in", "Cost", "Slowdown", "Step time if fixed"),
+        columns=("Rank", "Host", "Lateness", "On the critical path", "Cost", "Slowdown", "Step time if fixed"),
         rows=rows,
     )
 

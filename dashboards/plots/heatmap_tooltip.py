@@ -18,6 +18,7 @@ _SUPERLATIVES: Final[dict[Figure, str]] = {
 _LEAST_SHARE: Final = 0.01
 """Causes with less delay than this share of the step time are not mentioned."""
 _MOST_CAUSES: Final = 3
+_MOST_RANKS: Final = 2
 
 
 def cell_tooltip(heatmap: Heatmap, grid: Grid, figure: Figure, row: int, column: int) -> tuple[str, Rows]:
@@ -53,7 +54,7 @@ def cell_tooltip(heatmap: Heatmap, grid: Grid, figure: Figure, row: int, column:
         ("compute", format_ns(compute_ns)),
         ("arrives", f"{format_ns(abs(lateness_ns))} {side} the median rank"),
         *_split(heatmap, rank, step),
-        ("waits", f"{format_ns(wait_ns)} for the last one" if wait_ns else "for nobody: it arrives last"),
+        ("waits", f"{format_ns(wait_ns)} for later ranks" if wait_ns else "for no later rank"),
         ("critical path", _critical_path(heatmap, step)),
     ]
 
@@ -66,7 +67,9 @@ def _split(heatmap: Heatmap, rank: int, step: int) -> Rows:
 
 
 def _critical_path(heatmap: Heatmap, step: int) -> str:
-    path = heatmap.paths.iloc[step]
-    root, rank = path["rank_before_forward"], path["rank"]
-    through = f"rank {rank}" if root == rank else f"rank {root} until forward, rank {rank}"
-    return f"{through} for {format_ns(path['own_ns'])}, transfer {format_ns(path['transfer_ns'])}"
+    path = heatmap.path_of(step)
+    if path is None:
+        return "not known"
+    by_rank, transfer_ns = path
+    through = [f"rank {rank} for {format_ns(own_ns)}" for rank, own_ns in list(by_rank.items())[:_MOST_RANKS]]
+    return ", ".join([*through, f"transfers {format_ns(transfer_ns)}"])

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from overlapscope.account.blocks import BLOCKS, Account
+from overlapscope.account.waits import REASONS
 
 COMPUTE: tuple[str, ...] = ("forward", "backward", "optimizer", "evaluation")
 """Blocks in which the model is computed."""
@@ -15,11 +16,14 @@ def figures_of(account: Account) -> pd.DataFrame:
     """Every rank's every step, in the order of ``trace.steps``.
 
     Returns:
-        rank, step, step_time_ns, a column for each of ``BLOCKS`` (these sum to the step time), compute_ns (those of
-        ``COMPUTE``), hidden_ns (for how long gradients are communicated while something else goes on), communication_ns
-        (hidden and exposed), overlap_ratio (hidden over communication; NaN without communication).
+        rank, step, step_time_ns, a column for each of ``BLOCKS`` (these sum to the step time), one for each of
+        ``REASONS`` (exposed_<reason>_ns; these sum to exposed_ns), compute_ns (those of ``COMPUTE``), hidden_ns
+        (for how long gradients are communicated while something else goes on), communication_ns (hidden and exposed),
+        overlap_ratio (hidden over communication; NaN without communication).
     """
     blocks_ns = {f"{name}_ns": account.ns[:, place] for place, name in enumerate(BLOCKS)}
+    for_reason_ns = np.zeros((len(REASONS), len(account.rank)), dtype=np.int64)
+    np.add.at(for_reason_ns, (account.waits.reason, account.wait_row), account.wait_ns)
     hidden_ns = account.hidden_ns.sum(axis=1)
     communication_ns = hidden_ns + blocks_ns["exposed_ns"]
     nothing = np.full(len(hidden_ns), np.nan)
@@ -29,6 +33,7 @@ def figures_of(account: Account) -> pd.DataFrame:
             "step": account.step,
             "step_time_ns": account.end_ns - account.start_ns,
             **blocks_ns,
+            **{f"exposed_{reason}_ns": ns for reason, ns in zip(REASONS, for_reason_ns, strict=True)},
             "compute_ns": np.sum([blocks_ns[f"{name}_ns"] for name in COMPUTE], axis=0),
             "hidden_ns": hidden_ns,
             "communication_ns": communication_ns,

@@ -26,6 +26,12 @@ class MeanStep:
         """The blocks that have any time."""
         return {name: mean for name, mean in self.blocks.items() if mean.value}
 
+    def times(self, factor: float) -> MeanStep:
+        """All of it, multiplied by a positive number."""
+        return MeanStep(
+            step=self.step.times(factor), blocks={name: mean.times(factor) for name, mean in self.blocks.items()}
+        )
+
     def minus(self, other: MeanStep) -> MeanStep:
         """This mean without another one, of other steps: chance has made them independently of each other."""
         return MeanStep(

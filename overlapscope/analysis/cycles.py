@@ -10,20 +10,22 @@ of S steps, R ranks and K all-reduces a step, times are nanoseconds, and arrival
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-import pandas as pd
+import numpy.typing as npt
 
-from overlapscope.account.arrivals import Matched, match_collectives
+from overlapscope.account.arrivals import Matched
+from overlapscope.account.blocks import BLOCKS, Account
+from overlapscope.account.by_rank import RowsByRank
 from overlapscope.account.intervals import Int64Array
 from overlapscope.trace.format import OPS
 from overlapscope.trace.reader import Trace
 
 CAUSES: Final = (
     "carried_over",
-    "finalise",
+    "copies",
     "optimizer",
     "data_wait",
     "evaluation",
@@ -33,11 +35,11 @@ CAUSES: Final = (
     "gc",
 )
 """Where own time goes, in the order of a cycle. ``carried_over``: the rank was released later than the others, because
-the previous step's communication ended later for it. ``between``: in no phase, such as the loss. ``gc``: Python's
-garbage collection, which is taken out of the phase that it interrupts."""
+the previous step's communication ended later for it. ``copies``: averages out of buckets. The others are blocks of the
+account; ``between`` is also what is in none of them."""
 
 GROUPS: Final = {
-    "compute": ("finalise", "optimizer", "forward", "between", "backward"),
+    "compute": ("copies", "optimizer", "forward", "between", "backward"),
     "data_wait": ("data_wait",),
     "evaluation": ("evaluation",),
     "gc": ("gc",),
@@ -46,8 +48,8 @@ GROUPS: Final = {
 """What a rank can be blamed for, and the causes that are judged together for it: a slow processor shows in all phases
 that compute, and none of them alone is as sure a sign."""
 
-_OF_STEP_BEFORE: Final = ("finalise", "optimizer")
-"""Phases that are recorded under the previous step."""
+_OF_BLOCKS: Final = [place for place, name in enumerate(CAUSES) if name in BLOCKS and name != "between"]
+_BLOCKS: Final = [BLOCKS.index(CAUSES[place]) for place in _OF_BLOCKS]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -80,6 +82,19 @@ class Cycles:
     """(S, R) how long the broadcast of buffers takes once rank and root are there; 0 in steps without one."""
     clock_error_ns: float
 
+    def of(self, which: npt.NDArray[np.bool_]) -> Cycles:
+        """Some of the cycles: a mask (S,)."""
+        return replace(
+            self,
+            steps=self.steps[which],
+            begin_ns=self.begin_ns[which],
+            own_ns=self.own_ns[:, which],
+            lead_ns=self.lead_ns[which],
+            arrival_ns=self.arrival_ns[which],
+            end_ns=self.end_ns[which],
+            broadcast_ns=self.broadcast_ns[which],
+        )
+
     @property
     def cycle_time_ns(self) -> Int64Array:
         """(S,) from one release to the next: the step time, if all steps were alike."""
@@ -91,10 +106,11 @@ class Cycles:
         return self.end_ns - np.maximum(self.arrival_ns.max(axis=1), shifted(self.end_ns))
 
 
-def cycles_of(trace: Trace, first_step: int = 0) -> Cycles | None:
+def cycles_of(trace: Trace, account: Account, first_step: int = 0) -> Cycles | None:
     """Arrange a recording in cycles.
 
     Args:
+        account: of the recording.
         first_step: earlier steps are left out, as warm-up.
 
     Returns:
@@ -102,7 +118,7 @@ def cycles_of(trace: Trace, first_step: int = 0) -> Cycles | None:
     """
     if len(trace.aligned_ranks) < 2:
         return None
-    matched = match_collectives(trace)
+    matched = account.matched
     ranks = matched.ranks
     is_all_reduce = matched.op == OPS.index("all_reduce")
     reduced, broadcast = matched.of(is_all_reduce), matched.of(~is_all_reduce)
@@ -118,19 +134,18 @@ def cycles_of(trace: Trace, first_step: int = 0) -> Cycles | None:
     begin_ns = lower_median(released_ns, axis=1)
     last_arrival_ns = arrival_ns[:, :, -1]
 
-    window = _Window(ranks, steps, released_ns, last_arrival_ns)
     own_ns = np.zeros((len(CAUSES), len(steps), len(ranks)), dtype=np.int64)
     own_ns[CAUSES.index("carried_over")] = released_ns - begin_ns[:, None]
-    phases = trace.phases[trace.phases["rank"].isin(ranks)]
-    for cause in ("finalise", "optimizer", "data_wait", "evaluation", "forward", "backward"):
-        own_ns[CAUSES.index(cause)] = window.total_ns(
-            phases[phases["phase"] == cause], of_step_before=cause in _OF_STEP_BEFORE
-        )
-    for cause, pauses in _pauses_by_cause(trace.pauses[trace.pauses["rank"].isin(ranks)], phases).items():
-        paused_ns = window.total_ns(pauses, of_step_before=cause in _OF_STEP_BEFORE)
-        own_ns[CAUSES.index(cause)] -= paused_ns
-        own_ns[CAUSES.index("gc")] += paused_ns
-    blocked_ns, broadcast_ns = _broadcasts(broadcast, window)
+    steps_of = RowsByRank(account.rank)
+    for place, rank in enumerate(ranks.tolist()):
+        timeline, from_ns, until_ns = account.timelines[rank], released_ns[:, place], last_arrival_ns[:, place]
+        own_ns[_OF_BLOCKS, :, place] = timeline.within(from_ns, until_ns)[:, _BLOCKS].T
+        # Copies into buckets are a part of backward here: that is when they happen.
+        step_begin_ns = np.clip(_step_begins(account, steps_of[rank], steps), from_ns, until_ns)
+        copied_in_ns = timeline.within(step_begin_ns, until_ns)[:, BLOCKS.index("copies")]
+        own_ns[CAUSES.index("copies"), :, place] -= copied_in_ns
+        own_ns[CAUSES.index("backward"), :, place] += copied_in_ns
+    blocked_ns, broadcast_ns = _broadcasts(broadcast, steps, len(ranks))
     own_ns[CAUSES.index("between")] += last_arrival_ns - begin_ns[:, None] - blocked_ns - own_ns.sum(axis=0)
     finished_ns = np.maximum.accumulate(lower_median(end_ns, axis=2), axis=1) - begin_ns[:, None]
     return Cycles(
@@ -177,6 +192,14 @@ def shifted(end_ns: Int64Array) -> Int64Array:
     return np.concatenate([np.zeros_like(end_ns[:, :1]), end_ns[:, :-1]], axis=1)
 
 
+def _step_begins(account: Account, own: Int64Array, steps: Int64Array) -> Int64Array:
+    """(S,) when a rank, whose rows in the account are ``own``, ended the step before; long ago if it has not."""
+    place = np.searchsorted(account.step[own], steps - 1)
+    begins_ns = np.append(account.end_ns[own], 0)[place]
+    begins_ns[~np.isin(steps - 1, account.step[own])] = 0
+    return begins_ns
+
+
 def _steps_alike(reduced: Matched) -> Int64Array:
     """The steps that have the all-reduces which most steps have: as many, of the same buckets and sizes."""
     steps, first, counts = np.unique(reduced.step, return_index=True, return_counts=True)
@@ -196,55 +219,14 @@ def _last_of_step(reduced: Matched, steps: Int64Array) -> Int64Array:
     return np.maximum.reduceat(reduced.end_ns, first, axis=0)[np.searchsorted(known, steps)]
 
 
-@dataclass(frozen=True, eq=False)
-class _Window:
-    """The stretch of own time of each cycle and rank."""
-
-    ranks: Int64Array
-    steps: Int64Array
-    begin_ns: Int64Array
-    """(S, R)"""
-    end_ns: Int64Array
-    """(S, R)"""
-
-    def total_ns(self, spans: pd.DataFrame, *, of_step_before: bool) -> Int64Array:
-        """(S, R) how long spans with rank, step, start_ns and end_ns take, as far as they lie within.
-
-        Args:
-            of_step_before: the spans belong to the cycle after the step that they are recorded under.
-        """
-        step = spans["step"].to_numpy(dtype=np.int64) + of_step_before
-        place = np.searchsorted(self.steps, step)
-        known = np.isin(step, self.steps)
-        place, rank = place[known], np.searchsorted(self.ranks, spans["rank"].to_numpy()[known])
-        start_ns = np.maximum(spans["start_ns"].to_numpy()[known], self.begin_ns[place, rank])
-        end_ns = np.minimum(spans["end_ns"].to_numpy()[known], self.end_ns[place, rank])
-        # Sums of a cycle's nanoseconds are far below 2^53: exact as floats.
-        cell = place * len(self.ranks) + rank
-        total = np.bincount(cell, weights=np.maximum(end_ns - start_ns, 0), minlength=self.begin_ns.size)
-        return total.astype(np.int64).reshape(self.begin_ns.shape)
-
-
-def _pauses_by_cause(pauses: pd.DataFrame, phases: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Garbage collections by the phase in which they began, under the step of that phase."""
-    if pauses.empty or phases.empty:
-        return {}
-    within = phases[["rank", "step", "phase", "start_ns", "end_ns"]].sort_values("start_ns")
-    within = within.rename(columns={"start_ns": "phase_start_ns", "end_ns": "phase_end_ns"})
-    pauses = pauses[["rank", "start_ns", "end_ns"]].sort_values("start_ns")
-    found = pd.merge_asof(pauses, within, left_on="start_ns", right_on="phase_start_ns", by="rank").dropna()
-    cause = found["phase"].astype(str).where(found["start_ns"] < found["phase_end_ns"], "between")
-    return {str(name): table for name, table in found.groupby(cause)}
-
-
-def _broadcasts(broadcasts: Matched, window: _Window) -> tuple[Int64Array, Int64Array]:
+def _broadcasts(broadcasts: Matched, steps: Int64Array, ranks: int) -> tuple[Int64Array, Int64Array]:
     """(S, R) how long the broadcasts of a cycle block each rank, and how much of that is transfer and no waiting.
 
     Buffers come from the lowest rank; who is there before it waits.
     """
-    place = np.searchsorted(window.steps, broadcasts.step)
-    blocked_ns, transfer_ns = np.zeros_like(window.begin_ns), np.zeros_like(window.begin_ns)
-    known = np.isin(broadcasts.step, window.steps)
+    place = np.searchsorted(steps, broadcasts.step)
+    blocked_ns, transfer_ns = np.zeros((2, len(steps), ranks), dtype=np.int64)
+    known = np.isin(broadcasts.step, steps)
     arrival_ns, end_ns = broadcasts.arrival_ns[known], broadcasts.end_ns[known]
     both_ns = np.maximum(arrival_ns, arrival_ns[:, :1])
     np.add.at(blocked_ns, place[known], end_ns - arrival_ns)

@@ -1,4 +1,4 @@
-"""Every rank in every step as a map: how long it computes, how late it arrives, how long it waits for the last one.
+"""Every rank in every step as a map: how long it computes, how late it arrives, how long it waits for later ranks.
 
 A thousand ranks by ten thousand steps are more cells than a screen has pixels, so neighbours share a cell. It shows
 their *maximum*: a mean would hide the one slow step of the one slow rank that the map is there for. Steps that have
@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
+import pandas as pd
 
+from overlapscope.account.critical_path import JobAccount
 from overlapscope.account.intervals import Int64Array
-from overlapscope.analysis.critical_path import critical_paths
 from overlapscope.analysis.cycles import CAUSES, GROUPS, Cycles, causes_of, lower_median, middle_ranks
 
 Figure = Literal["compute", "lateness", "wait"]
@@ -77,27 +78,52 @@ class Heatmap:
 
     Args:
         hosts: by rank.
+        figures: of each of these ranks and steps, from ``figures_of``; of others as well.
+        step_time_ns: of the mean step.
+        job: what each step waited for, if that is known.
     """
 
-    def __init__(self, cycles: Cycles, hosts: dict[int, str]) -> None:
+    def __init__(
+        self, cycles: Cycles, hosts: dict[int, str], figures: pd.DataFrame, step_time_ns: float, job: JobAccount | None
+    ) -> None:
         self.ranks, self.steps = cycles.ranks, cycles.steps
         self.hosts = tuple(hosts.get(rank, "unknown") for rank in cycles.ranks.tolist())
         last_ns = cycles.arrival_ns[:, :, -1]
-        compute_ns = cycles.own_ns[causes_of("compute")].sum(axis=0)
         lateness_ns = last_ns - lower_median(last_ns, axis=1)[:, None]
-        wait_ns = last_ns.max(axis=1, keepdims=True) - last_ns
         self.figures_ns: dict[Figure, Int64Array] = {
-            "compute": np.ascontiguousarray(compute_ns.T),
+            "compute": self._cells_of(figures, "compute_ns"),
             "lateness": np.ascontiguousarray(lateness_ns.T),
-            "wait": np.ascontiguousarray(wait_ns.T),
+            "wait": self._cells_of(figures, "exposed_later_rank_ns"),
         }
         """(R, S). Lateness counts from the median rank: it is negative for those that arrive before it."""
-        self.step_time_ns = float(cycles.cycle_time_ns.mean())
+        self.step_time_ns = step_time_ns
         self.groupings: tuple[Grouping, ...] = ("ranks", "hosts") if len(set(self.hosts)) > 1 else ("ranks",)
         """Hosts only if there are several."""
-        self.paths = critical_paths(cycles)
-        """What each step waited for, from ``critical_paths``."""
         self._own_ns = cycles.own_ns
+        self._job = job
+
+    def _cells_of(self, figures: pd.DataFrame, column: str) -> Int64Array:
+        """(R, S) of a column, with 0 for a step that a rank has not finished."""
+        cells = np.zeros((len(self.ranks), len(self.steps)), dtype=np.int64)
+        shown = figures[figures["rank"].isin(self.ranks) & figures["step"].isin(self.steps)]
+        cells[np.searchsorted(self.ranks, shown["rank"]), np.searchsorted(self.steps, shown["step"])] = shown[column]
+        return cells
+
+    def path_of(self, step: int) -> tuple[dict[int, int], int] | None:
+        """What a step, by place, waited for.
+
+        Returns:
+            For how long the critical path is on which rank, the longest first, and for how long it is on transfers, in
+            nanoseconds; None if that is not known.
+        """
+        number = self.steps[step]
+        if self._job is None or number not in self._job.steps:
+            return None
+        row = int(np.searchsorted(self._job.steps, number))
+        rank_ns = self._job.rank_ns[row]
+        order = np.argsort(-rank_ns, kind="stable")
+        by_rank = {int(self._job.ranks[place]): int(rank_ns[place]) for place in order if rank_ns[place]}
+        return by_rank, int(self._job.end_ns[row] - self._job.start_ns[row] - rank_ns.sum())
 
     def excess_ns(self, rank: int, step: int) -> dict[str, int]:
         """By cause, how much longer a rank takes than the median rank in a step, both by place; the longest first."""

@@ -18,8 +18,8 @@ from overlapscope.account.intervals import Int64Array
 from overlapscope.analysis.cycles import CAUSES
 from overlapscope.analysis.replay import Replay
 
-IDEAL_PHASES: Final = ("finalise", "optimizer", "data_wait", "evaluation", "forward", "backward")
-"""Causes that are drawn as phases. ``finalise`` is what remains of it after the last all-reduce: copies."""
+IDEAL_PHASES: Final = ("copies", "optimizer", "data_wait", "evaluation", "forward", "backward")
+"""Causes that are drawn as phases."""
 
 _FORWARD: Final = CAUSES.index("forward")
 

@@ -13,6 +13,7 @@ one alone would gain is its *saving*. Two equally late ranks have the same cost,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -52,6 +53,14 @@ class Times:
         ready_ns = np.where(self.broadcast_ns > 0, np.maximum(before_ns, root_ns), before_ns)
         arrivals_ns: Int64Array = (ready_ns + self.broadcast_ns + after_ns)[:, :, None] - self.lead_ns
         return arrivals_ns
+
+    @property
+    def buffers_ns(self) -> Int64Array:
+        """(S, R) for how long ranks wait for their buffers, transfer included."""
+        before_ns = self.before_ns
+        waiting_ns = np.maximum(before_ns, before_ns[:, :1]) - before_ns
+        buffers_ns: Int64Array = np.where(self.broadcast_ns > 0, waiting_ns + self.broadcast_ns, 0)
+        return buffers_ns
 
     @property
     def before_ns(self) -> Int64Array:
@@ -127,6 +136,13 @@ def finish_ns(last_arrival_ns: Int64Array, transfer_ns: Int64Array) -> Int64Arra
     return end_ns
 
 
+def median_ns(values_ns: Int64Array, axis: int) -> Int64Array:
+    """The median, in whole nanoseconds, with the axis kept; 0 of nothing."""
+    if not values_ns.shape[axis]:
+        return np.zeros_like(values_ns.sum(axis=axis, keepdims=True))
+    return np.median(values_ns, axis=axis, keepdims=True).round().astype(np.int64)
+
+
 class Replay:
     """The cycles as recorded, their ideal, and anything between. Every result is nanoseconds by cycle (S,)."""
 
@@ -168,21 +184,20 @@ class Replay:
             last_ns = np.maximum(last_ns, self.ideal.arrivals_ns(root_ns)[:, 0])
         return finish_ns(last_ns, self.transfer_ns)
 
-    def without_ns(self, places: npt.ArrayLike, excess: Times) -> Int64Array:
-        """(S,) as recorded, but the ranks in some places without an excess."""
-        places = np.atleast_1d(places)
+    def without(self, places: Sequence[int], excess: Times) -> Times:
+        """What ranks do if those in some places are without an excess."""
+        places = list(places)
         fixed = self.recorded.of_ranks(places).minus(excess)
-        if 0 in places:
-            others = self.recorded.arrivals_ns(fixed.before_ns[:, :1])
-            fixed_arrivals_ns = fixed.arrivals_ns()
-        else:
-            others = self._arrivals_ns
-            fixed_arrivals_ns = fixed.arrivals_ns(self.recorded.before_ns[:, :1])
-        rest = np.delete(np.arange(others.shape[1]), places)
-        last_ns = fixed_arrivals_ns.max(axis=1)
-        if len(rest):
-            last_ns = np.maximum(last_ns, others[:, rest].max(axis=1))
-        return finish_ns(last_ns, self.transfer_ns)
+        own_ns, lead_ns, broadcast_ns = (
+            values.copy() for values in (self.recorded.own_ns, self.recorded.lead_ns, self.recorded.broadcast_ns)
+        )
+        own_ns[:, :, places], lead_ns[:, places] = fixed.own_ns, fixed.lead_ns
+        broadcast_ns[:, places] = fixed.broadcast_ns
+        return Times(own_ns=own_ns, lead_ns=lead_ns, broadcast_ns=broadcast_ns)
+
+    def length_ns(self, times: Times) -> Int64Array:
+        """(S,) if all ranks did something else."""
+        return finish_ns(times.arrivals_ns().max(axis=1), self.transfer_ns)
 
     def costs_by_rank_ns(self) -> Int64Array:
         """(S, R) what each rank alone, all its causes together, adds to the ideal."""
@@ -203,7 +218,7 @@ class Replay:
         places = np.arange(arrivals_ns.shape[1])[None, :, None]
         others_ns = np.where(places == order[:, 1:], second, last)
         savings_ns = self.recorded_ns[:, None] - finish_ns(np.maximum(others_ns, mended_ns), self.transfer_ns)
-        savings_ns[:, 0] = self.recorded_ns - self.without_ns(0, self.excess.of_ranks([0]))
+        savings_ns[:, 0] = self.recorded_ns - self.length_ns(self.without([0], self.excess.of_ranks([0])))
         return savings_ns
 
     def cost_of_cause_ns(self, cause: int) -> Int64Array:

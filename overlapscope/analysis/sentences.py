@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from overlapscope.analysis.cycles import Cycles
-from overlapscope.analysis.stragglers import Finding, SlowLink, Stragglers
+from overlapscope.account.wording import BLOCK_LABELS
+from overlapscope.analysis.cycles import CAUSES, Cycles
+from overlapscope.analysis.finding import Finding, SlowLink
+from overlapscope.analysis.stragglers import Stragglers
 from overlapscope.trace.reader import Trace
 from overlapscope.units import format_bytes, format_ns, format_share
 
@@ -23,15 +25,7 @@ CAUSE_LABELS: Final = {
 """Labels of what a finding blames, for tables."""
 
 PART_LABELS: Final = {
-    "carried_over": "carried-over communication",
-    "finalise": "copies back",
-    "optimizer": "optimizer",
-    "data_wait": "data wait",
-    "evaluation": "evaluation",
-    "forward": "forward",
-    "between": "between phases",
-    "backward": "backward",
-    "gc": "garbage collection",
+    cause: "carried-over communication" if cause == "carried_over" else BLOCK_LABELS[cause] for cause in CAUSES
 }
 """Labels of causes of own time, for sentences."""
 
@@ -89,21 +83,22 @@ def when(finding: Finding) -> str:
 
 
 def cost(finding: Finding) -> str:
-    """What a finding costs, with the interval; a one-off as a total."""
+    """What a finding costs, with half of its 90 % interval; a one-off as a total."""
     if finding.pattern.kind == "transient" and len(finding.steps) == 1:
-        total_ns = finding.cost_ns * len(finding.pattern.where)
+        total_ns = finding.cost.value * len(finding.pattern.where)
         return f"{format_ns(total_ns)} once"
-    interval = f" ± {format_ns(finding.cost_error_ns)}" if finding.cost_error_ns < finding.cost_ns else ""
-    return f"{format_ns(finding.cost_ns)}{interval} a step ({format_share(finding.cost_share)})"
+    error_ns = (finding.cost.high - finding.cost.low) / 2
+    interval = f" ± {format_ns(error_ns)}" if error_ns < finding.cost.value else ""
+    return f"{format_ns(finding.cost.value)}{interval} a step ({format_share(finding.cost_share)})"
 
 
 def verdict(stragglers: Stragglers) -> str:
     """The headline of the whole analysis."""
     if stragglers.findings:
         return describe(stragglers.findings[0])
-    jitter_ns = stragglers.step_time_ns - stragglers.ideal_ns
-    share = format_share(jitter_ns / stragglers.step_time_ns)
-    return f"No rank stands out. Steps wait {format_ns(jitter_ns)} ({share}) for whichever rank happens to be late."
+    waiting_ns, step_ns = stragglers.waiting.value, stragglers.step_time_ns
+    step = f"each {format_ns(step_ns)} step ({format_share(waiting_ns / step_ns)})"
+    return f"No rank stands out. {format_ns(waiting_ns)} of {step} is spent waiting for whichever rank is later."
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What each step, rank, host, phase and bucket costs, from a replay: slowdowns, whether or not they are worth naming.
+"""What each rank, host, phase and bucket costs, from a replay: slowdowns, whether or not they are worth naming.
 
 A cost is what something adds to the ideal step time with everything else ideal; a slowdown is that over the ideal.
 """
@@ -8,44 +8,27 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from overlapscope.analysis.critical_path import critical_paths
-from overlapscope.analysis.cycles import CAUSES, lower_median
+from overlapscope.account.critical_path import JobAccount
+from overlapscope.account.intervals import Float64Array
+from overlapscope.analysis.cycles import CAUSES, Cycles, lower_median
 from overlapscope.analysis.replay import Replay
 
 
-def by_step(replay: Replay) -> pd.DataFrame:
-    """One row per cycle.
-
-    Returns:
-        step; of its critical path: rank, bucket, rank_before_forward, own_ns, transfer_ns; cycle_time_ns; ideal_ns; and
-        excess_<cause>_ns, how much longer the rank of the critical path takes than the median rank.
-    """
-    cycles = replay.cycles
-    paths = critical_paths(cycles)
-    place = np.searchsorted(cycles.ranks, paths["rank"].to_numpy())
-    excess_ns = replay.excess.own_ns[:, np.arange(len(place)), place]
-    return paths.assign(
-        cycle_time_ns=replay.recorded_ns,
-        ideal_ns=replay.ideal_ns,
-        **{f"excess_{cause}_ns": excess_ns[number] for number, cause in enumerate(CAUSES)},
-    )
-
-
-def by_rank(replay: Replay, hosts: dict[int, str], by_step: pd.DataFrame) -> pd.DataFrame:
+def by_rank(replay: Replay, hosts: dict[int, str], job: JobAccount | None) -> pd.DataFrame:
     """One row per rank.
 
     Args:
         hosts: by rank.
-        by_step: from the function of that name.
+        job: the critical path, if it is known.
 
     Returns:
-        rank, host, cost_ns, saving_ns (if it alone were like the median rank), slowdown, lateness_ns (median, of its
-        last arrival, against the median rank), critical_share (of the steps whose critical path goes through it).
+        rank, host, cost_ns, saving_ns (if it alone were like the median rank), slowdown, lateness_ns (of its last
+        arrival, against the median rank), critical_share (of these cycles' steps that the critical path is on it; NaN
+        if that is not known).
     """
     cycles = replay.cycles
     last_ns = cycles.arrival_ns[:, :, -1]
     lateness_ns = last_ns - lower_median(last_ns, axis=1)[:, None]
-    critical = [by_step["rank"].eq(rank) | by_step["rank_before_forward"].eq(rank) for rank in cycles.ranks]
     cost_ns = replay.costs_by_rank_ns().mean(axis=0)
     return pd.DataFrame(
         {
@@ -54,8 +37,8 @@ def by_rank(replay: Replay, hosts: dict[int, str], by_step: pd.DataFrame) -> pd.
             "cost_ns": cost_ns,
             "saving_ns": replay.savings_by_rank_ns().mean(axis=0),
             "slowdown": cost_ns / replay.ideal_ns.mean(),
-            "lateness_ns": np.median(lateness_ns, axis=0),
-            "critical_share": [float(steps.mean()) for steps in critical],
+            "lateness_ns": lateness_ns.mean(axis=0),
+            "critical_share": _critical_shares(cycles, job),
         }
     )
 
@@ -79,7 +62,7 @@ def by_cause(replay: Replay) -> pd.DataFrame:
 
 
 def by_bucket(replay: Replay) -> pd.DataFrame:
-    """One row per all-reduce: bucket, bytes, transfer_ns (median), best_ns, cost_ns, slowdown, busbw_bytes_per_s.
+    """One row per all-reduce: bucket, bytes, transfer_ns, best_ns, cost_ns, slowdown, busbw_bytes_per_s.
 
     Here the ideal also has the best observed transfers.
     """
@@ -90,7 +73,7 @@ def by_bucket(replay: Replay) -> pd.DataFrame:
         transfer_ns = best_ns.copy()
         transfer_ns[:, number] = replay.transfer_ns[:, number]
         cost_ns[number] = (replay.ideal_with_transfers_ns(transfer_ns) - ideal_ns).mean()
-    usual_ns = np.median(replay.transfer_ns, axis=0)
+    usual_ns = replay.transfer_ns.mean(axis=0)
     ranks = len(cycles.ranks)
     busbw = np.divide(
         cycles.bytes * 2e9 * (ranks - 1) / ranks, usual_ns, out=np.full(len(usual_ns), np.nan), where=usual_ns > 0
@@ -106,3 +89,13 @@ def by_bucket(replay: Replay) -> pd.DataFrame:
             "busbw_bytes_per_s": busbw,
         }
     )
+
+
+def _critical_shares(cycles: Cycles, job: JobAccount | None) -> Float64Array:
+    """(R,) of the critical path."""
+    shares = np.full(len(cycles.ranks), np.nan)
+    if job is not None:
+        counted = np.isin(job.steps, cycles.steps)
+        total_ns = (job.end_ns - job.start_ns)[counted].sum()
+        shares = job.rank_ns[counted].sum(axis=0)[np.searchsorted(job.ranks, cycles.ranks)] / max(1, total_ns)
+    return shares

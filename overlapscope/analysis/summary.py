@@ -93,19 +93,19 @@ def summarise(trace: Trace, account: Account) -> Summary:
     alike = alike_steps(trace, account)
     job = job_account_of(trace, account, alike)
     (hidden,) = mean_of(_over_ranks(account.hidden_ns.sum(axis=1, keepdims=True), alike))
-    for_reason = np.zeros((len(account.rank), len(REASONS)))
-    np.add.at(for_reason, (account.wait_row, account.waits.reason), account.wait_ns)
+    figures = figures_of(account)
+    for_reason_ns = figures[[f"exposed_{reason}_ns" for reason in REASONS]].to_numpy()
     is_alike = np.zeros(len(account.rank), dtype=bool)
     is_alike[alike.rows.ravel()] = True
     found = Summary(
         sentence="",
         alike=alike,
         mean=mean_step_of(_over_ranks(account.ns, alike)),
-        exposed_for=dict(zip(REASONS, mean_of(_over_ranks(for_reason, alike)), strict=True)),
+        exposed_for=dict(zip(REASONS, mean_of(_over_ranks(for_reason_ns, alike)), strict=True)),
         hidden=hidden,
         job=None if job is None else mean_step_of(job.ns[alike.is_alike].astype(np.float64)),
         job_account=job,
-        figures=figures_of(account),
+        figures=figures,
         is_alike=is_alike,
     )
     return replace(found, sentence=_sentence(found))

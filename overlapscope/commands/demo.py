@@ -37,8 +37,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Record, judge, and serve until Ctrl-C."""
-    from overlapscope.account.blocks import account_of
-    from overlapscope.analysis.summary import summarise
+    from overlapscope.analysis.analysis import Analysis
     from overlapscope.trace.reader import read_trace
 
     if find_spec("torch") is None:
@@ -50,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     if code:
         return code
     trace = read_trace(folder)
-    print(summarise(trace, account_of(trace)).sentence, flush=True)
+    print(Analysis(trace).summary.sentence, flush=True)
     if args.no_serve:
         print(f"view it: overlapscope serve {folder}")
         return 0

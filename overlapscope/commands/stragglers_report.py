@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any, Final
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from overlapscope.account.mean_step import MeanStep
+from overlapscope.analysis.analysis import Analysis
+from overlapscope.analysis.finding import Finding
 from overlapscope.analysis.links import link_rates
 from overlapscope.analysis.sentences import PART_LABELS, describe, missing, verdict, why_none
-from overlapscope.analysis.stragglers import Finding, Stragglers
+from overlapscope.analysis.stragglers import Stragglers
 from overlapscope.commands.json_text import json_text
-from overlapscope.trace.reader import Trace
-from overlapscope.units import format_bytes, format_ns, format_share
+from overlapscope.units import format_bytes, format_interval_ns, format_ns, format_share
 
 _LEAST_WIDTH: Final = 80
 _MOST_RANKS: Final = 12
 """Of more ranks than this the text shows the most expensive."""
 
 
-def print_text(trace: Trace, stragglers: Stragglers | None) -> None:
+def print_text(analysis: Analysis) -> None:
     """Print the findings and what they rest on, as text, to stdout."""
+    trace, stragglers = analysis.trace, analysis.stragglers
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, _LEAST_WIDTH)
     if stragglers is None:
         reason = why_none(trace)
         console.print(f"{trace.path}: {reason.message} {reason.advice}", markup=False)
         return
-    console.print(_facts(trace, stragglers), markup=False)
+    console.print(_facts(analysis, stragglers), markup=False)
     if missing_ranks := missing(stragglers.cycles):
         console.print(missing_ranks, markup=False)
     console.print()
@@ -39,7 +41,7 @@ def print_text(trace: Trace, stragglers: Stragglers | None) -> None:
             console.print(describe(finding), markup=False)
         console.print(f"  Evidence: {finding.pattern.statistic}.", markup=False)
         console.print(f"  Look at step {finding.worst_step}. {_gain(finding)}", markup=False)
-    console.print("\nWhat if: mean step time")
+    console.print("\nWhat if: the mean step")
     console.print(_what_if_table(stragglers))
     console.print("Cost of each rank alone, in milliseconds a step")
     console.print(_rank_table(stragglers))
@@ -48,26 +50,29 @@ def print_text(trace: Trace, stragglers: Stragglers | None) -> None:
     console.print(_bucket_table(stragglers))
 
 
-def as_json(trace: Trace, stragglers: Stragglers | None) -> str:
-    """The complete findings, for programs. The help of ``overlapscope stragglers`` says what the keys mean."""
+def as_json(analysis: Analysis) -> str:
+    """The complete findings, for programs; ``docs/json.md`` says what the keys mean."""
+    trace, stragglers = analysis.trace, analysis.stragglers
     content: dict[str, Any] = {
+        "schema": 1,
         "path": str(trace.path),
         "ranks": trace.aligned_ranks,
         "clock_error_ns": trace.clock_error_ns,
         "reason": why_none(trace).message if stragglers is None else None,
-        "problems": [asdict(problem) for problem in trace.problems],
+        "problems": trace.problems,
     }
     if stragglers is not None:
         content |= {
             "steps": len(stragglers.cycles.steps),
             "steps_left_out": stragglers.cycles.left_out,
-            "step_time_ns": stragglers.step_time_ns,
+            "sentence": verdict(stragglers),
+            "step_ns": analysis.summary.mean.step,
+            "waiting_ns": stragglers.waiting,
             "what_if": {
-                "all_ranks_like_the_middle_ns": stragglers.ideal_ns,
-                "all_reduces_at_their_best_ns": stragglers.best_links_ns,
+                "all_ranks_like_the_median": _saving(stragglers.saved_if_alike),
+                "all_reduces_at_their_best": _saving(stragglers.saved_by_best_transfers),
             },
             "findings": [_finding(finding) for finding in stragglers.findings],
-            "by_step": stragglers.by_step.to_dict("records"),
             "by_rank": stragglers.by_rank.to_dict("records"),
             "by_host": stragglers.by_host.to_dict("records"),
             "by_cause": stragglers.by_cause.to_dict("records"),
@@ -82,7 +87,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "sentence": describe(finding),
         "ranks": list(finding.ranks),
         "host": finding.host,
-        "link": None if finding.link is None else asdict(finding.link),
+        "link": finding.link,
         "cause": finding.cause,
         "parts_ns": finding.parts_ns,
         "pattern": finding.pattern.kind,
@@ -94,40 +99,42 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "delayed_steps": len(finding.steps),
         "worst_step": finding.worst_step,
         "delay_ns": finding.delay_ns,
-        "cost_ns": finding.cost_ns,
-        "cost_error_ns": finding.cost_error_ns,
+        "cost_ns": finding.cost,
         "cost_share": finding.cost_share,
-        "saving_ns": finding.saving_ns,
+        "saving": _saving(finding.saving),
     }
 
 
-def _facts(trace: Trace, stragglers: Stragglers) -> str:
+def _saving(saving: MeanStep) -> dict[str, Any]:
+    return {"step_ns": saving.step, "blocks_ns": saving.present}
+
+
+def _facts(analysis: Analysis, stragglers: Stragglers) -> str:
     cycles = stragglers.cycles
     clocks = "on one clock" if not cycles.clock_error_ns else f"on clocks within {format_ns(cycles.clock_error_ns)}"
     left_out = f", {cycles.left_out} steps left out" if cycles.left_out else ""
-    return f"{trace.path}: {len(cycles.steps)} steps of {len(cycles.ranks)} ranks {clocks}{left_out}"
+    return f"{analysis.trace.path}: {len(cycles.steps)} steps of {len(cycles.ranks)} ranks {clocks}{left_out}"
 
 
 def _gain(finding: Finding) -> str:
-    return f"Fixing this alone would gain {format_ns(finding.saving_ns)} a step."
+    return f"Fixing this alone would save {format_ns(finding.saving.step.value)} a step."
 
 
 def _what_if_table(stragglers: Stragglers) -> Table:
-    table = _table("", "step time", "gain")
+    table = _table("", "step time", "saves", "90 %", "share")
     recorded_ns = stragglers.step_time_ns
-    for label, step_ns in (
-        ("as recorded", recorded_ns),
-        ("all ranks like the median rank", stragglers.ideal_ns),
-        ("all-reduces at their best observed", stragglers.best_links_ns),
+    table.add_row("as recorded", format_ns(recorded_ns))
+    for label, saving in (
+        ("all ranks like the median", stragglers.saved_if_alike.step),
+        ("all-reduces at their best", stragglers.saved_by_best_transfers.step),
     ):
-        gain_ns = recorded_ns - step_ns
-        gain = f"{format_ns(gain_ns)} ({format_share(gain_ns / recorded_ns)})" if step_ns != recorded_ns else ""
-        table.add_row(label, format_ns(step_ns), gain)
+        saves = format_ns(saving.value), format_interval_ns(saving), format_share(saving.value / recorded_ns)
+        table.add_row(label, format_ns(recorded_ns - saving.value), *saves)
     return table
 
 
 def _rank_table(stragglers: Stragglers) -> Table:
-    table = _table("", "lateness", "critical", "cost", "slowdown", "saving")
+    table = _table("", "lateness", "critical path", "cost", "slowdown", "saving")
     rows = stragglers.by_rank.sort_values("cost_ns", ascending=False)
     for row in rows.head(_MOST_RANKS).to_dict("records"):
         cells = (f"{row['lateness_ns'] / 1e6:+.2f}", format_share(row["critical_share"]), f"{row['cost_ns'] / 1e6:.2f}")

@@ -24,12 +24,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the summary; 1 if a part of the recording could not be read."""
-    from overlapscope.account.blocks import account_of
-    from overlapscope.analysis.summary import summarise
+    from overlapscope.analysis.analysis import Analysis
     from overlapscope.commands import summary_report
 
     trace = read_with_progress(args.traces)
-    summary = summarise(trace, account_of(trace))
+    summary = Analysis(trace).summary
     if args.json:
         print(summary_report.as_json(trace, summary))
     else:

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from overlapscope.account.blocks import account_of
 from overlapscope.analysis.cycles import CAUSES, Cycles, cycles_of, lower_median
 from overlapscope.trace.reader import Trace
 from tests.simulated_job import MS, PHASES, Job
 
 
 def cycles_in(trace: Trace, first_step: int = 0) -> Cycles:
-    cycles = cycles_of(trace, first_step)
+    cycles = cycles_of(trace, account_of(trace), first_step)
     assert cycles is not None
     return cycles
 
@@ -31,7 +32,8 @@ def test_own_times_are_what_the_ranks_did(seed: int, ranks: int, noise: float, b
     job.broadcast_ns = 2 * MS if broadcast else None
     cycles = cycles_in(job.run())
     for phase in PHASES:
-        np.testing.assert_array_equal(own(cycles, phase), job.own_ns[phase][1:], err_msg=phase)
+        cause = "copies" if phase == "finalise" else phase
+        np.testing.assert_array_equal(own(cycles, cause), job.own_ns[phase][1:], err_msg=phase)
     np.testing.assert_array_equal(cycles.cycle_time_ns, job.cycle_times_ns)
 
 
@@ -91,7 +93,8 @@ def test_warm_up_is_left_out() -> None:
 
 @pytest.mark.parametrize("job", [Job(ranks=1), Job(steps=1)])
 def test_nothing_to_compare_is_no_cycles(job: Job) -> None:
-    assert cycles_of(job.run()) is None
+    trace = job.run()
+    assert cycles_of(trace, account_of(trace)) is None
 
 
 def test_the_lower_median_is_one_of_the_values() -> None:

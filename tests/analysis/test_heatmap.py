@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overlapscope.account.blocks import BLOCKS
+from overlapscope.account.critical_path import JobAccount
 from overlapscope.analysis import heatmap
 from overlapscope.analysis.cycles import CAUSES, Cycles
 from overlapscope.analysis.heatmap import NOTHING, Grid, Grouping, Heatmap
@@ -36,13 +39,23 @@ def cycles(steps: list[int], ranks: int, *, seed: int = 0, arrival_ns: np.ndarra
     )
 
 
+def heatmap_of(cycles: Cycles, hosts: dict[int, str]) -> Heatmap:
+    """With figures of made-up numbers."""
+    cells = pd.MultiIndex.from_product([cycles.ranks, cycles.steps], names=["rank", "step"]).to_frame(index=False)
+    rng = np.random.default_rng(1)
+    figures = cells.assign(
+        compute_ns=rng.integers(0, 100, len(cells)), exposed_later_rank_ns=rng.integers(0, 100, len(cells))
+    )
+    return Heatmap(cycles, hosts, figures.sample(frac=1, random_state=1), 100.0 * MS, None)
+
+
 @st.composite
 def maps(draw: st.DrawFn) -> tuple[Heatmap, dict[Grouping, Grid]]:
     """A map, and its cells as on a small screen."""
     steps = draw(st.lists(st.integers(0, 60), min_size=1, max_size=25, unique=True).map(sorted))
     hosts = draw(st.lists(st.sampled_from("abcdefg"), min_size=2, max_size=20))
     made_up = cycles(steps, len(hosts), seed=draw(st.integers(0, 99)))
-    shown = Heatmap(made_up, dict(enumerate(hosts)))
+    shown = heatmap_of(made_up, dict(enumerate(hosts)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(heatmap, "MAX_ROWS", draw(st.integers(1, 8)))
         columns = draw(st.integers(1, 20))
@@ -111,31 +124,47 @@ def test_a_row_of_hosts_holds_all_ranks_of_them(a_map):
 
 
 def test_a_map_fits_a_screen():
-    shown = Heatmap(cycles(list(range(5000)), 600), {rank: str(rank // 2) for rank in range(600)})
+    shown = heatmap_of(cycles(list(range(5000)), 600), {rank: str(rank // 2) for rank in range(600)})
     rows, columns = shown.grid("ranks").maxima(shown.figures_ns["wait"]).shape
     assert (rows, columns) == (300, 1000)
     assert shown.grid("hosts").maxima(shown.figures_ns["wait"]).shape == (300, 1000)
 
 
 def test_a_narrow_screen_gets_fewer_columns():
-    shown = Heatmap(cycles(list(range(900)), 2), {})
+    shown = heatmap_of(cycles(list(range(900)), 2), {})
     assert shown.grid("ranks").maxima(shown.figures_ns["wait"]).shape == (2, 900)
     assert shown.grid("ranks", 700).maxima(shown.figures_ns["wait"]).shape == (2, 450)
 
 
-def test_figures_are_those_of_the_cycles():
-    arrival_ns = np.array([[10, 40, 20]])
-    made_up = cycles([7], 3, arrival_ns=arrival_ns)
-    shown = Heatmap(made_up, {})
-    assert shown.figures_ns["lateness"][:, 0].tolist() == [-10, 20, 0]
-    assert shown.figures_ns["wait"][:, 0].tolist() == [30, 0, 20]
-    computing = ["forward", "backward", "optimizer", "finalise", "between"]
-    expected = sum(made_up.own_ns[CAUSES.index(cause), 0] for cause in computing)
-    assert shown.figures_ns["compute"][:, 0].tolist() == expected.tolist()
+def test_lateness_is_that_of_the_cycles_and_the_rest_is_from_the_account():
+    made_up = cycles([6, 7], 3, arrival_ns=np.array([[0, 0, 0], [10, 40, 20]]))
+    figures = pd.DataFrame(
+        [(2, 7, 5, 30), (0, 6, 3, 0), (1, 7, 4, 8), (0, 8, 9, 9)],
+        columns=["rank", "step", "compute_ns", "exposed_later_rank_ns"],
+    )
+    shown = Heatmap(made_up, {}, figures, 100.0, None)
+    assert shown.figures_ns["lateness"].tolist() == [[0, -10], [0, 20], [0, 0]]
+    assert shown.figures_ns["compute"].tolist() == [[3, 0], [0, 4], [0, 5]]
+    assert shown.figures_ns["wait"].tolist() == [[0, 0], [0, 8], [0, 30]]
+
+
+def test_the_critical_path_of_a_step_is_by_rank_and_the_rest_of_it_is_transfers():
+    job = JobAccount(
+        steps=np.array([5, 7]),
+        start_ns=np.array([0, 100]),
+        end_ns=np.array([50, 160]),
+        ns=np.zeros((2, len(BLOCKS)), dtype=np.int64),
+        ranks=np.array([0, 1, 2]),
+        rank_ns=np.array([[10, 0, 0], [5, 0, 40]]),
+    )
+    figures = pd.DataFrame(columns=["rank", "step", "compute_ns", "exposed_later_rank_ns"])
+    shown = Heatmap(cycles([6, 7], 3), {}, figures, 100.0, job)
+    assert shown.path_of(0) is None
+    assert shown.path_of(1) == ({2: 40, 0: 5}, 15)
 
 
 def lateness_scale(late_ms: np.ndarray) -> tuple[int, int]:
-    shown = Heatmap(cycles(list(range(len(late_ms))), late_ms.shape[1], arrival_ns=late_ms * MS + 100 * MS), {})
+    shown = heatmap_of(cycles(list(range(len(late_ms))), late_ms.shape[1], arrival_ns=late_ms * MS + 100 * MS), {})
     return shown.scale_ns("lateness", shown.grid("ranks").maxima(shown.figures_ns["lateness"]))
 
 

@@ -74,7 +74,7 @@ def test_a_period_bears_that_some_delays_are_missing_and_some_are_of_another_kin
 
 
 @settings(max_examples=100)
-@given(seed=seeds, count=st.integers(100, 400), share=st.floats(0.25, 0.75), rises=st.booleans())
+@given(seed=seeds, count=st.integers(200, 400), share=st.floats(0.25, 0.75), rises=st.booleans())
 def test_a_change_at_one_step_is_a_shift(seed: int, count: int, share: float, rises: bool) -> None:
     change = int(share * count)
     late = (np.arange(count) >= change) == rises

@@ -7,13 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from overlapscope.account.blocks import account_of
 from overlapscope.analysis.cycles import CAUSES, cycles_of
 from overlapscope.analysis.replay import Replay, finish_ns
 from tests.simulated_job import MS, Job
 
 
 def replay_of(job: Job) -> Replay:
-    cycles = cycles_of(job.run())
+    trace = job.run()
+    cycles = cycles_of(trace, account_of(trace))
     assert cycles is not None
     return Replay(cycles)
 
@@ -46,7 +48,9 @@ def test_costs_and_savings_of_each_rank_are_those_of_asking_one_by_one(job: Job,
         excess = replay.excess.of_ranks([place])
         one_ns = replay.ideal_but_ns(place, excess) - replay.ideal_ns
         np.testing.assert_array_equal(costs_ns[:, place], one_ns)
-        np.testing.assert_array_equal(savings_ns[:, place], replay.recorded_ns - replay.without_ns(place, excess))
+        np.testing.assert_array_equal(
+            savings_ns[:, place], replay.recorded_ns - replay.length_ns(replay.without([place], excess))
+        )
 
 
 @settings(max_examples=25)
@@ -56,7 +60,7 @@ def test_with_all_excess_back_the_ideal_is_the_recording(job: Job, broadcast: bo
     replay = replay_of(job)
     everyone = np.arange(job.ranks)
     np.testing.assert_array_equal(replay.ideal_but_ns(everyone, replay.excess), replay.recorded_ns)
-    np.testing.assert_array_equal(replay.without_ns(everyone, replay.excess), replay.ideal_ns)
+    np.testing.assert_array_equal(replay.length_ns(replay.without(everyone, replay.excess)), replay.ideal_ns)
 
 
 @settings(max_examples=25)
@@ -90,7 +94,7 @@ def test_of_two_equally_late_ranks_both_cost_and_neither_alone_saves() -> None:
     assert (replay.costs_by_rank_ns().mean(axis=0) == [0, 8 * MS, 0, 0, 8 * MS]).all()
     assert not replay.savings_by_rank_ns().any()
     both = np.array([1, 4])
-    saved_ns = replay.recorded_ns - replay.without_ns(both, replay.excess.of_ranks(both))
+    saved_ns = replay.recorded_ns - replay.length_ns(replay.without(both, replay.excess.of_ranks(both)))
     assert (saved_ns == 8 * MS).all()
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.analysis.stragglers import Finding, stragglers_of
+from overlapscope.analysis.analysis import Analysis
+from overlapscope.analysis.finding import Finding
 from overlapscope.trace.reader import read_trace
 from tests.cluster.faults import SlowLink
 from tests.cluster.hosts import cluster_of, why_unavailable
@@ -45,7 +46,7 @@ def findings_in(case: str, folder: Path) -> tuple[Finding, ...]:
         for link in links:
             hosts.slow_down(link.rank, link.rate)
         train(faults, folder, hosts)
-    stragglers = stragglers_of(read_trace(folder))
+    stragglers = Analysis(read_trace(folder)).stragglers
     assert stragglers is not None
     return stragglers.findings
 

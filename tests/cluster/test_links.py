@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from overlapscope.analysis.analysis import Analysis
 from overlapscope.analysis.links import link_rates, slow_links
-from overlapscope.analysis.stragglers import stragglers_of
 from overlapscope.trace.reader import Trace, read_trace
 from tests.cluster.hosts import cluster_of, why_unavailable
 from tests.cluster.ranks import Ranks
@@ -50,6 +50,6 @@ def test_among_links_that_are_alike_none_is_blamed(tmp_path):
     rates = link_rates(trace)
     busiest = rates[rates["bytes"] > rates["bytes"].max() / 2]
     assert sorted(busiest["rank"]) == [0, 1, 2, 3], "a ring: every rank sends to one other"
-    stragglers = stragglers_of(trace)
+    stragglers = Analysis(trace).stragglers
     assert stragglers is not None
     assert [finding.link for finding in stragglers.findings if finding.link] == []

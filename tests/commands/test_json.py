@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from overlapscope.cli import main
-from tests.synthetic import write_recording
+from tests.synthetic import write_recording, write_straggling_recording
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "json.md"
 
@@ -31,3 +31,15 @@ def test_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert set(content["steps"][0]) == figures | {"step", "is_counted"}
     assert set(content["account"]["step_ns"]) == {"value", "low", "high"}
     assert set(content["account"]["apart"][0]) == {"why", "steps", "block"}
+
+
+def test_stragglers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_straggling_recording(tmp_path, late_us=lambda rank, _: 3_000 * (rank == 2), ranks=8, steps=40)
+    assert main(["stragglers", str(folder), "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert set(content) == set(documented("`overlapscope stragglers`", 0))
+    (finding,) = content["findings"]
+    assert set(finding) == set(documented("`overlapscope stragglers`", 1))
+    for saving in (*content["what_if"].values(), finding["saving"]):
+        blocks = [each["value"] for each in saving["blocks_ns"].values()]
+        assert sum(blocks) == pytest.approx(saving["step_ns"]["value"])

@@ -68,7 +68,8 @@ def test_the_verdict_names_the_late_rank_and_what_it_costs(straggling):
     page = page_of(straggling)
     assert "Rank 2 computes 2.98 ms longer than the median rank in every step" in page
     assert "All ranks share a clock." in page
-    assert "Means over steps 4 to 39 of 8 ranks (36 steps; 4 left out" in page
+    assert "Means of 37 steps of 8 ranks; they add up." in page
+    assert "Findings compare 36 steps, 4 to 39; 4 left out" in page
 
 
 def test_headlines_say_what_would_be_gained(straggling):
@@ -98,7 +99,7 @@ def test_the_error_of_the_clocks_is_on_the_page(straggling, monkeypatch):
 def test_what_if_tables_begin_with_the_most_expensive(straggling):
     ranks, hosts, phases, buckets = what_if_tables(found_in(straggling))
     assert ranks.rows[0][:2] == ("2", "node0")
-    assert ranks.rows[0][3] == "100 %"
+    assert float(ranks.rows[0][3].removesuffix(" %")) > 80, "the rest are transfers"
     assert hosts.rows[0][:2] == ("node0", "4")
     assert phases.rows[0][0] == "Forward"
     assert {row[0] for row in buckets.rows} == {"0", "1", "2"}
@@ -149,7 +150,7 @@ def test_the_map_opens_with_lateness_and_the_late_rank_is_the_darkest(plot):
 def test_the_one_that_all_wait_for_does_not_wait(plot):
     choose(plot, "wait", "ranks")
     assert np.all(picture(plot)[2] == 0)
-    assert picture(plot)[[0, 1, 3]].min() > LATE_SHADES / 2
+    assert picture(plot)[[0, 1, 3]].min() > LATE_SHADES / 3
     assert plot.scale.data["low"] == ["0"]
 
 
@@ -176,9 +177,9 @@ def test_pointing_at_a_cell_reads_all_three_figures(plot):
     assert plot.answer.data["id"][0] == 3
     assert plot.answer.data["title"][0] == "Rank 2 · step 10"
     assert lines["host"] == "node0"
-    assert lines["compute"] == "11.1 ms"
+    assert lines["compute"] == "10.4 ms"
     assert lines["arrives"] == "2.96 ms after the median rank"
-    assert lines["waits"] == "for nobody: it arrives last"
+    assert lines["waits"] == "for no later rank"
     assert (plot.answer.data["rank"][0], plot.answer.data["step"][0]) == (2, 10)
 
 
@@ -223,7 +224,8 @@ def test_when_nobody_stands_out_the_page_says_so_and_what_jitter_costs(tmp_path)
         tmp_path / "traces", late_us=lambda rank, step: 10 * ((rank * 7 + step * 3) % 4), steps=20
     )
     page = page_of(Recording(folder).newest())
-    assert "No rank stands out. Steps wait" in page
+    assert "No rank stands out. " in page
+    assert "waiting for whichever rank is later" in page
     assert "Nobody stands out" in page
 
 

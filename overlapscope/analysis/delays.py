@@ -1,0 +1,140 @@
+"""Ranks that are late on their own account: in which causes, in which steps, and what that costs.
+
+Every rank's own time is compared with the other ranks', cause by cause and cycle by cycle. What stands out as a pattern
+is a delay; delays of all ranks of a host that are alike are one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from overlapscope.account.intervals import Int64Array
+from overlapscope.analysis.cycles import CAUSES, GROUPS, Cycles, causes_of
+from overlapscope.analysis.finding import Finding
+from overlapscope.analysis.own_doing import LEAST_PAUSE_STEPS, against_others, own_doing, significance_of
+from overlapscope.analysis.patterns import DelayPattern, find_patterns
+from overlapscope.analysis.replay import Replay, Times, median_ns
+from overlapscope.analysis.savings import mean_over_cycles, saving_of
+
+LEAST_COST_SHARE: Final = 0.01
+"""Costs below this share of the step time are not worth a finding."""
+
+LEAST_DELAY_SHARE: Final = 0.02
+"""Delays below this share of the step time are within what healthy ranks differ by."""
+
+
+def delay_findings(replay: Replay, hosts: dict[int, str], step_time_ns: float) -> list[Finding]:
+    """All delays, whether or not they are worth naming.
+
+    Args:
+        hosts: by rank.
+    """
+    delays = [
+        delay
+        for group in GROUPS
+        for place in _places_worth_a_look(replay, group, step_time_ns)
+        for delay in _delays_of(replay, group, place, step_time_ns)
+    ]
+    return [_judge(replay, delay, hosts, step_time_ns) for delay in _merge_by_host(replay.cycles, delays, hosts)]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Delay:
+    """What a finding is made of: a pattern in one group of causes of some ranks."""
+
+    places: tuple[int, ...]
+    group: str
+    pattern: DelayPattern
+
+    def excess(self, replay: Replay) -> Times:
+        """The delay alone: the excess in the delayed cycles, over what is usual for these ranks otherwise."""
+        causes = causes_of(self.group)
+        excess = replay.excess.of_ranks(self.places).restricted(causes)
+        if self.pattern.kind == "persistent":
+            return excess
+        where, others = self.pattern.where, ~self.pattern.where
+        usual = Times(
+            own_ns=median_ns(excess.own_ns[:, others], axis=1),
+            lead_ns=median_ns(excess.lead_ns[others], axis=0),
+            broadcast_ns=np.zeros_like(excess.broadcast_ns[:1]),
+        )
+        return excess.minus(usual).restricted(causes, where)
+
+
+def _places_worth_a_look(replay: Replay, group: str, step_time_ns: float) -> Int64Array:
+    """The ranks that are late often enough, or once by enough, to matter: the rest needs no statistics."""
+    late_ns = np.maximum(against_others(replay.recorded.own_ns[causes_of(group)].sum(axis=0)), 0)
+    is_costly = late_ns.mean(axis=0) >= LEAST_COST_SHARE * step_time_ns / 2
+    has_paused = late_ns.max(axis=0) >= LEAST_PAUSE_STEPS * step_time_ns
+    return np.flatnonzero(is_costly | has_paused)
+
+
+def _delays_of(replay: Replay, group: str, place: int, step_time_ns: float) -> list[_Delay]:
+    least_ns = LEAST_DELAY_SHARE * step_time_ns
+    if group == "carried_over":  # the only cause that compares the clocks of two ranks
+        least_ns = max(least_ns, 2 * replay.cycles.clock_error_ns)
+    series_ns = against_others(replay.recorded.own_ns[causes_of(group)].sum(axis=0))
+    patterns = find_patterns(
+        series_ns[:, place],
+        replay.cycles.steps,
+        least_ns,
+        significance=significance_of(replay.cycles),
+        others=_compared_with(replay.cycles, [place]),
+    )
+    own = (own_doing(pattern, series_ns, place, replay.cycles, step_time_ns) for pattern in patterns)
+    return [_Delay(places=(int(place),), group=group, pattern=pattern) for pattern in own if pattern is not None]
+
+
+def _compared_with(cycles: Cycles, places: Sequence[int]) -> str:
+    """Whom ranks are compared with: two ranks have no middle."""
+    return f"rank {cycles.ranks[1 - places[0]]}" if len(cycles.ranks) == 2 else "the median rank"
+
+
+def _merge_by_host(cycles: Cycles, delays: list[_Delay], hosts: dict[int, str]) -> list[_Delay]:
+    """One delay for all ranks of a host that are late in the same way, if there are several, and other hosts."""
+    places_of_host: dict[str, list[int]] = {}
+    for place, rank in enumerate(cycles.ranks.tolist()):
+        places_of_host.setdefault(hosts.get(rank, "unknown"), []).append(place)
+    alike: dict[tuple[str, str, str, int | None], list[_Delay]] = {}
+    for delay in delays:
+        host = hosts.get(int(cycles.ranks[delay.places[0]]), "unknown")
+        alike.setdefault((host, delay.group, delay.pattern.kind, delay.pattern.period), []).append(delay)
+    merged: list[_Delay] = []
+    for (host, *_), parts in alike.items():
+        where = np.mean([part.pattern.where for part in parts], axis=0) > 0.5
+        in_the_same_steps = all((where & part.pattern.where).sum() * 2 > part.pattern.where.sum() for part in parts)
+        if in_the_same_steps and 1 < len(parts) == len(places_of_host[host]) < len(cycles.ranks):
+            middle = sorted(parts, key=lambda part: part.pattern.p_value)[len(parts) // 2]
+            places = tuple(place for part in parts for place in part.places)
+            merged.append(_Delay(places=places, group=parts[0].group, pattern=replace(middle.pattern, where=where)))
+        else:
+            merged += parts
+    return merged
+
+
+def _judge(replay: Replay, delay: _Delay, hosts: dict[int, str], step_time_ns: float) -> Finding:
+    excess = delay.excess(replay)
+    costs_ns = replay.ideal_but_ns(delay.places, excess) - replay.ideal_ns
+    without, where = replay.without(delay.places, excess), delay.pattern.where
+    by_cause_ns = excess.own_ns[:, where].mean(axis=(1, 2))
+    late_ns = excess.own_ns.sum(axis=0).mean(axis=1)
+    ranks = tuple(int(rank) for rank in replay.cycles.ranks[list(delay.places)])
+    return Finding(
+        ranks=ranks,
+        host=hosts.get(ranks[0]) if len(ranks) > 1 else None,
+        link=None,
+        cause=delay.group,
+        parts_ns={name: float(by_cause_ns[CAUSES.index(name)]) for name in GROUPS[delay.group]},
+        compared_with=_compared_with(replay.cycles, delay.places),
+        pattern=delay.pattern,
+        steps=replay.cycles.steps[where],
+        worst_step=int(replay.cycles.steps[np.where(where, late_ns, -np.inf).argmax()]),
+        delay_ns=float(late_ns[where].mean()),
+        cost=mean_over_cycles(costs_ns, where),
+        saving=saving_of(replay, without, replay.length_ns(without), where),
+        cost_share=float(costs_ns.mean()) / step_time_ns,
+    )

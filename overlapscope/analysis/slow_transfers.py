@@ -1,0 +1,112 @@
+"""All-reduces that take long although all ranks have arrived: in some steps, or for the sake of one link."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from overlapscope.account.intervals import Int64Array
+from overlapscope.analysis.cycles import Cycles
+from overlapscope.analysis.finding import Finding, SlowLink
+from overlapscope.analysis.own_doing import significance_of
+from overlapscope.analysis.patterns import DelayPattern, Mask, find_patterns
+from overlapscope.analysis.replay import Replay, median_ns
+from overlapscope.analysis.savings import mean_over_cycles, saving_of
+
+LEAST_TRANSFER_SHARE: Final = 0.05
+"""Links are shared with others: all-reduce times vary by this share of the step time for reasons outside the job."""
+
+_LIMITING: Final = 0.75
+"""All-reduces are limited by a link if the time they take and the time it needs for them differ by no more than this
+factor."""
+
+
+def transfer_findings(replay: Replay, step_time_ns: float) -> list[Finding]:
+    """Steps in which the all-reduces take longer than usual although all ranks have arrived."""
+    cycles, transfer_ns = replay.cycles, replay.transfer_ns
+    total_ns = transfer_ns.sum(axis=1)
+    usual_ns = float(np.median(total_ns))
+    findings = []
+    least_ns = LEAST_TRANSFER_SHARE * step_time_ns
+    for pattern in find_patterns(total_ns - usual_ns, cycles.steps, least_ns, significance=significance_of(cycles)):
+        where = pattern.where
+        usual_transfer_ns = median_ns(transfer_ns[~where], axis=0)
+        mended_ns = np.where(where[:, None], np.minimum(transfer_ns, usual_transfer_ns), transfer_ns)
+        longer_ns = (transfer_ns - mended_ns).sum(axis=1)
+        findings.append(
+            Finding(
+                ranks=(),
+                host=None,
+                link=None,
+                cause="transfer",
+                parts_ns={},
+                compared_with="other steps",
+                pattern=pattern,
+                steps=cycles.steps[where],
+                worst_step=int(cycles.steps[longer_ns.argmax()]),
+                delay_ns=float(longer_ns[where].mean()),
+                **_costs(replay, mended_ns, where, step_time_ns),
+            )
+        )
+    return findings
+
+
+def _bytes_over_each_link(cycles: Cycles) -> npt.NDArray[np.float64]:
+    """(K,) An all-reduce over a ring sends 2(N-1)/N of its bytes over each link."""
+    ranks = len(cycles.ranks)
+    return cycles.bytes.astype(np.float64) * (2 * (ranks - 1) / ranks)
+
+
+def limits(replay: Replay, link: SlowLink) -> bool:
+    """Whether all-reduces take as long as a link needs for them.
+
+    If they are over sooner, the link is quicker than it seems, and if they take longer, something else limits them.
+    """
+    needed_ns = _bytes_over_each_link(replay.cycles).sum() / link.bytes_per_s * 1e9
+    taken_ns = float(np.median(replay.transfer_ns.sum(axis=1)))
+    return needed_ns * _LIMITING <= taken_ns <= needed_ns / _LIMITING
+
+
+def link_finding(replay: Replay, link: SlowLink, step_time_ns: float) -> Finding:
+    """What a link costs: it limits all-reduces, so if it were like the others they would take that much less time.
+
+    What they take longer than usual in some steps is not the link's doing, and a finding of its own.
+    """
+    cycles = replay.cycles
+    usual_ns = np.minimum(replay.transfer_ns, median_ns(replay.transfer_ns, axis=0))
+    mended_ns = replay.transfer_ns - (usual_ns * (1 - link.bytes_per_s / link.usual_bytes_per_s)).astype(np.int64)
+    everywhere = np.ones(len(cycles.steps), dtype=bool)
+    total_ns = replay.transfer_ns.sum(axis=1)
+    times = link.usual_bytes_per_s / link.bytes_per_s
+    return Finding(
+        ranks=(link.rank, link.peer_rank),
+        host=None,
+        link=link,
+        cause="link",
+        parts_ns={},
+        compared_with="the other links",
+        pattern=DelayPattern(
+            kind="persistent",
+            where=everywhere,
+            usual_ns=0.0,
+            statistic=f"the other links' median TCP delivery rate is {times:,.1f} times its own",
+            p_value=math.nan,
+        ),
+        steps=cycles.steps,
+        worst_step=int(cycles.steps[total_ns.argmax()]),
+        delay_ns=float((replay.transfer_ns - mended_ns).sum(axis=1).mean()),
+        **_costs(replay, mended_ns, everywhere, step_time_ns),
+    )
+
+
+def _costs(replay: Replay, mended_ns: Int64Array, delayed: Mask, step_time_ns: float) -> dict[str, Any]:
+    """What transfers cost and save if they were other ones (S, K), which differ in the delayed cycles."""
+    costs_ns = replay.ideal_ns - replay.ideal_with_transfers_ns(mended_ns)
+    return {
+        "cost": mean_over_cycles(costs_ns, delayed),
+        "saving": saving_of(replay, replay.recorded, replay.with_transfers_ns(mended_ns), delayed),
+        "cost_share": float(costs_ns.mean()) / step_time_ns,
+    }
