@@ -69,7 +69,7 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments) -> None:
         shown_rows=SHOWN_ROWS,
         **account_variables(
             snapshot.summary,
-            ("All ranks like the median", snapshot.summary.mean.minus(found.saved_if_alike)),
+            (sentences.capital(sentences.all_alike(found.cycles)), snapshot.summary.mean.minus(found.saved_if_alike)),
             ("Transfers at their best", snapshot.summary.mean.minus(found.saved_by_best_transfers)),
         ),
         **_map_variables(heatmap, plot),
@@ -116,17 +116,17 @@ def headlines(found: Stragglers) -> list[Headline]:
 
     def what_if(label: str, gain_ns: float, colour: str) -> Headline:
         note = f"saves {format_ns(gain_ns)} ({format_share(gain_ns / step_ns)})" if gain_ns >= 1 else "saves nothing"
-        return Headline(label=label, value=format_ns(step_ns - gain_ns), note=note, colour=colour)
+        return Headline(label=sentences.capital(label), value=format_ns(step_ns - gain_ns), note=note, colour=colour)
 
     best = found.by_rank.iloc[int(found.by_rank["saving_ns"].to_numpy().argmax())]
-    fixed = what_if(f"Rank {best['rank']} like the median rank", best["saving_ns"], "exposed")
+    fixed = what_if(sentences.one_like_others(int(best["rank"]), found.cycles), best["saving_ns"], "exposed")
     if found.findings and found.findings[0].link:
         worst = found.findings[0]
         fixed = what_if(f"{_name(worst)} like the others", worst.saving.step.value, "exposed")
     return [
         Headline(label="Step time", value=format_ns(step_ns), note="as recorded", colour="accent"),
         fixed,
-        what_if("All ranks like the median rank", found.saved_if_alike.step.value, "hidden"),
+        what_if(sentences.all_alike(found.cycles), found.saved_if_alike.step.value, "hidden"),
         what_if("Transfers at their best", found.saved_by_best_transfers.step.value, "span-bucket-0"),
     ]
 

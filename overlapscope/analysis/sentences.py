@@ -45,9 +45,9 @@ def describe(finding: Finding) -> str:
     """One sentence: who, what, when, where in the step, and what it costs."""
     if finding.link is not None:
         longer = f"all-reduces take {format_ns(finding.delay_ns)} longer {when(finding)}"
-        return f"{_capital(who(finding))} {_carries(finding.link)}, so {longer}: {cost(finding)}."
+        return f"{capital(who(finding))} {_carries(finding.link)}, so {longer}: {cost(finding)}."
     does = _DOES_LONGER[finding.cause].format(format_ns(finding.delay_ns), finding.compared_with)
-    return f"{_capital(who(finding))} {does} {when(finding)}{_parts(finding)}: {cost(finding)}."
+    return f"{capital(who(finding))} {does} {when(finding)}{_parts(finding)}: {cost(finding)}."
 
 
 def who(finding: Finding) -> str:
@@ -99,6 +99,17 @@ def verdict(stragglers: Stragglers) -> str:
     waiting_ns, step_ns = stragglers.waiting.value, stragglers.step_time_ns
     step = f"each {format_ns(step_ns)} step ({format_share(waiting_ns / step_ns)})"
     return f"No rank stands out. {format_ns(waiting_ns)} of {step} is spent waiting for whichever rank is later."
+
+
+def all_alike(cycles: Cycles) -> str:
+    """What it is called if all ranks were alike: two have no median."""
+    return "both ranks like the quicker one" if len(cycles.ranks) == 2 else "all ranks like the median"
+
+
+def one_like_others(rank: int, cycles: Cycles) -> str:
+    """What it is called if one rank were like the others."""
+    (*others,) = (other for other in cycles.ranks.tolist() if other != rank)
+    return f"rank {rank} like {f'rank {others[0]}' if len(others) == 1 else 'the median rank'}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,5 +167,6 @@ def _parts(finding: Finding) -> str:
     return f" ({', '.join(f'{PART_LABELS[name]} {format_ns(ns)}' for name, ns in parts.items())})"
 
 
-def _capital(text: str) -> str:
+def capital(text: str) -> str:
+    """A sentence begins with a capital letter."""
     return text[:1].upper() + text[1:]

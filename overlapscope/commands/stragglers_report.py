@@ -12,7 +12,7 @@ from overlapscope.account.mean_step import MeanStep
 from overlapscope.analysis.analysis import Analysis
 from overlapscope.analysis.finding import Finding
 from overlapscope.analysis.links import link_rates
-from overlapscope.analysis.sentences import PART_LABELS, describe, missing, verdict, why_none
+from overlapscope.analysis.sentences import PART_LABELS, all_alike, describe, missing, verdict, why_none
 from overlapscope.analysis.stragglers import Stragglers
 from overlapscope.commands.json_text import json_text
 from overlapscope.units import format_bytes, format_interval_ns, format_ns, format_share
@@ -125,7 +125,7 @@ def _what_if_table(stragglers: Stragglers) -> Table:
     recorded_ns = stragglers.step_time_ns
     table.add_row("as recorded", format_ns(recorded_ns))
     for label, saving in (
-        ("all ranks like the median", stragglers.saved_if_alike.step),
+        (all_alike(stragglers.cycles), stragglers.saved_if_alike.step),
         ("all-reduces at their best", stragglers.saved_by_best_transfers.step),
     ):
         saves = format_ns(saving.value), format_interval_ns(saving), format_share(saving.value / recorded_ns)
