@@ -38,6 +38,7 @@ from benchmarks.quiet_machine import wait_until_quiet
 from benchmarks.sweep_file import Measured, Sweep
 from benchmarks.swept_training import MODELS, WORLD_SIZE, Block, Partition, Setting, Task
 from overlapscope.analysis.advice import advise
+from overlapscope.analysis.analysis import Analysis
 from overlapscope.model.plan_file import write_plan
 from overlapscope.trace.environment import DETAIL_VARIABLE, TRACE_VARIABLE
 from overlapscope.trace.reader import read_trace
@@ -119,7 +120,7 @@ def record(ranks: Ranks, model: str, trace: Path, *, probe_buckets: bool) -> Non
 
 def settings_of_best_plan(folder: Path) -> list[Setting]:
     """The plan that is best by the recording with probes, and our default. Nothing if one size gives that plan."""
-    advice = advise(read_trace(folder / "traces" / "probe"), folder / "calibration.json")
+    advice = advise(Analysis(read_trace(folder / "traces" / "probe")), folder / "calibration.json")
     found = advice.recommendation
     if found.free.buckets == found.best.buckets:
         return []

@@ -6,12 +6,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
 from overlapscope.analysis.advice import Advice, advise
-from overlapscope.model.curve import Curve, Options, curve_of
-from overlapscope.model.partition import Gradients
-from overlapscope.model.plan import default_plan
+from overlapscope.analysis.analysis import Analysis
+from overlapscope.model.curve import Curve, Options, Special, curve_of
+from overlapscope.model.partition import Buckets, Gradients
 from overlapscope.model.search import best_plan
 from overlapscope.model.typical_step import TypicalStep
-from overlapscope.trace.reader import Trace
 
 _BESIDE: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forecast")
 """Threads for fits and draws, which take longer than a page may."""
@@ -28,14 +27,14 @@ class Forecast:
         self.advice = advice
         self.fitted = advice.fitted
         self._curves: dict[Options, Future[Curve]] = {}
-        self.reference = self._curve(Options())
+        self.reference = advice.recommendation.curve
         """Of the job as it is."""
         self.step = TypicalStep(self.fitted, advice.recommendation.now.buckets)
 
     @classmethod
-    def soon(cls, trace: Trace) -> Future[Forecast]:
+    def soon(cls, analysis: Analysis) -> Future[Forecast]:
         """The forecast of a recording, made in the background; an OverlapScopeError if nothing can be predicted."""
-        return _BESIDE.submit(lambda: cls(advise(trace)))
+        return _BESIDE.submit(lambda: cls(advise(analysis)))
 
     @property
     def gradients(self) -> Gradients:
@@ -57,5 +56,9 @@ class Forecast:
         best = advice.free.buckets  # which a limit of the first bucket does not touch
         if options.is_compressed:
             best = best_plan(fitted.work, options.applied_to(fitted.costs))
-        default = default_plan(self.gradients).buckets
-        return curve_of(fitted, options, {"present": advice.now.buckets, "default": default, "best": best})
+        specials: dict[Special, Buckets] = {
+            "present": advice.now.buckets,
+            "default": advice.default.buckets,
+            "best": best,
+        }
+        return curve_of(fitted, options, specials, advice.curve.measured)

@@ -68,7 +68,8 @@ class Snapshot(Analysis):
     @cached_property
     def forecast(self) -> Future[Forecast]:
         """The forecast for other buckets, made in the background from when a page first needs it."""
-        return Forecast.soon(self.trace)
+        _ = self.summary, self.stragglers  # computed here, so that the two threads don't do it both
+        return Forecast.soon(self)
 
 
 class Recording:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+SIGMAS_90: Final = 1.6448536269514722
+"""Standard deviations to either side of a normal 90 % interval."""
 
 
 @dataclass(frozen=True, kw_only=True)

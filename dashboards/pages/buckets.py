@@ -10,19 +10,22 @@ from typing import Final, TypeVar
 from bokeh.document import Document
 
 from dashboards.forecast import Forecast
+from dashboards.pages.account import account_variables
 from dashboards.pages.headline import Headline
 from dashboards.pages.shell import Arguments, is_order_alone, render, render_part
 from dashboards.plots.bucket_figure import CURVE_LEFT_PX, CURVE_RIGHT_PX
 from dashboards.plots.bucket_layout import HEAD_PX, LANE_PX, RANK_PX
 from dashboards.plots.bucket_tooltip import caps_text
-from dashboards.plots.buckets import BucketsPlot, Choice, Chosen
+from dashboards.plots.buckets import BucketsPlot, Choice, Chosen, Described
 from dashboards.recording import Snapshot
+from overlapscope.analysis.advice import predicted_step
 from overlapscope.analysis.choices import choice_sentences
 from overlapscope.analysis.lanes import BUCKET_SLOTS
+from overlapscope.analysis.summary import Summary
 from overlapscope.errors import OverlapScopeError
 from overlapscope.interval import Interval
 from overlapscope.model.curve import SPECIALS, Options
-from overlapscope.model.sentences import free_plan, headline, limit
+from overlapscope.model.sentences import error_of_model, free_plan, headline, limit
 from overlapscope.model.typical_step import Step
 from overlapscope.units import format_bytes, format_ns, format_share
 
@@ -65,7 +68,7 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
     if forecast is None or curve is None:
         render(document, "computing.html", title="Buckets", trace=snapshot.trace)
         return
-    plot = BucketsPlot(forecast, choice, curve, lambda chosen, step: describe(forecast, chosen, step))
+    plot = BucketsPlot(forecast, choice, curve, lambda chosen, step: describe(snapshot.summary, forecast, chosen, step))
     document.js_on_event("document_ready", plot.start_script)
     first_mb = choice.options.first_mb
     render(
@@ -86,7 +89,8 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
         shortcuts=_SHORTCUTS,
         first_mb=None if first_mb is None else f"{first_mb:g}",
         is_compressed=choice.options.is_compressed,
-        chosen=plot.describe(),
+        chosen=plot.describe().figures,
+        account=plot.describe().account,
         ranks=[int(plot.step.ranks[place]) for place in plot.shown],
         all_ranks=forecast.fitted.observations.world_size,
         step_number=forecast.step.number,
@@ -119,21 +123,32 @@ def basis_of(forecast: Forecast) -> str:
     calibrated = ", and a calibration" if forecast.advice.is_calibrated else ""
     return (
         f"Predicted from {steps:,} step{'s' * (steps != 1)} of {observations.world_size:,} ranks, with {plans} bucket "
-        f"plan{'s' * (plans != 1)}{calibrated}."
+        f"plan{'s' * (plans != 1)}{calibrated}. {error_of_model(forecast.advice.recommendation)}"
+    ).rstrip()
+
+
+def describe(summary: Summary, forecast: Forecast, chosen: Chosen, step: Step) -> Described:
+    """The figures of the choice with the setting that gives it, and its step as a bar below the recorded one."""
+    return Described(
+        figures=_figures(forecast, chosen, step),
+        account=render_part(
+            "account.html",
+            **account_variables(summary, ("Predicted", predicted_step(summary.mean, chosen.curve, chosen.place))),
+        ),
     )
 
 
-def describe(forecast: Forecast, chosen: Chosen, step: Step) -> str:
-    """The markup of the figures of the choice, and of the setting that gives it."""
+def _figures(forecast: Forecast, chosen: Chosen, step: Step) -> str:
     curve, place, options = chosen.curve, chosen.place, chosen.choice.options
     low, high = curve.interval_ns[:, place]
+    is_measured = curve.measured is not None and not options.is_compressed and curve.plans[place] == curve.measured.plan
     code = curve.setting_of(place, chosen.choice.special)
     size = curve.sizes[place] if place < len(curve.sizes) and chosen.choice.special is None else None
     return render_part(
         "buckets_chosen.html",
         headlines=[
             Headline(
-                label="Predicted step time",
+                label="Step time, as measured" if is_measured else "Predicted step time",
                 value=format_ns(curve.predicted_ns[place]),
                 note=f"{format_ns(low)} to {format_ns(high)}",
                 colour="accent",
@@ -141,8 +156,8 @@ def describe(forecast: Forecast, chosen: Chosen, step: Step) -> str:
             _against_now(curve.gain_of(place, forecast.reference)),
             Headline(
                 label="Exposed",
-                value=format_ns(curve.exposed_ns[place]),
-                note=f"{format_share(curve.exposed_ns[place] / curve.predicted_ns[place])} of the step",
+                value=format_ns(curve.predicted.exposed_ns[place]),
+                note=f"{format_share(curve.predicted.exposed_ns[place] / curve.predicted_ns[place])} of the step",
                 colour="exposed",
             ),
             Headline(

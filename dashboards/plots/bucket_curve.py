@@ -6,7 +6,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from dashboards.forecast import Forecast
 from overlapscope.model.curve import Curve, Options
 from overlapscope.model.partition import MB
 from overlapscope.model.plan import DEFAULT_CAP_BYTES
@@ -24,8 +23,6 @@ _LEAST_SPREAD: Final = 0.12
 """Least share of the step that may fill the height of the plot: less would look like much."""
 _MOST_SPREAD: Final = 1.5
 """A step this many times as long as the fastest leaves the plot."""
-_WITHIN: Final = 1.645
-"""Standard errors to either side of a 90 % interval."""
 
 
 def size_range_mb(curve: Curve) -> Range:
@@ -93,28 +90,18 @@ def free_columns(curve: Curve, sizes_mb: Range) -> dict[str, Any]:
     return {name: [row[at] for row in rows] for at, name in enumerate(("x", "y", "text"))}
 
 
-def measured_columns(forecast: Forecast, curve: Curve) -> dict[str, Any]:
-    """The recorded plans that a size gives, as they were recorded: without compression or a first bucket's limit."""
-    rows: dict[str, list[float]] = {name: [] for name in MEASURED_COLUMNS}
-    if curve.options.is_compressed:
-        return rows
-    recorded = forecast.fitted.observations.plans
-    for check in forecast.fitted.checks:
-        x_mb = _x_of(curve, recorded[check.plan])
-        if x_mb is None:
-            continue
-        off = np.exp(_WITHIN * (check.noise if np.isfinite(check.noise) else 0.0))
-        for name, value in zip(
-            MEASURED_COLUMNS, (x_mb, check.recorded_ns, check.recorded_ns / off, check.recorded_ns * off), strict=True
-        ):
-            rows[name].append(float(value))
-    return rows
+def measured_columns(curve: Curve) -> dict[str, Any]:
+    """The plans that a size gives and that were recorded, as they were: without compression."""
+    rows = [
+        (x_mb, step.value, step.low, step.high)
+        for place, step in curve.steps_measured_ns().items()
+        if (x_mb := _x_of(curve, place)) is not None
+    ]
+    return {name: [row[at] for row in rows] for at, name in enumerate(MEASURED_COLUMNS)}
 
 
-def _x_of(curve: Curve, plan: Any) -> float | None:
-    if plan == curve.plans[curve.special["default"]]:
-        return _DEFAULT_MB
-    return _x_mb(curve, curve.plans.index(plan)) if plan in curve.plans else None
+def _x_of(curve: Curve, place: int) -> float | None:
+    return _DEFAULT_MB if place == curve.special["default"] else _x_mb(curve, place)
 
 
 def _x_mb(curve: Curve, place: int) -> float | None:

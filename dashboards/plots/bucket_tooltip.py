@@ -24,7 +24,7 @@ def size_tooltip(curve: Curve, x_mb: float) -> Tooltip:
     rows = [
         ("predicted", format_ns(curve.predicted_ns[place])),
         ("90 % interval", f"{format_ns(low)} to {format_ns(high)}"),
-        ("exposed", format_ns(curve.exposed_ns[place])),
+        ("exposed", format_ns(curve.predicted.exposed_ns[place])),
         ("buckets", f"{len(curve.plans[place]):,}"),
     ]
     return caps_text(curve.sizes[place]), rows

@@ -49,16 +49,25 @@ class Chosen:
     place: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Described:
+    """Markup of a choice."""
+
+    figures: str
+    account: str
+    """The recorded step and the predicted one as bars."""
+
+
 class BucketsPlot:
     """The curve, the two steps with their axis, the strip of the plan (``roots``), and their dialogue with the browser.
 
     Args:
         curve: under the options of the choice.
-        describe: makes the markup of the choice.
+        describe: the choice as markup.
     """
 
     def __init__(
-        self, forecast: Forecast, choice: Choice, curve: Curve, describe: Callable[[Chosen, Step], str]
+        self, forecast: Forecast, choice: Choice, curve: Curve, describe: Callable[[Chosen, Step], Described]
     ) -> None:
         self._forecast = forecast
         self._describe = describe
@@ -81,7 +90,7 @@ class BucketsPlot:
             data=dict.fromkeys(("id", "cap_mb", "move", "special", "first_mb", "is_compressed", "width_px"), ())
         )
         self.answer = ColumnDataSource(
-            data=dict.fromkeys(("id", "cap_mb", "special", "first_mb", "is_compressed", "markup"), ())
+            data=dict.fromkeys(("id", "cap_mb", "special", "first_mb", "is_compressed", "markup", "account"), ())
         )
         self.pointed = ColumnDataSource(data=dict.fromkeys(("id", "plot", "x", "y", "ns_per_px"), ()))
         self.tooltip = ColumnDataSource(data=dict.fromkeys(("id", "title", "label", "value"), ()))
@@ -166,7 +175,7 @@ class BucketsPlot:
         self.time_range.update(start=times_ns[0], end=times_ns[1])
         self.curve.data = bucket_curve.curve_columns(curve, sizes_mb)
         self.marks.data = bucket_curve.mark_columns(curve, sizes_mb)
-        self.measured.data = bucket_curve.measured_columns(self._forecast, curve)
+        self.measured.data = bucket_curve.measured_columns(curve)
         self.free.data = bucket_curve.free_columns(curve, sizes_mb)
 
     def _draw_step(self, place: int, step: Step) -> None:
@@ -191,7 +200,7 @@ class BucketsPlot:
             self._width_px = width_px
             self._draw_step(0, self._forecast.step.recorded)
         self.update(choice, curve.result())
-        choice = self.chosen.choice
+        choice, described = self.chosen.choice, self.describe()
         # Last, so that the browser, which waits for it, has everything else by then.
         self.answer.data = {
             "id": asked["id"],
@@ -199,11 +208,12 @@ class BucketsPlot:
             "special": [choice.special or ""],
             "first_mb": [choice.options.first_mb],
             "is_compressed": [choice.options.is_compressed],
-            "markup": [self.describe()],
+            "markup": [described.figures],
+            "account": [described.account],
         }
 
-    def describe(self) -> str:
-        """The markup of the choice."""
+    def describe(self) -> Described:
+        """The choice as markup."""
         return self._describe(self.chosen, self.step)
 
     def _on_pointed(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:

@@ -98,7 +98,7 @@ def alike_steps(trace: Trace, account: Account) -> AlikeSteps:
     evaluates = ns[:, BLOCKS.index("evaluation")] > 0
     if evaluates[why == _ALIKE].sum() <= _MOST_EVALUATE * (why == _ALIKE).sum():
         keep_apart("evaluation", evaluates)
-    far = _far_out(ns.sum(axis=1), why == _ALIKE)
+    far = far_out(ns.sum(axis=1), why == _ALIKE)
     usual_ns = np.median(ns[why == _ALIKE], axis=0) if (why == _ALIKE).any() else np.zeros(len(BLOCKS))
     block = np.where(far != 0, ((ns - usual_ns) * far[:, None]).argmax(axis=1), -1)
     keep_apart("far longer", far > 0)
@@ -135,7 +135,7 @@ def _warm_up_steps(steps: int) -> int:
     return min(WARM_UP_STEPS, max(0, steps - 1) // 2)
 
 
-def _far_out(step_ns: npt.NDArray[np.float64], which: npt.NDArray[np.bool_]) -> Int64Array:
+def far_out(step_ns: npt.NDArray[np.float64], which: npt.NDArray[np.bool_]) -> Int64Array:
     """(S,) 1 for a step that takes far longer than the others, -1 for one that takes far shorter, 0 for the others."""
     far = np.zeros(len(step_ns), dtype=np.int64)
     if not which.any():

@@ -14,9 +14,8 @@ from typing import Final
 import numpy as np
 
 from overlapscope.account.intervals import Float64Array
-from overlapscope.interval import Interval
+from overlapscope.interval import SIGMAS_90, Interval
 
-_Z_95: Final = 1.6448536269514722
 _MOST_ALIKE: Final = 0.995
 _LEAST_FREEDOM: Final = 2.0
 
@@ -77,7 +76,7 @@ def student_95(freedom: Float64Array) -> Float64Array:
     Args:
         freedom: degrees of freedom, from 2; there it is 1 % too small.
     """
-    z = _Z_95
+    z = SIGMAS_90
     return (
         z
         + (z**3 + z) / (4 * freedom)

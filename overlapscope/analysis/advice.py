@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
+from overlapscope.account.alike import far_out
+from overlapscope.account.blocks import Account
+from overlapscope.account.mean_step import MeanStep
+from overlapscope.account.means import mean_of
+from overlapscope.analysis.analysis import Analysis
 from overlapscope.analysis.observations import lanes_of, observations_of, reduced_models
+from overlapscope.analysis.summary import Summary
 from overlapscope.errors import OverlapScopeError
+from overlapscope.interval import Interval
 from overlapscope.model.calibration import CALIBRATION_FILE, Calibration, read_calibration, spans_of
+from overlapscope.model.curve import Curve
 from overlapscope.model.fit import Fitted, fit
+from overlapscope.model.measured import Measured
+from overlapscope.model.observation import Observations
 from overlapscope.model.plan_file import PlanFile, PlannedParameter
 from overlapscope.model.recommend import Recommendation, recommend
 from overlapscope.trace.reader import Trace
@@ -44,7 +58,7 @@ class Advice:
         )
 
 
-def advise(trace: Trace, calibration: Path | None = None) -> Advice:
+def advise(analysis: Analysis, calibration: Path | None = None) -> Advice:
     """Fit the model to a recording and derive the advice.
 
     Args:
@@ -53,17 +67,64 @@ def advise(trace: Trace, calibration: Path | None = None) -> Advice:
     Raises:
         OverlapScopeError: the recording doesn't hold enough, or the calibration is of another job.
     """
+    trace, stragglers = analysis.trace, analysis.stragglers
     observations = observations_of(trace)
     found = _calibration(trace, calibration, observations.world_size)
     alone, pairs = (spans_of(found.samples), spans_of(found.pairs)) if found is not None else (None, None)
     fitted = fit(observations, lanes=lanes_of(trace), calibration=alone, pairs=pairs)
     return Advice(
         fitted=fitted,
-        recommendation=recommend(fitted, hosts=trace.ranks["host"].nunique()),
+        recommendation=recommend(
+            fitted,
+            hosts=trace.ranks["host"].nunique(),
+            measured=_measured(observations, analysis.account, analysis.summary),
+            if_alike=stragglers.saved_if_alike.step.value / stragglers.step_time_ns if stragglers is not None else 0.0,
+        ),
         parameters=_parameters(trace),
         is_calibrated=found is not None,
         other_models=len(reduced_models(trace)) - 1,
         missing_ranks=max(0, observations.world_size - len(trace.ranks)),
+    )
+
+
+def predicted_step(mean: MeanStep, curve: Curve, place: int) -> MeanStep:
+    """The account of a predicted step.
+
+    Args:
+        mean: of the steps that were measured.
+        place: of the plan.
+    """
+    predicted = curve.predicted
+    changed_ns = {
+        "backward": mean.blocks["backward"].value + float(predicted.backward_ns[place]),
+        "copies": mean.blocks["copies"].value + float(predicted.copies_ns[place]),
+        "exposed": float(predicted.exposed_ns[place]),
+    }
+    changed = {name: Interval(value=ns, low=math.nan, high=math.nan) for name, ns in changed_ns.items()}
+    return MeanStep(step=curve.step_of(place), blocks={**mean.blocks, **changed})
+
+
+def _measured(observations: Observations, account: Account, summary: Summary) -> Measured | None:
+    """The mean step of the plan that the steps of the account were reduced with, and those of other plans."""
+    plan_of = dict(zip(observations.steps.tolist(), observations.plan.tolist(), strict=True))
+    alike = summary.alike
+    votes = Counter(plan_of[step] for step in alike.steps.tolist() if step in plan_of)
+    if not votes:
+        return None
+    usual = votes.most_common(1)[0][0]
+    step_ns = (account.end_ns - account.start_ns)[alike.finished_rows].mean(axis=1)
+    others_ns = {}
+    for plan, buckets in enumerate(observations.plans):
+        settled = (observations.plan == plan) & (observations.plan_before == plan)
+        counted = np.isin(alike.finished, observations.steps[settled])
+        counted &= far_out(step_ns, counted) == 0
+        if plan != usual and counted.any():
+            (others_ns[buckets],) = mean_of(step_ns[counted, None])
+    return Measured(
+        plan=observations.plans[usual],
+        step_ns=summary.mean.step,
+        exposed_ns=summary.mean.blocks["exposed"].value,
+        others_ns=others_ns,
     )
 
 

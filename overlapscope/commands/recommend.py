@@ -45,13 +45,14 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the advice; 1 if a part of the recording could not be read."""
     from overlapscope.analysis.advice import advise
+    from overlapscope.analysis.analysis import Analysis
     from overlapscope.commands import recommend_report
     from overlapscope.model.plan_file import write_plan
 
     if args.plan is not None and args.plan.exists():
         raise OverlapScopeError(f"{args.plan}: already exists: remove it, or give another name to --plan")
     trace = read_with_progress(args.traces)
-    advice = advise(trace, args.calibration)
+    advice = advise(Analysis(trace), args.calibration)
     if args.plan is not None:
         write_plan(args.plan, advice.plan_file())
     if args.json:

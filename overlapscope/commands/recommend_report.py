@@ -42,6 +42,8 @@ def print_text(trace: Trace, advice: Advice, plan_path: Path | None) -> None:
     if found.has_choice:
         console.print("\nPredicted step time by bucket size")
         console.print(_size_table(found))
+    if error := sentences.error_of_model(found):
+        console.print(error, markup=False)
     console.print(sentences.limit(found.limits), markup=False)
     console.print(sentences.free_plan(found), markup=False)
     if found.is_free_faster and found.free_caps_mb is not None:
@@ -112,7 +114,7 @@ def _size_table(found: Recommendation) -> Table:
             format_ns(step.value),
             f"{format_ns(step.low)} to {format_ns(step.high)}",
             format_ns(row.exposed_ns),
-            "" if row.recorded_ns is None else format_ns(row.recorded_ns),
+            "" if row.recorded_ns is None else format_ns(row.recorded_ns.value),
         )
     return table
 

@@ -10,10 +10,11 @@ import numpy as np
 
 from overlapscope.interval import Interval
 from overlapscope.model.fit import Fitted
+from overlapscope.model.measured import Measured, Predicted, predict
 from overlapscope.model.partition import MB, Buckets, Float64Array, Gradients
 from overlapscope.model.plan import UniformPlan, caps_mb_of, caps_setting, default_plan
 from overlapscope.model.plan_table import table_of
-from overlapscope.model.schedule import Costs, replay
+from overlapscope.model.schedule import Costs
 from overlapscope.model.sizes import PredictedSizes, predict_sizes
 from overlapscope.model.what_if import of_half_the_bytes
 
@@ -21,7 +22,7 @@ _SIZES: Final = 48
 """As many partitions as can be told apart when they are drawn."""
 _THIN: Final = 1.01
 """Nobody sets a size that gives its buckets only within 1 %."""
-_DRAWS: Final = 60
+_DRAWS: Final = 100
 _INTERVAL: Final = (0.05, 0.95)
 
 Special = Literal["present", "default", "best"]
@@ -54,18 +55,40 @@ class Curve:
     special: dict[Special, int]
     """Places of the special plans."""
     plans: tuple[Buckets, ...]
-    predicted_ns: Float64Array
-    """(Q,)"""
-    exposed_ns: Float64Array
-    """(Q,)"""
     draws_ns: Float64Array
     """(D, Q)"""
+    predicted: Predicted
+    measured: Measured | None
+    """What predictions are relative to."""
 
     @cached_property
     def interval_ns(self) -> Float64Array:
         """(2, Q) in which a step time lies nine times out of ten."""
         low, high = np.quantile(self.draws_ns, _INTERVAL, axis=0)
-        return np.array([np.minimum(low, self.predicted_ns), np.maximum(high, self.predicted_ns)])
+        interval_ns = np.array([np.minimum(low, self.predicted_ns), np.maximum(high, self.predicted_ns)])
+        if self.measured is not None and self.options == Options() and self.measured.plan in self.plans:
+            known = self.measured.step_ns  # of too few steps unknown
+            interval_ns[:, self.plans.index(self.measured.plan)] = np.nan_to_num(
+                (known.low, known.high), nan=known.value
+            )
+        return interval_ns
+
+    @property
+    def predicted_ns(self) -> Float64Array:
+        """(Q,) mean steps."""
+        return self.predicted.step_ns
+
+    def step_of(self, place: int) -> Interval:
+        """The mean step with a plan."""
+        low, high = self.interval_ns[:, place].tolist()
+        return Interval(value=float(self.predicted_ns[place]), low=low, high=high)
+
+    def steps_measured_ns(self) -> dict[int, Interval]:
+        """By place, the mean steps of the plans that were measured under these options."""
+        if self.measured is None or self.options.is_compressed:
+            return {}
+        known = {place: self.measured.steps_ns(plan) for place, plan in enumerate(self.plans)}
+        return {place: step for place, step in known.items() if step is not None}
 
     @property
     def fastest(self) -> int:
@@ -86,8 +109,13 @@ class Curve:
         """Which share of the present step of another curve a plan saves, draw by draw."""
         present = over.special["present"]
         value = float(1 - self.predicted_ns[place] / over.predicted_ns[present])
-        low, high = np.quantile(1 - self.draws_ns[:, place] / over.draws_ns[:, present], _INTERVAL)
-        return Interval(value=value, low=min(value, float(low)), high=max(value, float(high)))
+        return _interval(value, 1 - self.draws_ns[:, place] / over.draws_ns[:, present])
+
+    def gain_between(self, plan: Buckets, over: Buckets) -> Interval:
+        """Which share of the step with one plan another one saves, draw by draw."""
+        to, before = self.plans.index(plan), self.plans.index(over)
+        value = float(1 - self.predicted_ns[to] / self.predicted_ns[before])
+        return _interval(value, 1 - self.draws_ns[:, to] / self.draws_ns[:, before])
 
     def setting_of(self, place: int, special: Special | None = None) -> str:
         """The arguments of DistributedDataParallel that give a plan.
@@ -105,29 +133,43 @@ class Curve:
         return caps_setting([cap_mb] if first_mb is None else [first_mb, cap_mb])
 
 
-def curve_of(fitted: Fitted, options: Options, specials: dict[Special, Buckets]) -> Curve:
+def curve_of(
+    fitted: Fitted,
+    options: Options,
+    specials: dict[Special, Buckets],
+    measured: Measured | None = None,
+    sizes: PredictedSizes | None = None,
+) -> Curve:
     """Predict all sizes, and the special plans.
 
     Args:
         fitted: the model of the job.
         specials: the special plans.
+        measured: what predictions are relative to, if anything was.
+        sizes: all sizes under these options, if they have been predicted.
     """
     gradients, costs = fitted.work.gradients, options.applied_to(fitted.costs)
     first_bytes = None if options.first_mb is None else int(options.first_mb * MB)
-    sizes = _told_apart(predict_sizes(fitted.work, costs, first_bytes))
-    plans = list(dict.fromkeys([*(size.buckets for size in sizes), *specials.values()]))
+    told_apart = _told_apart(sizes or predict_sizes(fitted.work, costs, first_bytes))
+    plans = list(dict.fromkeys([*(size.buckets for size in told_apart), *specials.values()]))
     table = table_of(plans, gradients)
-    replayed = replay(table, fitted.work, costs)
     return Curve(
         options=options,
         gradients=gradients,
-        sizes=sizes,
+        sizes=told_apart,
         special={name: plans.index(buckets) for name, buckets in specials.items()},
         plans=tuple(plans),
-        predicted_ns=replayed.typical_ns,
-        exposed_ns=np.median(replayed.exposed_ns, axis=1),
-        draws_ns=fitted.cycle_draws_ns(table, _DRAWS, under=options.applied_to),
+        draws_ns=fitted.cycle_draws_ns(
+            plans, _DRAWS, under=options.applied_to if options.is_compressed else None, measured=measured
+        ),
+        predicted=predict(table, fitted.work, costs, fitted.costs, measured),
+        measured=measured,
     )
+
+
+def _interval(value: float, draws: Float64Array) -> Interval:
+    low, high = np.quantile(draws, _INTERVAL)
+    return Interval(value=value, low=min(value, float(low)), high=max(value, float(high)))
 
 
 def _told_apart(predicted: PredictedSizes) -> tuple[UniformPlan, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,6 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from overlapscope.interval import SIGMAS_90, Interval
 from overlapscope.model.contention import (
     Slowdown,
     communication_slowdown_of,
@@ -19,9 +21,10 @@ from overlapscope.model.contention import (
 )
 from overlapscope.model.cost import ERROR_OF_MEDIAN, draw_cost, fit_cost
 from overlapscope.model.line import fit_line
+from overlapscope.model.measured import Measured
 from overlapscope.model.observation import Observations, Spans
 from overlapscope.model.partition import Buckets, Float64Array
-from overlapscope.model.plan_table import PlanTable, table_of
+from overlapscope.model.plan_table import table_of
 from overlapscope.model.schedule import Costs, replay
 from overlapscope.model.transfers import Transfers, transfers_of
 from overlapscope.model.work import Backward, Work, backward_of
@@ -143,12 +146,13 @@ class Fitted:
 
     def cycle_draws_ns(
         self,
-        plans: PlanTable | Sequence[Buckets],
+        plans: Sequence[Buckets],
         count: int = 100,
         seed: int = 0,
-        under: Callable[[Costs], Costs] = lambda costs: costs,
+        under: Callable[[Costs], Costs] | None = None,
+        measured: Measured | None = None,
     ) -> Float64Array:
-        """The typical step time of plans, under many equally likely models.
+        """The step time of plans, under many equally likely models.
 
         All plans of a draw share its model, so that differences of two plans are surer than either; what the model is
         off by (``model_errors``) is each plan's own. What makes another day slower or faster shifts all alike.
@@ -158,16 +162,25 @@ class Fitted:
             count: number of draws.
             seed: of the draws.
             under: other assumptions to change, such as compression.
+            measured: what all are relative to, if anything was.
 
         Returns:
             (D, Q)
         """
-        table = plans if isinstance(plans, PlanTable) else table_of(plans, self.work.gradients)
-        typical_ns = np.array([replay(table, work, under(costs)).typical_ns for work, costs in self.draws(count, seed)])
-        chance = np.random.default_rng(seed).standard_normal((count, 1 + len(table)))
+        table = table_of(plans, self.work.gradients)
+        # Drawn apart, so that tables of different plans have their days in common.
+        day, own, mean = (np.random.default_rng([seed, number]) for number in range(3))
+        step_ns = np.empty((count, len(table)))
+        for drawn_ns, (work, costs) in zip(step_ns, self.draws(count, seed), strict=True):
+            drawn_ns[:] = replay(table, work, costs if under is None else under(costs)).typical_ns
+            if measured is not None:
+                now_ns = replay([measured.plan], work, costs).typical_ns[0]
+                drawn_ns *= _drawn(measured.step_ns, float(mean.standard_normal())) / now_ns
         errors = np.maximum(self.model_errors(table.is_bucket.sum(axis=1)), _LEAST_ERROR)
-        off = _OTHER_DAY * chance[:, :1] + errors * chance[:, 1:]
-        drawn: Float64Array = typical_ns * np.exp(off)
+        if measured is not None and under is None:
+            errors[[plan == measured.plan for plan in plans]] = 0.0
+        off = _OTHER_DAY * day.standard_normal((count, 1)) + errors * own.standard_normal((count, len(table)))
+        drawn: Float64Array = step_ns * np.exp(off)
         return drawn
 
 
@@ -225,6 +238,16 @@ def fit(
         communication_slowdown=communication,
         lane_slowdown=lane,
     )
+
+
+def _drawn(interval: Interval, chance: float) -> float:
+    """A value that may as well be the true one.
+
+    Args:
+        chance: drawn from the standard normal distribution.
+    """
+    edge = interval.high if chance > 0 else interval.low
+    return interval.value if math.isnan(edge) else interval.value + chance * abs(edge - interval.value) / SIGMAS_90
 
 
 def _settled(observations: Observations) -> Observations:

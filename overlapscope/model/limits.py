@@ -13,7 +13,7 @@ from overlapscope.model.partition import Buckets
 from overlapscope.model.schedule import Costs, replay, replay_step
 from overlapscope.model.work import Work
 
-Limit = Literal["compute", "straggler", "latency", "bandwidth", "last bucket"]
+Limit = Literal["compute", "differences", "latency", "bandwidth", "last bucket"]
 
 _LEAST_SHARE: Final = 0.02
 """Share of the step above which something is called its limit."""
@@ -37,12 +37,16 @@ class Limits:
     """Share by which it would be shorter if an all-reduce of next to nothing took no time."""
     bandwidth: float
     """Share by which it would be shorter if bytes took no time."""
-    straggler: float
-    """Share by which it would be shorter if all ranks were as early as the median rank (of two, the earlier one)."""
+    differences: float
+    """Share by which it would be shorter if all ranks were alike."""
 
 
-def limits_of(plan: Buckets, work: Work, costs: Costs) -> Limits:
-    """Look at one plan in the typical cycle."""
+def limits_of(plan: Buckets, work: Work, costs: Costs, if_alike: float = 0.0) -> Limits:
+    """Look at one plan in the typical cycle.
+
+    Args:
+        if_alike: share by which the recorded step would be shorter if all ranks were alike.
+    """
     typical = work.typical()
     table = [plan]
     replayed = replay(table, typical, costs)
@@ -55,7 +59,7 @@ def limits_of(plan: Buckets, work: Work, costs: Costs) -> Limits:
     shares = {
         "latency": gained(typical, replace(costs, collective=_without_latency(collective))),
         "bandwidth": gained(typical, replace(costs, collective=_only_latency(collective))),
-        "straggler": gained(_without_straggler(work).typical(), costs),
+        "differences": if_alike,
     }
     exposed = float(replayed.exposed_ns[0, 0]) / step_ns
     worst = max(shares, key=lambda name: shares[name])
@@ -95,17 +99,6 @@ def _with_times(cost: CollectiveCost, latencies: float, bytes_: float) -> Collec
         # Not zero, because their logarithms are interpolated and the line is a divisor.
         times_ns=np.maximum(times_ns, _NEXT_TO_NOTHING),
         line=Line(alpha_ns=max(latencies * cost.line.alpha_ns, _NEXT_TO_NOTHING), beta_ns=bytes_ * cost.line.beta_ns),
-    )
-
-
-def _without_straggler(work: Work) -> Work:
-    """One rank instead of all: at each moment, what the median rank does."""
-    middle = (work.start_ns.shape[1] - 1) // 2
-    return replace(
-        work,
-        start_ns=np.sort(work.start_ns, axis=1)[:, [middle]],
-        ready_ns=np.sort(work.ready_ns, axis=1)[:, [middle]],
-        end_ns=np.sort(work.end_ns, axis=1)[:, [middle]],
     )
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal
 
 import numpy as np
 
 from overlapscope.interval import Interval
+from overlapscope.model.curve import Curve, Options, curve_of
 from overlapscope.model.fit import Fitted
 from overlapscope.model.limits import Limits, limits_of
-from overlapscope.model.partition import MB, NO_LIMIT, Buckets, Float64Array, Gradients
+from overlapscope.model.measured import Measured
+from overlapscope.model.partition import MB, NO_LIMIT, Buckets, Gradients
 from overlapscope.model.plan import UniformPlan, caps_mb_of
 from overlapscope.model.schedule import replay
 from overlapscope.model.search import best_plan
@@ -23,9 +24,7 @@ Verdict = Literal["change", "leave it", "can't tell"]
 _WORTH_KNOWING: Final = 0.05
 """Possible gain above which, if no gain is certain, it is worth measuring more."""
 _WITHIN: Final = 0.01
-_DRAWS: Final = 100
 _SIZES_SHOWN: Final = 14
-_QUANTILES: Final = (0.05, 0.95)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -44,8 +43,8 @@ class Prediction:
     step_ns: Interval
     exposed_ns: float
     """Time from the end of backward to the end of the last all-reduce."""
-    recorded_ns: float | None
-    """The median of the steps that were recorded with it."""
+    recorded_ns: Interval | None
+    """The mean of the steps that were recorded with it."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -54,6 +53,8 @@ class Recommendation:
 
     verdict: Verdict
     """``leave it``: next to nothing can be gained. ``can't tell``: much may be gained, but that is not sure."""
+    curve: Curve
+    """All sizes, from which the other predictions are."""
     now: Prediction
     """The plan in force at the end of the recording."""
     default: Prediction
@@ -96,58 +97,72 @@ class Recommendation:
 
     def as_dict(self) -> dict[str, Any]:
         """The advice for JSON: plain values; buckets as their number and their lists of parameter numbers."""
-        return {name: _plain(getattr(self, name)) for name in self.__dataclass_fields__} | {
-            "has_choice": self.has_choice
+        names = [name for name in self.__dataclass_fields__ if name != "curve"]
+        return {name: _plain(getattr(self, name)) for name in names} | {
+            "has_choice": self.has_choice,
+            "model_error": self.curve.predicted.error,
         }
 
 
-def recommend(fitted: Fitted, in_force: Buckets | None = None, hosts: int = 1) -> Recommendation:
+def recommend(
+    fitted: Fitted,
+    in_force: Buckets | None = None,
+    hosts: int = 1,
+    measured: Measured | None = None,
+    if_alike: float = 0.0,
+) -> Recommendation:
     """Compare all sizes, search for the best plan, and decide what to do.
 
     Args:
         in_force: the current plan; that of the newest recorded step if not given.
         hosts: number of hosts that the ranks run on.
+        measured: mean steps as they were recorded, if they are known.
+        if_alike: share by which the step would be shorter if all ranks were alike.
     """
     observations, gradients = fitted.observations, fitted.work.gradients
     in_force = in_force or observations.plans[int(observations.plan[-1])]
     sizes = predict_sizes(fitted.work, fitted.costs)
     default, best = sizes.default, sizes.best
     free = best_plan(fitted.work, fitted.costs, also=[best.buckets, in_force])
-    shown = [sizes.sizes[number] for number in _shown(sizes)]
-    predicted = _Predictions(fitted, [*shown, default, best], [in_force, free])
-    gain = predicted.gain(best.buckets, in_force)
+    curve = curve_of(
+        fitted, Options(), {"present": in_force, "default": default.buckets, "best": free}, measured, sizes
+    )
+    predictions = _Predictions(curve, default)
+    now, advised = predictions.of(in_force), predictions.of_size(best)
+    gain = curve.gain_of(curve.plans.index(best.buckets), curve)
     good_from, good_to = _good_range(sizes)
+    limits = limits_of(best.buckets, fitted.work, fitted.costs, if_alike)
     return Recommendation(
         verdict=_verdict(gain, is_same=best.buckets == in_force),
-        now=predicted.of(in_force),
-        default=predicted.of_size(default),
-        best=predicted.of_size(best),
+        curve=curve,
+        now=now,
+        default=predictions.of_size(default),
+        best=advised,
         good_from_mb=good_from,
         good_to_mb=good_to,
         gain=gain,
-        gain_over_default=predicted.gain(best.buckets, default.buckets),
-        free=predicted.of(free),
-        free_gain=predicted.gain(free, best.buckets),
+        gain_over_default=curve.gain_between(best.buckets, default.buckets),
+        free=predictions.of(free),
+        free_gain=curve.gain_between(free, best.buckets),
         free_bucket_mb=tuple(float(gradients.bytes[list(bucket)].sum()) / MB for bucket in free),
         free_caps_mb=_caps(free, gradients),
-        sizes=tuple(predicted.of_size(plan) for plan in shown),
-        limits=limits_of(best.buckets, fitted.work, fitted.costs),
-        what_ifs=what_ifs_of([*sizes.sizes, default], fitted.work, fitted.costs, hosts),
+        sizes=tuple(predictions.of_size(size) for size in _shown(curve, best)),
+        limits=replace(limits, exposed=advised.exposed_ns / advised.step_ns.value),
+        what_ifs=tuple(
+            replace(each, step_ns=(1 - each.gain) * advised.step_ns.value)
+            for each in what_ifs_of([*sizes.sizes, default], fitted.work, fitted.costs, hosts)
+        ),
         missing=_missing(best.buckets, fitted),
     )
 
 
 class _Predictions:
-    """Predictions of some plans, all in the same draws."""
+    """What a curve says of plans."""
 
-    def __init__(self, fitted: Fitted, sizes: Sequence[UniformPlan], others: Sequence[Buckets]) -> None:
-        self._size_of = {size.buckets: size for size in reversed(sizes)}
-        plans = list(dict.fromkeys([*self._size_of, *others]))
-        self._place = {plan: place for place, plan in enumerate(plans)}
-        replayed = replay(plans, fitted.work, fitted.costs)
-        self._step_ns, self._exposed_ns = replayed.typical_ns, np.median(replayed.exposed_ns, axis=1)
-        self._draws_ns = fitted.cycle_draws_ns(plans, _DRAWS)
-        self._recorded_ns = {fitted.observations.plans[check.plan]: check.recorded_ns for check in fitted.checks}
+    def __init__(self, curve: Curve, default: UniformPlan) -> None:
+        self._curve = curve
+        self._size_of = {size.buckets: size for size in (default, *reversed(curve.sizes))}
+        self._measured = curve.steps_measured_ns()
 
     def of_size(self, size: UniformPlan) -> Prediction:
         return self._prediction(size.buckets, size)
@@ -156,7 +171,7 @@ class _Predictions:
         return self._prediction(plan, self._size_of.get(plan))
 
     def _prediction(self, plan: Buckets, size: UniformPlan | None) -> Prediction:
-        place = self._place[plan]
+        place = self._curve.plans.index(plan)
         low, high = _bounds(size)
         return Prediction(
             buckets=plan,
@@ -164,16 +179,10 @@ class _Predictions:
             low_mb=low,
             high_mb=high,
             is_default=size is not None and size.is_default,
-            step_ns=_interval(float(self._step_ns[place]), self._draws_ns[:, place]),
-            exposed_ns=float(self._exposed_ns[place]),
-            recorded_ns=self._recorded_ns.get(plan),
+            step_ns=self._curve.step_of(place),
+            exposed_ns=float(self._curve.predicted.exposed_ns[place]),
+            recorded_ns=self._measured.get(place),
         )
-
-    def gain(self, plan: Buckets, over: Buckets) -> Interval:
-        """The gain of one plan over another, draw by draw."""
-        to, before = self._place[plan], self._place[over]
-        draws = 1 - self._draws_ns[:, to] / self._draws_ns[:, before]
-        return _interval(float(1 - self._step_ns[to] / self._step_ns[before]), draws)
 
 
 def _verdict(gain: Interval, *, is_same: bool) -> Verdict:
@@ -203,15 +212,10 @@ def _bounds(size: UniformPlan | None) -> tuple[float | None, float | None]:
     return size.low_bytes / MB, float("inf") if size.high_bytes == NO_LIMIT else size.high_bytes / MB
 
 
-def _shown(sizes: PredictedSizes) -> list[int]:
-    """Places of sizes that are spread over all of them, and the best."""
-    spread = np.linspace(0, len(sizes.sizes) - 1, _SIZES_SHOWN).round().astype(np.int64)
-    return sorted({*spread.tolist(), sizes.fastest})
-
-
-def _interval(value: float, draws: Float64Array) -> Interval:
-    low, high = np.quantile(draws, _QUANTILES)
-    return Interval(value=value, low=min(value, float(low)), high=max(value, float(high)))
+def _shown(curve: Curve, best: UniformPlan) -> list[UniformPlan]:
+    """Sizes that are spread over all of them, and the best."""
+    spread = np.linspace(0, len(curve.sizes) - 1, _SIZES_SHOWN).round().astype(np.int64)
+    return [size for place, size in enumerate(curve.sizes) if place in spread or size.buckets == best.buckets]
 
 
 def _caps(plan: Buckets, gradients: Gradients) -> tuple[float, ...] | None:

@@ -50,10 +50,10 @@ def limit(limits: Limits) -> str:
     exposed = f"{_percent(limits.exposed)} of it is exposed communication"
     if limits.limit == "compute":
         return f"The step is limited by compute: {exposed}."
-    if limits.limit == "straggler":
+    if limits.limit == "differences":
         return (
-            f"The step is limited by a straggler: if all ranks were as early as the median rank, it would be "
-            f"{_percent(limits.straggler)} shorter; {exposed}."
+            f"The step is limited by differences between ranks: if all were alike, it would be "
+            f"{_percent(limits.differences)} shorter; {exposed}."
         )
     if limits.limit == "latency":
         return (
@@ -64,6 +64,16 @@ def limit(limits: Limits) -> str:
     if limits.limit == "last bucket":
         return f"The step is limited by its last bucket, which has nothing left to overlap with: {without}; {exposed}."
     return f"The step is limited by bandwidth: {without}; {exposed}."
+
+
+def error_of_model(advice: Recommendation) -> str:
+    """By how much the model misses what was measured, which predictions make up for; empty if nothing was."""
+    error = advice.curve.predicted.error
+    if math.isnan(error):
+        return ""
+    return (
+        f"For the plan that was measured the model alone is off by {_signed(error)} %; predictions are relative to it."
+    )
 
 
 def setting_of(prediction: Prediction) -> str:

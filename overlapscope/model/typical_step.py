@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from overlapscope.model.observation import Observations
 from overlapscope.model.partition import Buckets, Float64Array, Int64Array
 from overlapscope.model.schedule import Costs, replay_step
 from overlapscope.model.work import Work, backward_of
+
+_CANDIDATES: Final = 8
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -45,19 +48,21 @@ class Step:
 class TypicalStep:
     """A recorded step that took about as long as most, and what it would have been with other buckets.
 
+    Of the steps that are as long as most it is the one that the model explains best: what is drawn of another plan then
+    differs from what was recorded by what the plan changes.
+
     Args:
         plan: preferred plan of the step, if recorded.
     """
 
     def __init__(self, fitted: Fitted, plan: Buckets) -> None:
         observations = fitted.observations
-        cycle = _typical_cycle(observations, plan)
-        self.number = int(observations.steps[cycle])
-        only = observations.of_cycles(np.arange(len(observations.steps)) == cycle)
-        backward = backward_of(only, fitted.costs.copy_in)
-        self._work: Work = backward.freed_of(fitted.costs.compute_slowdown).later_by(fitted.copy_overhead_ns)
+        steps = [_Only.of(fitted, cycle) for cycle in _typical_cycles(observations, plan)]
+        step = min(steps, key=lambda each: each.error_ns(fitted))
+        self.number = int(step.observations.steps[0])
+        self._work = step.work
         self._ranks = observations.ranks
-        self.recorded = _recorded(only, fitted)
+        self.recorded = _recorded(step.observations, fitted)
 
     def with_buckets(self, plan: Buckets, costs: Costs) -> Step:
         """The same step with other buckets."""
@@ -78,8 +83,27 @@ class TypicalStep:
         )
 
 
-def _typical_cycle(observations: Observations, plan: Buckets) -> int:
-    """The median step, by step time, of those with that plan or with the most frequent one."""
+@dataclass(frozen=True, eq=False)
+class _Only:
+    """A single cycle."""
+
+    observations: Observations
+    work: Work
+
+    @classmethod
+    def of(cls, fitted: Fitted, cycle: int) -> _Only:
+        only = fitted.observations.of_cycles(np.arange(len(fitted.observations.steps)) == cycle)
+        backward = backward_of(only, fitted.costs.copy_in)
+        return cls(only, backward.freed_of(fitted.costs.compute_slowdown).later_by(fitted.copy_overhead_ns))
+
+    def error_ns(self, fitted: Fitted) -> float:
+        plan = self.observations.plans[int(self.observations.plan[0])]
+        predicted_ns = replay_step(plan, self.work, fitted.costs).cycle_ns
+        return abs(predicted_ns - float(np.median(self.observations.cycle_ns[0])))
+
+
+def _typical_cycles(observations: Observations, plan: Buckets) -> list[int]:
+    """The steps that are as long as the median one, of those with that plan or with the most frequent one."""
     settled = observations.plan == observations.plan_before
     wanted = [number for number, each in enumerate(observations.plans) if each == plan]
     frequent = int(np.argmax(np.bincount(observations.plan)))
@@ -90,7 +114,8 @@ def _typical_cycle(observations: Observations, plan: Buckets) -> int:
     ]
     cycles = next(found for found in candidates if len(found))
     cycle_ns = np.median(observations.cycle_ns[cycles], axis=1)
-    return int(cycles[np.argmin(np.abs(cycle_ns - np.median(cycle_ns)))])
+    by_distance = np.argsort(np.abs(cycle_ns - np.median(cycle_ns)), kind="stable")
+    return [int(cycle) for cycle in cycles[by_distance[:_CANDIDATES]]]
 
 
 def _recorded(only: Observations, fitted: Fitted) -> Step:

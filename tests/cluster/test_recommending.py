@@ -11,6 +11,7 @@ from torch import nn
 
 from instrumented_ddp import DistributedDataParallel
 from overlapscope.analysis.advice import advise
+from overlapscope.analysis.analysis import Analysis
 from overlapscope.model.plan_file import write_plan
 from overlapscope.trace.environment import DETAIL_VARIABLE, PROBE_VARIABLE
 from overlapscope.trace.reader import read_trace
@@ -43,7 +44,7 @@ def train(trace: str, plan: str | None) -> list[list[str]]:
 def test_a_probed_training_is_advised_and_takes_the_plan_that_it_is_given(tmp_path):
     run_ranks(train, 2, str(tmp_path / "probed"), None)
     trace = read_trace(tmp_path / "probed")
-    advice = advise(trace)
+    advice = advise(Analysis(trace))
     found, observations = advice.recommendation, advice.fitted.observations
     assert len(set(observations.plan.tolist())) > 2, "several plans were probed"
     assert observations.has_common_clock

@@ -50,7 +50,7 @@ def test_json_has_everything(folder: Path) -> None:
     content = json.loads(overlapscope("recommend", "--json", folder).stdout)
     assert content["verdict"] in ("change", "leave it", "can't tell")
     assert content["parameters"] == [name for name, _ in PARAMETERS]
-    assert content["now"]["recorded_ns"] == pytest.approx(10e6)
+    assert content["now"]["recorded_ns"]["value"] == pytest.approx(10e6)
     assert content["now"]["buckets"] == [[0], [1], [2]]
     assert content["best"]["step_ns"]["low"] <= content["best"]["step_ns"]["value"] <= content["now"]["step_ns"]["high"]
     assert content["sizes"][-1]["high_mb"] is None, "every larger size gives one bucket"

@@ -17,7 +17,7 @@ from dashboards.pages import buckets
 from dashboards.plots.bucket_content import span_columns, strip_columns
 from dashboards.plots.bucket_curve import curve_columns, mark_columns, measured_columns, size_range_mb
 from dashboards.plots.bucket_tooltip import caps_text
-from dashboards.plots.buckets import BucketsPlot, Choice, shown_ranks
+from dashboards.plots.buckets import BucketsPlot, Choice, Described, shown_ranks
 from dashboards.recording import Recording
 from overlapscope.analysis.advice import Advice
 from overlapscope.analysis.lanes import CATEGORIES
@@ -31,6 +31,7 @@ from tests.commands.test_recommend import calibrated
 from tests.dashboards.test_pages import words
 from tests.model.oracle import Job
 from tests.model.test_fit import probed_job, recording
+from tests.model.test_measured import measured_in
 from tests.ordered import end, steps, write_order
 from tests.synthetic import write_recording
 
@@ -39,10 +40,11 @@ Ask = Callable[..., dict[str, Any]]
 
 def forecast_of(job: Job, plans: Any = None) -> Forecast:
     fitted = fit(recording(job, noise=0.01, plans=plans), lanes=job.lanes)
+    measured = measured_in(fitted)
     return Forecast(
         Advice(
             fitted=fitted,
-            recommendation=recommend(fitted),
+            recommendation=recommend(fitted, measured=measured),
             parameters=(),
             is_calibrated=False,
             other_models=0,
@@ -59,8 +61,8 @@ def forecast() -> Forecast:
 
 @pytest.fixture
 def plot(forecast: Forecast) -> BucketsPlot:
-    def describe(chosen: Any, step: Any) -> str:
-        return f"{len(step.plan)} buckets, {buckets.describe(forecast, chosen, step)}"
+    def describe(chosen: Any, step: Any) -> Described:
+        return Described(figures=f"{len(step.plan)} buckets, {buckets._figures(forecast, chosen, step)}", account="")
 
     return BucketsPlot(forecast, Choice(), forecast.reference, describe)
 
@@ -108,7 +110,7 @@ def test_the_best_size_on_the_page_is_that_of_the_advice(forecast):
 
 
 def test_recorded_plans_are_points_beside_what_is_predicted_of_them(forecast):
-    measured = measured_columns(forecast, forecast.reference)
+    measured = measured_columns(forecast.reference)
     assert len(measured["x"]) > 2
     for x_mb, y_ns in zip(measured["x"], measured["y"], strict=True):
         place = forecast.reference.size_at(x_mb)
@@ -199,7 +201,7 @@ def test_half_the_bytes_are_never_slower_and_the_gain_is_against_the_job_as_it_i
             assert compressed.predicted_ns[compressed.plans.index(plan)] <= usual.predicted_ns[place] + 1e-6
     assert compressed.gain_of(0, usual).value > usual.gain_of(0, usual).value
     assert usual.gain_of(usual.special["present"], usual).value == 0
-    assert not measured_columns(forecast, compressed)["x"]
+    assert not measured_columns(compressed)["x"]
 
 
 def test_a_limit_of_the_first_bucket_splits_it_off(forecast, plot, ask):
