@@ -1,4 +1,4 @@
-"""The rows of each rank, found without a look at those of all others."""
+"""The rows and the spans of each rank, found without a look at those of all others."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from overlapscope.account.intervals import Int64Array
 
@@ -40,3 +41,27 @@ class RowsByRank:
     def __getitem__(self, rank: int) -> Rows:
         """The rows of a rank; none if it has none."""
         return self._rows.get(rank, _NONE)
+
+
+class SpansByRank:
+    """Spans of all ranks, by rank.
+
+    Args:
+        rank: (N,) whose each is, in any order.
+        start_ns: (N,)
+        end_ns: (N,)
+    """
+
+    def __init__(self, rank: Int64Array, start_ns: Int64Array, end_ns: Int64Array) -> None:
+        self.rows = RowsByRank(rank)
+        self._start_ns, self._end_ns = start_ns, end_ns
+
+    @classmethod
+    def of(cls, table: pd.DataFrame, start: str = "start_ns") -> SpansByRank:
+        """Those of a table, which have ended."""
+        return cls(*(table[name].to_numpy(np.int64) for name in ("rank", start, "end_ns")))
+
+    def __getitem__(self, rank: int) -> Int64Array:
+        """(2, n) from when until when those of a rank are."""
+        rows = self.rows[rank]
+        return np.stack([self._start_ns[rows], self._end_ns[rows]])

@@ -19,7 +19,7 @@ Float64Array = npt.NDArray[np.float64]
 class Intervals(NamedTuple):
     """Disjoint, non-empty, half-open intervals, sorted by group and within it by time; touching ones are joined."""
 
-    groups: Int64Array
+    groups: npt.NDArray[Any]
     starts_ns: Int64Array
     ends_ns: Int64Array
 
@@ -28,24 +28,30 @@ def union(groups: npt.NDArray[Any], starts_ns: npt.NDArray[Any], ends_ns: npt.ND
     """The union of the intervals of each group.
 
     Args:
-        groups: number of the group of each interval, from 0.
+        groups: number of the group of each interval, from 0; those of 8 bits are sorted much quicker.
         starts_ns: in any order.
         ends_ns: an interval that does not end after its start is empty.
     """
-    groups, starts_ns, ends_ns = (np.asarray(values, dtype=np.int64) for values in (groups, starts_ns, ends_ns))
+    starts_ns, ends_ns = (np.asarray(edge, dtype=np.int64) for edge in (starts_ns, ends_ns))
     filled = ends_ns > starts_ns
     groups, starts_ns, ends_ns = groups[filled], starts_ns[filled], ends_ns[filled]
-    by_start = in_order(starts_ns, groups)
+    by_start = order_of(starts_ns, groups)
     groups, starts_ns, ends_ns = groups[by_start], starts_ns[by_start], ends_ns[by_start]
-    ends_ns = ends_ns[in_order(ends_ns, groups)]
+    ends_ns = ends_ns[order_of(ends_ns, groups)]
     is_gap = (groups[1:] != groups[:-1]) | (starts_ns[1:] > ends_ns[:-1])
     edge = np.ones(min(1, len(groups)), dtype=bool)
     first, last = np.concatenate([edge, is_gap]), np.concatenate([is_gap, edge])
     return Intervals(groups[first], starts_ns[first], ends_ns[last])
 
 
-def in_order(values: npt.NDArray[Any], groups: npt.NDArray[Any]) -> Int64Array | slice:
-    """(n,) what puts values (n,) in order, group by group; as recordings are nearly always in order, often nothing."""
+def joined(spans_ns: Int64Array) -> Int64Array:
+    """The union (2, m) of spans (2, n) of one group."""
+    _, starts_ns, ends_ns = union(np.zeros(spans_ns.shape[1], dtype=np.int8), *spans_ns)
+    return np.stack([starts_ns, ends_ns])
+
+
+def order_of(values: npt.NDArray[Any], groups: npt.NDArray[Any]) -> Int64Array | slice:
+    """What puts values (n,) in order group by group; of a recording, they are nearly always in order already."""
     ascends = (groups[1:] > groups[:-1]) | ((groups[1:] == groups[:-1]) & (values[1:] >= values[:-1]))
     return slice(None) if ascends.all() else np.lexsort((values, groups))
 
