@@ -106,13 +106,13 @@ def waits_of(trace: Trace, starts: Starts) -> Waits:
     reduced = np.flatnonzero((table["bucket"] >= 0) & table["end_ns"].notna())
     finalise = np.flatnonzero(phases["phase"] == "finalise")
     buckets = _Spans(*(table[name].to_numpy(np.int64, na_value=0) for name in ("model", "launch_ns", "end_ns")))
-    updates = _Spans(*(phases[name].to_numpy(np.int64) for name in ("model", "start_ns", "end_ns")))
+    every_phase = _Spans(*(phases[name].to_numpy(np.int64) for name in ("model", "start_ns", "end_ns")))
     reduced_of = RowsByRank(table["rank"].to_numpy(np.int64)[reduced])
     finalise_of = RowsByRank(phases["rank"].to_numpy(np.int64)[finalise])
     found = [_no_waits()]
     # One rank after the other: what belongs to one fits into the caches of a processor.
     for rank in reduced_of.ranks:
-        rows, waiting = reduced[reduced_of[rank]], updates.of(finalise[finalise_of[rank]])
+        rows, waiting = reduced[reduced_of[rank]], every_phase.of(finalise[finalise_of[rank]])
         place = _in_finalise(buckets.of(rows), waiting)
         order = np.lexsort((buckets.start_ns[rows], place))
         order = order[place[order] >= 0]
