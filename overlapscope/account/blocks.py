@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
-import pandas as pd
 
 from overlapscope.account.arrivals import Matched, match_collectives
-from overlapscope.account.by_rank import RowsByRank
-from overlapscope.account.intervals import Int64Array, union
+from overlapscope.account.by_rank import RowsByRank, SpansByRank
+from overlapscope.account.cuts import StepsByRank
+from overlapscope.account.intervals import Int64Array, joined
 from overlapscope.account.timeline import Timeline, paint
-from overlapscope.account.waits import Starts, Waits, starts_of, waits_of
+from overlapscope.account.waits import LONG_AGO, Starts, Waits, starts_of, waits_of
 from overlapscope.trace.reader import Trace
 from overlapscope.trace.tables import PHASE_NAMES
 
@@ -58,6 +57,7 @@ _CLAIMS: Final = (
 _ON_DEVICE: Final = ("copies", "buffers", "exposed", *_CLAIMS[4:-1], "gc", "between")
 """The same where times are a device's: what stops the host shows only where the device has nothing to do."""
 _BLOCK_OF: Final = {"finalise": "copies"}
+_OPTIMIZER: Final = PHASE_NAMES.index("optimizer")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -94,27 +94,30 @@ def account_of(trace: Trace) -> Account:
     """Divide the steps of a recording."""
     matched = match_collectives(trace)
     starts = starts_of(trace, matched)
-    steps = trace.steps
-    rank, step, start_ns, end_ns = (steps[name].to_numpy(np.int64) for name in ("rank", "step", "start_ns", "end_ns"))
+    rank, step, start_ns, end_ns = (
+        trace.steps[name].to_numpy(np.int64) for name in ("rank", "step", "start_ns", "end_ns")
+    )
+    steps = StepsByRank(rank, start_ns, end_ns)
     whole = waits_of(trace, starts)
     timelines = dict(_timelines(trace, whole))
-    cut = _Cut(rank, start_ns, end_ns)
-    waits, wait_row = cut.waits(whole)
-    sent, sent_row, sent_edges_ns = cut.at_steps(*_under_way(trace))
-    ns, hidden_ns = np.zeros((2, len(steps), len(BLOCKS)), dtype=np.int64)
+    waits, wait_row = _within_steps(whole, steps)
+    waits_ns = np.stack([waits.start_ns, waits.end_ns])
+    ns, hidden_ns = np.zeros((2, len(rank), len(BLOCKS)), dtype=np.int64)
     wait_ns = np.zeros(len(waits.rank), dtype=np.int64)
     later_ns = np.zeros((len(waits.rank), len(BLOCKS)), dtype=np.int64)
     exposed = BLOCKS.index("exposed")
-    steps_of, sent_of, waits_of_rank, awaited_of = map(RowsByRank, (rank, sent, waits.rank, waits.later_rank))
+    sent_of, waits_of_rank, awaited_of = _under_way(trace), RowsByRank(waits.rank), RowsByRank(waits.later_rank)
     for one, timeline in timelines.items():
-        own = steps_of[one]
-        ns[own] = timeline.within(start_ns[own], end_ns[own])
-        own = sent_of[one]
-        np.add.at(hidden_ns, sent_row[own], timeline.within(*sent_edges_ns[:, own]))
-        own = waits_of_rank[one]
-        wait_ns[own] = timeline.within(waits.start_ns[own], waits.end_ns[own])[:, exposed]
-        own = awaited_of[one]
-        later_ns[own] = timeline.within(waits.start_ns[own], waits.end_ns[own])
+        row, steps_ns = steps.of_rank(one)
+        sent = steps.cut(one, joined(sent_of[one]))
+        own, awaited = waits_of_rank[one], awaited_of[one]
+        stretches_ns = [steps_ns, sent.edges_ns, waits_ns[:, own], waits_ns[:, awaited]]
+        # All at once, because each time takes running sums of the whole timeline.
+        shares_ns = timeline.within(*np.concatenate(stretches_ns, axis=1))
+        places = np.cumsum([stretches.shape[1] for stretches in stretches_ns[:-1]])
+        ns[row], sent_ns, exposed_ns, later_ns[awaited] = np.split(shares_ns, places)
+        _add_to_rows(hidden_ns, sent.row, sent_ns)
+        wait_ns[own] = exposed_ns[:, exposed]
     hidden_ns[:, exposed] = 0
     return Account(
         rank=rank,
@@ -133,45 +136,46 @@ def account_of(trace: Trace) -> Account:
     )
 
 
+def _within_steps(whole: Waits, steps: StepsByRank) -> tuple[Waits, Int64Array]:
+    """The parts of waits within steps, and in which row each lies."""
+    spans_of = SpansByRank(whole.rank, whole.start_ns, whole.end_ns)
+    number = np.arange(len(whole.rank))
+    found = [(number[:0], number[:0], np.zeros((2, 0), dtype=np.int64))]
+    for rank in spans_of.rows.ranks:
+        parts = steps.cut(rank, spans_of[rank])
+        found.append((number[spans_of.rows[rank]][parts.which], parts.row, parts.edges_ns))
+    which, row, (from_ns, until_ns) = (np.concatenate(columns, axis=-1) for columns in zip(*found, strict=True))
+    return replace(whole.of(which), start_ns=from_ns, end_ns=until_ns), row
+
+
+def _add_to_rows(totals_ns: Int64Array, row: Int64Array, ns: Int64Array) -> None:
+    """Add (n, K) to some rows (n,) of (G, K), one of which may be there several times."""
+    columns = totals_ns.shape[1]
+    # numpy is several times quicker in one dimension.
+    np.add.at(totals_ns.reshape(-1), (row[:, None] * columns + np.arange(columns)).ravel(), ns.ravel())
+
+
 def _timelines(trace: Trace, waits: Waits) -> Iterator[tuple[int, Timeline]]:
     buffers = trace.collectives[(trace.collectives["op"] == "broadcast") & trace.collectives["end_ns"].notna()]
-    phases = _Spans.of(trace.phases)
-    phase = trace.phases["phase"].to_numpy()
-    sources = {name: phases.where(phase == name) for name in PHASE_NAMES}
-    sources |= {"gc": _Spans.of(trace.pauses), "copies": _Spans.of(trace.copies)}
-    sources |= {"buffers": _Spans.of(buffers, start="launch_ns")}
-    sources |= {"exposed": _Spans(waits.rank, np.stack([waits.start_ns, waits.end_ns]))}
-    steps = _Spans.of(trace.steps)
+    phases, steps = SpansByRank.of(trace.phases), SpansByRank.of(trace.steps)
+    phase = trace.phases["phase"].cat.set_categories(PHASE_NAMES).cat.codes.to_numpy()
+    others = {"gc": SpansByRank.of(trace.pauses), "copies": SpansByRank.of(trace.copies)}
+    others |= {"buffers": SpansByRank.of(buffers, start="launch_ns")}
+    others |= {"exposed": SpansByRank(waits.rank, waits.start_ns, waits.end_ns)}
     for rank, device in zip(trace.ranks["rank"].tolist(), trace.ranks["device"].astype(str), strict=True):
         claims = _ON_DEVICE if device.startswith("cuda") else _CLAIMS
-        hulls_ns = _hulls(phases.of_rank(rank), steps.of_rank(rank))
-        timeline = paint([hulls_ns if name == "between" else sources[name].of_rank(rank) for name in claims])
+        phases_ns, own_phase = phases[rank], phase[phases.rows[rank]]
+        spans_ns = {name: spans[rank] for name, spans in others.items()}
+        spans_ns["between"] = _hulls(phases_ns, steps[rank])
+        number = [np.array([claims.index(name) for name in PHASE_NAMES], np.int8)[own_phase]]
+        number += [np.full(own_ns.shape[1], claims.index(name), np.int8) for name, own_ns in spans_ns.items()]
+        edges_ns = np.concatenate([phases_ns, *spans_ns.values()], axis=1)
+        timeline = paint(np.concatenate(number), edges_ns, len(claims))
         block_of = _BLOCK_OF
-        if not sources["optimizer"].of_rank(rank).size:  # where an update of the user's own ends nobody knows
+        if not (own_phase == _OPTIMIZER).any():  # where an update of the user's own ends nobody knows
             block_of = _BLOCK_OF | {"data_wait": "between"}
         block = np.array([BLOCKS.index(block_of.get(name, name)) for name in claims] + [len(BLOCKS) - 1], np.int8)
         yield rank, replace(timeline, owner=block[timeline.owner], claimants=len(BLOCKS) - 1)
-
-
-class _Spans:
-    """Spans of all ranks: of whom (n,), from when until when (2, n)."""
-
-    def __init__(self, rank: Int64Array, edges_ns: Int64Array) -> None:
-        self._rank, self._edges_ns = rank, edges_ns
-        self._rows = RowsByRank(rank)
-
-    @classmethod
-    def of(cls, table: pd.DataFrame, start: str = "start_ns") -> _Spans:
-        edges_ns = np.stack([table[name].to_numpy(np.int64) for name in (start, "end_ns")])
-        return cls(table["rank"].to_numpy(np.int64), edges_ns)
-
-    def where(self, which: npt.NDArray[np.bool_]) -> _Spans:
-        """Those of some rows of the table."""
-        return _Spans(self._rank[which], self._edges_ns[:, which])
-
-    def of_rank(self, rank: int) -> Int64Array:
-        """Those of one rank, (2, n)."""
-        return self._edges_ns[:, self._rows[rank]]
 
 
 def _hulls(phases_ns: Int64Array, steps_ns: Int64Array) -> Int64Array:
@@ -186,44 +190,10 @@ def _hulls(phases_ns: Int64Array, steps_ns: Int64Array) -> Int64Array:
     return np.stack([np.maximum(first_ns, steps_ns[0]), np.minimum(last_ns, steps_ns[1])])
 
 
-def _under_way(trace: Trace) -> tuple[Int64Array, Int64Array]:
-    """When gradients are communicated: of which rank (n,), and from when until when (2, n), disjoint on each."""
-    reduced = trace.collectives[(trace.collectives["bucket"] >= 0) & trace.collectives["end_ns"].notna()]
-    start_ns = reduced["start_ns"].fillna(reduced["launch_ns"])
-    rank, *edges_ns = union(
-        reduced["rank"].to_numpy(), start_ns.to_numpy(np.int64), reduced["end_ns"].to_numpy(np.int64)
-    )
-    return rank, np.stack(edges_ns)
-
-
-class _Cut:
-    """Cuts spans at the edges of steps."""
-
-    def __init__(self, rank: Int64Array, start_ns: Int64Array, end_ns: Int64Array) -> None:
-        self._order = np.lexsort((start_ns, rank))
-        self._rank, self._start_ns, self._end_ns = rank[self._order], start_ns[self._order], end_ns[self._order]
-
-    def waits(self, whole: Waits) -> tuple[Waits, Int64Array]:
-        """The parts of waits within steps, and in which row each lies."""
-        which, row, edges_ns = self._parts(whole.rank, np.stack([whole.start_ns, whole.end_ns]))
-        return replace(whole.of(which), start_ns=edges_ns[0], end_ns=edges_ns[1]), row
-
-    def at_steps(self, rank: Int64Array, edges_ns: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """Of the parts of spans within steps: whose they are, in which row, from when until when (2, n)."""
-        which, row, edges_ns = self._parts(rank, edges_ns)
-        return rank[which], row, edges_ns
-
-    def _parts(self, rank: Int64Array, edges_ns: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-        first, count = np.zeros((2, len(rank)), dtype=np.int64)
-        rows_of = RowsByRank(rank)
-        for one in np.unique(rank).tolist():
-            begin, end = np.searchsorted(self._rank, [one, one + 1])
-            theirs = rows_of[one]
-            first[theirs] = begin + np.searchsorted(self._end_ns[begin:end], edges_ns[0, theirs], side="right")
-            last = begin + np.searchsorted(self._start_ns[begin:end], edges_ns[1, theirs], side="left")
-            count[theirs] = np.maximum(0, last - first[theirs])
-        which = np.repeat(np.arange(len(count)), count)
-        place = first[which] + np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
-        from_ns = np.maximum(edges_ns[0, which], self._start_ns[place])
-        until_ns = np.minimum(edges_ns[1, which], self._end_ns[place])
-        return which, self._order[place], np.stack([from_ns, until_ns])
+def _under_way(trace: Trace) -> SpansByRank:
+    """When gradients are communicated."""
+    table = trace.collectives
+    reduced = np.flatnonzero((table["bucket"] >= 0) & table["end_ns"].notna())
+    rank, launch_ns = (table[name].to_numpy(np.int64)[reduced] for name in ("rank", "launch_ns"))
+    start_ns, end_ns = (table[name].to_numpy(np.int64, na_value=LONG_AGO)[reduced] for name in ("start_ns", "end_ns"))
+    return SpansByRank(rank, np.where(start_ns == LONG_AGO, launch_ns, start_ns), end_ns)

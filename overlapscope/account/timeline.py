@@ -6,7 +6,6 @@ belongs to the first that claims it. However the line is cut into stretches, wha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,29 +50,28 @@ class Timeline:
         """(Q, K + 1) what belongs to whom from the first edge to some moments, which may lie outside."""
         time_ns = np.clip(time_ns, self.edges_ns[0], self.edges_ns[-1])
         piece = np.minimum(np.searchsorted(self.edges_ns, time_ns, side="right") - 1, len(self.owner) - 1)
-        until_ns: Int64Array = before_ns[piece]
+        until_ns: Int64Array = before_ns.take(piece, axis=0)
         until_ns[np.arange(len(piece)), self.owner[piece]] += time_ns - self.edges_ns[piece]
         return until_ns
 
 
-def paint(claims: Sequence[Int64Array]) -> Timeline:
+def paint(number: npt.NDArray[np.int8], edges_ns: Int64Array, claimants: int) -> Timeline:
     """Give every moment to the first who claims it.
 
     Args:
-        claims: of each claimant the starts and ends of its spans, (2, n), in any order; the first claimant before the
-            others, at most 62 of them.
+        number: (n,) whose each span is, in any order; 0, the first claimant, comes before the others.
+        edges_ns: (2, n) from when until when.
+        claimants: how many there are, at most 62.
     """
-    numbers = np.repeat(np.arange(len(claims)), [spans.shape[1] for spans in claims])
-    edges_ns = np.concatenate([np.zeros((2, 0), dtype=np.int64), *claims], axis=1)
     # Where the spans of a claimant do not overlap, each edge turns its bit on or off.
-    numbers, starts_ns, ends_ns = union(numbers, *edges_ns)
+    number, starts_ns, ends_ns = union(number, *edges_ns)
     times_ns = np.concatenate([starts_ns, ends_ns])
     order = np.argsort(times_ns, kind="stable")
     times_ns = times_ns[order]
-    claiming = np.bitwise_xor.accumulate(np.left_shift(1, np.tile(numbers, 2))[order])[:-1]
+    claiming = np.bitwise_xor.accumulate(np.tile(np.left_shift(1, number, dtype=np.int64), 2)[order])[:-1]
+    lasts = np.diff(times_ns) > 0
+    begin_ns, claiming = times_ns[:-1][lasts], claiming[lasts]
     # The lowest bit is a power of 2, of which frexp gives the exponent exactly.
     owner = (np.frexp((claiming & -claiming).astype(np.float64))[1] - 1).astype(np.int8)
-    lasts = np.diff(times_ns) > 0
-    begin_ns, owner = times_ns[:-1][lasts], owner[lasts]
     changes = np.append(True, owner[1:] != owner[:-1])[: len(owner)]
-    return Timeline(edges_ns=np.append(begin_ns[changes], times_ns[-1:]), owner=owner[changes], claimants=len(claims))
+    return Timeline(edges_ns=np.append(begin_ns[changes], times_ns[-1:]), owner=owner[changes], claimants=claimants)

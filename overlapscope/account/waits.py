@@ -8,13 +8,14 @@ the last rank arrives, and where the collectives before it leave it a lane.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from overlapscope.account.arrivals import Matched
+from overlapscope.account.by_rank import RowsByRank
 from overlapscope.account.intervals import Int64Array
 from overlapscope.model.wire import lanes_of_backend
 from overlapscope.trace.format import OPS
@@ -101,62 +102,106 @@ class Waits:
 
 def waits_of(trace: Trace, starts: Starts) -> Waits:
     """Divide the time for which ranks wait for their buckets."""
-    table, finalise = trace.collectives, trace.phases[trace.phases["phase"] == "finalise"]
-    row, place = _in_finalise(table, finalise)
-    from_ns, until_ns = (finalise[name].to_numpy(np.int64)[place] for name in ("start_ns", "end_ns"))
-    ended_ns = np.clip(table["end_ns"].to_numpy(np.int64, na_value=LONG_AGO)[row], from_ns, until_ns) - from_ns
-    latest_ns = _running_max(ended_ns, place)
+    table, phases = trace.collectives, trace.phases
+    reduced = np.flatnonzero((table["bucket"] >= 0) & table["end_ns"].notna())
+    finalise = np.flatnonzero(phases["phase"] == "finalise")
+    buckets = _Spans(*(table[name].to_numpy(np.int64, na_value=0) for name in ("model", "launch_ns", "end_ns")))
+    every_phase = _Spans(*(phases[name].to_numpy(np.int64) for name in ("model", "start_ns", "end_ns")))
+    reduced_of = RowsByRank(table["rank"].to_numpy(np.int64)[reduced])
+    finalise_of = RowsByRank(phases["rank"].to_numpy(np.int64)[finalise])
+    found = [_no_waits()]
+    # One rank after the other: what belongs to one fits into the caches of a processor.
+    for rank in reduced_of.ranks:
+        rows, waiting = reduced[reduced_of[rank]], every_phase.of(finalise[finalise_of[rank]])
+        place = _in_finalise(buckets.of(rows), waiting)
+        order = np.lexsort((buckets.start_ns[rows], place))
+        order = order[place[order] >= 0]
+        row, place = rows[order], place[order]
+        edges_ns = _edges(row, place, buckets.end_ns[row], waiting.of(place), starts)
+        found.append(_disjoint(_divided(rank, row, edges_ns, starts)))
+    columns = {field.name: [getattr(each, field.name) for each in found] for field in fields(Waits)}
+    return Waits(**{name: np.concatenate(parts) for name, parts in columns.items()})
+
+
+class _Spans(NamedTuple):
+    """Collectives or phases, each (n,)."""
+
+    model: Int64Array
+    start_ns: Int64Array
+    """Of a collective its launch."""
+    end_ns: Int64Array
+
+    def of(self, rows: Int64Array) -> _Spans:
+        return _Spans(*(column[rows] for column in self))
+
+
+def _in_finalise(buckets: _Spans, finalise: _Spans) -> Int64Array:
+    """(B,) for the completed collectives of a rank's buckets, which finalise of that rank waits for each; -1: none."""
+    place = np.full(len(buckets.model), -1, dtype=np.int64)
+    for model in np.unique(buckets.model):
+        own, candidates = np.flatnonzero(buckets.model == model), np.flatnonzero(finalise.model == model)
+        candidates = candidates[np.argsort(finalise.end_ns[candidates], kind="stable")]
+        # It waits for what has been launched since the one before it.
+        found = np.searchsorted(finalise.end_ns[candidates], buckets.start_ns[own])
+        is_found = found < len(candidates)
+        place[own[is_found]] = candidates[found[is_found]]
+    return place
+
+
+def _edges(row: Int64Array, place: Int64Array, end_ns: Int64Array, finalise: _Spans, starts: Starts) -> Int64Array:
+    """(5, B) from when a rank waits for each bucket, when each of the first four ``REASONS`` is over.
+
+    Args:
+        row: (B,) of the buckets, in the order in which they are waited for.
+        place: (B,) number of the finalise that waits for each.
+        end_ns: (B,) of the buckets.
+        finalise: (B,) what waits for each.
+    """
+    from_ns = finalise.start_ns
+    latest_ns = _running_max(np.clip(end_ns, from_ns, finalise.end_ns) - from_ns, place)
     is_first = np.append(True, place[1:] != place[:-1])[: len(place)]
     edges_ns = np.empty((5, len(row)), dtype=np.int64)
     edges_ns[0], edges_ns[4] = from_ns + np.where(is_first, 0, np.roll(latest_ns, 1)), from_ns + latest_ns
     for number, moment_ns in enumerate((starts.own_ns, starts.last_ns, starts.free_ns), start=1):
         edges_ns[number] = np.clip(moment_ns[row], edges_ns[number - 1], edges_ns[4])
+    return edges_ns
+
+
+def _divided(rank: int, row: Int64Array, edges_ns: Int64Array, starts: Starts) -> Waits:
+    """The waits of a rank between the edges (5, B)."""
     reason = np.repeat(np.arange(4, dtype=np.int8)[:, None], len(row), axis=1)
     reason[2:, ~starts.is_known[row]] = REASONS.index("unknown")
     part, which = np.nonzero(edges_ns[1:] > edges_ns[:-1])
     collective, reason = row[which], reason[part, which]
     is_late = reason == REASONS.index("later_rank")
-    return _disjoint(
-        Waits(
-            rank=table["rank"].to_numpy(np.int64)[collective],
-            start_ns=edges_ns[part, which],
-            end_ns=edges_ns[part + 1, which],
-            collective=collective,
-            reason=reason,
-            later_rank=np.where(is_late, starts.last_rank[collective], NOBODY),
-        )
+    return Waits(
+        rank=np.full(len(which), rank, dtype=np.int64),
+        start_ns=edges_ns[part, which],
+        end_ns=edges_ns[part + 1, which],
+        collective=collective,
+        reason=reason,
+        later_rank=np.where(is_late, starts.last_rank[collective], NOBODY),
     )
 
 
-def _in_finalise(table: pd.DataFrame, finalise: pd.DataFrame) -> tuple[Int64Array, Int64Array]:
-    """Rows of completed collectives of buckets, and the row of the finalise that waits for each, by both."""
-    rows = np.flatnonzero((table["bucket"] >= 0) & table["end_ns"].notna())
-    launch_ns = table["launch_ns"].to_numpy(np.int64)
-    end_ns = finalise["end_ns"].to_numpy(np.int64)
-    place = np.full(len(table), -1, dtype=np.int64)
-    of_model = finalise.groupby(["rank", "model"], sort=False).indices
-    for key, own in table.iloc[rows].groupby(["rank", "model"], sort=False).indices.items():
-        if key not in of_model:
-            continue
-        candidates = np.sort(of_model[key])
-        candidates = candidates[np.argsort(end_ns[candidates], kind="stable")]
-        # It waits for what has been launched since the one before it.
-        found = np.searchsorted(end_ns[candidates], launch_ns[rows[own]])
-        is_found = found < len(candidates)
-        place[rows[own[is_found]]] = candidates[found[is_found]]
-    rows = rows[place[rows] >= 0]
-    order = np.lexsort((rows, launch_ns[rows], place[rows]))
-    return rows[order], place[rows[order]]
+def _no_waits() -> Waits:
+    nothing = np.zeros(0, dtype=np.int64)
+    return Waits(
+        rank=nothing,
+        start_ns=nothing,
+        end_ns=nothing,
+        collective=nothing,
+        reason=nothing.astype(np.int8),
+        later_rank=nothing,
+    )
 
 
 def _disjoint(waits: Waits) -> Waits:
-    """By rank and time, and without overlaps: models that are reduced at the same time are waited for one by one."""
-    order = np.lexsort((waits.end_ns, waits.start_ns, waits.rank))
-    waits = waits.of(order)
-    begin_ns = int(waits.start_ns.min()) if len(order) else 0
-    done_ns = begin_ns + _running_max(waits.end_ns - begin_ns, waits.rank)
-    is_first = np.append(True, waits.rank[1:] != waits.rank[:-1])[: len(order)]
-    start_ns = np.maximum(waits.start_ns, np.where(is_first, waits.start_ns, np.roll(done_ns, 1)))
+    """Those of one rank by time and without overlaps: models reduced at the same time are waited for one by one."""
+    waits = waits.of(np.lexsort((waits.end_ns, waits.start_ns)))
+    done_ns = np.maximum.accumulate(waits.end_ns)
+    start_ns = waits.start_ns.copy()
+    start_ns[1:] = np.maximum(start_ns[1:], done_ns[:-1])
     waits = replace(waits, start_ns=start_ns)
     return waits.of(waits.end_ns > waits.start_ns)
 
@@ -174,16 +219,26 @@ def _lanes_left(table: pd.DataFrame, lanes: int) -> tuple[Int64Array, Int64Array
     left_ns, left_by = np.full(len(table), LONG_AGO), np.full(len(table), NOBODY, dtype=np.int64)
     end_ns = table["end_ns"].to_numpy(np.int64, na_value=LONG_AGO)
     rank, group, launch_ns = (table[name].to_numpy(np.int64) for name in ("rank", "group", "launch_ns"))
-    order = np.lexsort((launch_ns, group, rank))
-    edges = np.flatnonzero((np.diff(rank[order]) != 0) | (np.diff(group[order]) != 0)) + 1
-    for rows in np.split(order, edges):
-        ends_ns = end_ns[rows]
-        for _ in range(lanes):
-            last_ns = np.maximum.accumulate(ends_ns)
-            # Whatever is not the last is a candidate for the second last, and so on.
-            ends_ns = np.append(LONG_AGO, np.minimum(ends_ns[1:], last_ns[:-1]))[: len(rows)]
-        left_ns[rows[1:]] = last_ns[:-1]
-        by_end = np.argsort(end_ns[rows], kind="stable")
-        # The first of them to be launched with that end, and so one before it.
-        left_by[rows[1:]] = rows[by_end[np.searchsorted(end_ns[rows][by_end], last_ns[:-1])]]
+    number, rows_of = np.arange(len(table)), RowsByRank(rank)
+    for one in rows_of.ranks:
+        own = rows_of[one]
+        order = number[own][np.lexsort((launch_ns[own], group[own]))]
+        for rows in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
+            last_ns, last_by = _last_but(lanes - 1, end_ns[rows])
+            left_ns[rows[1:]], left_by[rows[1:]] = last_ns[:-1], rows[last_by[:-1]]
     return left_ns, np.where(left_ns == LONG_AGO, NOBODY, left_by)
+
+
+def _last_but(others: int, end_ns: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """(n,) so far, when the last to end but for some others does, ``LONG_AGO`` if none, and the first that does."""
+    by = np.arange(len(end_ns))
+    for turn in range(others + 1):
+        last_ns = np.maximum.accumulate(end_ns)
+        is_later = np.append(True, end_ns[1:] > last_ns[:-1])[: len(end_ns)]
+        last_by = by[np.maximum.accumulate(np.where(is_later, np.arange(len(end_ns)), 0))]
+        if turn < others:
+            # Whatever is not the last is a candidate for the second last, and so on.
+            is_passed = end_ns[1:] >= last_ns[:-1]
+            end_ns = np.append(LONG_AGO, np.where(is_passed, last_ns[:-1], end_ns[1:]))
+            by = np.append(0, np.where(is_passed, last_by[:-1], by[1:]))
+    return last_ns, last_by

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.account.timeline import paint
+from overlapscope.account.timeline import Timeline, paint
 
 times = st.integers(-8, 8)
 Spans = list[tuple[int, int]]
 spans = st.lists(st.tuples(times, times), max_size=8)
 wider = st.integers(-12, 12)
+
+
+def painted(claims: list[Spans]) -> Timeline:
+    number = np.repeat(np.arange(len(claims), dtype=np.int8), [len(own) for own in claims])
+    edges_ns = np.array(list(chain(*claims)), dtype=np.int64).reshape(-1, 2).T
+    return paint(number, edges_ns, len(claims))
 
 
 def shares_one_by_one(claims: list[Spans], start: int, end: int) -> list[int]:
@@ -24,7 +32,7 @@ def shares_one_by_one(claims: list[Spans], start: int, end: int) -> list[int]:
 
 @given(st.lists(spans, max_size=5), st.lists(st.tuples(wider, wider), max_size=5))
 def test_each_nanosecond_belongs_to_the_first_who_claims_it(claims: list[Spans], stretches: Spans) -> None:
-    timeline = paint([np.array(own, dtype=np.int64).reshape(-1, 2).T for own in claims])
+    timeline = painted(claims)
     start_ns, end_ns = np.array(stretches, dtype=np.int64).reshape(-1, 2).T
     shares_ns = timeline.within(start_ns, end_ns)
     assert shares_ns.tolist() == [shares_one_by_one(claims, *stretch) for stretch in stretches]
@@ -33,6 +41,6 @@ def test_each_nanosecond_belongs_to_the_first_who_claims_it(claims: list[Spans],
 
 @given(st.lists(spans, max_size=5))
 def test_neighbouring_pieces_have_different_owners(claims: list[Spans]) -> None:
-    timeline = paint([np.array(own, dtype=np.int64).reshape(-1, 2).T for own in claims])
+    timeline = painted(claims)
     assert (np.diff(timeline.edges_ns) > 0).all()
     assert (timeline.owner[1:] != timeline.owner[:-1]).all()

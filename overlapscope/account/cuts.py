@@ -1,0 +1,52 @@
+"""Spans cut at the edges of steps: what of them lies in which step."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from overlapscope.account.by_rank import RowsByRank
+from overlapscope.account.intervals import Int64Array
+
+
+class Parts(NamedTuple):
+    """The parts of spans that lie within steps, P of them."""
+
+    which: Int64Array
+    """(P,) number of the span, ascending."""
+    row: Int64Array
+    """(P,) of the step."""
+    edges_ns: Int64Array
+    """(2, P) from when until when."""
+
+
+class StepsByRank:
+    """The steps of all ranks, G of them, those of a rank disjoint.
+
+    Args:
+        rank: (G,) in any order.
+        start_ns: (G,)
+        end_ns: (G,)
+    """
+
+    def __init__(self, rank: Int64Array, start_ns: Int64Array, end_ns: Int64Array) -> None:
+        self._number, self._rows_of = np.arange(len(rank)), RowsByRank(rank)
+        self._start_ns, self._end_ns = start_ns, end_ns
+
+    def of_rank(self, rank: int) -> tuple[Int64Array, Int64Array]:
+        """By time the rows of a rank's steps (n,), and from when until when they last (2, n)."""
+        own = self._rows_of[rank]
+        row = self._number[own][np.argsort(self._start_ns[own], kind="stable")]
+        return row, np.stack([self._start_ns[row], self._end_ns[row]])
+
+    def cut(self, rank: int, spans_ns: Int64Array) -> Parts:
+        """Cut spans of one rank (2, n)."""
+        row, steps_ns = self.of_rank(rank)
+        first = np.searchsorted(steps_ns[1], spans_ns[0], side="right")
+        count = np.maximum(0, np.searchsorted(steps_ns[0], spans_ns[1], side="left") - first)
+        which = np.repeat(np.arange(len(count)), count)
+        place = first[which] + np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
+        from_ns = np.maximum(spans_ns[0, which], steps_ns[0, place])
+        until_ns = np.minimum(spans_ns[1, which], steps_ns[1, place])
+        return Parts(which, row[place], np.stack([from_ns, until_ns]))
