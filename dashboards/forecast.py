@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final
+from typing import Final, TypeVar
 
 from overlapscope.analysis.advice import Advice, advise
 from overlapscope.analysis.analysis import Analysis
@@ -14,6 +14,20 @@ from overlapscope.model.typical_step import TypicalStep
 
 _BESIDE: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forecast")
 """Threads for fits and draws, which take longer than a page may."""
+
+
+_PATIENCE_S: Final = 0.5
+"""Time after which the browser waits for a result instead."""
+
+Awaited = TypeVar("Awaited")
+
+
+def soon(future: Future[Awaited]) -> Awaited | None:
+    """The result if it is ready, or nearly."""
+    try:
+        return future.result(_PATIENCE_S)
+    except TimeoutError:
+        return None
 
 
 class Forecast:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
 from bokeh.document import Document
 
-from dashboards.forecast import Forecast
+from dashboards.forecast import Forecast, soon
 from dashboards.pages.account import account_variables
 from dashboards.pages.headline import Headline
 from dashboards.pages.shell import Arguments, is_order_alone, render, render_part
@@ -29,11 +28,7 @@ from overlapscope.model.sentences import error_of_model, free_plan, headline, li
 from overlapscope.model.typical_step import Step
 from overlapscope.units import format_bytes, format_ns, format_share
 
-_PATIENCE_S: Final = 0.5
-"""Time after which the browser waits for a result instead."""
 _LARGEST_MB: Final = 1e6
-
-Awaited = TypeVar("Awaited")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +55,8 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
         return
     choice = choice_of(arguments)
     try:
-        forecast = _soon(snapshot.forecast)
-        curve = None if forecast is None else _soon(forecast.curve(choice.options))
+        forecast = soon(snapshot.forecast)
+        curve = None if forecast is None else soon(forecast.curve(choice.options))
     except OverlapScopeError as error:
         _build_reason(document, snapshot, str(error))
         return
@@ -193,14 +188,6 @@ def _signed(share: float) -> str:
 
 def _range_text(least: int, most: int) -> str:
     return f"of {format_bytes(most)}" if least == most else f"{format_bytes(least)} to {format_bytes(most)}"
-
-
-def _soon(future: Future[Awaited]) -> Awaited | None:
-    """The result if it is ready, or nearly."""
-    try:
-        return future.result(_PATIENCE_S)
-    except TimeoutError:
-        return None
 
 
 def _build_reason(document: Document, snapshot: Snapshot, reason: str) -> None:

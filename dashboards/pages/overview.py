@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import pandas as pd
 from bokeh.document import Document
 
+from dashboards.forecast import soon
 from dashboards.pages.account import account_variables, counted_text, table_variables
 from dashboards.pages.headline import Headline
 from dashboards.pages.shell import Arguments, BuildPage, is_order_alone, render
 from dashboards.plots.trend import FIGURES, Figure, TrendPlot
 from dashboards.recording import Snapshot
 from overlapscope.account.wording import BLOCK_LABELS
-from overlapscope.analysis import sentences
 from overlapscope.analysis.summary import Summary
+from overlapscope.analysis.worth_doing import worth_doing
 from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.reader import Trace
 from overlapscope.units import format_interval_ns, format_ns, format_share
 
@@ -31,6 +33,18 @@ class RankRow:
     cells: tuple[str, ...]
     parts: tuple[tuple[str, str, float], ...]
     """Block, its label and time, and its share of the longest step time, for the bar."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorthRow:
+    """A change that would save time."""
+
+    what: str
+    saves: str
+    interval: str
+    share: str
+    link: str
+    evidence: str
 
 
 COLUMNS: Final = (
@@ -50,7 +64,6 @@ SHOWN_ROWS: Final = 16
 def build(document: Document, snapshot: Snapshot, _arguments: Arguments) -> None:
     """Fill a document with the overview."""
     summary, has_steps = snapshot.summary, bool(len(snapshot.trace.steps))
-    findings = snapshot.stragglers.findings if snapshot.stragglers else ()
     plots = [TrendPlot(shown, summary) for shown in FIGURES] if has_steps else []
     for plot in plots:
         document.js_on_event("document_ready", plot.start_script)
@@ -70,10 +83,35 @@ def build(document: Document, snapshot: Snapshot, _arguments: Arguments) -> None
         incident=incident_of(snapshot),
         has_order=snapshot.diagnosis is not None,
         has_events=snapshot.diagnosis is None or not is_order_alone(snapshot.trace),
-        straggler=sentences.describe(findings[0]) if findings else "",
+        **_worth_variables(snapshot),
         **account_variables(summary, *([("Critical path", summary.job)] if summary.job is not None else [])),
         **table_variables(summary),
     )
+
+
+def _worth_variables(snapshot: Snapshot) -> dict[str, Any]:
+    """What is worth doing, as far as that is known by now."""
+    if not snapshot.summary.steps:
+        return {"worth_doing": [], "is_worth_known": True, "has_mean": False}
+    advice, is_known = None, True
+    try:
+        forecast = soon(snapshot.forecast)
+        advice, is_known = (None, False) if forecast is None else (forecast.advice, True)
+    except OverlapScopeError:
+        pass  # no bucket size can be predicted, and the page Buckets says why
+    step_ns = snapshot.summary.mean.step.value
+    rows = [
+        WorthRow(
+            what=each.what,
+            saves=format_ns(each.saves.value),
+            interval=format_interval_ns(each.saves),
+            share=format_share(each.saves.value / step_ns),
+            link=each.link,
+            evidence=each.evidence,
+        )
+        for each in worth_doing(snapshot, advice)
+    ]
+    return {"worth_doing": rows, "is_worth_known": is_known, "has_mean": True}
 
 
 def incident_of(snapshot: Snapshot) -> Verdict | None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from bokeh.document import Document
 
+from dashboards.pages.account import account_variables
 from dashboards.pages.rank_choice import choose_ranks, format_ranks, suggest_ranks
-from dashboards.pages.shell import Arguments, is_order_alone, render
+from dashboards.pages.shell import Arguments, is_order_alone, render, render_part
 from dashboards.plots.timeline import MIN_VIEW_NS, TimelinePlot, step_view
 from dashboards.plots.timeline_content import View
 from dashboards.recording import Snapshot
 from overlapscope.analysis.lanes import BUCKET_SLOTS, LANE_NAMES, Timeline
+from overlapscope.analysis.summary import Summary
 from overlapscope.trace.tables import PHASE_NAMES
 
 
@@ -20,7 +24,10 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
         return
     choice = choose_ranks(snapshot.trace.ranks, arguments)
     timeline = snapshot.lanes.timeline(choice.shown)
-    plot = TimelinePlot(snapshot, timeline, view_of_address(timeline, arguments))
+    view = view_of_address(timeline, arguments)
+
+    account = None if is_plain else partial(_account, snapshot.summary)
+    plot = TimelinePlot(snapshot, timeline, view, account)
     document.js_on_event("document_ready", plot.start_script)
     render(
         document,
@@ -29,6 +36,7 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
         trace=snapshot.trace,
         roots=[plot.root, plot.axis],
         is_plain=is_plain,
+        account=plot.account_of(plot.step_at(sum(view or plot.fit) // 2)),
         layout=plot.layout,
         choice=choice,
         chosen=format_ranks(choice.shown),
@@ -40,6 +48,13 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
         first_step=int(timeline.steps["step"].min()) if len(timeline.steps) else 0,
         last_step=int(timeline.steps["step"].max()) if len(timeline.steps) else 0,
     )
+
+
+def _account(summary: Summary, step: int) -> str:
+    """The mean step, and this one."""
+    this = summary.step(step)
+    others = [(f"Step {step}", this)] if this is not None else []
+    return render_part("account.html", **account_variables(summary, *others))
 
 
 def _build_reason(document: Document, snapshot: Snapshot) -> None:

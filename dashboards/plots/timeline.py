@@ -8,6 +8,7 @@ comes only when a drag is over, which is too late.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -52,12 +53,20 @@ class TimelinePlot:
     Args:
         timeline: of the ranks to show.
         view: what to show first; the whole recording if not given.
+        account: markup of the account of a step, by number.
     """
 
-    def __init__(self, snapshot: Snapshot, timeline: Timeline, view: View | None = None) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        timeline: Timeline,
+        view: View | None = None,
+        account: Callable[[int], str] | None = None,
+    ) -> None:
         self._snapshot = snapshot
         self._trace = snapshot.trace
         self._timeline = timeline
+        self._account = account
         self.layout = layout_lanes(len(timeline.ranks))
         self.spans = ColumnDataSource(data=no_columns(*SPAN_COLUMNS))
         self.shades = ColumnDataSource(data=no_columns(*SHADE_COLUMNS))
@@ -68,7 +77,9 @@ class TimelinePlot:
         self.ideal_ends = ColumnDataSource(data=no_columns(*IDEAL_END_COLUMNS))
 
         self.view = ColumnDataSource(name="view", data=no_columns("id", "from_ns", "to_ns", "width_px", "is_ideal"))
-        self.answer = ColumnDataSource(name="answer", data=no_columns("id", "step", "spans", "is_shaded", "ideal_hint"))
+        self.answer = ColumnDataSource(
+            name="answer", data=no_columns("id", "step", "spans", "is_shaded", "ideal_hint", "account")
+        )
         self.pick = ColumnDataSource(data=no_columns("step", "move"))
         self.picked = ColumnDataSource(data=no_columns("from_ns", "to_ns"))
         self.pointed = ColumnDataSource(data=no_columns("id", "lane", "row"))
@@ -154,6 +165,10 @@ class TimelinePlot:
         place = int(np.searchsorted(steps["start_ns"].to_numpy(), time_ns, side="right")) - 1
         return None if steps.empty else int(steps["step"].iloc[max(0, place)])
 
+    def account_of(self, step: int | None) -> str:
+        """The markup of the account of a step; empty without one."""
+        return "" if step is None or self._account is None else self._account(step)
+
     def _count(self, view: View) -> int:
         return sum(lane.spans.count(*view) for lane in self._timeline.lanes)
 
@@ -185,6 +200,7 @@ class TimelinePlot:
             "spans": [in_view],
             "is_shaded": [in_view > MAX_SPANS],
             "ideal_hint": [ideal_hint],
+            "account": [self.account_of(step)],
         }
 
     def _on_pick(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:

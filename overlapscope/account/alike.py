@@ -151,8 +151,13 @@ def far_out(step_ns: npt.NDArray[np.float64], which: npt.NDArray[np.bool_]) -> I
 
 def _has_other_buckets(trace: Trace, numbers: Int64Array, which: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """(S,) whether a step was reduced with other buckets than most."""
-    reduced = trace.collectives[trace.collectives["bucket"] >= 0]
-    plans = reduced[["step", "model", "plan_epoch"]].drop_duplicates()
+    is_reduced = trace.collectives["bucket"].to_numpy() >= 0
+    names = ("step", "model", "plan_epoch")
+    step, model, epoch = (trace.collectives[name].to_numpy(np.int64)[is_reduced] for name in names)
+    # Neighbours are mostly alike, which leaves few rows to compare.
+    begins = np.append(True, (step[1:] != step[:-1]) | (model[1:] != model[:-1]) | (epoch[1:] != epoch[:-1]))
+    begins = begins[: len(step)]
+    plans = pd.DataFrame({"step": step[begins], "model": model[begins], "plan_epoch": epoch[begins]}).drop_duplicates()
     # One number for all plans in force: models differ in the upper half.
     plan = (plans["model"].to_numpy(np.int64) << 32) + plans["plan_epoch"].to_numpy(np.int64) + 1
     in_force = np.zeros(len(numbers), dtype=np.int64)

@@ -74,17 +74,17 @@ def job_account_of(trace: Trace, account: Account, alike: AlikeSteps) -> JobAcco
 
 def _path(trace: Trace, account: Account, begin_ns: int, end_ns: int) -> tuple[Int64Array, Int64Array, Int64Array]:
     """(P,) the rank that it is on or one of ``_TRANSFERS``, from when, and until when; by time, without a gap."""
-    starts, waits = account.starts, _entries(trace, account)
+    starts, waits, ranks = account.starts, _Entries(trace, account), len(np.unique(account.rank))
     transfer = np.where(trace.collectives["bucket"] >= 0, -1, -2)
     pieces: list[tuple[int, int, int]] = []
     last = np.flatnonzero(account.end_ns == account.end_ns.max())[0]
-    rank, now_ns, moves_left = int(account.rank[last]), max(end_ns, int(account.end_ns[last])), len(waits)
+    rank, now_ns, moves_left = int(account.rank[last]), max(end_ns, int(account.end_ns[last])), ranks
 
     def go_back(where: int, to_ns: int) -> None:
         nonlocal now_ns, moves_left
         if to_ns < now_ns:
             pieces.append((where, to_ns, now_ns))
-            now_ns, moves_left = to_ns, len(waits)
+            now_ns, moves_left = to_ns, ranks
 
     while now_ns > begin_ns:
         from_ns, until_ns, collectives = waits[rank]
@@ -106,19 +106,25 @@ def _path(trace: Trace, account: Account, begin_ns: int, end_ns: int) -> tuple[I
     return who, from_ns, until_ns
 
 
-def _entries(trace: Trace, account: Account) -> dict[int, tuple[Int64Array, Int64Array, Int64Array]]:
+class _Entries:
     """By rank, where the path leaves it: from when and until when it waited for which collective, by time."""
-    waits, table = account.waits, trace.collectives
-    awaited = waits.reason != REASONS.index("launch")  # until then it is the rank's own doing
-    sent = np.flatnonzero((table["op"] == "broadcast") & table["end_ns"].notna())
-    rank = np.concatenate([waits.rank[awaited], table["rank"].to_numpy(np.int64)[sent]])
-    from_ns = np.concatenate([waits.start_ns[awaited], account.starts.own_ns[sent]])
-    until_ns = np.concatenate([waits.end_ns[awaited], table["end_ns"].to_numpy(np.int64, na_value=0)[sent]])
-    row = np.concatenate([waits.collective[awaited], sent])
-    order = np.argsort(from_ns, kind="stable")
-    rows_of = RowsByRank(rank[order])
-    found = {}
-    for one in np.unique(account.rank).tolist():
-        own = order[rows_of[one]]
-        found[one] = from_ns[own], until_ns[own], row[own]
-    return found
+
+    def __init__(self, trace: Trace, account: Account) -> None:
+        waits, table = account.waits, trace.collectives
+        awaited = np.flatnonzero(waits.reason != REASONS.index("launch"))  # until then it is the rank's own doing
+        sent = np.flatnonzero((table["op"] == "broadcast") & table["end_ns"].notna())
+        end_ns = table["end_ns"].to_numpy(np.int64, na_value=0)
+        self._columns = (
+            np.concatenate([waits.start_ns[awaited], account.starts.own_ns[sent]]),
+            np.concatenate([waits.end_ns[awaited], end_ns[sent]]),
+            np.concatenate([waits.collective[awaited], sent]),
+        )
+        self._rows_of = RowsByRank(np.concatenate([waits.rank[awaited], table["rank"].to_numpy(np.int64)[sent]]))
+        self._found: dict[int, tuple[Int64Array, Int64Array, Int64Array]] = {}
+
+    def __getitem__(self, rank: int) -> tuple[Int64Array, Int64Array, Int64Array]:
+        if rank not in self._found:
+            from_ns, until_ns, row = (column[self._rows_of[rank]] for column in self._columns)
+            order = np.argsort(from_ns, kind="stable")
+            self._found[rank] = from_ns[order], until_ns[order], row[order]
+        return self._found[rank]

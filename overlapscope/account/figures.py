@@ -22,8 +22,8 @@ def figures_of(account: Account) -> pd.DataFrame:
         overlap_ratio (hidden over communication; NaN without communication).
     """
     blocks_ns = {f"{name}_ns": account.ns[:, place] for place, name in enumerate(BLOCKS)}
-    for_reason_ns = np.zeros((len(REASONS), len(account.rank)), dtype=np.int64)
-    np.add.at(for_reason_ns, (account.waits.reason, account.wait_row), account.wait_ns)
+    for_reason_ns = np.zeros(len(REASONS) * len(account.rank), dtype=np.int64)
+    np.add.at(for_reason_ns, account.waits.reason * np.int64(len(account.rank)) + account.wait_row, account.wait_ns)
     hidden_ns = account.hidden_ns.sum(axis=1)
     communication_ns = hidden_ns + blocks_ns["exposed_ns"]
     nothing = np.full(len(hidden_ns), np.nan)
@@ -33,10 +33,14 @@ def figures_of(account: Account) -> pd.DataFrame:
             "step": account.step,
             "step_time_ns": account.end_ns - account.start_ns,
             **blocks_ns,
-            **{f"exposed_{reason}_ns": ns for reason, ns in zip(REASONS, for_reason_ns, strict=True)},
+            **{
+                f"exposed_{reason}_ns": ns
+                for reason, ns in zip(REASONS, for_reason_ns.reshape(len(REASONS), -1), strict=True)
+            },
             "compute_ns": np.sum([blocks_ns[f"{name}_ns"] for name in COMPUTE], axis=0),
             "hidden_ns": hidden_ns,
             "communication_ns": communication_ns,
             "overlap_ratio": np.divide(hidden_ns, communication_ns, out=nothing, where=communication_ns > 0),
-        }
+        },
+        copy=False,
     )

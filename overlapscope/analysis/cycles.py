@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from overlapscope.account.arrivals import Matched
 from overlapscope.account.blocks import BLOCKS, Account
-from overlapscope.account.by_rank import RowsByRank
+from overlapscope.account.by_rank import Rows, RowsByRank
 from overlapscope.account.intervals import Int64Array
 from overlapscope.trace.format import OPS
 from overlapscope.trace.reader import Trace
@@ -192,7 +192,7 @@ def shifted(end_ns: Int64Array) -> Int64Array:
     return np.concatenate([np.zeros_like(end_ns[:, :1]), end_ns[:, :-1]], axis=1)
 
 
-def _step_begins(account: Account, own: Int64Array, steps: Int64Array) -> Int64Array:
+def _step_begins(account: Account, own: Rows, steps: Int64Array) -> Int64Array:
     """(S,) when a rank, whose rows in the account are ``own``, ended the step before; long ago if it has not."""
     place = np.searchsorted(account.step[own], steps - 1)
     begins_ns = np.append(account.end_ns[own], 0)[place]

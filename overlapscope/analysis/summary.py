@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from overlapscope.account.alike import AlikeSteps, alike_steps
-from overlapscope.account.blocks import Account
+from overlapscope.account.blocks import BLOCKS, Account
 from overlapscope.account.critical_path import JobAccount, job_account_of
 from overlapscope.account.figures import COMPUTE, figures_of
 from overlapscope.account.intervals import Float64Array
@@ -77,6 +77,11 @@ class Summary:
     def share_of(self, part: Interval) -> float:
         """Of the step; NaN without one."""
         return part.value / self.mean.step.value if self.mean.step.value else math.nan
+
+    def step(self, number: int) -> MeanStep | None:
+        """A single step, as the mean of the ranks that have finished it; None if none has."""
+        rows = self.figures.loc[self.figures["step"] == number, [f"{name}_ns" for name in BLOCKS]]
+        return mean_step_of(rows.to_numpy(np.float64).mean(axis=0, keepdims=True)) if len(rows) else None
 
     def means_by_rank(self) -> pd.DataFrame:
         """One row per rank: rank, steps_counted, and the means of ``figures``; the ratio is one of means."""

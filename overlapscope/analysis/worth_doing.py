@@ -1,0 +1,123 @@
+"""What is worth doing: the changes that would save most of the step, each with its evidence.
+
+Each is a difference of two accounts: the recorded steps, and the same steps with one thing changed. What chance may
+have done is not proposed: of a change even the lower end of the interval has to be worth the trouble.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from overlapscope.account.wording import BLOCK_LABELS
+from overlapscope.analysis.advice import Advice
+from overlapscope.analysis.analysis import Analysis
+from overlapscope.analysis.cycles import CAUSES
+from overlapscope.analysis.replay import Replay, Times
+from overlapscope.analysis.savings import saving_of
+from overlapscope.analysis.sentences import capital, describe
+from overlapscope.interval import Interval
+from overlapscope.model.sentences import setting_of
+from overlapscope.model.sizes import LEAST_GAIN
+
+MOST: Final = 3
+
+_WAYS: Final = {
+    "data_wait": "Have data ready when it is needed: more workers of the DataLoader, or more prefetched batches",
+    "gc": "Collect garbage between steps alone: gc.freeze() after the warm-up, or gc.disable()",
+    "buffers": "Don't broadcast buffers before every forward: broadcast_buffers=False, if ranks may differ in them",
+    "copies": "Don't copy averages out of buckets: gradient_as_bucket_view=True",
+}
+"""What ranks could do without, by block."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorthDoing:
+    """A change."""
+
+    what: str
+    """A sentence without its full stop."""
+    saves: Interval
+    """Nanoseconds of the mean step."""
+    link: str
+    """Page of the app that has the evidence, with its query."""
+    evidence: str
+    """What is to be seen there."""
+
+
+def worth_doing(analysis: Analysis, advice: Advice | None) -> tuple[WorthDoing, ...]:
+    """The changes that save most, the best first; none if none is worth it.
+
+    Args:
+        advice: on bucket sizes, if there is one.
+    """
+    step_ns = analysis.summary.mean.step.value
+    found = [*_findings(analysis), *_blocks(analysis), *_buckets(advice)]
+    worth_it = [each for each in found if each.saves.low >= LEAST_GAIN * step_ns]
+    return tuple(sorted(worth_it, key=lambda each: -each.saves.value)[:MOST])
+
+
+def _findings(analysis: Analysis) -> Iterator[WorthDoing]:
+    for finding in analysis.stragglers.findings if analysis.stragglers is not None else ():
+        yield WorthDoing(
+            what=describe(finding).removesuffix("."),
+            saves=finding.saving.step,
+            link=f"timeline?step={finding.worst_step}" + (f"&rank={finding.ranks[0]}" if finding.ranks else ""),
+            evidence=f"step {finding.worst_step}, its worst",
+        )
+
+
+def _blocks(analysis: Analysis) -> Iterator[WorthDoing]:
+    if analysis.cycles is None:
+        return
+    alike = np.isin(analysis.cycles.steps, analysis.summary.alike.steps)
+    if not alike.any():
+        return
+    replay = Replay(analysis.cycles.of(alike))
+    figures = analysis.summary.figures[analysis.summary.is_alike]
+    named = {finding.cause for finding in (analysis.stragglers.findings if analysis.stragglers is not None else ())}
+    for block, way in _WAYS.items():
+        if block in named or not analysis.summary.mean.blocks[block].value:
+            continue
+        times = _without(replay, block)
+        longest = figures.iloc[int(figures[f"{block}_ns"].to_numpy().argmax())]
+        step, rank = int(longest["step"]), int(longest["rank"])
+        yield WorthDoing(
+            what=way,
+            saves=saving_of(replay, times, replay.length_ns(times)).step,
+            link=f"timeline?step={step}&rank={rank}",
+            evidence=f"step {step}, the longest {BLOCK_LABELS[block]}",
+        )
+
+
+def _without(replay: Replay, block: str) -> Times:
+    """What ranks do if there is nothing of a block."""
+    if block == "buffers":
+        return replace(replay.recorded, broadcast_ns=np.zeros_like(replay.recorded.broadcast_ns))
+    own_ns = replay.recorded.own_ns.copy()
+    own_ns[CAUSES.index(block)] = 0
+    return replace(replay.recorded, own_ns=own_ns)
+
+
+def _buckets(advice: Advice | None) -> Iterator[WorthDoing]:
+    if advice is None:
+        return
+    found = advice.recommendation
+    if found.verdict == "change":
+        yield WorthDoing(
+            what=f"Set {setting_of(found.best)}" if not found.best.is_default else "Leave bucket_cap_mb unset",
+            saves=found.gain.times(found.now.step_ns.value),
+            link="buckets",
+            evidence="the step time of every bucket size",
+        )
+    gain = found.curve.gain_between(found.free.buckets, found.now.buckets)
+    if found.is_free_faster and found.free_gain.low > 0:
+        yield WorthDoing(
+            what=capital(f"buckets of different sizes, {len(found.free.buckets)} of them: the best plan of all"),
+            saves=gain.times(found.now.step_ns.value),
+            link="buckets?plan=best",
+            evidence="the best plan",
+        )
