@@ -8,6 +8,7 @@ from typing import Final
 
 from bokeh.document import Document
 
+from dashboards.pages.account import account_variables
 from dashboards.pages.order_details import describe_number
 from dashboards.pages.rank_choice import MAX_RANKS, format_ranks, parse_ranks
 from dashboards.pages.report_rows import report_rows
@@ -94,6 +95,8 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
         divergence_share=_share(highlight[0], lanes) if highlight else None,
         bucket_slots=BUCKET_SLOTS,
         other_colours=_OTHER_COLOURS,
+        # In trouble, what steps used to consist of is not the question, and must not be waited for.
+        **({} if is_plain or diagnosis.is_incident else account_variables(snapshot.summary)),
     )
 
 

@@ -9,15 +9,7 @@ intervals.
 --plan writes the best plan of all as a file for DistributedDataParallel(bucket_plan=...); torch's own DDP takes the
 printed bucket_cap_mb_list.
 
-With --json the output is one JSON object with the keys
-  path, ranks, steps, world_size, has_common_clock, parameters, sentences, problems
-  verdict       "change", "leave it" or "can't tell"
-  now, default, best, free   predictions for the current plan, DDP's default, the best size and the best plan of all:
-                buckets, cap_mb, low_mb, high_mb, is_default, step_ns (value, low, high), exposed_ns, recorded_ns
-  good_from_mb, good_to_mb   sizes within 1 % of the best
-  gain, gain_over_default    of the best size, and free_gain of the best plan over it: value, low, high, as shares
-  free_bucket_mb, free_caps_mb, sizes, limits, what_ifs, missing, has_choice
-Times are nanoseconds, named *_ns. A value without a limit is null.
+With --json the output is one JSON object; docs/json.md says what its keys mean.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -58,9 +57,10 @@ def print_text(trace: Trace, advice: Advice, plan_path: Path | None) -> None:
 
 
 def as_json(trace: Trace, advice: Advice) -> str:
-    """The complete advice, for programs. The help of ``overlapscope recommend`` says what the keys mean."""
+    """The complete advice, for programs; ``docs/json.md`` says what the keys mean."""
     observations, found = advice.fitted.observations, advice.recommendation
     content: dict[str, Any] = {
+        "schema": 1,
         "path": str(trace.path),
         "ranks": observations.ranks.tolist(),
         "steps": observations.steps.tolist(),
@@ -68,7 +68,7 @@ def as_json(trace: Trace, advice: Advice) -> str:
         "has_common_clock": observations.has_common_clock,
         "parameters": [parameter.name for parameter in advice.parameters],
         "sentences": [sentences.headline(found), *_unsure(advice), sentences.limit(found.limits)],
-        "problems": [asdict(problem) for problem in trace.problems],
+        "problems": trace.problems,
     }
     return json_text(content | found.as_dict())
 

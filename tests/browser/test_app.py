@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from overlapscope.account.wording import BLOCK_LABELS, REASON_LABELS
-from overlapscope.cli import main
-from overlapscope.units import format_ns
 from tests.browser.conftest import served
 from tests.synthetic import write_recording
 
@@ -68,20 +64,6 @@ def test_the_overview_answers_where_the_step_time_goes(open_page, address):
     ranks = page.locator("section", has=page.get_by_role("heading", name="Ranks")).locator("tbody tr")
     expect(ranks).to_have_count(2)
     page.wait_for_function("Bokeh.documents[0]?.is_idle")
-
-
-def test_every_number_of_the_account_is_that_of_the_command(open_page, address, tmp_path, capsys):
-    page = open_page(address)
-    shown = {
-        row.locator("td").first.inner_text(): row.locator("td").nth(1).inner_text()
-        for row in page.locator(".account tbody tr, .account tfoot tr").all()
-    }
-    assert main(["summary", str(write_recording(tmp_path, steps=30)), "--json"]) == 0
-    account = json.loads(capsys.readouterr().out)["account"]
-    told = {BLOCK_LABELS[name]: mean["value"] for name, mean in account["blocks_ns"].items() if mean["value"]}
-    told |= {REASON_LABELS[name]: mean["value"] for name, mean in account["exposed_for_ns"].items() if mean["value"]}
-    told["Step"] = account["step_ns"]["value"]
-    assert shown == {label: format_ns(time_ns) for label, time_ns in told.items()}
 
 
 def test_a_block_leads_to_the_step_in_which_it_is_longest(open_page, address):

@@ -43,3 +43,18 @@ def test_stragglers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for saving in (*content["what_if"].values(), finding["saving"]):
         blocks = [each["value"] for each in saving["blocks_ns"].values()]
         assert sum(blocks) == pytest.approx(saving["step_ns"]["value"])
+
+
+def test_recommend(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recommend", str(write_recording(tmp_path, steps=20)), "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert set(content) == set(documented("`overlapscope recommend`", 0))
+    for prediction in (content["now"], content["best"], *content["sizes"]):
+        assert set(prediction) == set(documented("`overlapscope recommend`", 1))
+    summary = json.loads(said_of(tmp_path, "summary", capsys))
+    assert content["now"]["step_ns"] == content["now"]["recorded_ns"] == summary["account"]["step_ns"]
+
+
+def said_of(folder: Path, command: str, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main([command, str(folder), "--json"]) == 0
+    return capsys.readouterr().out

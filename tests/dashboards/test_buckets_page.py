@@ -267,7 +267,7 @@ def test_the_page_begins_with_the_advice_and_shows_how_to_set_it(tmp_path: Path)
 
 
 def test_until_the_model_is_there_the_page_says_so_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(buckets, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr("dashboards.forecast._PATIENCE_S", 0.0)
     snapshot = Recording(write_recording(tmp_path / "traces", steps=30)).newest()
     document = Document()
     buckets.build(document, snapshot, {})
