@@ -162,6 +162,7 @@ def test_buckets(open_page: OpenPage, straggling: Served, say: Say) -> None:
 def test_this_step_on_the_timeline(open_page: OpenPage, straggling: Served, say: Say) -> None:
     steps = say("summary")["steps"]
     page = open_page(f"{straggling.url}timeline?step=7")
+    expect(page.locator("#status")).to_contain_text("in view")
     for number in (7, 8):
         own = [step for step in steps if step["step"] == number]
         mean = {name: sum(step[f"{name}_ns"] for step in own) / RANKS for name in BLOCK_LABELS}

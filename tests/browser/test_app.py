@@ -77,6 +77,7 @@ def test_pointing_at_a_trend_reads_a_step_and_a_click_opens_it(open_page, addres
     page = open_page(address)
     page.wait_for_function("Bokeh.documents[0]?.is_idle")
     trend = page.locator(".trend").first
+    trend.scroll_into_view_if_needed()
     box = trend.bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)

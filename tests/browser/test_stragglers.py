@@ -107,7 +107,7 @@ def test_pointing_at_a_cell_reads_it_and_a_click_opens_that_step(open_page, stra
     page.mouse.move(x, y)
     tip = page.locator("#tip")
     expect(tip).to_contain_text("Rank 2 · step 17")
-    expect(tip).to_contain_text("for nobody: it arrives last")
+    expect(tip).to_contain_text("for no later rank")
     page.mouse.click(x, y)
     page.wait_for_url("**/timeline?*")
     asked = parse_qs(urlsplit(page.url).query)
