@@ -103,7 +103,7 @@ def verdict(stragglers: Stragglers) -> str:
 
 def all_alike(cycles: Cycles) -> str:
     """What it is called if all ranks were alike: two have no median."""
-    return "both ranks like the quicker one" if len(cycles.ranks) == 2 else "all ranks like the median"
+    return "both like the quicker one" if len(cycles.ranks) == 2 else "all ranks like the median"
 
 
 def one_like_others(rank: int, cycles: Cycles) -> str:

@@ -62,6 +62,8 @@ def worth_doing(analysis: Analysis, advice: Advice | None) -> tuple[WorthDoing, 
 
 def _findings(analysis: Analysis) -> Iterator[WorthDoing]:
     for finding in analysis.stragglers.findings if analysis.stragglers is not None else ():
+        if finding.pattern.kind == "transient" and not finding.ranks:
+            continue  # some slow transfers, of which nobody knows why: nothing to do
         yield WorthDoing(
             what=describe(finding).removesuffix("."),
             saves=finding.saving.step,

@@ -70,6 +70,25 @@ def test_steps_with_other_buckets_than_most_are_kept_apart() -> None:
     assert reasons(alike({}, collectives=reduced))["other buckets"] == tuple(range(3, 10))
 
 
+def of_models(models: dict[int, tuple[int, ...]]) -> Rows:
+    """Collectives of both ranks, by step of which models; of model 0 where nothing is said."""
+    return [
+        {"rank": rank, "step": step, "model": model}
+        for rank in range(2)
+        for step in range(STEPS)
+        for model in models.get(step, (0,))
+    ]
+
+
+def test_two_models_that_take_turns_are_how_steps_are() -> None:
+    turns = of_models({step: (0, 1) for step in range(0, STEPS, 2)})
+    assert reasons(alike({}, collectives=turns)) == {"warm-up": (0, 1, 2)}
+
+
+def test_a_model_that_is_reduced_in_few_steps_makes_these_other_ones() -> None:
+    assert reasons(alike({}, collectives=of_models({20: (0, 1), 30: (1,)})))["other buckets"] == (20, 30)
+
+
 def test_steps_that_a_rank_did_not_finish_are_kept_apart() -> None:
     steps = [{"rank": 0, "step": step, "start_ns": 9 * step, "end_ns": 9 * step + 9} for step in range(9)]
     steps += [{"rank": 1} | {name: step[name] for name in ("step", "start_ns", "end_ns")} for step in steps[:-1]]
