@@ -30,7 +30,7 @@ from instrumented_ddp.collective_log.signatures import SignatureTable
 from instrumented_ddp.collective_log.tensor_names import TensorNames
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.format import EVENTS_FILE, NO_CALL_SITE
-from overlapscope.trace.group_log import GroupHeader, GroupLog, group_file
+from overlapscope.trace.group_log import AWAITED, GroupHeader, GroupLog, group_file
 from overlapscope.trace.host import host_now_ns
 from overlapscope.trace.signature import POINT_TO_POINT, Signature
 
@@ -47,6 +47,8 @@ class Announced:
     number: int
     device: torch.device
     launch: Launch | None
+    is_awaited: bool
+    """Whether the user's own line goes on when it is over, which on the host is now."""
 
     def ended(self, now_ns: int, failed: bool) -> None:
         """The collective was seen to be over."""
@@ -129,6 +131,7 @@ class Collectives:
         number, signature = self._signatures.of(call, purpose, log.header, names)
         if signature.role == "user" and signature.reduce_op:
             self.elements_reduced_by_user += signature.elements
+        is_awaited = call.is_awaited and signature.role == "user" and call.device.type == "cpu"
         entry = log.announce(
             number,
             signature,
@@ -137,10 +140,12 @@ class Collectives:
             call_site=call_site,
             batch=position.batch,
             phase=position.phase,
-            flags=position.flags,
+            flags=position.flags | (AWAITED if is_awaited else 0),
         )
         is_meant = launch is not None and launch.group in (None, call.group)
-        return Announced(log=log, number=entry, device=call.device, launch=launch if is_meant else None)
+        return Announced(
+            log=log, number=entry, device=call.device, launch=launch if is_meant else None, is_awaited=is_awaited
+        )
 
     def _line_and_names(self, call: Call, purpose: Purpose | None) -> tuple[int, tuple[str, ...]]:
         """The user's line that launches it, and what its variables call the tensors."""
@@ -172,6 +177,8 @@ class Collectives:
                 self.completions.add_on_device(work, announced.device, announced.ended)
             elif work is None:
                 announced.ended(now_ns, failed=False)
+            elif announced.is_awaited:
+                announced.ended(*_waited_for(work))
             elif on_end is None:
                 self.completions.add(work, announced.ended, is_bucket=False)
             else:
@@ -259,6 +266,16 @@ class Collectives:
         with suppress(ValueError):
             self.logs.remove(log)
             self.entries_of_gone_groups += log.newest
+
+
+def _waited_for(work: dist.Work) -> tuple[int, bool]:
+    """When it is over, and whether it failed: the caller, who waits as well, is told by its own wait."""
+    failed = False
+    try:
+        work.wait()
+    except Exception:
+        failed = True
+    return host_now_ns(), failed
 
 
 def _unused_name(name: str, names: Sequence[str]) -> str:

@@ -67,6 +67,8 @@ class Call:
     peer: int | None
     """In the group; None without one, and for a receive from anybody."""
     tag: int
+    is_awaited: bool
+    """Whether the caller goes on when it is over; not known of torch before 2.8, whose callers wait on their own."""
 
 
 class Observer(Protocol):
@@ -76,7 +78,7 @@ class Observer(Protocol):
         """A collective is about to be launched. What is returned comes back with its fate."""
 
     def launched(self, announced: Any, work: dist.Work | None) -> None:
-        """The backend has taken it; a synchronous one may come without a work."""
+        """The backend has taken it; a synchronous one may come without a work. May wait for what the caller awaits."""
 
     def failed(self, announced: Any) -> None:
         """The backend has refused it."""
@@ -107,6 +109,7 @@ class Interception:
 def _kernel(overload: Any, operator: Operator, observer: Observer) -> Callable[..., Any]:
     place = {argument.name: number for number, argument in enumerate(overload._schema.arguments)}
     group_at, tag_at = place["process_group"], place.get("tag")
+    async_at = place.get("async_op", place.get("asyncOp"))  # true where it is left out
     tensors_at = None if operator.tensors is None else place[operator.tensors]
     peer_at = None if operator.peer is None else place[operator.peer]
     work_at = next((at for at, value in enumerate(overload._schema.returns) if "Work" in str(value.type)), None)
@@ -124,6 +127,7 @@ def _kernel(overload: Any, operator: Operator, observer: Observer) -> Callable[.
                 device=_device_of(args[0]),
                 peer=None if peer_at is None else args[peer_at],
                 tag=0 if tag_at is None else args[tag_at],
+                is_awaited=work_at is None or not (async_at is None or all(args[async_at : async_at + 1])),
             )
         except Exception as error:
             observer.is_lost(error)

@@ -39,6 +39,8 @@ SHADOW: Final = 2
 """Flag: launched by a rank that has joined, in place of another rank's."""
 FAILED: Final = 4
 """Flag: completed with an error."""
+AWAITED: Final = 8
+"""Flag: the user's own, on the host, and the line that launched it went on when it was over."""
 
 GROUP_LIMIT_BYTES: Final = 8 * 1024**2
 

@@ -81,7 +81,7 @@ def of_models(models: dict[int, tuple[int, ...]]) -> Rows:
 
 
 def test_two_models_that_take_turns_are_how_steps_are() -> None:
-    turns = of_models({step: (0, 1) for step in range(0, STEPS, 2)})
+    turns = of_models(dict.fromkeys(range(0, STEPS, 2), (0, 1)))
     assert reasons(alike({}, collectives=turns)) == {"warm-up": (0, 1, 2)}
 
 
