@@ -127,12 +127,11 @@ def read_collective_logs(
 
 def _add(logs: CollectiveLogs, rank: int, path: Path) -> None:
     try:
-        file = GroupFile(path)
+        file = GroupFile(path, logs.problems)
     except OverlapScopeError as error:
         logs.problems.append(Problem("error", str(error)))
         return
     header = file.header
-    logs.problems += file.problems
     if header.rank != rank:
         text = f"{path}: this is the log of rank {header.rank}, in the folder of rank {rank}; it is skipped"
         logs.problems.append(Problem("error", text))
