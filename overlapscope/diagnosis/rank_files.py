@@ -65,6 +65,8 @@ class RankFiles:
     waited_for_all: bool = False
     """Whether it waited for all ranks of the job before it began, so that all of them record."""
     problems: list[Problem] = field(default_factory=list)
+    seal: Seal
+    """What there was when its recording was complete."""
 
 
 def read_rank(rank: int, folder: Path, newest: Entry | None, *, is_closed: bool) -> RankFiles:
@@ -125,7 +127,6 @@ def read_rank(rank: int, folder: Path, newest: Entry | None, *, is_closed: bool)
         world_size=world_size if isinstance(world_size, int) else None,
         stacks=stacks,
     )
-    seal.report(problems)
     boot = where.get("boot_id")
     if liveness in ("running", "sleeping", "stopped"):
         evidence = replace(evidence, idle_ns=_idle_ns(records, newest, time.clock_gettime_ns(time.CLOCK_MONOTONIC)))
@@ -139,6 +140,7 @@ def read_rank(rank: int, folder: Path, newest: Entry | None, *, is_closed: bool)
         alive_ns=alive_ns,
         waited_for_all=bool(joining),
         problems=problems,
+        seal=seal,
     )
 
 

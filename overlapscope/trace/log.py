@@ -128,8 +128,10 @@ def newest_records(path: Path, count: int, problems: list[Problem] | None = None
     problems = [] if problems is None else problems
     try:
         with path.open("rb") as file:
-            fd = file.fileno()
-            header = LogHeader.unpack(file.read(HEADER_BYTES), path)
+            fd, page = file.fileno(), file.read(HEADER_BYTES)
+            if not any(page):  # just made, and its header is about to be written
+                return np.empty(0, dtype=RECORD_DTYPE)
+            header = LogHeader.unpack(page, path)
             used = _used_slots(fd, os.fstat(fd).st_size)
             begin = header.pinned_records
             first = _sequence_in(fd, begin)

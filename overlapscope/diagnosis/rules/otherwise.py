@@ -119,15 +119,11 @@ def _incomplete(facts: Facts, going: tuple[int, ...]) -> Verdict:
     compared = {group.name: group for group in facts.evidence.groups if len(group.newest) > 1}
     number = sum(min(group.newest.values()) for group in compared.values())
     ranks = {rank for group in compared.values() for rank in group.newest}
-    agreed = (
-        f"What is there agrees: {number:,} collectives are the same on {ranks_text(ranks)}."
-        if number
-        else "There are no two ranks whose collectives can be compared."
-    )
+    agreed = f" What is there agrees: {number:,} collectives are the same on {ranks_text(ranks)}." if number else ""
     return Verdict(
         kind="cannot tell",
         sentence=f"Whether anything is wrong can't be told, because part of the recording is missing or damaged: "
-        f"{said}. {agreed}",
+        f"{said}.{agreed}",
         concerned=going,
         advice=tuple(dict.fromkeys(gap.advice for gap in gaps)),
     )
