@@ -145,6 +145,7 @@ class GroupFile:
         lost, misplaced = newest - oldest + 1 - len(kept), int((used & ~whole).sum())
         # One may be missing while the process runs, or since its death: it was being written.
         if lost > (0 if self.header.closed else 1) or misplaced:
-            text = f"{self.path}: {max(lost, misplaced)} of its entries are lost or damaged; the others are used"
-            self.problems.append(Problem("error", text))
+            count = max(lost, misplaced)
+            what = "one entry is" if count == 1 else f"{count} entries are"
+            self.problems.append(Problem("error", f"{self.path}: {what} lost or damaged; the others are used"))
         return int(kept.min()), newest

@@ -82,9 +82,8 @@ def read_log(path: Path) -> tuple[LogHeader, Records, list[Problem]]:
     torn_at_death = len(damaged) == 1 and not header.closed and not whole[damaged[0]]
     if len(damaged) and not torn_at_death:
         offset = HEADER_BYTES + int(damaged[0]) * RECORD_BYTES
-        problems.append(
-            Problem("error", f"{path}: {len(damaged)} damaged records, the first at offset {offset}; they are skipped")
-        )
+        what = f"{_counted(len(damaged))} damaged, the first at offset {offset}; what is damaged is skipped"
+        problems.append(Problem("error", f"{path}: {what}"))
     problems += _missing_records(path, header, size, records, len(slots), len(damaged))
     return header, records, problems
 
@@ -157,9 +156,14 @@ def newest_records(path: Path, count: int, problems: list[Problem] | None = None
     known = _is_whole(slots, header.version) & _is_known(slots)
     damaged = int((_is_begun(slots) & ~known).sum())
     if damaged > (0 if header.closed else 1):  # one may be half written at the moment of death, or just now
-        problems.append(Problem("error", f"{path}: {damaged} of the newest records are damaged; they are skipped"))
+        what = f"{_counted(damaged)} damaged, among the newest; what is damaged is skipped"
+        problems.append(Problem("error", f"{path}: {what}"))
     records = slots[known]
     return records[np.argsort(records["sequence"], kind="stable")]
+
+
+def _counted(records: int) -> str:
+    return "one record is" if records == 1 else f"{records} records are"
 
 
 def _sequence_in(fd: int, slot: int) -> int:

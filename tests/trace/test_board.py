@@ -75,3 +75,26 @@ def test_of_two_files_the_bytes_say_what_has_come(tmp_path):
     assert list(read_times_ns(tmp_path, 0, [])) == [10 * S, 20 * S, 30 * S]
     assert read_has_come(tmp_path, 1, []) == (False, True)
     assert list(read_times_ns(tmp_path, 1, [])) == []
+
+
+def test_a_number_that_no_hook_stores_is_damage(tmp_path):
+    """One damaged byte makes neither "has come" of "has not", nor the reverse."""
+    ReadinessBoard(tmp_path, 0, 2).ready_ns[0] = HAS_COME
+    path = tmp_path / "gradients_0.board"
+    content = path.read_bytes()
+    for place in range(16):
+        for change in (1, 0x40, 0xFF):
+            damaged = bytearray(content)
+            damaged[place] ^= change
+            path.write_bytes(damaged)
+            problems = []
+            has_come = read_has_come(tmp_path, 0, problems)
+            assert has_come in ((), (True, True)), "1 stands for HAS_COME in older recordings"
+            assert [str(problem).partition(";")[0] for problem in problems] == [f"{path}: damaged"] * (not has_come)
+
+
+def test_an_old_board_holds_zeros_and_ones(tmp_path):
+    (tmp_path / ready_file(0)).write_bytes(bytes([1, 0, 0x81]))
+    problems = []
+    assert read_has_come(tmp_path, 0, problems) == ()
+    assert len(problems) == 1

@@ -71,7 +71,7 @@ def test_lost_entries_are_counted_and_the_others_used(tmp_path: Path) -> None:
         tear(path, slot)
     file = GroupFile(path)
     assert numbers(file) == [4, 5, 6, 7, 9, 10, 11, 12]
-    assert f"{path}: 4 of its entries are lost or damaged; the others are used" in map(str, file.problems)
+    assert f"{path}: 4 entries are lost or damaged; the others are used" in map(str, file.problems)
 
 
 def test_a_log_that_was_cut_short_gives_what_is_left_of_it(tmp_path: Path) -> None:
