@@ -41,9 +41,9 @@ def gaps_in(
     gaps += [Gap(text, _COPY_AGAIN) for text in damage]
     for group in groups:
         gaps += [
-            Gap(f"{text} in {group_text(group)}", _COPY_AGAIN)
-            for rank, text in _lost_entries(group, files).items()
-            if not any(text.startswith(f"{folders[rank]}/") for text in damage)
+            Gap(f"{lost} in {group_text(group)}", _COPY_AGAIN)
+            for rank, lost in _lost_entries(group, files).items()
+            if not any(text.startswith(f"{folders[rank]}/") for text in damage)  # which says why
         ]
     return tuple(gaps)
 

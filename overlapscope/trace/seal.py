@@ -21,13 +21,10 @@ _DRAFT: Final = ".part"
 
 def seal(folder: Path) -> None:
     """Write down what a rank has left."""
-    files = {
-        path.name: {"bytes": path.stat().st_size} | ({} if path.suffix == _LOG else {"crc32_of_bytes": _crc32(path)})
-        for path in sorted(folder.iterdir())
-        if path.is_file() and path.name != SEAL_FILE and path.suffix != _DRAFT
-    }
-    with suppress(OSError):  # a full disk
-        write_json(folder / SEAL_FILE, {"files": files})
+    with suppress(OSError):  # a full disk, or somebody has removed the folder
+        files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix != _DRAFT]
+        marks = {path.name: _mark(path) for path in files if path.name != SEAL_FILE}
+        write_json(folder / SEAL_FILE, {"files": marks})
 
 
 class Seal:
@@ -74,5 +71,10 @@ class Seal:
         return None
 
 
-def _crc32(path: Path, size: int | None = None) -> int:
+def _mark(path: Path) -> dict[str, int]:
+    mark = {"bytes": path.stat().st_size}
+    return mark if path.suffix == _LOG else mark | {"crc32_of_bytes": _crc32(path, mark["bytes"])}
+
+
+def _crc32(path: Path, size: int) -> int:
     return crc32(path.read_bytes()[:size])
