@@ -44,6 +44,7 @@ from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.environment import OnIncident, recording_from_environment
 from overlapscope.trace.format import rank_folder
 from overlapscope.trace.group_log import UNKNOWN
+from overlapscope.trace.seal import seal
 
 _log = logging.getLogger(__name__)
 
@@ -204,6 +205,7 @@ class Session:
             parts.insert(0, farewell.close)
         if recorder is not None:
             parts = [recorder.close, *parts, recorder.close_clock]
+        parts.append(lambda: seal(self.folder))
         for close in parts:
             try:
                 close()

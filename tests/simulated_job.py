@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -237,7 +238,7 @@ def write_logs(trace: Trace, folder: Path) -> Path:
         records = np.concatenate(parts)
         records = records[np.argsort(records["end_ns"], kind="stable")]
         records["sequence"] = np.arange(1, len(records) + 1)
-        records["sequence_low"] = records["sequence"]
+        records["crc32"] = [crc32(record.tobytes()[4:]) for record in records]
         log = make_rank(folder, int(row.rank), world_size=len(trace.ranks), host=str(row.host))
         log.close()
         header = LogHeader(capacity_records=len(records), pinned_records=0, written_records=len(records), closed=True)

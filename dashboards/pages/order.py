@@ -49,7 +49,7 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
     """Fill a document with the page, of the group, ranks and number that the address asks for."""
     diagnosis = snapshot.diagnosis
     if diagnosis is None or not diagnosis.groups:
-        _build_reason(document, snapshot.trace)
+        _build_reason(document, snapshot.trace, diagnosis.verdict if diagnosis else None)
         return
     verdict = diagnosis.verdict
     group = _group_of_address(diagnosis, arguments)
@@ -196,15 +196,20 @@ def _share(number: int, lanes: OrderLanes) -> float:
     return (number - lanes.oldest) / max(1, lanes.newest - lanes.oldest)
 
 
-def _build_reason(document: Document, trace: Trace | None) -> None:
+def _build_reason(document: Document, trace: Trace | None, verdict: Verdict | None) -> None:
+    """Why there is no order to show."""
     render(
         document,
         "problem.html",
         title="Order",
         trace=trace,
         headline="No order of collectives was recorded",
-        message="This recording has no collective logs: an older version made it, or nothing has been launched yet.",
-        advice="Record it again with this version: 'overlapscope record -o FOLDER -- torchrun ...' logs every "
+        message=verdict.sentence
+        if verdict
+        else "This recording has no collective logs: an older version made it, or nothing has been launched yet.",
+        advice=" ".join(verdict.advice)
+        if verdict
+        else "Record it again with this version: 'overlapscope record -o FOLDER -- torchrun ...' logs every "
         "collective of each rank, also with stock DDP and plain torch.distributed.",
     )
 

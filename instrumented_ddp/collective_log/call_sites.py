@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,6 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
+from overlapscope.trace.checksum import json_line
 from overlapscope.trace.format import CALL_SITES_FILE, NO_CALL_SITE
 from overlapscope.trace.user_code import PASSED_OVER, is_users_file
 
@@ -92,6 +92,6 @@ class CallSites:
         self._numbers[frame.f_code.co_filename, frame.f_lineno] = number
         self._places.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname))
         with suppress(OSError):  # a disk that is full: the number stays, and means nothing
-            self._file.write(json.dumps({"call_site": number, **line_of(frame)}) + "\n")
+            self._file.write(json_line({"call_site": number, **line_of(frame)}))
             self._file.flush()
         return number

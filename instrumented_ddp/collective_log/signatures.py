@@ -89,7 +89,7 @@ class SignatureTable:
             self.known.append(signature)
             number = self._numbers[key] = len(self.known)
             with suppress(OSError, ValueError):  # a full disk, or closed a moment ago
-                self._file.write(signature.to_json(number) + "\n")
+                self._file.write(signature.to_json(number))
                 self._file.flush()
         return number, signature
 

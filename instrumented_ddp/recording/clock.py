@@ -23,6 +23,7 @@ from torch.distributed.distributed_c10d import Store, _get_default_store
 from instrumented_ddp.recording.clock_pings import PingConnection
 from instrumented_ddp.recording.clock_server import CLOSING_TIME_S, ClockServer
 from overlapscope.trace import host
+from overlapscope.trace.checksum import json_line
 from overlapscope.trace.format import CLOCK_FILE
 
 _log = logging.getLogger(__name__)
@@ -135,7 +136,7 @@ class ClockSampling:
             pings, best = connection.burst()
             line = {"reason": reason, "reference": reference, "pings": pings, "best": best}
             with (self._folder / CLOCK_FILE).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+                file.write(json_line(line))
             if reason == "end" or connection.has_farewell:
                 return
             # Hosts began together, but should not keep asking rank 0 all at the same time.

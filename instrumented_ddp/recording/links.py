@@ -7,7 +7,6 @@ all-reduce every rank is as slow as the slowest link; this tells it from the oth
 
 from __future__ import annotations
 
-import json
 import socket
 import struct
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from typing import Any, Final
 
 from instrumented_ddp.recording.housekeeper import Housekeeper
 from instrumented_ddp.recording.tcp_sockets import endpoint, tcp_sockets
+from overlapscope.trace.checksum import json_line
 from overlapscope.trace.format import LINKS_FILE
 from overlapscope.trace.host import host_now_ns
 
@@ -71,9 +71,9 @@ class LinkSampler:
         with suppress(OSError):  # no /proc, or a disk that is full
             connections = list(sample_connections())
             if connections:
-                line = json.dumps({"time_ns": time_ns, "connections": connections}, separators=(",", ":"))
+                line = json_line({"time_ns": time_ns, "connections": connections})
                 with self._path.open("a", encoding="utf-8") as file:
-                    file.write(line + "\n")
+                    file.write(line)
 
 
 def sample_connections() -> Iterator[dict[str, Any]]:

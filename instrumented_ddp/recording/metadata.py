@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import socket
@@ -18,6 +17,7 @@ from instrumented_ddp.bucket_plan import BucketPlan, dtype_name
 from instrumented_ddp.collective_log.backends import backend_of
 from overlapscope import __version__
 from overlapscope.trace import host
+from overlapscope.trace.checksum import json_line
 from overlapscope.trace.format import FORMAT_VERSION, PLANS_FILE
 from overlapscope.trace.host import host_now_ns
 
@@ -80,7 +80,7 @@ def append_plan(folder: Path, *, model: int, epoch: int, plan: BucketPlan, reaso
         "buckets": [_describe_bucket(plan, bucket) for bucket in plan.buckets],
     }
     with (folder / PLANS_FILE).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+        file.write(json_line(line))
 
 
 def _describe_bucket(plan: BucketPlan, bucket: tuple[int, ...]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -11,6 +10,7 @@ import torch
 from instrumented_ddp.bucket_plan import ParameterSpec
 from instrumented_ddp.collective_log.collectives import Collectives
 from overlapscope.diagnosis.evidence import CallSite, Unreduced
+from overlapscope.trace.checksum import json_line
 from overlapscope.trace.format import PARAMETERS_FILE, UNREDUCED_FILE, write_json
 from overlapscope.trace.host import host_now_ns
 
@@ -46,7 +46,7 @@ class Models:
         }
         path = self._collectives.folder / PARAMETERS_FILE
         with suppress(OSError), path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json_line(line))
         return number
 
     def gradients_were_not_reduced(self, model: int, call_site: int) -> None:

@@ -8,7 +8,6 @@ in the run's folder have come as far.
 from __future__ import annotations
 
 import inspect
-import json
 import logging
 import os
 import socket
@@ -26,6 +25,7 @@ from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.report import report_text
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace import host
+from overlapscope.trace.checksum import read_json_text
 from overlapscope.trace.environment import recording_from_environment
 from overlapscope.trace.format import JOINING_FILE, SIGNATURES_FILE, rank_folder, write_json
 from overlapscope.trace.host import host_now_ns
@@ -171,6 +171,6 @@ def _world_sizes(trace_folder: Path) -> dict[int, int]:
     sizes = {}
     for path in trace_folder.glob(f"rank_*/{JOINING_FILE}"):
         with suppress(OSError, ValueError, KeyError, TypeError):
-            said = json.loads(path.read_text(encoding="utf-8"))
+            said = read_json_text(path.read_bytes())
             sizes[int(said["rank"])] = int(said["world_size"])
     return sizes

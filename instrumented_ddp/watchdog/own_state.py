@@ -35,6 +35,7 @@ from overlapscope.diagnosis.rank_models import models_of, unready_parameters
 from overlapscope.trace import host
 from overlapscope.trace.group_log import GroupLog
 from overlapscope.trace.host import host_now_ns
+from overlapscope.trace.seal import Seal
 
 _IN_FLIGHT: Final = 16
 """Collectives of a group that may be on the wire at the same time, or about."""
@@ -205,7 +206,7 @@ class OwnState:
             is_working=is_working if is_working is None else is_working or state == "D",
             rss_bytes=self.memory[0],
             memory_limit_bytes=self.memory[1] or None,
-            unready=() if self.unrecorded_because is not None else unready_parameters(folder, []),
+            unready=() if self.unrecorded_because is not None else unready_parameters(folder, Seal(folder, []), []),
             models=models_of(folder, []) if with_models else (),
             unreduced=self._models.unreduced,
             world_size=self.world_size,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import random
-import struct
 import threading
 import time
 from collections.abc import Callable
@@ -34,6 +33,7 @@ from instrumented_ddp.watchdog.own_state import OwnState
 from instrumented_ddp.watchdog.stopping import EXIT_CODE, listening, stop_training
 from overlapscope.diagnosis.evidence import Failure
 from overlapscope.diagnosis.plain import from_json, to_json
+from overlapscope.trace.alive import alive_board
 from overlapscope.trace.format import ALIVE_FILE
 from overlapscope.trace.group_log import GroupLog
 from overlapscope.trace.host import host_now_ns
@@ -52,7 +52,6 @@ _CLOSE_LOOKS_S: Final = 2.0
 """Before somebody may lose patience, it is looked at closely what this process does."""
 _LAST_WORDS_S: Final = 2.5
 """How long a process that fails waits for the others to say what they know."""
-_ALIVE: Final = struct.Struct("<qqq")
 _NO_FAULT: Final = ("KeyboardInterrupt", "SystemExit", "IncidentError")
 """Exceptions by which somebody ends the job on purpose."""
 
@@ -163,7 +162,7 @@ class Watchdog:
             return
         with suppress(OSError):
             self._alive.seek(0)
-            self._alive.write(_ALIVE.pack(host_now_ns(), *self._own.memory))
+            self._alive.write(alive_board(host_now_ns(), *self._own.memory))
 
     def _look(self) -> None:
         own = self._own

@@ -4,7 +4,8 @@ Reads what all ranks left, killed ones included, and compares the order of their
 where each rank was, what the ranks did around the first difference, and what to try. Takes the folder of a recording,
 of a finished or a running job; or one dump of PyTorch's Flight Recorder, or a folder of them.
 
-The exit code is 0 if nothing is wrong, 1 if a fault was found or can't be ruled out, and 2 if nothing can be read.
+The exit code is 0 if nothing is wrong, 1 if a fault was found or can't be ruled out, because a part of the recording is
+missing or damaged for instance, and 2 if nothing can be read.
 
 With --json the output is one JSON object with the keys
   path

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from overlapscope.analysis.choices import choice_sentences
+from overlapscope.trace.checksum import read_json_text
 from overlapscope.trace.format import RUN_FILE
 
 _INSTEAD: Final = "measure with 'overlapscope calibrate'"
@@ -33,7 +33,7 @@ def _models(folder: Path) -> list[dict[str, Any]]:
     files = sorted(folder.glob(f"rank_*/{RUN_FILE}"), key=lambda file: (len(file.parent.name), file.parent.name))
     for file in files:
         with suppress(OSError, ValueError, KeyError, TypeError):
-            return list(json.loads(file.read_text(encoding="utf-8"))["models"])
+            return list(read_json_text(file.read_bytes())["models"])
     return []
 
 

@@ -49,7 +49,7 @@ class Diagnosis:
 
     @classmethod
     def of(cls, path: Path, offsets_ns: Mapping[int, float] | None = None) -> Diagnosis | None:
-        """What is wrong with a recording; None if it holds no collective logs.
+        """What is wrong with a recording; None if it holds no collective logs, not even damaged ones.
 
         Args:
             path: its folder.
@@ -57,7 +57,7 @@ class Diagnosis:
         """
         folders = find_rank_folders(path)
         source = RecordedOrder(read_collective_logs(folders))
-        if not source.groups():
+        if not source.groups() and not source.logs.problems:
             return None
         evidence, problems = read_evidence(path)
         return cls(source, evidence, problems, read_reports(folders), offsets_ns)

@@ -98,7 +98,8 @@ def first_difference(a: Compared, b: Compared) -> Difference | None:
 
 def first_mismatch(a: Compared, b: Compared) -> Difference | None:
     """Where two ranks have first launched something else, or a bucket of another step, among the same entries."""
-    is_other = a["signature"] != b["signature"]
+    is_known = (a["signature"] != 0) & (b["signature"] != 0)
+    is_other = is_known & (a["signature"] != b["signature"])
     (places,) = np.nonzero(is_other | (a["is_bucket"] & (a["step"] != b["step"])))
     if not len(places):
         return None

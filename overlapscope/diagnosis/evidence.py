@@ -194,6 +194,16 @@ class EarlierVerdict:
     """The line that matters, by rank."""
 
 
+@dataclass(frozen=True)
+class Gap:
+    """Something that is missing or damaged of what the ranks left: a fault may hide in it."""
+
+    what: str
+    """Part of a sentence, without a full stop."""
+    advice: str
+    """What to do about it: a sentence."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
     """Everything that a verdict is based on."""
@@ -209,3 +219,5 @@ class Evidence:
     """Of a job that runs, or is thought to."""
     reports: tuple[EarlierVerdict, ...] = ()
     """The newest of each rank's watchdog; only of a job that is looked at afterwards."""
+    gaps: tuple[Gap, ...] = ()
+    """What is missing or damaged of a recording."""

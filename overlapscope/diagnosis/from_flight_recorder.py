@@ -6,11 +6,12 @@ taken to be from one moment. The process was alive then, because it wrote the du
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from overlapscope.diagnosis.difference import Difference
-from overlapscope.diagnosis.evidence import UNKNOWN_STEP, Entry, Evidence, GroupOrder, RankEvidence, Standing
+from overlapscope.diagnosis.evidence import UNKNOWN_STEP, Entry, Evidence, Gap, GroupOrder, RankEvidence, Standing
 from overlapscope.diagnosis.facts import STUCK_AFTER_NS
 from overlapscope.diagnosis.flight_recorder_dumps import FlightRecorderDumps
 from overlapscope.diagnosis.order import conversations_of, group_order
@@ -22,6 +23,7 @@ _LIMITS: Final = (
     "Flight Recorder dumps don't hold steps, buckets, parameters or their own time; all are assumed to be from "
     "one moment"
 )
+_DUMP_AGAIN: Final = "Copy this dump again from where it was made, or dump again."
 
 
 def read_dumps(path: Path) -> tuple[Evidence, list[Problem]]:
@@ -34,7 +36,9 @@ def read_dumps(path: Path) -> tuple[Evidence, list[Problem]]:
         OverlapScopeError: no dump can be read.
     """
     source, problems = FlightRecorderDumps.read(path)
-    return evidence_of(source), [Problem("note", f"{path}: {_LIMITS}"), *_forgotten(path, source), *problems]
+    gaps = tuple(Gap(str(problem), _DUMP_AGAIN) for problem in problems if problem.severity == "error")
+    evidence = replace(evidence_of(source), gaps=gaps)
+    return evidence, [Problem("note", f"{path}: {_LIMITS}"), *_forgotten(path, source), *problems]
 
 
 def evidence_of(source: FlightRecorderDumps) -> Evidence:

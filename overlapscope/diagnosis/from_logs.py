@@ -9,7 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from overlapscope.diagnosis.contradictions import with_believable_models
 from overlapscope.diagnosis.evidence import EarlierVerdict, Evidence, RankEvidence
+from overlapscope.diagnosis.gaps import gaps_in, no_collectives
 from overlapscope.diagnosis.order import conversations_of, orders_of
 from overlapscope.diagnosis.rank_files import RankFiles, read_rank
 from overlapscope.diagnosis.recorded_order import RecordedOrder
@@ -44,17 +46,26 @@ def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidenc
     if progress:
         progress(len(folders), len(folders))
     reports = tuple(report for one in files.values() for report in one.reports)
+    orders, conversations = orders_of(source), conversations_of(source)
+    ranks = _with_reported_lines(_with_silence(files), reports)
+    ranks = with_believable_models(ranks, folders, source, logs.problems)
+    problems = [*logs.problems, *(problem for one in files.values() for problem in one.problems)]
+    for one in files.values():  # last, because it says nothing of a file of which something was said
+        one.seal.report(problems)
+    # That a log is open, because its process was killed or still runs, is for the verdict to say.
+    problems = list(dict.fromkeys(problem for problem in problems if problem.severity == "error"))
+    is_live = any(one.evidence.liveness in ("running", "sleeping", "stopped") for one in files.values())
+    gaps = gaps_in(folders, files, orders, problems)
     evidence = Evidence(
         expected_ranks=_expected_ranks(files),
-        ranks=_with_reported_lines(_with_silence(files), reports),
-        groups=orders_of(source),
-        conversations=conversations_of(source),
-        is_live=any(one.evidence.liveness in ("running", "sleeping", "stopped") for one in files.values()),
+        ranks=ranks,
+        groups=orders,
+        conversations=conversations,
+        is_live=is_live,
         reports=reports,
+        gaps=gaps if orders or is_live else (*gaps, no_collectives()),
     )
-    problems = [*logs.problems, *(problem for one in files.values() for problem in one.problems)]
-    # That a log is open, because its process was killed or still runs, is for the verdict to say.
-    return evidence, list(dict.fromkeys(problem for problem in problems if problem.severity == "error"))
+    return evidence, problems
 
 
 def _closed_logs(logs: CollectiveLogs) -> dict[int, bool]:

@@ -13,7 +13,7 @@ The rules are asked in an order, and the first that has an answer is believed:
 5. Who waits for whom: a cycle is groups that are interleaved; else the rank that waits for nobody is at the end of its
    data, in its data loader, or wherever it is.
 6. What does harm without stopping anything, and what watchdogs reported while the job ran.
-7. None of these: healthy, slow, or can't tell.
+7. None of these: slow, healthy, or can't tell, which it is too if a part of the evidence is missing or damaged.
 """
 
 from __future__ import annotations

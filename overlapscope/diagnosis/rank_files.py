@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,11 +18,13 @@ from overlapscope.diagnosis.evidence import (
     Liveness,
     RankEvidence,
     Standing,
+    UnreadyParameter,
     Unreduced,
 )
 from overlapscope.diagnosis.process import is_here, liveness_of
 from overlapscope.diagnosis.rank_models import models_of, unready_parameters
 from overlapscope.diagnosis.stacks import user_line
+from overlapscope.trace.alive import read_alive_board
 from overlapscope.trace.folders import read_json
 from overlapscope.trace.format import (
     ALIVE_FILE,
@@ -41,10 +42,10 @@ from overlapscope.trace.format import (
 )
 from overlapscope.trace.log import Problem, Records, newest_records
 from overlapscope.trace.reports import reports_of
+from overlapscope.trace.seal import Seal
 
 _NEWEST_RECORDS: Final = 2048
 """Records read from the end of the event log: some steps, even with a record for each gradient."""
-_ALIVE: Final = struct.Struct("<qqq")
 _FATAL: Final = "Fatal Python error"
 """Marks the stacks of a process that aborts."""
 _LONGEST_STACKS_BYTES: Final = 64 * 1024
@@ -61,7 +62,11 @@ class RankFiles:
     """Ranks with the same one share a clock."""
     alive_ns: int | None = None
     """When its watchdog was last awake."""
+    waited_for_all: bool = False
+    """Whether it waited for all ranks of the job before it began, so that all of them record."""
     problems: list[Problem] = field(default_factory=list)
+    seal: Seal
+    """What there was when its recording was complete."""
 
 
 def read_rank(rank: int, folder: Path, newest: Entry | None, *, is_closed: bool) -> RankFiles:
@@ -73,7 +78,7 @@ def read_rank(rank: int, folder: Path, newest: Entry | None, *, is_closed: bool)
     """
     problems: list[Problem] = []
     joining = read_json(folder / JOINING_FILE, problems) if (folder / JOINING_FILE).exists() else {}
-    has_joined = not joining or (folder / RANK_FILE).exists()
+    has_joined = not joining or newest is not None or (folder / RANK_FILE).exists()
     run, where = (
         (read_json(folder / RUN_FILE, problems), read_json(folder / RANK_FILE, problems))
         if has_joined
@@ -81,12 +86,14 @@ def read_rank(rank: int, folder: Path, newest: Entry | None, *, is_closed: bool)
     )
     ended = read_json(folder / ENDED_FILE, problems) if (folder / ENDED_FILE).exists() else {}
     unrecorded_because = ended.get("unrecorded_because")
-    unready = unready_parameters(folder, problems)  # before the phase is read: the rank may go on meanwhile
+    seal = Seal(folder, problems)
+    unready = unready_parameters(folder, seal, problems)  # before the phase is read: the rank may go on meanwhile
     if unrecorded_because is not None:
         unready = ()  # what is on the board is of a step long ago
-    records = newest_records(folder / EVENTS_FILE, _NEWEST_RECORDS)
+    records = newest_records(folder / EVENTS_FILE, _NEWEST_RECORDS, problems)
     reports = _earlier_verdicts(rank, folder, problems)
     stacks = _stacks(folder)
+    unready = tuple(parameter for parameter in unready if not _was_launched(parameter, records))
     standing = _with_line(_standing(records, newest), stacks, reports)
     if not has_joined:
         standing = Standing(
@@ -94,11 +101,13 @@ def read_rank(rank: int, folder: Path, newest: Entry | None, *, is_closed: bool)
         )
     if unrecorded_because is not None and standing is not None:
         standing = Standing(step=standing.step)
+    if not unrecorded_because and not len(records) and run.get("models") and not (folder / EVENTS_FILE).exists():
+        problems.append(Problem("error", f"{folder / EVENTS_FILE}: missing; this rank trained with a model"))
     steps = records[records["kind"] == Kind.STEP]
-    alive_ns, rss_bytes, limit_bytes = _alive(folder / ALIVE_FILE)
+    alive_ns, rss_bytes, limit_bytes = read_alive_board(folder / ALIVE_FILE, problems)
     if alive_ns is not None:
         alive_ns = max([alive_ns, *(report.time_ns for report in reports)])
-    liveness = _liveness(ended, where, is_closed=is_closed)
+    liveness = _liveness(ended, where, is_closed=is_closed, has_ended=(folder / ENDED_FILE).exists())
     world_size = run.get("world_size")
     evidence = RankEvidence(
         rank=rank,
@@ -129,16 +138,20 @@ def read_rank(rank: int, folder: Path, newest: Entry | None, *, is_closed: bool)
         reports=reports,
         boot=str(boot) if boot else None,
         alive_ns=alive_ns,
+        waited_for_all=bool(joining),
         problems=problems,
+        seal=seal,
     )
 
 
-def _liveness(ended: dict[str, Any], where: dict[str, Any], *, is_closed: bool) -> Liveness:
+def _liveness(ended: dict[str, Any], where: dict[str, Any], *, is_closed: bool, has_ended: bool) -> Liveness:
     how = ended.get("how")
     if ended and how != "unrecorded":
         return "failed" if how == "exception" else "ended"
     if is_closed and not ended:
         return "ended"
+    if has_ended and not ended:  # it has said how it ended, and that is lost
+        return "unknown"
     return liveness_of(where) if is_here(where) else "unknown"
 
 
@@ -177,6 +190,16 @@ def _next_bucket(records: Records, backward: Any) -> int:
     is_launch = (records["kind"] == Kind.LAUNCH) & (records["sequence"] > backward["sequence"])
     launched = records["index"][is_launch & (records["index"] != NO_INDEX)]
     return int(launched.max()) + 1 if len(launched) else 0
+
+
+def _was_launched(parameter: UnreadyParameter, records: Records) -> bool:
+    """Whether the newest backward has launched a parameter's bucket, so that what its board says can't be."""
+    entered = records["sequence"][(records["kind"] == Kind.ENTER) & (records["index"] == Phase.BACKWARD)]
+    if not len(entered):
+        return False
+    is_launch = (records["kind"] == Kind.LAUNCH) & (records["sequence"] > entered[-1])
+    is_it = (records["model"] == parameter.model) & (records["index"] == parameter.bucket)
+    return bool((is_launch & is_it).any())
 
 
 def _idle_ns(records: Records, newest: Entry | None, now_ns: int) -> int:
@@ -236,14 +259,6 @@ def _earlier_verdicts(rank: int, folder: Path, problems: list[Problem]) -> tuple
         else:
             found.append(one)
     return tuple(found)
-
-
-def _alive(path: Path) -> tuple[int | None, int | None, int | None]:
-    try:
-        alive_ns, rss_bytes, limit_bytes = _ALIVE.unpack(path.read_bytes()[: _ALIVE.size])
-    except (OSError, struct.error):
-        return None, None, None
-    return alive_ns or None, rss_bytes or None, limit_bytes or None
 
 
 def _stacks(folder: Path) -> str:

@@ -11,8 +11,9 @@ from typing import Any
 from overlapscope.diagnosis.evidence import ModelParameters, UnreadyParameter
 from overlapscope.trace.board import models_with_board, read_has_come
 from overlapscope.trace.folders import read_lines
-from overlapscope.trace.format import PARAMETERS_FILE, PLANS_FILE
+from overlapscope.trace.format import PARAMETERS_FILE, PLANS_FILE, board_file
 from overlapscope.trace.log import Problem
+from overlapscope.trace.seal import Seal
 
 
 def models_of(folder: Path, problems: list[Problem]) -> tuple[ModelParameters, ...]:
@@ -20,15 +21,19 @@ def models_of(folder: Path, problems: list[Problem]) -> tuple[ModelParameters, .
     return tuple(read_lines(folder / PARAMETERS_FILE, problems, lambda line: [_model(json.dumps(line))]))
 
 
-def unready_parameters(folder: Path, problems: list[Problem]) -> tuple[UnreadyParameter, ...]:
+def unready_parameters(folder: Path, seal: Seal, problems: list[Problem]) -> tuple[UnreadyParameter, ...]:
     """Parameters without a gradient where others of the same model have one.
 
     There are none if the backward has not begun or is over.
+
+    Args:
+        seal: of the rank: a board that is not what it was says nothing.
     """
     boards = {
         model: has_come
         for model in models_with_board(folder)
-        if len(set(has_come := read_has_come(folder, model))) == 2  # some, and not all
+        if not seal.is_broken(board_file(model))
+        and len(set(has_come := read_has_come(folder, model, problems))) == 2  # some, and not all
     }
     if not boards:
         return ()

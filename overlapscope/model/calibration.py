@@ -6,7 +6,6 @@ carries if the algorithm is a ring, and so comparable between numbers of ranks.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.model.observation import Spans
+from overlapscope.trace.checksum import read_json_text
 from overlapscope.trace.format import write_json
 
 CALIBRATION_FILE: Final = "calibration.json"
@@ -98,7 +98,7 @@ def read_calibration(path: Path) -> Calibration:
         OverlapScopeError: the file can't be read, or is not a calibration.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json_text(path.read_bytes())
     except OSError as error:
         raise OverlapScopeError(f"{path}: can't be read ({error.strerror})") from None
     except ValueError:

@@ -19,9 +19,16 @@ from typing import Final
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.format import BOARD_PATTERN, READY_PATTERN, board_file, ready_file
+from overlapscope.trace.log import Problem
 
-HAS_COME: Final = 1
-"""On the board of a gradient whose time is not recorded."""
+HAS_COME: Final = 0x0101010101010101
+"""On the board of a gradient whose time is not recorded: one damaged byte makes neither this of 0 nor 0 of this."""
+
+_HAS_COME_BEFORE: Final = 1
+"""The same in older recordings."""
+
+_SHORTEST_UPTIME_NS: Final = 1_000_000
+"""No training runs a millisecond after its machine was started."""
 
 
 class ReadinessBoard:
@@ -48,18 +55,31 @@ class ReadinessBoard:
         """Host nanoseconds by parameter number; ``HAS_COME`` without a time; 0 for a gradient that has not come."""
 
 
-def read_times_ns(folder: Path, model: int) -> array[int]:
-    """When gradients came, by parameter, 0 where that is not known; empty if there is no board."""
-    board = _read_board(folder, model)
-    return array("q", (0 if ready_ns == HAS_COME else ready_ns for ready_ns in board))
+def read_times_ns(folder: Path, model: int, problems: list[Problem]) -> array[int]:
+    """When gradients came, by parameter, 0 where that is not known; empty if there is no board, or a damaged one.
+
+    Args:
+        problems: takes what is wrong with it.
+    """
+    board = _read_board(folder, model, problems)
+    return array("q", (0 if ready_ns in (HAS_COME, _HAS_COME_BEFORE) else ready_ns for ready_ns in board))
 
 
-def read_has_come(folder: Path, model: int) -> tuple[bool, ...]:
-    """Which gradients have come in the newest backward, by parameter; empty if there is no board."""
+def read_has_come(folder: Path, model: int, problems: list[Problem]) -> tuple[bool, ...]:
+    """Which gradients have come in the newest backward, by parameter; empty if there is no board, or a damaged one.
+
+    Args:
+        problems: takes what is wrong with it.
+    """
+    path = folder / ready_file(model)
     try:
-        board: bytes | array[int] = (folder / ready_file(model)).read_bytes()
+        board: bytes | array[int] = path.read_bytes()
     except OSError:
-        board = _read_board(folder, model)
+        board = _read_board(folder, model, problems)
+    else:
+        if set(board) - {0, 1}:
+            problems.append(_damaged(path))
+            return ()
     return tuple(map(bool, board))
 
 
@@ -70,11 +90,28 @@ def models_with_board(folder: Path) -> list[int]:
     return sorted(int(number) for number in numbers if number.isdecimal())
 
 
-def _read_board(folder: Path, model: int) -> array[int]:
+def _read_board(folder: Path, model: int, problems: list[Problem]) -> array[int]:
     times_ns: array[int] = array("q")
+    path = folder / board_file(model)
     try:
-        data = (folder / board_file(model)).read_bytes()
+        data = path.read_bytes()
     except OSError:
         return times_ns
     times_ns.frombytes(data[: len(data) // 8 * 8])
+    if any(map(_is_damage, times_ns)):
+        problems.append(_damaged(path))
+        return array("q")
     return times_ns
+
+
+def _is_damage(ready_ns: int) -> bool:
+    """Whether a number is nothing that a gradient hook stores: 0 or ``HAS_COME`` with one byte changed, or no time."""
+    if ready_ns in (0, HAS_COME, _HAS_COME_BEFORE):
+        return False
+    if ready_ns < _SHORTEST_UPTIME_NS:
+        return True
+    return any(n.to_bytes(8, "little").count(0) == 7 for n in (ready_ns, ready_ns ^ HAS_COME))
+
+
+def _damaged(path: Path) -> Problem:
+    return Problem("error", f"{path}: damaged; which gradients had come is not known")

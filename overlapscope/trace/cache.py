@@ -1,25 +1,28 @@
 """Parquet tables beside the trace: logs are decoded once and read from here afterwards.
 
 The tables carry a fingerprint of the files they were made from and are rebuilt when it no longer matches,
-as while a run is still being recorded. A folder that can't be written is read without a cache.
+as while a run is still being recorded, or when they are damaged. A folder that can't be written is read without them.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pandas as pd
 
 from overlapscope import __version__
+from overlapscope.trace.checksum import json_text, read_json_text
 from overlapscope.trace.format import EVENTS_FILE, FORMAT_VERSION, TABLES_FOLDER
 from overlapscope.trace.log import Problem, log_position
 
 _CONTENTS_FILE = "contents.json"
-_TABLES_VERSION = 5  # raise it when the columns of a table change
+_TABLES_VERSION = 6  # raise it when the columns of a table change
 
 Contents = tuple[dict[str, pd.DataFrame], dict[str, Any], list[Problem]]
 """Tables by name, ``run.json``, problems."""
@@ -51,13 +54,22 @@ def load(path: Path, expected_fingerprint: str) -> Contents | None:
     """The tables of a recording, or None if there are none that are up to date."""
     folder = path / TABLES_FOLDER
     try:
-        contents = json.loads((folder / _CONTENTS_FILE).read_text(encoding="utf-8"))
+        contents = read_json_text((folder / _CONTENTS_FILE).read_bytes())
         if contents["fingerprint"] != expected_fingerprint:
             return None
-        tables = {name: pd.read_parquet(folder / f"{name}.parquet") for name in contents["tables"]}
-    except (OSError, ValueError, KeyError, TypeError):
+        tables = {
+            name: _read_table(folder / f"{name}.parquet", checksum) for name, checksum in contents["tables"].items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return tables, contents["run"], [Problem(*problem) for problem in contents["problems"]]
+
+
+def _read_table(path: Path, checksum: int) -> pd.DataFrame:
+    data = path.read_bytes()
+    if crc32(data) != checksum:
+        raise ValueError("damaged")
+    return pd.read_parquet(io.BytesIO(data))
 
 
 def store(
@@ -73,11 +85,11 @@ def store(
             table.to_parquet(draft / f"{name}.parquet", index=False)
         contents = {
             "fingerprint": new_fingerprint,
-            "tables": list(tables),
+            "tables": {name: crc32((draft / f"{name}.parquet").read_bytes()) for name in tables},
             "run": run,
             "problems": [(problem.severity, problem.message) for problem in problems],
         }
-        (draft / _CONTENTS_FILE).write_text(json.dumps(contents), encoding="utf-8")
+        (draft / _CONTENTS_FILE).write_text(json_text(contents), encoding="utf-8")
         draft.chmod(0o755)
         shutil.rmtree(path / TABLES_FOLDER, ignore_errors=True)
         draft.rename(path / TABLES_FOLDER)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.checksum import read_json_text
 from overlapscope.trace.format import EVENTS_FILE, GROUP_PATTERN
 from overlapscope.trace.log import Problem
 
@@ -68,7 +68,7 @@ def expected_ranks_of(run: dict[str, Any]) -> tuple[int, ...]:
 def read_json(path: Path, problems: list[Problem]) -> dict[str, Any]:
     """The object in a small file; an empty one, and a problem, if it can't be read."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json_text(path.read_bytes())
     except (OSError, ValueError) as error:
         problems.append(_unreadable(path, error))
         return {}
@@ -84,23 +84,23 @@ def _unreadable(path: Path, error: OSError | ValueError) -> Problem:
 
 
 def read_lines(path: Path, problems: list[Problem], rows_of: Callable[[Any], Iterable[Row]]) -> list[Row]:
-    """The rows of a file of one JSON object a line; a last line that was cut short is left out.
+    """The rows of a file of one JSON object a line, without damaged ones; a last line that was cut short is left out.
 
     Args:
         rows_of: makes rows of one line's content.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
-    except (OSError, ValueError) as error:
+    except OSError as error:
         problems.append(_unreadable(path, error))
         return []
     rows: list[Row] = []
     for number, line in enumerate(lines, start=1):
         try:
-            rows += rows_of(json.loads(line))
+            rows += rows_of(read_json_text(line)) if line else ()
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
-            if number < len(lines):
+            if number < len(lines):  # behind the last line's end there is nothing
                 problems.append(Problem("error", f"{path}: line {number} is damaged and skipped"))
     return rows

@@ -21,14 +21,17 @@ A recording is a folder per run holding a folder per rank; nothing is shared bet
         alive.board        when the watchdog was last awake, and the memory then: three i64
         reports.jsonl      one line per report of the watchdog; stacks_1.txt: what Python was doing then
         ended.json         how the process ended; missing if it was killed
+        sealed.json        which of these files there are, how long and with what content; written last
       rank_1/ ...
       watchdog/            what ranks tell each other while the job's store is out of reach
       tables/              Parquet tables, made from the above on first read
 
-A record is ``RECORD_BYTES`` long. It starts with the low half of its sequence number and ends with the whole
-of it, written in that order: a record is *whole* if the two agree, so one that was cut short by SIGKILL, or
-that is being overwritten in the ring, is recognised without a lock or a checksum. Sequence numbers count from
-1, hence a slot of zeros is one that was never written, and sorting by them puts a wrapped ring in order.
+A record is ``RECORD_BYTES`` long. It starts with the CRC-32 of the rest: a record is *whole* if that is right, so one
+that was cut short by SIGKILL, that is being overwritten in the ring, or that was damaged later, is recognised without
+a lock. It ends with its sequence number. These count from 1, hence a slot of zeros is one that was never written, and
+sorting by them puts a wrapped ring in order.
+
+Version 1 of the format had the low half of the sequence number in place of the checksum, and none anywhere else.
 
 What an event *is* (kind, bucket, dtype, element count, plan ...) is known long before it happens, so it is
 packed once into a constant ``body``; on the hot path only the times, the step and the sequence number are added.
@@ -44,8 +47,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.checksum import is_page_intact, json_text, with_page_checksum
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
+FIRST_WITH_CHECKSUMS: Final = 2
+"""The version of the event log, and of the collective log, from which on they have them."""
 MAGIC: Final = b"OVLSCOPE"
 HEADER_BYTES: Final = 4096
 RECORD_BYTES: Final = 64
@@ -67,6 +73,7 @@ READY_PATTERN: Final = "ready_*.board"
 JOINING_FILE: Final = "joining.json"
 UNREDUCED_FILE: Final = "unreduced.json"
 ENDED_FILE: Final = "ended.json"
+SEAL_FILE: Final = "sealed.json"
 ALIVE_FILE: Final = "alive.board"
 REPORTS_FILE: Final = "reports.jsonl"
 STACKS_PATTERN: Final = "stacks_*.txt"
@@ -163,7 +170,7 @@ DTYPE_BYTES: Final = {
 DTYPES: Final = tuple(DTYPE_BYTES)
 
 RECORD_FIELDS: Final = (
-    ("sequence_low", "<u4"),
+    ("crc32", "<u4"),
     ("start_ns", "<i8"),
     ("end_ns", "<i8"),
     ("step", "<u4"),
@@ -180,13 +187,15 @@ RECORD_FIELDS: Final = (
     ("plan_epoch", "<u2"),
     ("call_site", "<u2"),
     ("plan_hash", "<u4"),
-    # written last
     ("sequence", "<u8"),
 )
 """Name and numpy type of each field, packed without padding; also stored in every header."""
 
-RECORD: Final = struct.Struct("<IqqII28sQ")
-"""A record as the writer packs it: low sequence, start, end, step, uncertainty, body, sequence."""
+RECORD: Final = struct.Struct("<qqII28sQ")
+"""A record as the writer packs it, all but the checksum: start, end, step, uncertainty, body, sequence."""
+
+CHECKED_RECORD: Final = struct.Struct(f"<I{RECORD.size}s")
+"""Checksum, and what it is of."""
 
 _BODY: Final = struct.Struct("<BBBBIHHQHHI")
 _HEADER: Final = struct.Struct("<8sIIIIQQQ")
@@ -263,15 +272,15 @@ class LogHeader:
             + len(text).to_bytes(4, "little")
             + text
         )
-        assert len(page) <= HEADER_BYTES, "the layout no longer fits the header page"
-        return page.ljust(HEADER_BYTES, b"\0")
+        assert len(page) <= HEADER_BYTES - 4, "the layout no longer fits the header page"
+        return with_page_checksum(page.ljust(HEADER_BYTES, b"\0"))
 
     @classmethod
     def unpack(cls, page: bytes, path: Path) -> LogHeader:
         """Read a header page.
 
         Raises:
-            OverlapScopeError: not an event log, cut short, or of a version that this code can't read.
+            OverlapScopeError: not an event log, cut short, damaged, or of a version that this code can't read.
         """
         if page[: len(MAGIC)] != MAGIC[: len(page)] or not page:
             raise OverlapScopeError(f"{path}: not an OverlapScope event log (offset 0: no {MAGIC.decode()} mark)")
@@ -288,6 +297,9 @@ class LogHeader:
                 f"{path}: corrupt header (offset 12: {header_bytes}-byte header and {record_bytes}-byte records, "
                 f"expected {HEADER_BYTES} and {RECORD_BYTES})"
             )
+        has_checksum = version >= FIRST_WITH_CHECKSUMS
+        if len(page) == HEADER_BYTES and not is_page_intact(page, has_checksum=has_checksum):
+            raise OverlapScopeError(f"{path}: damaged header (its checksum is wrong); nothing of the file is used")
         return cls(
             capacity_records=capacity,
             pinned_records=pinned,
@@ -315,5 +327,5 @@ def rank_folder(trace_folder: Path, rank: int) -> Path:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a small JSON file so that a reader sees the old one or the new one, never half of it."""
     draft = path.with_suffix(".json.part")
-    draft.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    draft.write_text(json_text(content), encoding="utf-8")
     draft.replace(path)

@@ -15,7 +15,8 @@ from typing import Final
 import numpy as np
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.format import HEADER_BYTES
+from overlapscope.trace.entry_check import checked
+from overlapscope.trace.format import FIRST_WITH_CHECKSUMS, HEADER_BYTES
 from overlapscope.trace.group_log import ENTRY_BYTES, ENTRY_DTYPE, Entries, GroupHeader
 from overlapscope.trace.log import Problem
 
@@ -28,14 +29,16 @@ class GroupFile:
 
     Args:
         path: the file; it may be written meanwhile.
+        problems: takes what is wrong with it, also what is found when entries are read.
 
     Raises:
         OverlapScopeError: nothing of it can be read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, problems: list[Problem] | None = None) -> None:
         self.path = path
-        self.problems: list[Problem] = []
+        self.problems: list[Problem] = [] if problems is None else problems
+        self._has_damage = False
         try:
             with self._opened() as fd:
                 self.header = GroupHeader.unpack(os.pread(fd, HEADER_BYTES, 0), path)
@@ -49,6 +52,9 @@ class GroupFile:
             self.problems.append(Problem("note", f"{path}: not closed; its process was killed or is running"))
             if self._slots < self._capacity:
                 self.problems.append(Problem("error", f"{path}: cut short at offset {size}; what is left is used"))
+        elif self.header.written is not None and self.newest != self.header.written:
+            text = f"{path}: {self.header.written} entries were written, and only those up to {self.newest} are left"
+            self.problems.append(Problem("error", text))
 
     def read(self, first: int, last: int) -> Entries:
         """The whole entries with the numbers ``first`` to ``last``, as far as they are left, in order."""
@@ -75,10 +81,21 @@ class GroupFile:
             os.close(fd)
 
     def _read_in_place(self, fd: int, slot: int, first: int, count: int) -> Entries:
-        """A number of entries from a slot on, without those that don't belong there."""
+        """A number of entries from a slot on, without those that don't belong there or are damaged."""
         entries = self._read_slots(fd, slot, slot + count)
         is_in_place = entries["number"] == np.arange(first, first + len(entries))
-        return entries if is_in_place.all() else entries[is_in_place]
+        entries = entries if is_in_place.all() else entries[is_in_place]
+        if self.header.version < FIRST_WITH_CHECKSUMS:
+            return entries
+        entries, is_intact = checked(entries, is_closed=self.header.closed)
+        if is_intact.all():
+            return entries
+        if not self._has_damage:
+            self._has_damage = True
+            number = int(entries["number"][~is_intact][0])
+            text = f"{self.path}: entry {number} is damaged, and perhaps others; damaged entries are left out"
+            self.problems.append(Problem("error", text))
+        return entries[is_intact]
 
     def _read_slots(self, fd: int, begin: int, end: int) -> Entries:
         data = os.pread(fd, max(0, end - begin) * ENTRY_BYTES, HEADER_BYTES + begin * ENTRY_BYTES)
@@ -125,8 +142,10 @@ class GroupFile:
         newest = int(number[whole].max())
         oldest = max(1, newest - self._capacity + 1)
         kept = number[whole & (number >= oldest)]
-        lost = newest - oldest + 1 - len(kept)
-        if lost > 1:
-            text = f"{self.path}: {lost} of the entries {oldest} to {newest} are lost; the others are used"
-            self.problems.append(Problem("error", text))
+        lost, misplaced = newest - oldest + 1 - len(kept), int((used & ~whole).sum())
+        # One may be missing while the process runs, or since its death: it was being written.
+        if lost > (0 if self.header.closed else 1) or misplaced:
+            count = max(lost, misplaced)
+            what = "one entry is" if count == 1 else f"{count} entries are"
+            self.problems.append(Problem("error", f"{self.path}: {what} lost or damaged; the others are used"))
         return int(kept.min()), newest

@@ -16,16 +16,18 @@ import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
+from zlib import adler32
 
 import numpy as np
 import numpy.typing as npt
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.format import HEADER_BYTES
+from overlapscope.trace.checksum import is_page_intact, with_page_checksum
+from overlapscope.trace.format import FIRST_WITH_CHECKSUMS, HEADER_BYTES
 from overlapscope.trace.ring_log import RingLog
 from overlapscope.trace.signature import NO_BUCKET, Signature
 
-GROUP_VERSION: Final = 1
+GROUP_VERSION: Final = 2
 GROUP_MAGIC: Final = b"OVLGROUP"
 ENTRY_BYTES: Final = 64
 
@@ -52,7 +54,7 @@ ENTRY_FIELDS: Final = (
     ("batch", "<u4"),
     ("phase", "u1"),
     ("flags", "u1"),
-    ("reserved", "<u2"),
+    ("check", "<u2"),
     ("hash", "<u8"),
     ("names_hash", "<u8"),
     ("announced_ns", "<i8"),
@@ -60,15 +62,19 @@ ENTRY_FIELDS: Final = (
     ("completed_ns", "<i8"),
 )
 ENTRY_DTYPE: Final = np.dtype([(name, kind) for name, kind in ENTRY_FIELDS])
-"""An entry as numpy sees it. Times are host nanoseconds, 0 for events that have not happened."""
+"""An entry as numpy sees it. Times are host nanoseconds, 0 for events that have not happened.
+
+``check`` is the upper half of the Adler-32 of the entry with 0 in its place; in logs of version 1 it is 0."""
 
 Entries = npt.NDArray[Any]
 """A structured array of ``ENTRY_DTYPE``."""
 
-_BODY: Final = struct.Struct("<IIIIBBHQQqqq")  # all but the number, which is written last
+_ENTRY: Final = struct.Struct("<IIIIIBBHQQqqq")
 _NUMBER: Final = struct.Struct("<I")
 _TIME: Final = struct.Struct("<q")
 _HEADER: Final = struct.Struct("<8sIIIIQ")
+_CHECK: Final = struct.Struct("<H")
+_CHECK_AT: Final = 22
 _LAUNCHED_AT: Final = 48
 _COMPLETED_AT: Final = 56
 _FLAGS_AT: Final = 21
@@ -115,6 +121,8 @@ class GroupHeader:
     capacity: int = 0
     """Entries before the ring closes."""
     closed: bool = False
+    written: int | None = None
+    """Entries ever announced, if the log is closed; None in logs of version 1."""
     version: int = GROUP_VERSION
 
     def pack(self) -> bytes:
@@ -128,6 +136,7 @@ class GroupHeader:
                 "description": self.description[:200],
                 "backend": self.backend,
                 "point_to_point": self.point_to_point,
+                "written": self.written,
                 "entry": ENTRY_FIELDS,
             },
             separators=(",", ":"),
@@ -136,9 +145,9 @@ class GroupHeader:
             GROUP_MAGIC, self.version, HEADER_BYTES, ENTRY_BYTES, int(self.closed), self.capacity
         ) + len(text).to_bytes(4, "little")
         page = head + text
-        if len(page) > HEADER_BYTES:
+        if len(page) > HEADER_BYTES - 4:
             raise ValueError("the header of a group log no longer fits its page")
-        return page.ljust(HEADER_BYTES, b"\0")
+        return with_page_checksum(page.ljust(HEADER_BYTES, b"\0"))
 
     @classmethod
     def unpack(cls, page: bytes, path: Path) -> GroupHeader:
@@ -159,6 +168,8 @@ class GroupHeader:
             )
         if (header_bytes, entry_bytes) != (HEADER_BYTES, ENTRY_BYTES):
             raise OverlapScopeError(f"{path}: corrupt header (offset 12)")
+        if not is_page_intact(page, has_checksum=version >= FIRST_WITH_CHECKSUMS):
+            raise OverlapScopeError(f"{path}: damaged header (its checksum is wrong); nothing of the file is used")
         end = _HEADER.size + 4 + int.from_bytes(page[_HEADER.size : _HEADER.size + 4], "little")
         try:
             content = json.loads(page[_HEADER.size + 4 : end])
@@ -173,6 +184,7 @@ class GroupHeader:
                 point_to_point=bool(content["point_to_point"]),
                 capacity=capacity,
                 closed=bool(closed),
+                written=content.get("written"),
                 version=version,
             )
         except (ValueError, KeyError, TypeError):
@@ -226,10 +238,8 @@ class GroupLog(RingLog):
             if signature.names_hash:
                 self.names_hash = (self.names_hash + mix(signature.names_hash, number, -1)) & _MASK
             at = self._offset(number) if number <= self._straight else self._make_room(number)
-            _NUMBER.pack_into(self._buffer, at, 0)
-            _BODY.pack_into(
-                self._buffer,
-                at + _NUMBER.size,
+            entry = _ENTRY.pack(
+                number,
                 number_of_signature,
                 call_site,
                 step,
@@ -243,6 +253,10 @@ class GroupLog(RingLog):
                 0,
                 0,
             )
+            # The number is written last: until then nobody takes this for an entry.
+            _NUMBER.pack_into(self._buffer, at, 0)
+            self._buffer[at + _NUMBER.size : at + ENTRY_BYTES] = entry[_NUMBER.size :]
+            _CHECK.pack_into(self._buffer, at + _CHECK_AT, adler32(entry) >> 16)
             _NUMBER.pack_into(self._buffer, at, number)
             self.newest = number
             return number
@@ -276,6 +290,10 @@ class GroupLog(RingLog):
             _TIME.pack_into(self._buffer, at + place, now_ns)
             if flags:
                 self._buffer[at + _FLAGS_AT] |= flags
+            entry = bytearray(self._buffer[at : at + ENTRY_BYTES])
+            _CHECK.pack_into(entry, _CHECK_AT, 0)
+            _CHECK.pack_into(self._buffer, at + _CHECK_AT, adler32(entry) >> 16)
 
     def _header(self, *, closed: bool) -> bytes:
-        return replace(self.header, capacity=self.capacity, closed=closed).pack()
+        written = self.newest if closed else None
+        return replace(self.header, capacity=self.capacity, closed=closed, written=written).pack()

@@ -15,11 +15,13 @@ from overlapscope.trace.folders import read_lines
 from overlapscope.trace.format import (
     CALL_SITES_FILE,
     GROUP_PATTERN,
+    HEADER_BYTES,
     PLANS_FILE,
     POINT_TO_POINT_PATTERN,
     SIGNATURES_FILE,
 )
 from overlapscope.trace.group_file import GroupFile
+from overlapscope.trace.group_log import ENTRY_BYTES
 from overlapscope.trace.log import Problem
 from overlapscope.trace.signature import NO_BUCKET, Signature
 
@@ -127,12 +129,12 @@ def read_collective_logs(
 
 def _add(logs: CollectiveLogs, rank: int, path: Path) -> None:
     try:
-        file = GroupFile(path)
+        file = GroupFile(path, logs.problems)
     except OverlapScopeError as error:
-        logs.problems.append(Problem("error", str(error)))
+        if not _was_just_made(path):
+            logs.problems.append(Problem("error", str(error)))
         return
     header = file.header
-    logs.problems += file.problems
     if header.rank != rank:
         text = f"{path}: this is the log of rank {header.rank}, in the folder of rank {rank}; it is skipped"
         logs.problems.append(Problem("error", text))
@@ -148,3 +150,13 @@ def _add(logs: CollectiveLogs, rank: int, path: Path) -> None:
         return
     file.header = replace(header, ranks=group.ranks)  # a thousand ranks need not hold a thousand lists of them
     group.files[rank] = file
+
+
+def _was_just_made(path: Path) -> bool:
+    """Whether a log has its full size, and no header or entry yet: its process is about to write them."""
+    try:
+        with path.open("rb") as file:
+            begin = file.read(HEADER_BYTES + ENTRY_BYTES)
+    except OSError:
+        return False
+    return len(begin) == HEADER_BYTES + ENTRY_BYTES and not any(begin)

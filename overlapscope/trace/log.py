@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ import numpy.typing as npt
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.format import (
     DTYPES,
+    FIRST_WITH_CHECKSUMS,
     HEADER_BYTES,
     OPS,
     PINNED_SHARE,
@@ -24,11 +26,12 @@ from overlapscope.trace.format import (
 )
 
 RECORD_DTYPE: Final = np.dtype([(name, kind) for name, kind in RECORD_FIELDS])
-"""A record as numpy sees it."""
+"""A record as numpy sees it; in logs of version 1, the low half of its sequence number is in place of ``crc32``."""
 
 Records = npt.NDArray[Any]
 """A structured array of ``RECORD_DTYPE``."""
 
+_VERSION_AT: Final = 8
 _HIGHEST_SEQUENCE: Final = 2**40
 """Sequence numbers beyond this are damage: at 1,000 records a second they take 35 years."""
 
@@ -69,7 +72,7 @@ def read_log(path: Path) -> tuple[LogHeader, Records, list[Problem]]:
         raise OverlapScopeError(f"{path}: can't be read ({error.strerror})") from None
 
     problems: list[Problem] = []
-    whole = _is_whole(slots)
+    whole = _is_whole(slots, header.version)
     known = whole & _is_known(slots)
     records = slots[known]
     records = records[np.argsort(records["sequence"], kind="stable")]
@@ -79,9 +82,8 @@ def read_log(path: Path) -> tuple[LogHeader, Records, list[Problem]]:
     torn_at_death = len(damaged) == 1 and not header.closed and not whole[damaged[0]]
     if len(damaged) and not torn_at_death:
         offset = HEADER_BYTES + int(damaged[0]) * RECORD_BYTES
-        problems.append(
-            Problem("error", f"{path}: {len(damaged)} damaged records, the first at offset {offset}; they are skipped")
-        )
+        what = f"{_counted(len(damaged))} damaged, the first at offset {offset}; what is damaged is skipped"
+        problems.append(Problem("error", f"{path}: {what}"))
     problems += _missing_records(path, header, size, records, len(slots), len(damaged))
     return header, records, problems
 
@@ -116,12 +118,19 @@ def log_position(path: Path) -> tuple[int, int]:
     return size, int(newest["sequence"][0]) if len(newest) else 0
 
 
-def newest_records(path: Path, count: int) -> Records:
-    """The newest whole records of a log, in order, without reading the others; none if it can't be read."""
+def newest_records(path: Path, count: int, problems: list[Problem] | None = None) -> Records:
+    """The newest whole records of a log, in order, without reading the others; none if there is none.
+
+    Args:
+        problems: takes what is wrong with them.
+    """
+    problems = [] if problems is None else problems
     try:
         with path.open("rb") as file:
-            fd = file.fileno()
-            header = LogHeader.unpack(file.read(HEADER_BYTES), path)
+            fd, page = file.fileno(), file.read(HEADER_BYTES)
+            if not any(page):  # just made, and its header is about to be written
+                return np.empty(0, dtype=RECORD_DTYPE)
+            header = LogHeader.unpack(page, path)
             used = _used_slots(fd, os.fstat(fd).st_size)
             begin = header.pinned_records
             first = _sequence_in(fd, begin)
@@ -138,10 +147,23 @@ def newest_records(path: Path, count: int) -> Records:
                         high = middle
                 before = _read_slots(fd, max(begin, low + 1 - count), low + 1)
                 slots = np.concatenate([_read_slots(fd, max(low + 1, used - count + len(before)), used), before])
-    except (OSError, OverlapScopeError):
+    except FileNotFoundError:
         return np.empty(0, dtype=RECORD_DTYPE)
-    records = slots[_is_whole(slots) & _is_known(slots)]
+    except (OSError, OverlapScopeError) as error:
+        text = str(error) if isinstance(error, OverlapScopeError) else f"{path}: can't be read ({error.strerror})"
+        problems.append(Problem("error", text))
+        return np.empty(0, dtype=RECORD_DTYPE)
+    known = _is_whole(slots, header.version) & _is_known(slots)
+    damaged = int((_is_begun(slots) & ~known).sum())
+    if damaged > (0 if header.closed else 1):  # one may be half written at the moment of death, or just now
+        what = f"{_counted(damaged)} damaged, among the newest; what is damaged is skipped"
+        problems.append(Problem("error", f"{path}: {what}"))
+    records = slots[known]
     return records[np.argsort(records["sequence"], kind="stable")]
+
+
+def _counted(records: int) -> str:
+    return "one record is" if records == 1 else f"{records} records are"
 
 
 def _sequence_in(fd: int, slot: int) -> int:
@@ -157,7 +179,7 @@ def _newest_record(fd: int, size: int) -> Records:
         return last
     # The ring has wrapped, so that the newest may be anywhere, or a record is damaged.
     slots = _read_slots(fd, 0, used)
-    whole = slots[_is_whole(slots)]
+    whole = slots[_is_whole(slots, int.from_bytes(os.pread(fd, 4, _VERSION_AT), "little"))]
     return whole[np.argsort(whole["sequence"])[-1:]]
 
 
@@ -186,13 +208,17 @@ def _used_slots(fd: int, size: int) -> int:
 
 
 def _is_begun(slots: Records) -> npt.NDArray[np.bool_]:
-    return (slots["sequence"] != 0) | (slots["sequence_low"] != 0)
+    return (slots["sequence"] != 0) | (slots["crc32"] != 0)
 
 
-def _is_whole(slots: Records) -> npt.NDArray[np.bool_]:
-    low = (slots["sequence"] & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+def _is_whole(slots: Records, version: int) -> npt.NDArray[np.bool_]:
     is_written = (slots["sequence"] != 0) & (slots["sequence"] <= _HIGHEST_SEQUENCE)
-    return is_written & (slots["sequence_low"] == low)
+    if version >= FIRST_WITH_CHECKSUMS:
+        data = memoryview(slots.tobytes())
+        checksums = [crc32(data[at + 4 : at + RECORD_BYTES]) for at in range(0, len(data), RECORD_BYTES)]
+        return is_written & (slots["crc32"] == np.array(checksums, dtype=np.uint32))
+    low = (slots["sequence"] & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+    return is_written & (slots["crc32"] == low)
 
 
 def _is_known(slots: Records) -> npt.NDArray[np.bool_]:

@@ -15,7 +15,6 @@ import pandas as pd
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace import cache
 from overlapscope.trace.alignment import Alignment, RankClock, align
-from overlapscope.trace.board import read_times_ns
 from overlapscope.trace.clock import bounds_of_pings
 from overlapscope.trace.folders import expected_ranks_of, find_rank_folders, has_group_logs, read_json, read_lines
 from overlapscope.trace.format import (
@@ -23,15 +22,15 @@ from overlapscope.trace.format import (
     CLOCK_FILE,
     ENDED_FILE,
     EVENTS_FILE,
-    INCIDENT_PATTERN,
     LINKS_FILE,
     PLANS_FILE,
     RANK_FILE,
     RUN_FILE,
-    Kind,
 )
+from overlapscope.trace.kept_records import with_boards, with_incidents
 from overlapscope.trace.links import link_samples, sample_rows, with_peer_ranks
 from overlapscope.trace.log import RECORD_DTYPE, Problem, Records, read_log
+from overlapscope.trace.seal import Seal
 from overlapscope.trace.tables import on_clock, rank_tables
 
 Progress = Callable[[int, int], None]
@@ -144,7 +143,8 @@ def _read_logs(
         where = read_json(folder / RANK_FILE, problems)
         its_run = read_json(folder / RUN_FILE, problems)
         run = run or its_run
-        records = _with_boards(_with_incidents(records, folder, problems), folder)
+        seal = Seal(folder, problems)
+        records = with_boards(with_incidents(records, folder, problems), folder, seal, problems)
         samples = read_lines(folder / LINKS_FILE, problems, sample_rows)
         tables_of_rank = rank_tables(records, rank) if len(records) else _empty_tables()
         parts.append(tables_of_rank | {"links": link_samples(samples, rank)})
@@ -160,6 +160,7 @@ def _read_logs(
         )
         plans.append(_read_plans(folder / PLANS_FILE, problems))
         call_sites.append(_read_call_sites(folder / CALL_SITES_FILE, rank, problems))
+        seal.report(problems)
     if progress:
         progress(len(folders), len(folders))
     if not parts:
@@ -226,45 +227,6 @@ def _note_without_events(folders: dict[int, Path]) -> list[Problem]:
     path = next(iter(folders.values())).parent
     what = "only the order of their collectives can be shown"
     return [Problem("note", f"{path}: {who} an event log, which DistributedDataParallel writes; {what}")]
-
-
-def _with_incidents(records: Records, folder: Path, problems: list[Problem]) -> Records:
-    """The records of the log and those that incidents kept from being overwritten."""
-    kept = [records]
-    for path in sorted(folder.glob(INCIDENT_PATTERN)):
-        try:
-            _, incident_records, found = read_log(path)
-        except OverlapScopeError as error:
-            problems.append(Problem("error", str(error)))
-            continue
-        problems += found
-        kept.append(incident_records)
-    if len(kept) == 1:
-        return records
-    merged = np.concatenate(kept)
-    _, first = np.unique(merged["sequence"], return_index=True)
-    return merged[first]
-
-
-def _with_boards(records: Records, folder: Path) -> Records:
-    """The records of the log, and of gradients ready in buckets that never became so: theirs were not yet written."""
-    if not len(records):
-        return records
-    kept = [records]
-    for model in np.unique(records["model"][records["kind"] == Kind.PLAN]):
-        ready_ns = np.asarray(read_times_ns(folder, int(model)), dtype=np.int64)
-        logged = records[(records["kind"] == Kind.GRADIENT_READY) & (records["model"] == model)]
-        logged = logged[logged["index"] < len(ready_ns)]
-        logged_ns = np.zeros(len(ready_ns), dtype=np.int64)
-        np.maximum.at(logged_ns, logged["index"], logged["end_ns"])
-        (parameters,) = np.nonzero(ready_ns > logged_ns)
-        rows = np.zeros(len(parameters), dtype=records.dtype)
-        rows["kind"], rows["index"], rows["model"] = Kind.GRADIENT_READY, parameters, model
-        rows["start_ns"] = rows["end_ns"] = ready_ns[parameters]
-        rows["step"], rows["sequence"] = records["step"].max(), records["sequence"][-1]
-        rows["plan_epoch"] = records["plan_epoch"][(records["kind"] == Kind.PLAN) & (records["model"] == model)].max()
-        kept.append(rows)
-    return np.concatenate(kept)
 
 
 def _rank_clock(

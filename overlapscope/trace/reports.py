@@ -6,7 +6,6 @@ A rank's file is written anew with each report, because one may be taken back.
 from __future__ import annotations
 
 import faulthandler
-import json
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from overlapscope.trace.folders import read_lines
+from overlapscope.trace.checksum import json_line
+from overlapscope.trace.folders import read_json, read_lines
 from overlapscope.trace.format import RANK_FILE, REPORTS_FILE
 from overlapscope.trace.log import Problem
 
@@ -99,7 +99,7 @@ class ReportLog:
         path = self._folder / REPORTS_FILE
         part = path.with_suffix(".part")
         with suppress(OSError):
-            part.write_text("".join(json.dumps(line) + "\n" for line in self._lines), encoding="utf-8")
+            part.write_text("".join(map(json_line, self._lines)), encoding="utf-8")
             part.replace(path)
 
 
@@ -146,7 +146,7 @@ def _stacks_file(number: int) -> str:
 
 def _to_unix_ns(folder: Path) -> int | None:
     try:
-        sample = json.loads((folder / RANK_FILE).read_text(encoding="utf-8"))["clock_samples"][0]
+        sample = read_json(folder / RANK_FILE, [])["clock_samples"][0]
         return int(sample["unix_ns"]) - int(sample["monotonic_ns"])
-    except (OSError, ValueError, KeyError, IndexError, TypeError):
+    except (ValueError, KeyError, IndexError, TypeError):
         return None

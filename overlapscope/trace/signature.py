@@ -13,6 +13,8 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Any, Final
 
+from overlapscope.trace.checksum import json_line
+
 NO_BUCKET: Final = -1
 
 POINT_TO_POINT: Final = ("send", "recv")
@@ -67,8 +69,8 @@ class Signature:
         return _hash64(self.names) if self.names else 0
 
     def to_json(self, number: int) -> str:
-        """A line of ``signatures.jsonl``."""
-        return json.dumps({"signature": number, **asdict(self)}, separators=(",", ":"))
+        """A line of ``signatures.jsonl``, with its end."""
+        return json_line({"signature": number, **asdict(self)})
 
     @classmethod
     def from_json(cls, line: dict[str, Any]) -> tuple[int, Signature]:

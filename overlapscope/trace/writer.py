@@ -7,9 +7,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
+from zlib import crc32
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.format import HEADER_BYTES, PINNED_SHARE, RECORD, RECORD_BYTES, LogHeader
+from overlapscope.trace.format import CHECKED_RECORD, HEADER_BYTES, PINNED_SHARE, RECORD, RECORD_BYTES, LogHeader
 from overlapscope.trace.ring_log import RingLog
 
 DEFAULT_LIMIT_BYTES: Final = 64 * 1024**2
@@ -17,7 +18,6 @@ DEFAULT_LIMIT_BYTES: Final = 64 * 1024**2
 
 _SMALLEST_CAPACITY: Final = 64
 _FIRST_AT: Final = HEADER_BYTES - RECORD_BYTES  # for records are numbered from 1
-_SEQUENCE_LOW: Final = 0xFFFFFFFF
 
 
 class EventLog(RingLog):
@@ -41,7 +41,8 @@ class EventLog(RingLog):
         if capacity < _SMALLEST_CAPACITY:
             smallest = HEADER_BYTES + _SMALLEST_CAPACITY * RECORD_BYTES
             raise OverlapScopeError(f"{path}: a log of {limit_bytes} bytes is too small; give at least {smallest}")
-        self._pack: Callable[..., None] = RECORD.pack_into
+        self._pack: Callable[..., bytes] = RECORD.pack
+        self._store: Callable[..., None] = CHECKED_RECORD.pack_into
         self._sequence = itertools.count(1)
         self._incidents = 0
         super().__init__(path, capacity)
@@ -54,16 +55,12 @@ class EventLog(RingLog):
             end_uncertainty_ns: the true end lies at most this long before ``end_ns``; below 2**32.
         """
         sequence = next(self._sequence)
-        self._pack(
+        record = self._pack(start_ns, end_ns, step, end_uncertainty_ns, body, sequence)
+        self._store(
             self._buffer,
             _FIRST_AT + sequence * RECORD_BYTES if sequence <= self._straight else self._make_room(sequence),
-            sequence & _SEQUENCE_LOW,
-            start_ns,
-            end_ns,
-            step,
-            end_uncertainty_ns,
-            body,
-            sequence,
+            crc32(record),
+            record,
         )
         if sequence > self.newest:  # another thread may have stored a newer one since this number was drawn
             self.newest = sequence
@@ -107,7 +104,7 @@ class EventLog(RingLog):
     def close(self) -> None:
         """Note in the header that the log is complete, and give unused disk space back. May be called twice."""
         # Who still appends, as a training that goes on after its recording, does not fail and allocates nothing.
-        self._pack, self._straight = _discard, sys.maxsize
+        self._store, self._straight = _discard, sys.maxsize
         super().close()
 
     @property
@@ -128,4 +125,4 @@ class EventLog(RingLog):
 
 
 def _discard(*_: object) -> None:
-    """A no-op in place of ``RECORD.pack_into`` for a closed log."""
+    """A no-op in place of ``CHECKED_RECORD.pack_into`` for a closed log."""

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from overlapscope.analysis.clocks import describe_clocks
-from overlapscope.trace.format import CLOCK_FILE, RANK_FILE, rank_folder
+from overlapscope.trace.format import CLOCK_FILE, RANK_FILE, rank_folder, write_json
 from overlapscope.trace.reader import read_trace
 from tests.synthetic import make_rank
 
@@ -15,7 +15,7 @@ def write_ranks(folder: Path, boots: list[str]) -> None:
     for rank, boot in enumerate(boots):
         make_rank(folder, rank, world_size=len(boots)).close()
         path = rank_folder(folder, rank) / RANK_FILE
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"boot_id": boot}))
+        write_json(path, json.loads(path.read_text()) | {"boot_id": boot})
 
 
 def test_ranks_of_one_boot_share_a_clock(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def test_what_stock_ddp_launches_is_recorded_as_if_ours_had_launched_it(
         assert plans(stock, rank) == plans(ours, rank)
         parameters = [(folder / f"rank_{rank}" / "parameters.jsonl").read_text() for folder in (stock, ours)]
         assert parameters[0] == parameters[1]
-        assert all(read_has_come(stock / f"rank_{rank}", 0))
+        assert all(read_has_come(stock / f"rank_{rank}", 0, []))
 
 
 def train_stock(script: Callable[[type[TorchDDP]], Job], folder: Path | None) -> list[bytes]:

@@ -11,6 +11,7 @@ import pytest
 from overlapscope.cli import COMMANDS
 from overlapscope.model.calibration import read_calibration
 from tests.commands.command_line import COMMAND, REPOSITORY
+from tests.ordered import end, steps, write_order
 from tests.synthetic import write_recording
 
 HELPS = [["--help"], *([verb, "--help"] for verb in COMMANDS)]
@@ -40,9 +41,14 @@ def test_what_is_printed_from_its_own_knowledge(arguments: list[str]) -> None:
     assert run_for_nobody(*arguments) == (0, "")
 
 
-@pytest.mark.parametrize("verb", ["diagnose", "recommend", "stragglers", "summary"])
+@pytest.mark.parametrize("verb", ["recommend", "stragglers", "summary"])
 def test_what_is_printed_of_a_recording(tmp_path: Path, verb: str) -> None:
     assert run_for_nobody(verb, write_recording(tmp_path, ranks=2, steps=30)) == (0, "")
+
+
+def test_what_is_printed_of_the_order_of_collectives(tmp_path: Path) -> None:
+    end(write_order(tmp_path, {0: steps(5), 1: steps(5)}), (0, 1))
+    assert run_for_nobody("diagnose", tmp_path) == (0, "")
 
 
 def test_what_is_found_goes_to_stderr_and_the_exit_code_all_the_same(tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ def test_probing_takes_detail_parameters_unless_another_is_asked_for(tmp_path: P
 PLAY_PROBING = """
 import json, os, sys
 from pathlib import Path
+from overlapscope.trace.format import write_json
 from tests.synthetic import write_recording
 folder = Path(os.environ["OVERLAPSCOPE_TRACE"])
 write_recording(folder, ranks=2, steps=3)
@@ -100,7 +101,7 @@ for rank in range(2):
     file = folder / f"rank_{rank}" / "run.json"
     run = json.loads(file.read_text())
     run["models"] = json.loads(sys.argv[1])
-    file.write_text(json.dumps(run))
+    write_json(file, run)
 """
 STOCK = (
     "no bucket plans were probed: the plan of torch's own DistributedDataParallel can't be changed; use "

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from dashboards.plots.order import OrderPlot
 from dashboards.plots.order_content import step_columns, text_columns
 from dashboards.plots.order_layout import OrderLayout
 from dashboards.recording import Recording, Snapshot
+from overlapscope.cli import main
 from overlapscope.diagnosis.order_lanes import Window
 from overlapscope.trace.format import REPORTS_FILE, rank_folder
 from tests.dashboards.test_pages import words
@@ -80,6 +83,30 @@ def test_a_healthy_recording_says_so_and_shows_its_lanes(tmp_path):
     assert 'class="kind healthy"' in page
     assert document.get_model_by_name("order") is not None
     assert not snapshot.diagnosis.is_incident
+
+
+@pytest.mark.parametrize("gone", ["rank_1", "rank_1/group_0.log"])
+def test_of_an_incomplete_recording_it_says_what_the_command_says(tmp_path, gone, capsys):
+    traces = healthy(tmp_path / "traces")
+    path = traces / gone
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert main(["diagnose", str(traces)]) == 1
+    sentence = capsys.readouterr().out.splitlines()[0]
+    snapshot = Recording(traces).newest()
+    _, page = build(snapshot)
+    assert sentence in unescape(page)
+    assert "Cannot tell" in page
+    assert 'class="kind healthy"' not in page
+    assert snapshot.diagnosis.is_incident
+
+
+def test_if_all_collective_logs_are_damaged_it_says_so(tmp_path):
+    traces = healthy(tmp_path / "traces", ranks=2)
+    for rank in range(2):
+        path = rank_folder(traces, rank) / "group_0.log"
+        path.write_bytes(b"x" + path.read_bytes()[1:])
+    _, page = build(Recording(traces).newest())
+    assert "rank_0/group_0.log: not a collective log" in page
 
 
 def test_without_collective_logs_the_page_says_what_to_do(tmp_path):

@@ -235,3 +235,15 @@ class TestNccl:
                 rank.launch("all_reduce", [number + rank.rank + 1])
 
         assert "older than what is left" in " ".join(self.run(tmp_path, 3, job, keep=10).evidence)
+
+
+def test_a_dump_that_cannot_be_read_takes_healthy_away(tmp_path: Path) -> None:
+    for number in range(2):
+        rank = NcclRank(number, {"0": range(2)})
+        rank.launch("barrier")
+        rank.write(tmp_path)
+    assert verdict_of(tmp_path).kind == "healthy"
+    path = max(tmp_path.iterdir())
+    path.write_bytes(path.read_bytes()[:-20])
+    verdict = judge(read_dumps(tmp_path)[0])
+    assert (verdict.kind, verdict.blamed) == ("cannot tell", ())

@@ -98,6 +98,18 @@ def test_damaged_tables_are_made_again(tmp_path: Path, damage: str) -> None:
     assert steps.stat().st_size > 200
 
 
+def test_a_damaged_table_is_made_again(tmp_path: Path) -> None:
+    write_recording(tmp_path, ranks=1)
+    read_trace(tmp_path)
+    for name in ("steps.parquet", "contents.json"):
+        path = tmp_path / TABLES_FOLDER / name
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 0x04
+        path.write_bytes(content)
+        assert len(read_trace(tmp_path).steps) == 5
+        assert path.read_bytes() != content
+
+
 def test_nothing_but_the_tables_is_left_beside_the_ranks(tmp_path: Path) -> None:
     write_recording(tmp_path, ranks=1)
     read_trace(tmp_path)

@@ -7,6 +7,7 @@ import os
 import struct
 from dataclasses import replace
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.checksum import read_json_text
 from overlapscope.trace.format import (
+    CHECKED_RECORD,
     DTYPES,
     HEADER_BYTES,
     OPS,
@@ -33,7 +36,7 @@ HEADER = LogHeader(capacity_records=1000, pinned_records=125, written_records=7,
 
 
 def test_writer_and_reader_agree_on_the_size_of_a_record() -> None:
-    assert RECORD.size == RECORD_DTYPE.itemsize == RECORD_BYTES
+    assert CHECKED_RECORD.size == RECORD_DTYPE.itemsize == RECORD_BYTES
 
 
 @given(
@@ -61,10 +64,12 @@ def test_every_field_comes_back_as_it_was_packed(
         kind, op=op, dtype=dtype, flags=Flag(flags), index=index, model=model, group=group, elements=elements,
         plan_epoch=plan_epoch, call_site=call_site, plan_hash=plan_hash,
     )  # fmt: skip
-    packed = RECORD.pack(9, start_ns, end_ns, step, uncertainty, body, 9)
+    checked = RECORD.pack(start_ns, end_ns, step, uncertainty, body, 9)
+    packed = CHECKED_RECORD.pack(crc32(checked), checked)
     record = np.frombuffer(packed, dtype=RECORD_DTYPE)[0]
     assert {name: int(record[name]) for name in RECORD_DTYPE.names} == {
-        "sequence_low": 9, "start_ns": start_ns, "end_ns": end_ns, "step": step, "end_uncertainty_ns": uncertainty,
+        "crc32": crc32(checked),
+        "start_ns": start_ns, "end_ns": end_ns, "step": step, "end_uncertainty_ns": uncertainty,
         "kind": kind, "op": OPS.index(op), "dtype": DTYPES.index(dtype), "flags": flags, "index": index,
         "model": model, "group": group, "elements": elements, "plan_epoch": plan_epoch, "call_site": call_site,
         "plan_hash": plan_hash, "sequence": 9,
@@ -92,8 +97,8 @@ def test_the_header_page_explains_itself() -> None:
 
 
 def test_a_newer_format_is_refused_with_both_versions_and_what_to_do() -> None:
-    with pytest.raises(OverlapScopeError, match=r"rank_0/events.log: written in trace format 2.* up to 1; upgrade"):
-        LogHeader.unpack(replace(HEADER, version=2).pack(), PATH)
+    with pytest.raises(OverlapScopeError, match=r"rank_0/events.log: written in trace format 3.* up to 2; upgrade"):
+        LogHeader.unpack(replace(HEADER, version=3).pack(), PATH)
 
 
 @pytest.mark.parametrize("page", [b"", b"PK\x03\x04" + bytes(5000), bytes(HEADER_BYTES), b"OVLSCOPX" + bytes(100)])
@@ -131,5 +136,5 @@ def test_a_small_json_file_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(Path, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
         write_json(path, {"a": 2})
-    assert json.loads(path.read_text()) == {"a": 1}
+    assert read_json_text(path.read_bytes()) == {"a": 1}
     assert os.path.exists(path)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.format import HEADER_BYTES, RECORD_BYTES
-from overlapscope.trace.log import log_position, newest_step, read_log
+from overlapscope.trace.log import Problem, log_position, newest_records, newest_step, read_log
 from overlapscope.trace.writer import EventLog
 from tests.trace.logs import append_numbered, bytes_for, make_log
 
@@ -81,7 +81,9 @@ def test_a_flipped_sequence_number_costs_that_record_only(name: str, data: st.Da
         if "not closed" in name:
             assert said == []  # as death leaves it: one record torn
         else:
-            assert said == [f"{path}: 1 damaged records, the first at offset {bytes_for(slot)}; they are skipped"]
+            assert said == [
+                f"{path}: one record is damaged, the first at offset {bytes_for(slot)}; what is damaged is skipped"
+            ]
 
 
 @given(st.binary(min_size=1, max_size=2000), st.integers(0, 79))
@@ -135,6 +137,46 @@ def test_the_newest_step_and_position_follow_the_log_through_its_ring(tmp_path: 
     assert (newest_step(log.path), log_position(log.path)) == (None, (bytes_for(80), 0))
     append_numbered(log, count)
     assert (newest_step(log.path), log_position(log.path)) == (count, (bytes_for(80), count))
+
+
+@pytest.mark.parametrize("at", range(RECORD_BYTES))
+def test_a_record_with_a_damaged_byte_is_left_out_and_noted(tmp_path: Path, at: int) -> None:
+    content, offset = bytearray(IMAGES["closed"]), HEADER_BYTES + 20 * RECORD_BYTES
+    content[offset + at] ^= 0x10
+    path = put(tmp_path, bytes(content))
+    _, records, problems = read_log(path)
+    assert records["start_ns"].tolist() == [number for number in range(1, 41) if number != 21]
+    what = f"{path}: one record is damaged"
+    assert str(problems[0]) == f"{what}, the first at offset {offset}; what is damaged is skipped"
+    noted: list[Problem] = []
+    assert len(newest_records(path, 40, noted)) == 39
+    assert [str(problem) for problem in noted] == [f"{what}, among the newest; what is damaged is skipped"]
+
+
+def test_a_damaged_header_is_one_clear_line(tmp_path: Path) -> None:
+    content = bytearray(IMAGES["closed"])
+    content[2000] ^= 1
+    path = put(tmp_path, bytes(content))
+    with pytest.raises(OverlapScopeError, match=r"events.log: damaged header \(its checksum is wrong\)"):
+        read_log(path)
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_a_log_of_version_1_is_read_as_ever(tmp_path: Path, name: str) -> None:
+    """It has no checksums, and the low half of its number at the beginning of each record."""
+    content = bytearray(IMAGES[name])
+    expected = read_log(put(tmp_path, bytes(content)))[1]
+    content[8] = 1
+    content[HEADER_BYTES - 4 : HEADER_BYTES] = bytes(4)
+    for begin in range(HEADER_BYTES, len(content), RECORD_BYTES):
+        content[begin : begin + 4] = content[begin + RECORD_BYTES - 8 : begin + RECORD_BYTES - 4]
+    path = put(tmp_path, bytes(content))
+    header, records, problems = read_log(path)
+    assert header.version == 1
+    assert records["sequence"].tolist() == expected["sequence"].tolist()
+    assert [problem for problem in problems if problem.severity == "error"] == []
+    assert len(newest_records(path, 20)) == 20
+    assert newest_step(path) is not None
 
 
 def test_the_newest_step_of_a_log_that_is_not_there_yet(tmp_path: Path) -> None:

@@ -11,13 +11,14 @@ from overlapscope.trace.format import (
     RANK_FILE,
     RUN_FILE,
     rank_folder,
+    write_json,
 )
 from overlapscope.trace.reader import read_trace
 from tests.synthetic import make_rank, write_recording
 
 
 def edit_json(path: Path, **changes: object) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    write_json(path, json.loads(path.read_text()) | changes)
 
 
 def on_another_host(folder: Path, rank: int, *, shift_ns: int, **changes: object) -> None:

@@ -105,16 +105,16 @@ def test_several_threads_append_without_losing_a_record(tmp_path: Path) -> None:
 def test_a_thread_that_stores_late_does_not_hide_a_newer_record(tmp_path: Path) -> None:
     """Thread A draws number 1, thread B draws and stores 2, then A stores: closing must keep both."""
     log = EventLog(tmp_path / "log")
-    pack, overtaken = log._pack, False
+    store, overtaken = log._store, False
 
-    def overtaking_pack(*args: object) -> None:
+    def overtaking_store(*args: object) -> None:
         nonlocal overtaken
         if not overtaken:
             overtaken = True
             log.append(ENTER, 2, 2, 2)
-        pack(*args)
+        store(*args)
 
-    log._pack = overtaking_pack
+    log._store = overtaking_store
     log.append(ENTER, 1, 1, 1)
     log.close()
     header, records, problems = read_log(log.path)

@@ -14,7 +14,7 @@ from instrumented_ddp.recording.records import BucketRecords, PlanRecords, phase
 from instrumented_ddp.recording.reduction_events import private_board
 from instrumented_ddp.recording.timing import DeviceTimer, Mark, bucket_timer_of, timer_of
 from overlapscope.trace.environment import Detail
-from overlapscope.trace.format import RECORD, RECORD_BYTES, Phase
+from overlapscope.trace.format import CHECKED_RECORD, RECORD, Phase
 from overlapscope.trace.host import host_now_ns
 from overlapscope.trace.log import RECORD_DTYPE, Records
 
@@ -34,11 +34,10 @@ class MemoryLog:
     def records(self) -> Records:
         """Everything, as a log that is read back."""
         rows = self._rows.copy()  # to which threads add what has just ended
-        packed = bytearray(len(rows) * RECORD_BYTES)
-        for place, (body, step, start_ns, end_ns, uncertainty_ns) in enumerate(rows):
-            RECORD.pack_into(
-                packed, place * RECORD_BYTES, place + 1, start_ns, end_ns, step, uncertainty_ns, body, place + 1
-            )
+        packed = b"".join(
+            CHECKED_RECORD.pack(0, RECORD.pack(start_ns, end_ns, step, uncertainty_ns, body, number))
+            for number, (body, step, start_ns, end_ns, uncertainty_ns) in enumerate(rows, start=1)
+        )
         return np.frombuffer(packed, dtype=RECORD_DTYPE)
 
 

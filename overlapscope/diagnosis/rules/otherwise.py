@@ -12,6 +12,7 @@ from overlapscope.diagnosis.wording import capitalised, group_text, ranks_text, 
 
 _SLOW_AFTER_NS: Final = 1_000_000_000
 _SLOW_AFTER_STEPS: Final = 3
+_MOST_GAPS: Final = 3
 _OBSERVED: Final[dict[str, FaultKind]] = {
     "stopped": "stopped",
     "holds the GIL": "holds the GIL",
@@ -90,6 +91,8 @@ def healthy(facts: Facts) -> Verdict | None:
     )
     count = len(facts.evidence.groups)
     groups = f"{count} group" if count == 1 else f"{count} groups"
+    if facts.evidence.gaps:
+        return _incomplete(facts, going)
     if facts.unrecorded:
         return Verdict(
             kind="cannot tell",
@@ -104,6 +107,25 @@ def healthy(facts: Facts) -> Verdict | None:
         kind="healthy",
         sentence=f"{what}: {compared:,} collectives in {groups} are the same on all ranks.",
         concerned=going,
+    )
+
+
+def _incomplete(facts: Facts, going: tuple[int, ...]) -> Verdict:
+    """Nothing is wrong in what there is, and a part is missing or damaged, in which a fault may hide."""
+    gaps = facts.evidence.gaps
+    said = "; ".join(gap.what for gap in gaps[:_MOST_GAPS])
+    if len(gaps) > _MOST_GAPS:
+        said += f"; and {len(gaps) - _MOST_GAPS} more"
+    compared = {group.name: group for group in facts.evidence.groups if len(group.newest) > 1}
+    number = sum(min(group.newest.values()) for group in compared.values())
+    ranks = {rank for group in compared.values() for rank in group.newest}
+    agreed = f" What is there agrees: {number:,} collectives are the same on {ranks_text(ranks)}." if number else ""
+    return Verdict(
+        kind="cannot tell",
+        sentence=f"Whether anything is wrong can't be told, because part of the recording is missing or damaged: "
+        f"{said}.{agreed}",
+        concerned=going,
+        advice=tuple(dict.fromkeys(gap.advice for gap in gaps)),
     )
 
 

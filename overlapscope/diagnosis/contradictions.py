@@ -1,0 +1,53 @@
+"""What ranks have written of their models, held against what they went on to reduce: older files have no checksums."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from overlapscope.diagnosis.evidence import ModelParameters, RankEvidence
+from overlapscope.diagnosis.recorded_order import RecordedOrder
+from overlapscope.trace.format import PARAMETERS_FILE
+from overlapscope.trace.log import Problem
+from overlapscope.trace.signature import NO_BUCKET
+
+
+def with_believable_models(
+    ranks: Mapping[int, RankEvidence], folders: Mapping[int, Path], source: RecordedOrder, problems: list[Problem]
+) -> dict[int, RankEvidence]:
+    """The ranks without models that differ from the others' although all reduced the same buckets.
+
+    The hash of a bucket plan covers names, shapes, dtypes and order of all parameters.
+
+    Args:
+        folders: of the ranks.
+        source: what they launched.
+        problems: takes what can't be so.
+    """
+    usual: dict[int, ModelParameters] = {}
+    for number in sorted({model.model for one in ranks.values() for model in one.models}):
+        counts = Counter(model for one in ranks.values() for model in one.models if model.model == number)
+        usual[number], most = counts.most_common(1)[0]
+        if most == counts.total():
+            del usual[number]  # all are alike
+    found = dict(ranks)
+    for rank, one in ranks.items():
+        for model in one.models:
+            same = usual.get(model.model, model)
+            if same == model:
+                continue
+            plans = _plans(source, rank, model.model)
+            if any(same in other.models and plans & _plans(source, r, model.model) for r, other in ranks.items()):
+                found[rank] = replace(found[rank], models=tuple(m for m in found[rank].models if m != model))
+                path = folders[rank] / PARAMETERS_FILE
+                text = f"{path}: model {model.model} differs from other ranks', but they reduced the same buckets"
+                problems.append(Problem("error", f"{text}; this file or theirs is damaged"))
+    return found
+
+
+def _plans(source: RecordedOrder, rank: int, model: int) -> set[str]:
+    """Hashes of the bucket plans by which a rank has reduced a model."""
+    signatures = source.signatures(rank).values()
+    return {one.plan_hash for one in signatures if one.bucket != NO_BUCKET and one.model == model and one.plan_hash}

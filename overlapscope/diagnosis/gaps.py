@@ -1,0 +1,85 @@
+"""What is missing or damaged of a recording: without it nobody can say that nothing is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from overlapscope.diagnosis.evidence import Gap, GroupOrder
+from overlapscope.diagnosis.rank_files import RankFiles
+from overlapscope.diagnosis.wording import group_text, ranks_text
+from overlapscope.trace.folders import expected_ranks_of
+from overlapscope.trace.log import Problem
+
+_ENTERED_BY_ALL: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+"""What ends on no rank before all have entered it. A broadcast, say, may end on its root alone."""
+_OVER: Final = ("ended", "failed", "gone")
+"""States of a process whose log will not go on: what is missing there is not about to be written."""
+_COPY: Final = "Copy the rank_* folders of all ranks into this folder, those of other hosts too, and diagnose again."
+_COPY_AGAIN: Final = "Copy the recording again from where it was made; if it is damaged there as well, record again."
+
+
+def gaps_in(
+    folders: Mapping[int, Path],
+    files: Mapping[int, RankFiles],
+    groups: Iterable[GroupOrder],
+    problems: Iterable[Problem],
+) -> tuple[Gap, ...]:
+    """What a recording lacks.
+
+    Args:
+        folders: of the ranks.
+        files: what is in them.
+        groups: the order of collectives in each.
+        problems: with any of the files.
+    """
+    gaps = []
+    if missing := sorted({rank for one in files.values() for rank in _told_of(one)} - folders.keys()):
+        gaps.append(Gap(f"{ranks_text(missing)} left no folder here", _COPY))
+    damage = [str(problem) for problem in problems if problem.severity == "error"]
+    gaps += [Gap(text, _COPY_AGAIN) for text in damage]
+    for group in groups:
+        gaps += [
+            Gap(f"{lost} in {group_text(group)}", _COPY_AGAIN)
+            for rank, lost in _lost_entries(group, files).items()
+            if not any(text.startswith(f"{folders[rank]}/") for text in damage)  # which says why
+        ]
+    return tuple(gaps)
+
+
+def no_collectives() -> Gap:
+    """Nothing was compared because nothing is there."""
+    what = "no rank left a log of its collectives, so there is nothing to compare"
+    return Gap(
+        what, "Record again: 'overlapscope record -o FOLDER -- torchrun ...' logs every collective of each rank."
+    )
+
+
+def _told_of(one: RankFiles) -> tuple[int, ...]:
+    """The ranks that there must be, by what one of them was told."""
+    size = one.evidence.world_size
+    if one.waited_for_all and size is not None:
+        return tuple(range(size))
+    return expected_ranks_of(one.run)
+
+
+def _lost_entries(group: GroupOrder, files: Mapping[int, RankFiles]) -> dict[int, str]:
+    """Ranks whose log ends before what others have completed with them."""
+    done = [
+        entry.number
+        for window in group.windows.values()
+        for entry in window
+        if entry.state == "completed" and entry.signature.op in _ENTERED_BY_ALL
+    ]
+    newest = max(done, default=0)
+    lost = {}
+    for rank in group.ranks:
+        one = files.get(rank)
+        if one is None or one.evidence.liveness not in _OVER or one.evidence.unrecorded_because is not None:
+            continue
+        its_newest = group.newest.get(rank, 0)
+        if its_newest < newest:
+            ends = f"ends with collective {its_newest}" if its_newest else "is missing"
+            lost[rank] = f"the log of rank {rank} {ends}, and others completed collective {newest} with it"
+    return lost

@@ -1,0 +1,48 @@
+"""Which entries of a collective log are what was written: all of them at once, because logs are long."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from overlapscope.trace.group_log import ENTRY_BYTES, ENTRY_DTYPE, FAILED, Entries
+
+_ADLER: Final = 65521
+_CHECK_AT: Final = int(ENTRY_DTYPE.fields["check"][1])  # type: ignore[index]
+_WEIGHTS: Final = np.arange(ENTRY_BYTES, 0, -1, dtype=np.float32)
+"""The upper half of Adler-32 is the sum of all bytes, each times its distance from the end: below 2**24, so exact."""
+_WEIGHTS[_CHECK_AT : _CHECK_AT + 2] = 0
+
+
+def checked(entries: Entries, *, is_closed: bool) -> tuple[Entries, npt.NDArray[np.bool_]]:
+    """Entries as they were last written completely, and which of them are that.
+
+    A process may die, or be looked at, between the time that it adds to an entry and the new check: it is taken out.
+
+    Args:
+        is_closed: the log is, so nothing was being added.
+    """
+    is_intact = _is_intact(entries)
+    if is_closed or is_intact.all():
+        return entries, is_intact
+    entries = entries.copy()
+    for place in np.flatnonzero(~is_intact):
+        for added in (("completed_ns",), ("launched_ns",), ("completed_ns", "launched_ns")):
+            before = entries[place : place + 1].copy()
+            for name in added:
+                before[name] = 0
+            if "completed_ns" in added:
+                before["flags"] &= ~np.uint8(FAILED)
+            if _is_intact(before)[0]:
+                entries[place], is_intact[place] = before[0], True
+                break
+    return entries, is_intact
+
+
+def _is_intact(entries: Entries) -> npt.NDArray[np.bool_]:
+    data = np.frombuffer(entries.tobytes(), dtype=np.uint8).reshape(-1, ENTRY_BYTES)
+    sums = (data.astype(np.float32) @ _WEIGHTS).astype(np.int64)
+    is_intact: npt.NDArray[np.bool_] = (sums + ENTRY_BYTES) % _ADLER == entries["check"]
+    return is_intact

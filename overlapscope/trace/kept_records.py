@@ -1,0 +1,54 @@
+"""Records of a rank that are not in its event log: kept by incidents, or still on the boards of its gradients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.board import read_times_ns
+from overlapscope.trace.format import INCIDENT_PATTERN, Kind, board_file
+from overlapscope.trace.log import Problem, Records, read_log
+from overlapscope.trace.seal import Seal
+
+
+def with_incidents(records: Records, folder: Path, problems: list[Problem]) -> Records:
+    """The records of the log and those that incidents kept from being overwritten."""
+    kept = [records]
+    for path in sorted(folder.glob(INCIDENT_PATTERN)):
+        try:
+            _, incident_records, found = read_log(path)
+        except OverlapScopeError as error:
+            problems.append(Problem("error", str(error)))
+            continue
+        problems += found
+        kept.append(incident_records)
+    if len(kept) == 1:
+        return records
+    merged = np.concatenate(kept)
+    _, first = np.unique(merged["sequence"], return_index=True)
+    return merged[first]
+
+
+def with_boards(records: Records, folder: Path, seal: Seal, problems: list[Problem]) -> Records:
+    """The records of the log, and of gradients ready in buckets that never became so: theirs were not yet written."""
+    if not len(records):
+        return records
+    kept = [records]
+    for model in np.unique(records["model"][records["kind"] == Kind.PLAN]):
+        if seal.is_broken(board_file(model)):
+            continue
+        ready_ns = np.asarray(read_times_ns(folder, int(model), problems), dtype=np.int64)
+        logged = records[(records["kind"] == Kind.GRADIENT_READY) & (records["model"] == model)]
+        logged = logged[logged["index"] < len(ready_ns)]
+        logged_ns = np.zeros(len(ready_ns), dtype=np.int64)
+        np.maximum.at(logged_ns, logged["index"], logged["end_ns"])
+        (parameters,) = np.nonzero(ready_ns > logged_ns)
+        rows = np.zeros(len(parameters), dtype=records.dtype)
+        rows["kind"], rows["index"], rows["model"] = Kind.GRADIENT_READY, parameters, model
+        rows["start_ns"] = rows["end_ns"] = ready_ns[parameters]
+        rows["step"], rows["sequence"] = records["step"].max(), records["sequence"][-1]
+        rows["plan_epoch"] = records["plan_epoch"][(records["kind"] == Kind.PLAN) & (records["model"] == model)].max()
+        kept.append(rows)
+    return np.concatenate(kept)

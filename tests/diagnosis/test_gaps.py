@@ -1,0 +1,203 @@
+"""What is missing of a recording is said, takes "healthy" away, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from overlapscope.cli import main
+from overlapscope.diagnosis.evidence import Gap
+from overlapscope.diagnosis.from_logs import read_evidence
+from overlapscope.diagnosis.judge import judge
+from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.trace.format import (
+    ENDED_FILE,
+    EVENTS_FILE,
+    HEADER_BYTES,
+    JOINING_FILE,
+    PARAMETERS_FILE,
+    RUN_FILE,
+    SIGNATURES_FILE,
+    rank_folder,
+    ready_file,
+    write_json,
+)
+from overlapscope.trace.group_log import ENTRY_BYTES, GroupHeader, group_file
+from tests.diagnosis.jobs import group, job, rank, trained
+from tests.diagnosis.test_from_logs import lives_here, write_model
+from tests.ordered import Collective, all_reduce, end, steps, write_order
+
+
+def verdict_on(folder: Path) -> Verdict:
+    return judge(read_evidence(folder)[0])
+
+
+def ended(folder: Path, ranks: int = 3) -> Path:
+    end(write_order(folder, {number: steps(5) for number in range(ranks)}), range(ranks))
+    return folder
+
+
+def of_version_1(path: Path) -> None:
+    """As an older version has written it: without checks, and without the number of its entries."""
+    page, entries = path.read_bytes()[:HEADER_BYTES], bytearray(path.read_bytes()[HEADER_BYTES:])
+    header = replace(GroupHeader.unpack(page, path), version=1, written=None)
+    for at in range(0, len(entries), ENTRY_BYTES):
+        entries[at + 22 : at + 24] = bytes(2)
+    path.write_bytes(header.pack()[:-4] + bytes(4) + entries)
+
+
+def test_a_rank_that_left_no_folder_is_named_with_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(rank_folder(ended(tmp_path), 2))
+    assert main(["diagnose", str(tmp_path)]) == 1
+    said = capsys.readouterr().out
+    assert said.startswith(
+        "Whether anything is wrong can't be told, because part of the recording is missing or damaged: rank 2 left no "
+        "folder here. What is there agrees: 15 collectives are the same on ranks 0 and 1.\n"
+    )
+    assert "  - Copy the rank_* folders of all ranks into this folder" in said
+
+
+def test_of_a_single_rank_that_is_left_nothing_is_compared(tmp_path: Path) -> None:
+    shutil.rmtree(rank_folder(ended(tmp_path, 2), 1))
+    verdict = verdict_on(tmp_path)
+    assert (verdict.kind, verdict.sentence.endswith("rank 1 left no folder here.")) == ("cannot tell", True)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_log_that_was_cut_short_is_named(tmp_path: Path, version: int) -> None:
+    ended(tmp_path)
+    path = rank_folder(tmp_path, 1) / group_file(0)
+    if version == 1:
+        of_version_1(path)
+        assert verdict_on(tmp_path).kind == "healthy"
+    os.truncate(path, HEADER_BYTES + 5 * ENTRY_BYTES)
+    verdict = verdict_on(tmp_path)
+    assert (verdict.kind, verdict.blamed) == ("cannot tell", ())
+    assert {
+        1: "the log of rank 1 ends with collective 5, and others completed collective 15 with it in the default group",
+        2: f"{path}: 15 entries were written, and only those up to 5 are left",
+    }[version] in verdict.sentence
+    assert "5 collectives are the same on ranks 0-2" in verdict.sentence
+
+
+def test_a_log_that_is_gone_is_missed(tmp_path: Path) -> None:
+    (rank_folder(ended(tmp_path), 1) / group_file(0)).unlink()
+    assert "the log of rank 1 is missing, and others completed collective 15" in verdict_on(tmp_path).sentence
+
+
+def test_of_a_group_only_members_are_missed(tmp_path: Path) -> None:
+    ended(tmp_path)
+    write_order(tmp_path, {0: [all_reduce()], 1: [all_reduce()]}, group="pair", number=1, world_size=3)
+    assert verdict_on(tmp_path).kind == "healthy"
+
+
+def test_what_may_end_on_one_rank_alone_need_not_be_on_the_others(tmp_path: Path) -> None:
+    """The root of a broadcast over gloo does not wait for anybody."""
+    parting = replace(all_reduce(), op="broadcast", peer=0)
+    end(write_order(tmp_path, {0: [*steps(2), Collective(signature=parting, step=1)], 1: steps(2)}), (0, 1))
+    assert verdict_on(tmp_path).kind == "healthy"
+
+
+def test_a_job_that_runs_is_not_missing_what_is_not_written_yet(tmp_path: Path) -> None:
+    write_order(tmp_path, {0: steps(5), 1: steps(4)}, close=False)
+    for number in (0, 1):
+        lives_here(tmp_path, number, os.getpid())
+    lines = rank_folder(tmp_path, 1) / SIGNATURES_FILE
+    lines.write_text(lines.read_text() + '{"signature": 9, "op"')
+    (rank_folder(tmp_path, 1) / "group_1.log").write_bytes(bytes(2 * HEADER_BYTES))
+    (rank_folder(tmp_path, 1) / EVENTS_FILE).write_bytes(bytes(2 * HEADER_BYTES))
+    assert verdict_on(tmp_path).kind == "healthy"
+
+
+def test_a_fault_that_the_rest_proves_is_still_that_fault(tmp_path: Path) -> None:
+    late = steps(5)
+    late.insert(7, Collective(signature=all_reduce("seen"), step=2))
+    end(write_order(tmp_path, {0: steps(5), 1: late, 2: steps(5), 3: steps(5)}), range(4))
+    shutil.rmtree(rank_folder(tmp_path, 3))
+    verdict = verdict_on(tmp_path)
+    assert (verdict.kind, verdict.concerned) == ("missing collective", (0, 1, 2))
+
+
+def test_all_ranks_that_joined_are_expected_whoever_trained_together(tmp_path: Path) -> None:
+    ended(tmp_path, 2)
+    for number in (0, 1):
+        folder = rank_folder(tmp_path, number)
+        write_json(folder / RUN_FILE, {"world_size": 3, "ranks": [0, 1]})
+    assert verdict_on(tmp_path).kind == "healthy"
+    write_json(rank_folder(tmp_path, 0) / JOINING_FILE, {"rank": 0, "world_size": 3})
+    assert "rank 2 left no folder here" in verdict_on(tmp_path).sentence
+
+
+def test_a_rank_that_trained_has_an_event_log(tmp_path: Path) -> None:
+    ended(tmp_path, 2)
+    write_json(rank_folder(tmp_path, 1) / RUN_FILE, {"world_size": 2, "models": [{"model": 0}]})
+    assert "rank_1/events.log: missing" in verdict_on(tmp_path).sentence
+
+
+def test_how_a_rank_ended_is_not_guessed_from_a_damaged_file(tmp_path: Path) -> None:
+    write_order(tmp_path, {0: steps(5), 1: steps(5)}, close=False)
+    end(tmp_path, (0, 1))
+    lives_here(tmp_path, 1, 2**22 - 1)
+    path = rank_folder(tmp_path, 1) / ENDED_FILE
+    path.write_text(path.read_text().replace("ended", "endet"))
+    verdict = verdict_on(tmp_path)
+    assert (verdict.kind, verdict.blamed) == ("cannot tell", ())
+
+
+def test_without_any_log_nothing_is_called_the_same(tmp_path: Path) -> None:
+    ended(tmp_path, 2)
+    for number in (0, 1):
+        (rank_folder(tmp_path, number) / group_file(0)).unlink()
+    verdict = verdict_on(tmp_path)
+    assert verdict.kind == "cannot tell"
+    assert "no rank left a log of its collectives" in verdict.sentence
+
+
+def test_lines_that_are_lost_are_no_difference(tmp_path: Path) -> None:
+    """The logs agree; what some of the collectives of one rank were is not known any more."""
+    ended(tmp_path)
+    path = rank_folder(tmp_path, 1) / SIGNATURES_FILE
+    first, *others = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([first.replace("sum", "max"), *others]))
+    verdict = verdict_on(tmp_path)
+    assert (verdict.kind, verdict.blamed) == ("cannot tell", ())
+    assert f"{path}: line 1 is damaged and skipped" in verdict.sentence
+
+
+def test_models_that_reduced_the_same_buckets_are_the_same(tmp_path: Path) -> None:
+    """One byte of an old file, which has no checksum, is another."""
+    ended(tmp_path)
+    for number in range(3):
+        write_model(tmp_path, number, bytes(3))
+    assert verdict_on(tmp_path).kind == "healthy"
+    path = rank_folder(tmp_path, 1) / PARAMETERS_FILE
+    path.write_text(path.read_text().replace("b.bias", "b.bigs"))
+    verdict = verdict_on(tmp_path)
+    assert (verdict.kind, verdict.blamed) == ("cannot tell", ())
+    assert f"{path}: model 0 differs from other ranks', but they reduced the same buckets" in verdict.sentence
+
+
+@pytest.mark.parametrize("damage", [0x41, 0x03, 0xFF])
+def test_an_old_board_with_a_damaged_byte_says_nothing(tmp_path: Path, damage: int) -> None:
+    ended(tmp_path)
+    write_model(tmp_path, 1, bytes([1, damage, 1]), in_two_files=True)
+    evidence, problems = read_evidence(tmp_path)
+    assert evidence.ranks[1].unready == ()
+    path = rank_folder(tmp_path, 1) / ready_file(0)
+    assert [str(problem) for problem in problems] == [f"{path}: damaged; which gradients had come is not known"]
+
+
+def test_many_gaps_are_counted() -> None:
+    gaps = tuple(Gap(f"rank_0/{number}: damaged", "Copy it again.") for number in range(60))
+    evidence = replace(
+        job(rank(0, "ended"), rank(1, "ended"), groups=[group({0: trained(3), 1: trained(3)})]), gaps=gaps
+    )
+    verdict = judge(evidence)
+    assert "rank_0/2: damaged; and 57 more. What is there agrees" in verdict.sentence
+    assert verdict.advice == ("Copy it again.",)

@@ -1,0 +1,52 @@
+"""Damage to a JSON text or a header page is noticed, and texts without a checksum are read as ever."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overlapscope.trace.checksum import is_page_intact, json_line, json_text, read_json_text, with_page_checksum
+
+CONTENT = {"name": 'größe "crc32":"00000000"', "shape": [3, 4], "nested": {"b": None, "a": 1.5}}
+WRITTEN = [json_line(CONTENT), json_text(CONTENT)]
+
+
+@pytest.mark.parametrize("text", WRITTEN)
+def test_a_text_comes_back_without_its_checksum(text: str) -> None:
+    assert read_json_text(text.encode()) == CONTENT
+    assert json.loads(text).keys() == {*CONTENT, "crc32"}
+    assert text.endswith("}\n")
+
+
+@pytest.mark.parametrize("text", WRITTEN)
+@given(place=st.integers(0, 10_000), change=st.integers(1, 255))
+def test_what_a_damaged_byte_makes_of_a_text_is_not_believed(text: str, place: int, change: int) -> None:
+    data = bytearray(text.removesuffix("\n").encode())
+    data[place % len(data)] ^= change
+    try:
+        content = read_json_text(bytes(data))
+    except ValueError:
+        return
+    # Only the name of the checksum can be another: then nothing is checked, and nothing else is wrong.
+    assert {key: value for key, value in content.items() if key in CONTENT} == CONTENT
+
+
+def test_a_text_without_a_checksum_is_of_an_older_recording() -> None:
+    assert read_json_text(b'{"a": 1}') == {"a": 1}
+
+
+def test_a_content_that_was_read_elsewhere_can_be_written_again() -> None:
+    assert read_json_text(json_text(json.loads(json_text(CONTENT)) | {"more": 1}).encode()) == CONTENT | {"more": 1}
+
+
+def test_a_page_is_what_was_written_or_it_is_not() -> None:
+    page = with_page_checksum(b"header".ljust(64, b"\0"))
+    assert is_page_intact(page, has_checksum=True)
+    assert not is_page_intact(page.replace(b"h", b"H"), has_checksum=True)
+    older = b"header".ljust(64, b"\0")
+    assert is_page_intact(older, has_checksum=False)
+    assert not is_page_intact(older, has_checksum=True)
+    assert not is_page_intact(page.replace(b"h", b"H"), has_checksum=False), "its version may be what is damaged"

@@ -1,0 +1,65 @@
+"""``sealed.json`` says what there was: what is not as it says is named, once and with its file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from overlapscope.trace.format import SEAL_FILE
+from overlapscope.trace.log import Problem
+from overlapscope.trace.seal import Seal, seal
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "alive.board").write_bytes(b"12345678")
+    (tmp_path / "events.log").write_bytes(b"a log has checksums of its own")
+    (tmp_path / "run.json.part").write_text("a draft")
+    seal(tmp_path)
+    return tmp_path
+
+
+def said_of(folder: Path) -> list[str]:
+    problems: list[Problem] = []
+    Seal(folder, problems).report(problems)
+    return [str(problem).removeprefix(f"{folder}/") for problem in problems]
+
+
+def test_nothing_is_said_of_what_is_as_it_was_or_was_never_promised(folder: Path) -> None:
+    (folder / "run.json.part").unlink()
+    (folder / "calibration.json").write_text("{}")
+    assert said_of(folder) == []
+    assert said_of(folder.parent) == [], "without a seal nothing is promised"
+
+
+def test_what_is_gone_cut_short_or_changed_is_named(folder: Path) -> None:
+    (folder / "events.log").unlink()
+    (folder / "alive.board").write_bytes(b"123")
+    assert said_of(folder) == [
+        "alive.board: cut short at offset 3; it had 8 bytes",
+        "events.log: missing; it was there when the recording was complete",
+    ]
+    (folder / "alive.board").write_bytes(b"12345679")
+    assert said_of(folder)[0] == "alive.board: damaged since it was written (its checksum is wrong)"
+    assert Seal(folder, []).is_broken("alive.board")
+
+
+def test_what_came_later_is_no_damage(folder: Path) -> None:
+    """A process may still crash when its recording is complete, and faulthandler writes that down."""
+    with (folder / "alive.board").open("ab") as file:
+        file.write(b" and more")
+    assert said_of(folder) == []
+
+
+def test_nothing_is_said_twice_of_a_file(folder: Path) -> None:
+    (folder / "alive.board").write_bytes(b"12345679")
+    problems = [Problem("error", f"{folder / 'alive.board'}: damaged; it says nothing")]
+    Seal(folder, problems).report(problems)
+    assert len(problems) == 1
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"files": 3}', '{"files": {"alive.board": 3}}', '{"files": {"a": {}}}'])
+def test_a_seal_that_makes_no_sense_raises_nothing(folder: Path, content: str) -> None:
+    (folder / SEAL_FILE).write_text(content)
+    assert all("\n" not in text for text in said_of(folder))
