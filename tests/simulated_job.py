@@ -200,6 +200,7 @@ class Job:
             collectives=collectives,
             incidents=_empty("rank", "step", "incident", "time_ns"),
             pauses=self._pauses(phases),
+            user_collectives=_empty("rank", "start_ns", "end_ns"),
             links=pd.DataFrame(self.links, columns=LINK_COLUMNS).astype(
                 {name: "str" if name in ("local", "peer") else "int64" for name in LINK_COLUMNS}
             ),

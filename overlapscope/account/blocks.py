@@ -33,28 +33,18 @@ BLOCKS: Final = (
     "copies",
     "optimizer",
     "evaluation",
+    "collectives",
     "gc",
     "unknown",
 )
 """In the order in which people meet them in a step. ``buffers``: their broadcast. ``exposed``: communication that
-nothing hides. ``between``: in no phase, such as the loss, between the first and the last of a step. ``unknown``:
-nothing is recorded of it."""
+nothing hides. ``between``: in no phase, such as the loss, between the first and the last of a step. ``collectives``:
+of the user's own. ``unknown``: nothing is recorded of it."""
 
-_CLAIMS: Final = (
-    "gc",
-    "copies",
-    "buffers",
-    "exposed",
-    "finalise",
-    "optimizer",
-    "evaluation",
-    "data_wait",
-    "forward",
-    "backward",
-    "between",
-)
+_PHASES: Final = ("finalise", "optimizer", "evaluation", "data_wait", "forward", "backward")
+_CLAIMS: Final = ("gc", "copies", "buffers", "exposed", "collectives", *_PHASES, "between")
 """The first has precedence."""
-_ON_DEVICE: Final = ("copies", "buffers", "exposed", *_CLAIMS[4:-1], "gc", "between")
+_ON_DEVICE: Final = ("copies", "buffers", "exposed", *_PHASES, "collectives", "gc", "between")
 """The same where times are a device's: what stops the host shows only where the device has nothing to do."""
 _BLOCK_OF: Final = {"finalise": "copies"}
 _OPTIMIZER: Final = PHASE_NAMES.index("optimizer")
@@ -160,6 +150,7 @@ def _timelines(trace: Trace, waits: Waits) -> Iterator[tuple[int, Timeline]]:
     phases, steps = SpansByRank.of(trace.phases), SpansByRank.of(trace.steps)
     phase = trace.phases["phase"].cat.set_categories(PHASE_NAMES).cat.codes.to_numpy()
     others = {"gc": SpansByRank.of(trace.pauses), "copies": SpansByRank.of(trace.copies)}
+    others |= {"collectives": SpansByRank.of(trace.user_collectives)}
     others |= {"buffers": SpansByRank.of(buffers, start="launch_ns")}
     others |= {"exposed": SpansByRank(waits.rank, waits.start_ns, waits.end_ns)}
     for rank, device in zip(trace.ranks["rank"].tolist(), trace.ranks["device"].astype(str), strict=True):

@@ -17,6 +17,7 @@ BLOCK_LABELS: Final = {
     "copies": "copies of gradients",
     "optimizer": "optimizer",
     "evaluation": "evaluation",
+    "collectives": "user's own collectives",
     "gc": "garbage collection",
     "unknown": "nothing known",
 }

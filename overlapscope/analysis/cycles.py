@@ -32,6 +32,7 @@ CAUSES: Final = (
     "forward",
     "between",
     "backward",
+    "collectives",
     "gc",
 )
 """Where own time goes, in the order of a cycle. ``carried_over``: the rank was released later than the others, because
@@ -44,9 +45,13 @@ GROUPS: Final = {
     "evaluation": ("evaluation",),
     "gc": ("gc",),
     "carried_over": ("carried_over",),
+    "collectives": ("collectives",),
 }
-"""What a rank can be blamed for, and the causes that are judged together for it: a slow processor shows in all phases
-that compute, and none of them alone is as sure a sign."""
+"""Causes that belong together: a slow processor shows in all phases that compute, and none of them alone is as sure a
+sign."""
+
+BLAMED: Final = ("compute", "data_wait", "evaluation", "gc", "carried_over")
+"""Groups that a rank can be blamed for. In a collective of the user's own it waits for others."""
 
 _OF_BLOCKS: Final = [place for place, name in enumerate(CAUSES) if name in BLOCKS and name != "between"]
 _BLOCKS: Final = [BLOCKS.index(CAUSES[place]) for place in _OF_BLOCKS]

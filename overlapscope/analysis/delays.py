@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from overlapscope.account.intervals import Int64Array
-from overlapscope.analysis.cycles import CAUSES, GROUPS, Cycles, causes_of
+from overlapscope.analysis.cycles import BLAMED, CAUSES, GROUPS, Cycles, causes_of
 from overlapscope.analysis.finding import Finding
 from overlapscope.analysis.own_doing import LEAST_PAUSE_STEPS, against_others, own_doing, significance_of
 from overlapscope.analysis.patterns import DelayPattern, find_patterns
@@ -35,7 +35,7 @@ def delay_findings(replay: Replay, hosts: dict[int, str], step_time_ns: float) -
     """
     delays = [
         delay
-        for group in GROUPS
+        for group in BLAMED
         for place in _places_worth_a_look(replay, group, step_time_ns)
         for delay in _delays_of(replay, group, place, step_time_ns)
     ]

@@ -35,7 +35,7 @@ class Finding:
     link: SlowLink | None
     """The link, if it is one."""
     cause: str
-    """A key of ``cycles.GROUPS``; ``link``; or ``transfer``: all have arrived, and all-reduces take long."""
+    """One of ``cycles.BLAMED``; ``link``; or ``transfer``: all have arrived, and all-reduces take long."""
     parts_ns: dict[str, float]
     """By cause of ``cycles.CAUSES``: the mean delay in the delayed steps."""
     compared_with: str

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from overlapscope.account.intervals import Int64Array
-from overlapscope.analysis.cycles import GROUPS, Cycles
+from overlapscope.analysis.cycles import BLAMED, Cycles
 from overlapscope.analysis.patterns import DelayPattern
 
 FALSE_ALARMS: Final = 1e-3
@@ -49,7 +49,7 @@ def against_others(total_ns: Int64Array) -> Int64Array:
 
 def significance_of(cycles: Cycles) -> float:
     """Of each question, so that all questions to a recording together raise few false alarms."""
-    return FALSE_ALARMS / (_KINDS * (len(GROUPS) * len(cycles.ranks) + 1))
+    return FALSE_ALARMS / (_KINDS * (len(BLAMED) * len(cycles.ranks) + 1))
 
 
 def own_doing(

@@ -22,7 +22,7 @@ from overlapscope.trace.format import EVENTS_FILE, FORMAT_VERSION, TABLES_FOLDER
 from overlapscope.trace.log import Problem, log_position
 
 _CONTENTS_FILE = "contents.json"
-_TABLES_VERSION = 6  # raise it when the columns of a table change
+_TABLES_VERSION = 7  # raise it when the columns of a table change
 
 Contents = tuple[dict[str, pd.DataFrame], dict[str, Any], list[Problem]]
 """Tables by name, ``run.json``, problems."""

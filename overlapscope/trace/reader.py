@@ -32,6 +32,7 @@ from overlapscope.trace.links import link_samples, sample_rows, with_peer_ranks
 from overlapscope.trace.log import RECORD_DTYPE, Problem, Records, read_log
 from overlapscope.trace.seal import Seal
 from overlapscope.trace.tables import on_clock, rank_tables
+from overlapscope.trace.user_collectives import user_collectives
 
 Progress = Callable[[int, int], None]
 """Called with (ranks read so far, ranks in all)."""
@@ -60,6 +61,8 @@ class Trace:
     """model, plan_epoch, plan_hash, bucket, position, parameter, name, shape, elements, dtype, bytes"""
     call_sites: pd.DataFrame
     """rank, call_site, file, line, function"""
+    user_collectives: pd.DataFrame
+    """rank, start_ns, end_ns of the user's own that ranks have waited for, described in ``trace.user_collectives``"""
     links: pd.DataFrame
     """Samples of TCP connections, described in ``overlapscope.trace.links``."""
     problems: tuple[Problem, ...]
@@ -113,6 +116,7 @@ def empty_trace(path: Path, ranks: Iterable[int]) -> Trace:
     unknown |= {"offset_ns": 0, "drift_ppm": 0.0, "error_ns": float("nan"), "closed": False}
     problems: list[Problem] = []
     tables = _empty_tables() | {
+        "user_collectives": user_collectives(path, 0),
         "links": with_peer_ranks(link_samples([], 0)),
         "ranks": pd.DataFrame([{"rank": rank, **unknown} for rank in ranks]),
         "plans": _read_plans(path / PLANS_FILE, problems),
@@ -147,6 +151,7 @@ def _read_logs(
         records = with_boards(with_incidents(records, folder, problems), folder, seal, problems)
         samples = read_lines(folder / LINKS_FILE, problems, sample_rows)
         tables_of_rank = rank_tables(records, rank) if len(records) else _empty_tables()
+        tables_of_rank = tables_of_rank | {"user_collectives": user_collectives(folder, rank)}
         parts.append(tables_of_rank | {"links": link_samples(samples, rank)})
         clocks.append(_rank_clock(rank, folder, where, its_run, records, parts[-1]["collectives"], problems))
         rank_rows.append(

@@ -25,6 +25,7 @@ def recording(
     collectives: Rows = (),  # type: ignore[assignment]
     copies: Rows = (),  # type: ignore[assignment]
     pauses: Rows = (),  # type: ignore[assignment]
+    user_collectives: Rows = (),  # type: ignore[assignment]
     ranks: int = 2,
     world_size: int | None = None,
     backend: str = "gloo",
@@ -41,6 +42,7 @@ def recording(
         "collectives": _table(trace.collectives, collectives, op=pd.CategoricalDtype(OPS)),
         "copies": _table(trace.copies, copies),
         "pauses": _table(trace.pauses, pauses),
+        "user_collectives": _table(trace.user_collectives, user_collectives),
     }
     run = {"backend": backend, "world_size": world_size or ranks, "ranks": list(range(world_size or ranks))}
     return Trace(path=trace.path, run=run, problems=(), **{**_tables(trace), **tables})
@@ -106,8 +108,8 @@ def orderly_recordings(draw: st.DrawFn) -> Trace:
 
 def _with_the_rest(draw: st.DrawFn, ranks: int, steps: Rows, phases: Rows) -> Trace:
     """Collectives, which need not have ended or be on every rank, copies and pauses; clocks that can't be compared."""
-    copies, pauses = (
-        [{"rank": rank} | one for rank in range(ranks) for one in draw(st.lists(SPANS, max_size=2))] for _ in "ab"
+    copies, pauses, user_collectives = (
+        [{"rank": rank} | one for rank in range(ranks) for one in draw(st.lists(SPANS, max_size=2))] for _ in "abc"
     )
     collectives: Rows = []
     for number in range(draw(st.integers(0, 6))):
@@ -127,6 +129,7 @@ def _with_the_rest(draw: st.DrawFn, ranks: int, steps: Rows, phases: Rows) -> Tr
         collectives=collectives,
         copies=copies,
         pauses=pauses,
+        user_collectives=user_collectives,
         ranks=ranks,
         world_size=ranks + (draw(st.integers(0, 5)) == 0),
         backend=draw(st.sampled_from(BACKENDS)),

@@ -27,6 +27,7 @@ class Oracle:
         self.trace, self.rank = trace, rank
         self.steps, self.phases, self.copies = of_rank(trace.steps), of_rank(trace.phases), of_rank(trace.copies)
         self.pauses, self.collectives = of_rank(trace.pauses), of_rank(trace.collectives)
+        self.user_collectives = of_rank(trace.user_collectives)
         self.ended = [each for each in self.collectives if not pd.isna(each.end_ns)]
         self.is_on_device = str(trace.ranks["device"].iloc[0]).startswith("cuda")
 
@@ -41,12 +42,18 @@ class Oracle:
             return "copies"
         if any(each.launch_ns <= moment < each.end_ns for each in self.ended if each.op == "broadcast"):
             return "buffers"
+        if phase is not None and phase.phase == "finalise" and self.awaited(phase, moment) is not None:
+            return "exposed"
+        if within(self.user_collectives) and not self.is_on_device:
+            return "collectives"
         if phase is not None and phase.phase == "finalise":
-            return "copies" if self.awaited(phase, moment) is None else "exposed"
+            return "copies"
         if phase is not None and phase.phase == "data_wait" and not any(p.phase == "optimizer" for p in self.phases):
             return "between"
         if phase is not None:
             return str(phase.phase)
+        if within(self.user_collectives):
+            return "collectives"
         if within(self.pauses):
             return "gc"
         step = next(each for each in self.steps if within([each]))

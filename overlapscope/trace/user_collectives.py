@@ -1,0 +1,53 @@
+"""The collectives of the user's own that a rank has waited for, from its collective logs.
+
+Only those of the host count, whose line went on when they were over: how long a rank waits for one that is waited for
+later, or by a device, is not in the log.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.folders import read_lines
+from overlapscope.trace.format import GROUP_PATTERN, SIGNATURES_FILE
+from overlapscope.trace.group_file import GroupFile
+from overlapscope.trace.group_log import AWAITED, ENTRY_DTYPE, Entries
+
+
+def user_collectives(folder: Path, rank: int) -> pd.DataFrame:
+    """Those of a rank.
+
+    What is wrong with logs is not said here: ``group_reader`` says it to those who read them for the order.
+
+    Returns:
+        rank, start_ns, end_ns
+    """
+    entries = _entries(folder) if _has_any(folder) else np.empty(0, dtype=ENTRY_DTYPE)
+    entries = entries[((entries["flags"] & AWAITED) != 0) & (entries["completed_ns"] > 0)]
+    return pd.DataFrame(
+        {
+            "rank": np.full(len(entries), rank, dtype=np.int64),
+            "start_ns": entries["announced_ns"].astype(np.int64),
+            "end_ns": entries["completed_ns"].astype(np.int64),
+        }
+    )
+
+
+def _has_any(folder: Path) -> bool:
+    """Logs are long, and most trainings have none."""
+    return any(read_lines(folder / SIGNATURES_FILE, [], lambda line: [line["role"] == "user"]))
+
+
+def _entries(folder: Path) -> Entries:
+    parts = [np.empty(0, dtype=ENTRY_DTYPE)]
+    for path in sorted(folder.glob(GROUP_PATTERN)):
+        try:
+            log = GroupFile(path)
+        except OverlapScopeError:
+            continue
+        parts.append(log.read(log.oldest, log.newest))
+    return np.concatenate(parts)

@@ -1,0 +1,66 @@
+"""What ranks wait for in collectives of the user's own is a block of the account."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from instrumented_ddp import DistributedDataParallel
+from overlapscope.analysis.analysis import Analysis
+from overlapscope.trace.reader import read_trace
+from tests.cluster.ranks import run_ranks
+
+pytestmark = pytest.mark.cluster
+
+STEPS, LATE_S = 6, 0.05
+
+
+def train(trace: str) -> None:
+    """Rank 1 comes late to an average that rank 0 waits for; another one is waited for much later."""
+    model = DistributedDataParallel(nn.Linear(8, 2), trace=trace)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = model(torch.randn(4, 8)).square().mean()
+        if dist.get_rank() == 1:
+            time.sleep(LATE_S)
+        mean = loss.detach().clone()
+        dist.all_reduce(mean)
+        later = dist.all_reduce(mean, async_op=True)
+        loss.backward()
+        later.wait()
+        optimizer.step()
+
+
+def test_who_waits_for_a_late_rank_there_does_so_in_a_block_of_its_own(tmp_path: Path) -> None:
+    run_ranks(train, 2, str(tmp_path))
+    trace = read_trace(tmp_path)
+    assert trace.user_collectives.groupby("rank").size().tolist() == [STEPS, STEPS], "those that are waited for at once"
+    figures = Analysis(trace).summary.figures.set_index(["rank", "step"])["collectives_ns"]
+    assert (figures[0] > 0.9 * LATE_S * 1e9).all()
+    lengths_ns = trace.user_collectives["end_ns"] - trace.user_collectives["start_ns"]
+    assert figures.sum() == lengths_ns.sum(), "nothing interrupts them, and each is in a step"
+
+
+def fail(trace: str) -> str:
+    """Rank 1 never comes."""
+    DistributedDataParallel(nn.Linear(8, 2), trace=trace)
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    if dist.get_rank() == 1:
+        time.sleep(3)
+        return ""
+    with pytest.raises(RuntimeError) as raised:
+        dist.all_reduce(torch.ones(3), group=group)
+    return str(raised.value)
+
+
+def test_its_failure_is_told_to_the_line_that_waits(tmp_path: Path) -> None:
+    told, _ = run_ranks(fail, 2, str(tmp_path))
+    assert "imed out" in told
+    assert read_trace(tmp_path).user_collectives["rank"].tolist() == [0], "it waited, though in vain"
