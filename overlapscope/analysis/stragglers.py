@@ -38,6 +38,8 @@ class Stragglers:
     """The answer for a recording. The tables are those of ``slowdowns``, of the steps that are alike."""
 
     cycles: Cycles
+    usual: Replay
+    """Of the cycles whose steps are alike; of all if none is."""
     findings: tuple[Finding, ...]
     """The most expensive first."""
     step_time_ns: float
@@ -62,6 +64,7 @@ def stragglers_in(trace: Trace, cycles: Cycles, summary: Summary) -> Stragglers:
     step_time_ns = summary.mean.step.value if summary.steps else float(usual.recorded_ns.mean())
     return Stragglers(
         cycles=cycles,
+        usual=usual,
         findings=findings_of(cycles, hosts, _slow_links(trace), step_time_ns),
         step_time_ns=step_time_ns,
         waiting=summary.exposed_for["later_rank"],

@@ -73,14 +73,11 @@ def _findings(analysis: Analysis) -> Iterator[WorthDoing]:
 
 
 def _blocks(analysis: Analysis) -> Iterator[WorthDoing]:
-    if analysis.cycles is None:
+    if analysis.stragglers is None or not analysis.summary.steps:
         return
-    alike = np.isin(analysis.cycles.steps, analysis.summary.alike.steps)
-    if not alike.any():
-        return
-    replay = Replay(analysis.cycles.of(alike))
+    replay = analysis.stragglers.usual
     figures = analysis.summary.figures[analysis.summary.is_alike]
-    named = {finding.cause for finding in (analysis.stragglers.findings if analysis.stragglers is not None else ())}
+    named = {finding.cause for finding in analysis.stragglers.findings}
     for block, way in _WAYS.items():
         if block in named or not analysis.summary.mean.blocks[block].value:
             continue
