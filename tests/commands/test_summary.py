@@ -111,6 +111,7 @@ def test_json_has_every_step_and_null_for_what_is_not_a_number(tmp_path: Path) -
         "copies_ns": 320_000,
         "optimizer_ns": 1_500_000,
         "evaluation_ns": 0,
+        "collectives_ns": 0,
         "gc_ns": 0,
         "unknown_ns": 0,
         "compute_ns": 7_380_000,
