@@ -20,3 +20,7 @@ class Interval:
     def times(self, factor: float) -> Interval:
         """Both the value and its interval, multiplied by a positive number."""
         return Interval(value=factor * self.value, low=factor * self.low, high=factor * self.high)
+
+    def less(self, amount: float) -> Interval:
+        """Both the value and its interval, with an amount taken off."""
+        return Interval(value=self.value - amount, low=self.low - amount, high=self.high - amount)

@@ -18,12 +18,13 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   })
   const {show, zoom, move} = view
 
+  let shownAccount
   function answered() {
     const {id, step, spans, is_shaded, ideal_hint, account} = plot.answer.data
     if (!view.answered(id[0])) return
     showStatus(step[0], spans[0], is_shaded[0])
     element("ideal-hint").textContent = ideal_hint[0]
-    if (element("head") && element("head").innerHTML !== account[0]) element("head").innerHTML = account[0]
+    if (element("head") && account[0] !== shownAccount) element("head").innerHTML = shownAccount = account[0]
   }
 
   function showStatus(step, spans, isShaded) {

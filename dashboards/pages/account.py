@@ -87,6 +87,8 @@ def table_variables(summary: Summary) -> dict[str, Any]:
 
 def counted_text(summary: Summary) -> str:
     """What means are taken over, in sentences."""
+    if not summary.steps:
+        return "No step has been finished by all ranks, so there is no mean of them."
     ranks = f"{summary.ranks:,} rank{'s' * (summary.ranks != 1)}"
     steps = f"{summary.steps:,} step{'s' * (summary.steps != 1)}"
     apart = f" Kept apart: {apart_text(summary.alike.apart)}." if summary.alike.apart else ""
@@ -115,14 +117,12 @@ def bar_of(title: str, mean: MeanStep, longest_ns: float, places: Mapping[str, L
 
 def longest_places(summary: Summary) -> dict[str, Longest]:
     """By block, where of the steps that are counted it takes longest."""
-    counted = summary.figures[summary.is_alike]
-    places = {}
-    for name in summary.mean.present if summary.steps else ():
-        longest = counted.iloc[int(counted[f"{name}_ns"].to_numpy().argmax())]
-        step, rank = int(longest["step"]), int(longest["rank"])
-        where = f"{format_ns(longest[f'{name}_ns'])} in step {step} of rank {rank}"
-        places[name] = Longest(link=f"timeline?step={step}&rank={rank}", where=where)
-    return places
+    return {
+        name: Longest(
+            link=f"timeline?step={step}&rank={rank}", where=f"{format_ns(longest_ns)} in step {step} of rank {rank}"
+        )
+        for name, (step, rank, longest_ns) in summary.longest.items()
+    }
 
 
 def account_rows(summary: Summary) -> list[AccountRow]:

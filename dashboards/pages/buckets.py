@@ -65,6 +65,7 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
         return
     plot = BucketsPlot(forecast, choice, curve, lambda chosen, step: describe(snapshot.summary, forecast, chosen, step))
     document.js_on_event("document_ready", plot.start_script)
+    described = plot.describe()
     first_mb = choice.options.first_mb
     render(
         document,
@@ -84,8 +85,8 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
         shortcuts=_SHORTCUTS,
         first_mb=None if first_mb is None else f"{first_mb:g}",
         is_compressed=choice.options.is_compressed,
-        chosen=plot.describe().figures,
-        account=plot.describe().account,
+        chosen=described.figures,
+        account=described.account,
         ranks=[int(plot.step.ranks[place]) for place in plot.shown],
         all_ranks=forecast.fitted.observations.world_size,
         step_number=forecast.step.number,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -16,12 +17,14 @@ from dashboards.pages.shell import Arguments, BuildPage, is_order_alone, render
 from dashboards.plots.trend import FIGURES, Figure, TrendPlot
 from dashboards.recording import Snapshot
 from overlapscope.account.wording import BLOCK_LABELS
+from overlapscope.analysis import sentences
 from overlapscope.analysis.summary import Summary
 from overlapscope.analysis.worth_doing import worth_doing
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.reader import Trace
 from overlapscope.units import format_interval_ns, format_ns, format_share
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,14 +94,20 @@ def build(document: Document, snapshot: Snapshot, _arguments: Arguments) -> None
 
 def _worth_variables(snapshot: Snapshot) -> dict[str, Any]:
     """What is worth doing, as far as that is known by now."""
+    nothing = {"worth_doing": [], "is_worth_known": True, "is_running": False, "why_unknown": ""}
     if not snapshot.summary.steps:
-        return {"worth_doing": [], "is_worth_known": True, "has_mean": False}
+        return nothing | {"has_mean": False}
+    if snapshot.stragglers is None:
+        return nothing | {"has_mean": True, "why_unknown": sentences.why_none(snapshot.trace).message}
     advice, is_known = None, True
-    try:
-        forecast = soon(snapshot.forecast)
-        advice, is_known = (None, False) if forecast is None else (forecast.advice, True)
-    except OverlapScopeError:
-        pass  # no bucket size can be predicted, and the page Buckets says why
+    # Of a job that runs every look is at another recording, and would fit another model.
+    is_running = not snapshot.trace.ranks["closed"].all()
+    if not is_running:
+        try:
+            forecast = soon(snapshot.forecast)
+            advice, is_known = (None, False) if forecast is None else (forecast.advice, True)
+        except Exception as error:  # the page Buckets says why; this one has enough to say without it
+            _log.debug("no advice on buckets: %r", error)
     step_ns = snapshot.summary.mean.step.value
     rows = [
         WorthRow(
@@ -111,7 +120,12 @@ def _worth_variables(snapshot: Snapshot) -> dict[str, Any]:
         )
         for each in worth_doing(snapshot, advice)
     ]
-    return {"worth_doing": rows, "is_worth_known": is_known, "has_mean": True}
+    return nothing | {
+        "worth_doing": rows,
+        "is_worth_known": is_known,
+        "is_running": is_running,
+        "has_mean": True,
+    }
 
 
 def incident_of(snapshot: Snapshot) -> Verdict | None:

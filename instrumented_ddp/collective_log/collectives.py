@@ -131,7 +131,9 @@ class Collectives:
         number, signature = self._signatures.of(call, purpose, log.header, names)
         if signature.role == "user" and signature.reduce_op:
             self.elements_reduced_by_user += signature.elements
-        is_awaited = call.is_awaited and signature.role == "user" and call.device.type == "cpu"
+        # What another thread waits for, such as that of a checkpoint, does not hold up the training.
+        is_training = threading.current_thread() is threading.main_thread()
+        is_awaited = call.is_awaited and signature.role == "user" and call.device.type == "cpu" and is_training
         entry = log.announce(
             number,
             signature,

@@ -32,8 +32,6 @@ _FAR_SHARE: Final = 0.5
 """Steps stand far out that differ from the median one by both this many standard deviations and this share of it ..."""
 _MOST_FAR: Final = 0.1
 """... unless more than this share of them does: then that is how steps are here."""
-_MOST_MODELS: Final = 62
-"""So many models are told apart."""
 _MAD_TO_SIGMA: Final = 1.4826
 
 
@@ -152,7 +150,7 @@ def far_out(step_ns: npt.NDArray[np.float64], which: npt.NDArray[np.bool_]) -> I
 
 
 def _has_other_buckets(trace: Trace, numbers: Int64Array, which: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """(S,) whether a step was reduced with other buckets than most that reduce the same models, or few do."""
+    """(S,) whether a step was reduced with other buckets than most."""
     is_reduced = trace.collectives["bucket"].to_numpy() >= 0
     names = ("step", "model", "plan_epoch")
     step, model, epoch = (trace.collectives[name].to_numpy(np.int64)[is_reduced] for name in names)
@@ -160,20 +158,17 @@ def _has_other_buckets(trace: Trace, numbers: Int64Array, which: npt.NDArray[np.
     begins = np.append(True, (step[1:] != step[:-1]) | (model[1:] != model[:-1]) | (epoch[1:] != epoch[:-1]))
     begins = begins[: len(step)]
     plans = pd.DataFrame({"step": step[begins], "model": model[begins], "plan_epoch": epoch[begins]}).drop_duplicates()
-    # One number for all plans in force, and one for the models that they are of.
-    in_force, models = np.zeros((2, len(numbers)), dtype=np.int64)
+    # One number for all plans in force of a step: sums of hashes, so that no two sets have the same.
+    in_force = np.zeros(len(numbers), dtype=np.uint64)
     place = np.searchsorted(numbers, plans["step"].to_numpy(np.int64))
     known = np.isin(plans["step"].to_numpy(np.int64), numbers)
-    model = plans["model"].to_numpy(np.int64)[known]
-    np.add.at(in_force, place[known], (model << 32) + plans["plan_epoch"].to_numpy(np.int64)[known] + 1)
-    np.bitwise_or.at(models, place[known], np.left_shift(1, np.clip(model, 0, _MOST_MODELS)))
-    reduced = which & (in_force > 0)
-    is_other = reduced.copy()
-    kinds, counts = np.unique(models[reduced], return_counts=True)
-    # Losses of two models that take turns, as of a GAN, are how steps are there.
-    for kind in kinds[counts > min(_MOST_FAR * reduced.sum(), counts.max(initial=0) - 1)]:
-        of_kind = reduced & (models == kind)
-        plans_in_force, counts = np.unique(in_force[of_kind], return_counts=True)
-        # Of plans that are equally frequent the newest.
-        is_other[of_kind] = in_force[of_kind] != plans_in_force[len(counts) - 1 - counts[::-1].argmax()]
+    np.add.at(in_force, place[known], pd.util.hash_pandas_object(plans[["model", "plan_epoch"]], index=False)[known])
+    counted = which & (in_force > 0)
+    if not counted.any():
+        return np.zeros(len(numbers), dtype=bool)
+    plans_in_force, counts = np.unique(in_force[counted], return_counts=True)
+    most = plans_in_force[counts == counts.max()]
+    # Of plans that are equally frequent the newest.
+    usual = in_force[counted & np.isin(in_force, most)][-1]
+    is_other: npt.NDArray[np.bool_] = counted & (in_force != usual)
     return is_other

@@ -45,7 +45,8 @@ class JobAccount:
 def job_account_of(trace: Trace, account: Account, alike: AlikeSteps) -> JobAccount | None:
     """Follow the critical path; None if times of some ranks can't be compared, or no step is known on all of them."""
     ranks = np.unique(account.rank)
-    is_comparable = {*trace.expected_ranks, *ranks.tolist()} == set(account.matched.ranks.tolist())
+    known = set(ranks.tolist())  # a rank that has finished no step has none that the path could be divided by
+    is_comparable = {*trace.expected_ranks, *known} == set(account.matched.ranks.tolist()) == known
     if not len(alike.finished) or not is_comparable:
         return None
     start_ns, end_ns = (

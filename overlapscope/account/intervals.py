@@ -54,16 +54,3 @@ def order_of(values: npt.NDArray[Any], groups: npt.NDArray[Any]) -> Int64Array |
     """What puts values (n,) in order group by group; of a recording, they are nearly always in order already."""
     ascends = (groups[1:] > groups[:-1]) | ((groups[1:] == groups[:-1]) & (values[1:] >= values[:-1]))
     return slice(None) if ascends.all() else np.lexsort((values, groups))
-
-
-def measure(intervals: Intervals, group_count: int) -> Int64Array:
-    """Total length of the intervals of each group, in nanoseconds; 0 for a group without any."""
-    totals_ns = np.zeros(group_count, dtype=np.int64)
-    np.add.at(totals_ns, intervals.groups, intervals.ends_ns - intervals.starts_ns)
-    return totals_ns
-
-
-def intersection_measure(ours: Intervals, theirs: Intervals, group_count: int) -> Int64Array:
-    """How many nanoseconds are covered by both, per group."""
-    either = union(*(np.concatenate(pair) for pair in zip(ours, theirs, strict=True)))
-    return measure(ours, group_count) + measure(theirs, group_count) - measure(either, group_count)

@@ -32,6 +32,14 @@ class MeanStep:
             step=self.step.times(factor), blocks={name: mean.times(factor) for name, mean in self.blocks.items()}
         )
 
+    def at_most(self, mean: MeanStep) -> MeanStep:
+        """A saving that takes no block below nothing: of what it takes too much, the step is not shorter."""
+        surplus = {name: max(0.0, each.value - mean.blocks[name].value) for name, each in self.blocks.items()}
+        return MeanStep(
+            step=self.step.less(sum(surplus.values())),
+            blocks={name: each.less(surplus[name]) for name, each in self.blocks.items()},
+        )
+
     def minus(self, other: MeanStep) -> MeanStep:
         """This mean without another one, of other steps: chance has made them independently of each other."""
         return MeanStep(

@@ -78,7 +78,7 @@ def advise(analysis: Analysis, calibration: Path | None = None) -> Advice:
             fitted,
             hosts=trace.ranks["host"].nunique(),
             measured=_measured(observations, analysis.account, analysis.summary),
-            if_alike=stragglers.saved_if_alike.step.value / stragglers.step_time_ns if stragglers is not None else 0.0,
+            if_alike=math.nan if stragglers is None else stragglers.saved_if_alike.step.value / stragglers.step_time_ns,
         ),
         parameters=_parameters(trace),
         is_calibrated=found is not None,
@@ -113,10 +113,12 @@ def _measured(observations: Observations, account: Account, summary: Summary) ->
         return None
     usual = votes.most_common(1)[0][0]
     step_ns = (account.end_ns - account.start_ns)[alike.finished_rows].mean(axis=1)
+    unusual = [step for apart in alike.apart if apart.why != "other buckets" for step in apart.steps]
     others_ns = {}
     for plan, buckets in enumerate(observations.plans):
         settled = (observations.plan == plan) & (observations.plan_before == plan)
         counted = np.isin(alike.finished, observations.steps[settled])
+        counted &= ~np.isin(alike.finished, unusual)
         counted &= far_out(step_ns, counted) == 0
         if plan != usual and counted.any():
             (others_ns[buckets],) = mean_of(step_ns[counted, None])

@@ -1,9 +1,8 @@
 """What cycles would look like if all ranks were like the median rank, as spans to lay over the recorded ones.
 
 In the ideal all ranks are alike, so a cycle is one sequence of phases and one of collectives. Both begin when the
-previous step released the
-ranks. Own times are known by cause and not by place: phases follow each other in the order of
-``cycles.CAUSES``, and what is no phase (``between``, ``gc``) leaves a gap where that order has it.
+previous step released the ranks. Own times are known by cause and not by place: phases follow each other in the order
+of ``cycles.CAUSES``, and what is no phase (``between``, ``gc``) leaves a gap where that order has it.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ one alone would gain is its *saving*. Two equally late ranks have the same cost,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -27,6 +27,7 @@ from overlapscope.analysis.cycles import CAUSES, GROUPS, Cycles, causes_of, lowe
 BEST_TRANSFER_QUANTILE: Final = 0.05
 """Quantile that counts as the best observed transfer of a bucket: the very shortest one may be an outlier."""
 
+_COLLECTIVES: Final = CAUSES.index("collectives")
 _FORWARD: Final = CAUSES.index("forward")
 """Buffers are broadcast when forward is called; causes before this one come before that."""
 
@@ -69,13 +70,17 @@ class Times:
         return total_ns
 
     def middle(self) -> Times:
-        """One rank for all: the median rank of each group of causes and each cycle; see ``cycles.middle_ranks``."""
+        """One rank for all: the median rank of each group of causes and each cycle; see ``cycles.middle_ranks``.
+
+        In collectives of the user's own ranks wait for the last one, which waits least: alike ranks would do that.
+        """
         every = np.arange(self.own_ns.shape[1])
         own_ns = np.zeros_like(self.own_ns[:, :, 0])
         for group in GROUPS:
             middle = middle_ranks(self.own_ns, group)
             for cause in causes_of(group):
                 own_ns[cause] = self.own_ns[cause, every, middle]
+        own_ns[_COLLECTIVES] = self.own_ns[_COLLECTIVES].min(axis=1)
         lead_ns = self.lead_ns[every, middle_ranks(self.own_ns, "compute")]
         return Times(
             own_ns=own_ns[:, :, None],
@@ -150,8 +155,10 @@ class Replay:
         self.cycles = cycles
         self.recorded = Times(own_ns=cycles.own_ns, lead_ns=cycles.lead_ns, broadcast_ns=cycles.broadcast_ns)
         self.ideal = self.recorded.middle()
-        self.excess = self.recorded.minus(self.ideal)
-        """How much longer each rank takes than the median rank."""
+        excess = self.recorded.minus(self.ideal)
+        excess.own_ns[_COLLECTIVES] = 0
+        self.excess = excess
+        """How much longer each rank takes than the median rank; who waits in a collective is not late."""
         self.transfer_ns = cycles.transfer_ns
         best_ns = np.quantile(self.transfer_ns, BEST_TRANSFER_QUANTILE, axis=0, method="lower")
         self.best_transfer_ns = np.minimum(self.transfer_ns, best_ns)
@@ -191,6 +198,11 @@ class Replay:
         own_ns, lead_ns, broadcast_ns = (
             values.copy() for values in (self.recorded.own_ns, self.recorded.lead_ns, self.recorded.broadcast_ns)
         )
+        # The others wait for less in collectives of the user's own, but not less than who waits least.
+        waited_ns = own_ns[_COLLECTIVES] - own_ns[_COLLECTIVES].min(axis=1, keepdims=True)
+        saved_ns = np.maximum(excess.own_ns.sum(axis=0).max(axis=1, keepdims=True), 0)
+        own_ns[_COLLECTIVES] -= np.minimum(waited_ns, saved_ns)
+        fixed.own_ns[_COLLECTIVES] = own_ns[_COLLECTIVES][:, places]
         own_ns[:, :, places], lead_ns[:, places] = fixed.own_ns, fixed.lead_ns
         broadcast_ns[:, places] = fixed.broadcast_ns
         return Times(own_ns=own_ns, lead_ns=lead_ns, broadcast_ns=broadcast_ns)
@@ -201,7 +213,7 @@ class Replay:
 
     def costs_by_rank_ns(self) -> Int64Array:
         """(S, R) what each rank alone, all its causes together, adds to the ideal."""
-        arrivals_ns = self.recorded.arrivals_ns(self.ideal.before_ns)
+        arrivals_ns = self._hardly_waiting.arrivals_ns(self.ideal.before_ns)
         together_ns = np.maximum(arrivals_ns, self._ideal_arrivals_ns)
         costs_ns = finish_ns(together_ns, self.transfer_ns) - self.ideal_ns[:, None]
         costs_ns[:, 0] = (
@@ -211,20 +223,37 @@ class Replay:
 
     def savings_by_rank_ns(self) -> Int64Array:
         """(S, R) what would be gained if one rank were like the median rank, and the others as recorded."""
-        arrivals_ns = self._arrivals_ns
+        savings_ns = self._savings_ns(self._arrivals_ns)
+        collectives_ns = self.recorded.own_ns[_COLLECTIVES]
+        if collectives_ns.any():  # the others wait there for the last one, and would not if it were mended
+            is_last = collectives_ns == collectives_ns.min(axis=1, keepdims=True)
+            savings_ns = np.where(is_last, self._savings_ns(self._hardly_waiting.arrivals_ns()), savings_ns)
+        savings_ns[:, 0] = self.recorded_ns - self.length_ns(self.without([0], self.excess.of_ranks([0])))
+        return savings_ns
+
+    def _savings_ns(self, arrivals_ns: Int64Array) -> Int64Array:
+        """(S, R) what is gained over the recorded cycles if all ranks but one arrive like this (S, R, K)."""
         mended_ns = self.ideal.arrivals_ns(self.recorded.before_ns[:, :1])
         order = np.argpartition(arrivals_ns, arrivals_ns.shape[1] - 2, axis=1)[:, -2:]
         second, last = (np.take_along_axis(arrivals_ns, order[:, place : place + 1], axis=1) for place in (0, 1))
         places = np.arange(arrivals_ns.shape[1])[None, :, None]
         others_ns = np.where(places == order[:, 1:], second, last)
-        savings_ns = self.recorded_ns[:, None] - finish_ns(np.maximum(others_ns, mended_ns), self.transfer_ns)
-        savings_ns[:, 0] = self.recorded_ns - self.length_ns(self.without([0], self.excess.of_ranks([0])))
+        savings_ns: Int64Array = self.recorded_ns[:, None] - finish_ns(
+            np.maximum(others_ns, mended_ns), self.transfer_ns
+        )
         return savings_ns
 
     def cost_of_cause_ns(self, cause: int) -> Int64Array:
         """(S,) what one cause, on all ranks, adds to the ideal."""
         excess = self.excess.restricted(cause)
         return self.ideal_but_ns(np.arange(len(self.cycles.ranks)), excess) - self.ideal_ns
+
+    @cached_property
+    def _hardly_waiting(self) -> Times:
+        """What ranks do, but in collectives of the user's own all wait for as long as the one that waits least."""
+        own_ns = self.recorded.own_ns.copy()
+        own_ns[_COLLECTIVES] = own_ns[_COLLECTIVES].min(axis=1, keepdims=True)
+        return replace(self.recorded, own_ns=own_ns)
 
     @cached_property
     def _arrivals_ns(self) -> Int64Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -97,6 +98,8 @@ def verdict(stragglers: Stragglers) -> str:
     if stragglers.findings:
         return describe(stragglers.findings[0])
     waiting_ns, step_ns = stragglers.waiting.value, stragglers.step_time_ns
+    if math.isnan(waiting_ns):
+        return "No rank stands out."
     step = f"each {format_ns(step_ns)} step ({format_share(waiting_ns / step_ns)})"
     return f"No rank stands out. {format_ns(waiting_ns)} of {step} is spent waiting for whichever rank is later."
 
@@ -122,7 +125,7 @@ class Reason:
 
 
 def why_none(trace: Trace) -> Reason:
-    """Why ``stragglers_of`` finds nothing to compare, and what to do about it."""
+    """Why ``Analysis.stragglers`` finds nothing to compare, and what to do about it."""
     ranks, steps = len(trace.ranks), trace.steps["step"].nunique()
     if ranks < 2:
         return Reason(

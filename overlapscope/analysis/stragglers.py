@@ -68,13 +68,20 @@ def stragglers_in(trace: Trace, cycles: Cycles, summary: Summary) -> Stragglers:
         findings=findings_of(cycles, hosts, _slow_links(trace), step_time_ns),
         step_time_ns=step_time_ns,
         waiting=summary.exposed_for["later_rank"],
-        saved_if_alike=saving_of(usual, usual.ideal, usual.ideal_ns),
-        saved_by_best_transfers=saving_of(usual, usual.recorded, usual.with_transfers_ns(usual.best_transfer_ns)),
+        saved_if_alike=_possible(saving_of(usual, usual.ideal, usual.ideal_ns), summary),
+        saved_by_best_transfers=_possible(
+            saving_of(usual, usual.recorded, usual.with_transfers_ns(usual.best_transfer_ns)), summary
+        ),
         by_rank=slowdowns.by_rank(usual, hosts, summary.job_account),
         by_host=slowdowns.by_host(usual, hosts),
         by_cause=slowdowns.by_cause(usual),
         by_bucket=slowdowns.by_bucket(usual),
     )
+
+
+def _possible(saving: MeanStep, summary: Summary) -> MeanStep:
+    """A replay ends cycles with their last all-reduce, also where backward goes on: as much is saved as was exposed."""
+    return saving.at_most(summary.mean) if summary.steps else saving
 
 
 def hosts_of(trace: Trace) -> dict[int, str]:

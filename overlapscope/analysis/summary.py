@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -77,6 +78,15 @@ class Summary:
     def share_of(self, part: Interval) -> float:
         """Of the step; NaN without one."""
         return part.value / self.mean.step.value if self.mean.step.value else math.nan
+
+    @cached_property
+    def longest(self) -> dict[str, tuple[int, int, int]]:
+        """By block that takes any time, in which step it takes longest, on which rank, and how many nanoseconds."""
+        counted, found = self.figures[self.is_alike], {}
+        for name in self.mean.present if self.steps else ():
+            row = counted.iloc[int(counted[f"{name}_ns"].to_numpy().argmax())]
+            found[name] = int(row["step"]), int(row["rank"]), int(row[f"{name}_ns"])
+        return found
 
     def step(self, number: int) -> MeanStep | None:
         """A single step, as the mean of the ranks that have finished it; None if none has."""

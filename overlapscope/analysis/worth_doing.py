@@ -76,17 +76,17 @@ def _blocks(analysis: Analysis) -> Iterator[WorthDoing]:
     if analysis.stragglers is None or not analysis.summary.steps:
         return
     replay = analysis.stragglers.usual
-    figures = analysis.summary.figures[analysis.summary.is_alike]
     named = {finding.cause for finding in analysis.stragglers.findings}
     for block, way in _WAYS.items():
         if block in named or not analysis.summary.mean.blocks[block].value:
             continue
+        if block == "copies" and not len(analysis.trace.copies):
+            continue  # it is the rest of what ends a step, which views of buckets have as well
         times = _without(replay, block)
-        longest = figures.iloc[int(figures[f"{block}_ns"].to_numpy().argmax())]
-        step, rank = int(longest["step"]), int(longest["rank"])
+        step, rank, _ = analysis.summary.longest[block]
         yield WorthDoing(
             what=way,
-            saves=saving_of(replay, times, replay.length_ns(times)).step,
+            saves=saving_of(replay, times, replay.length_ns(times)).at_most(analysis.summary.mean).step,
             link=f"timeline?step={step}&rank={rank}",
             evidence=f"step {step}, the longest {BLOCK_LABELS[block]}",
         )

@@ -66,7 +66,7 @@ class Curve:
         """(2, Q) in which a step time lies nine times out of ten."""
         low, high = np.quantile(self.draws_ns, _INTERVAL, axis=0)
         interval_ns = np.array([np.minimum(low, self.predicted_ns), np.maximum(high, self.predicted_ns)])
-        if self.measured is not None and self.options == Options() and self.measured.plan in self.plans:
+        if self.measured is not None and not self.options.is_compressed and self.measured.plan in self.plans:
             known = self.measured.step_ns  # of too few steps unknown
             interval_ns[:, self.plans.index(self.measured.plan)] = np.nan_to_num(
                 (known.low, known.high), nan=known.value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -38,14 +39,17 @@ class Limits:
     bandwidth: float
     """Share by which it would be shorter if bytes took no time."""
     differences: float
-    """Share by which it would be shorter if all ranks were alike."""
+    """Share by which it would be shorter if all ranks were alike; NaN if that is not known."""
 
 
-def limits_of(plan: Buckets, work: Work, costs: Costs, if_alike: float = 0.0) -> Limits:
+def limits_of(
+    plan: Buckets, work: Work, costs: Costs, if_alike: float = math.nan, exposed: float | None = None
+) -> Limits:
     """Look at one plan in the typical cycle.
 
     Args:
-        if_alike: share by which the recorded step would be shorter if all ranks were alike.
+        if_alike: share by which the recorded step would be shorter if all ranks were alike; NaN if that is not known.
+        exposed: share of the step in which communication is exposed, if that is known better.
     """
     typical = work.typical()
     table = [plan]
@@ -61,8 +65,8 @@ def limits_of(plan: Buckets, work: Work, costs: Costs, if_alike: float = 0.0) ->
         "bandwidth": gained(typical, replace(costs, collective=_only_latency(collective))),
         "differences": if_alike,
     }
-    exposed = float(replayed.exposed_ns[0, 0]) / step_ns
-    worst = max(shares, key=lambda name: shares[name])
+    exposed = float(replayed.exposed_ns[0, 0]) / step_ns if exposed is None else exposed
+    worst = max(shares, key=lambda name: -math.inf if math.isnan(shares[name]) else shares[name])
     limit: Limit
     if shares[worst] < _LEAST_SHARE and exposed < _LEAST_SHARE:
         limit = "compute"

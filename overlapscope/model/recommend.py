@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal
 
@@ -42,7 +43,7 @@ class Prediction:
     """Whether it is DDP's default."""
     step_ns: Interval
     exposed_ns: float
-    """Time from the end of backward to the end of the last all-reduce."""
+    """Exposed communication of that step."""
     recorded_ns: Interval | None
     """The mean of the steps that were recorded with it."""
 
@@ -109,7 +110,7 @@ def recommend(
     in_force: Buckets | None = None,
     hosts: int = 1,
     measured: Measured | None = None,
-    if_alike: float = 0.0,
+    if_alike: float = math.nan,
 ) -> Recommendation:
     """Compare all sizes, search for the best plan, and decide what to do.
 
@@ -117,7 +118,7 @@ def recommend(
         in_force: the current plan; that of the newest recorded step if not given.
         hosts: number of hosts that the ranks run on.
         measured: mean steps as they were recorded, if they are known.
-        if_alike: share by which the step would be shorter if all ranks were alike.
+        if_alike: share by which the step would be shorter if all ranks were alike; NaN if that is not known.
     """
     observations, gradients = fitted.observations, fitted.work.gradients
     in_force = in_force or observations.plans[int(observations.plan[-1])]
@@ -131,7 +132,7 @@ def recommend(
     now, advised = predictions.of(in_force), predictions.of_size(best)
     gain = curve.gain_of(curve.plans.index(best.buckets), curve)
     good_from, good_to = _good_range(sizes)
-    limits = limits_of(best.buckets, fitted.work, fitted.costs, if_alike)
+    exposed = advised.exposed_ns / advised.step_ns.value
     return Recommendation(
         verdict=_verdict(gain, is_same=best.buckets == in_force),
         curve=curve,
@@ -147,7 +148,7 @@ def recommend(
         free_bucket_mb=tuple(float(gradients.bytes[list(bucket)].sum()) / MB for bucket in free),
         free_caps_mb=_caps(free, gradients),
         sizes=tuple(predictions.of_size(size) for size in _shown(curve, best)),
-        limits=replace(limits, exposed=advised.exposed_ns / advised.step_ns.value),
+        limits=limits_of(best.buckets, fitted.work, fitted.costs, if_alike, exposed),
         what_ifs=tuple(
             replace(each, step_ns=(1 - each.gain) * advised.step_ns.value)
             for each in what_ifs_of([*sizes.sizes, default], fitted.work, fitted.costs, hosts)

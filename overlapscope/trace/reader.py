@@ -116,7 +116,7 @@ def empty_trace(path: Path, ranks: Iterable[int]) -> Trace:
     unknown |= {"offset_ns": 0, "drift_ppm": 0.0, "error_ns": float("nan"), "closed": False}
     problems: list[Problem] = []
     tables = _empty_tables() | {
-        "user_collectives": user_collectives(path, 0),
+        "user_collectives": user_collectives(path, 0, problems),
         "links": with_peer_ranks(link_samples([], 0)),
         "ranks": pd.DataFrame([{"rank": rank, **unknown} for rank in ranks]),
         "plans": _read_plans(path / PLANS_FILE, problems),
@@ -151,7 +151,7 @@ def _read_logs(
         records = with_boards(with_incidents(records, folder, problems), folder, seal, problems)
         samples = read_lines(folder / LINKS_FILE, problems, sample_rows)
         tables_of_rank = rank_tables(records, rank) if len(records) else _empty_tables()
-        tables_of_rank = tables_of_rank | {"user_collectives": user_collectives(folder, rank)}
+        tables_of_rank = tables_of_rank | {"user_collectives": user_collectives(folder, rank, problems)}
         parts.append(tables_of_rank | {"links": link_samples(samples, rank)})
         clocks.append(_rank_clock(rank, folder, where, its_run, records, parts[-1]["collectives"], problems))
         rank_rows.append(

@@ -16,17 +16,20 @@ from overlapscope.trace.folders import read_lines
 from overlapscope.trace.format import GROUP_PATTERN, SIGNATURES_FILE
 from overlapscope.trace.group_file import GroupFile
 from overlapscope.trace.group_log import AWAITED, ENTRY_DTYPE, Entries
+from overlapscope.trace.log import Problem
 
 
-def user_collectives(folder: Path, rank: int) -> pd.DataFrame:
+def user_collectives(folder: Path, rank: int, problems: list[Problem]) -> pd.DataFrame:
     """Those of a rank.
 
-    What is wrong with logs is not said here: ``group_reader`` says it to those who read them for the order.
+    Args:
+        problems: told if the log has come round. What else is wrong with logs ``group_reader`` says to those who read
+            them for the order.
 
     Returns:
         rank, start_ns, end_ns
     """
-    entries = _entries(folder) if _has_any(folder) else np.empty(0, dtype=ENTRY_DTYPE)
+    entries = _entries(folder, problems) if _has_any(folder) else np.empty(0, dtype=ENTRY_DTYPE)
     entries = entries[((entries["flags"] & AWAITED) != 0) & (entries["completed_ns"] > 0)]
     return pd.DataFrame(
         {
@@ -42,12 +45,16 @@ def _has_any(folder: Path) -> bool:
     return any(read_lines(folder / SIGNATURES_FILE, [], lambda line: [line["role"] == "user"]))
 
 
-def _entries(folder: Path) -> Entries:
+def _entries(folder: Path, problems: list[Problem]) -> Entries:
     parts = [np.empty(0, dtype=ENTRY_DTYPE)]
     for path in sorted(folder.glob(GROUP_PATTERN)):
         try:
             log = GroupFile(path)
         except OverlapScopeError:
             continue
-        parts.append(log.read(log.oldest, log.newest))
+        entries = log.read(log.oldest, log.newest)
+        if log.oldest > 1 and ((entries["flags"] & AWAITED) != 0).any():
+            text = f"{path}: came round; waits in collectives of the user's own before entry {log.oldest} are not known"
+            problems.append(Problem("note", text))
+        parts.append(entries)
     return np.concatenate(parts)

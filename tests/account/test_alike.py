@@ -80,9 +80,21 @@ def of_models(models: dict[int, tuple[int, ...]]) -> Rows:
     ]
 
 
-def test_two_models_that_take_turns_are_how_steps_are() -> None:
+def test_of_two_models_that_take_turns_the_newer_half_is_counted() -> None:
     turns = of_models(dict.fromkeys(range(0, STEPS, 2), (0, 1)))
-    assert reasons(alike({}, collectives=turns)) == {"warm-up": (0, 1, 2)}
+    assert set(reasons(alike({}, collectives=turns))) == {"warm-up", "other buckets"}
+
+
+def test_plans_of_two_models_are_told_apart() -> None:
+    """Whatever sums of their numbers are."""
+    epochs = {20: (1, 0)}
+    rows = [
+        {"rank": rank, "step": step, "model": model, "plan_epoch": epochs.get(step, (0, 1))[model]}
+        for rank in range(2)
+        for step in range(STEPS)
+        for model in (0, 1)
+    ]
+    assert reasons(alike({}, collectives=rows))["other buckets"] == (20,)
 
 
 def test_a_model_that_is_reduced_in_few_steps_makes_these_other_ones() -> None:

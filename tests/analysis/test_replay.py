@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -143,3 +145,20 @@ def test_a_cause_costs_what_the_slowest_rank_has_more_of_it() -> None:
 )
 def test_the_end_of_a_cycle_by_hand(last_arrivals: list[int], transfers: list[int], end: int) -> None:
     assert finish_ns(np.array([last_arrivals]), np.array([transfers])).tolist() == [end]
+
+
+def test_who_waits_in_a_collective_of_the_users_own_is_not_late_and_would_not_wait_for_a_mended_rank() -> None:
+    trace = Job(ranks=3, steps=5).run()
+    cycles = cycles_of(trace, account_of(trace))
+    assert cycles is not None
+    own_ns, late_ns = cycles.own_ns.copy(), 30 * MS
+    own_ns[CAUSES.index("forward"), :, 1] += late_ns
+    own_ns[CAUSES.index("collectives"), :, [0, 2]] += late_ns
+    late = replace(cycles, own_ns=own_ns, arrival_ns=cycles.arrival_ns + late_ns, end_ns=cycles.end_ns + late_ns)
+    replay = Replay(late)
+    assert (replay.recorded_ns == late.cycle_time_ns).all()
+    assert (replay.ideal_ns == cycles.cycle_time_ns).all()
+    assert (replay.costs_by_rank_ns() == [0, late_ns, 0]).all()
+    assert (replay.savings_by_rank_ns() == [0, late_ns, 0]).all()
+    without = replay.without([1], replay.excess.of_ranks([1]))
+    assert (replay.length_ns(without) == cycles.cycle_time_ns).all()
