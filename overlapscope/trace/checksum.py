@@ -46,6 +46,11 @@ def read_json_text(data: bytes) -> Any:
     return _without_checksum(content) if isinstance(content, dict) else content
 
 
+def has_checksum(data: bytes) -> bool:
+    """Whether a text has one: older texts have none."""
+    return _CHECKSUM.search(data) is not None
+
+
 def with_page_checksum(page: bytes) -> bytes:
     """A header page whose last bytes, which it leaves free, hold its checksum."""
     content = page[:-_PAGE_CHECKSUM_BYTES]

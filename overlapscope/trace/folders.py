@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.checksum import read_json_text
+from overlapscope.trace.checksum import has_checksum, read_json_text
 from overlapscope.trace.format import EVENTS_FILE, GROUP_PATTERN
 from overlapscope.trace.log import Problem
 
@@ -89,6 +89,15 @@ def read_lines(path: Path, problems: list[Problem], rows_of: Callable[[Any], Ite
     Args:
         rows_of: makes rows of one line's content.
     """
+    return read_checked_lines(path, problems, lambda content, _: rows_of(content))
+
+
+def read_checked_lines(path: Path, problems: list[Problem], rows_of: Callable[[Any, bool], Iterable[Row]]) -> list[Row]:
+    """The same, where it matters whether a line has a checksum, which is right then.
+
+    Args:
+        rows_of: makes rows of one line's content, and of whether it has one.
+    """
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -99,7 +108,7 @@ def read_lines(path: Path, problems: list[Problem], rows_of: Callable[[Any], Ite
     rows: list[Row] = []
     for number, line in enumerate(lines, start=1):
         try:
-            rows += rows_of(read_json_text(line)) if line else ()
+            rows += rows_of(read_json_text(line), has_checksum(line)) if line else ()
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             if number < len(lines):  # behind the last line's end there is nothing
                 problems.append(Problem("error", f"{path}: line {number} is damaged and skipped"))

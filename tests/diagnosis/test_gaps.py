@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from dataclasses import replace
@@ -14,6 +15,7 @@ from overlapscope.diagnosis.evidence import Gap
 from overlapscope.diagnosis.from_logs import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.trace.checksum import json_line
 from overlapscope.trace.format import (
     ENDED_FILE,
     EVENTS_FILE,
@@ -181,6 +183,29 @@ def test_models_that_reduced_the_same_buckets_are_the_same(tmp_path: Path) -> No
     verdict = verdict_on(tmp_path)
     assert (verdict.kind, verdict.blamed) == ("cannot tell", ())
     assert f"{path}: model 0 differs from other ranks', but they reduced the same buckets" in verdict.sentence
+
+
+def test_what_the_buckets_say_nothing_of_is_believed_of_a_model(tmp_path: Path) -> None:
+    ended(tmp_path)
+    for number in range(3):
+        write_model(tmp_path, number, bytes(3))
+    path = rank_folder(tmp_path, 1) / PARAMETERS_FILE
+    written = path.read_text()
+    path.write_text(written.replace('"Net"', '"LoggingNet"'))
+    assert verdict_on(tmp_path).kind == "healthy"
+    path.write_text(written.replace('"frozen": []', '"frozen": ["c.weight"]'))
+    verdict = verdict_on(tmp_path)
+    assert (verdict.kind, verdict.blamed) == ("models differ", (1,))
+
+
+def test_a_line_with_a_checksum_is_believed_whatever_was_reduced(tmp_path: Path) -> None:
+    ended(tmp_path)
+    for number in range(3):
+        write_model(tmp_path, number, bytes(3))
+    path = rank_folder(tmp_path, 1) / PARAMETERS_FILE
+    path.write_text(json_line(json.loads(path.read_text().replace("b.bias", "b.bigs"))))
+    verdict = verdict_on(tmp_path)
+    assert (verdict.kind, verdict.blamed) == ("models differ", (1,))
 
 
 @pytest.mark.parametrize("damage", [0x41, 0x03, 0xFF])
