@@ -11,7 +11,7 @@ from typing import Final
 
 from overlapscope.diagnosis.contradictions import with_believable_models
 from overlapscope.diagnosis.evidence import EarlierVerdict, Evidence, RankEvidence
-from overlapscope.diagnosis.gaps import gaps_in, no_collectives
+from overlapscope.diagnosis.gaps import gaps_in, launched_nothing, no_collectives
 from overlapscope.diagnosis.order import conversations_of, orders_of
 from overlapscope.diagnosis.rank_files import RankFiles, read_rank
 from overlapscope.diagnosis.recorded_order import RecordedOrder
@@ -56,6 +56,8 @@ def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidenc
     problems = list(dict.fromkeys(problem for problem in problems if problem.severity == "error"))
     is_live = any(one.evidence.liveness in ("running", "sleeping", "stopped") for one in files.values())
     gaps = gaps_in(folders, files, orders, problems)
+    if not (orders or conversations or is_live or launched_nothing(folders, files, gaps)):
+        gaps = (*gaps, no_collectives())
     evidence = Evidence(
         expected_ranks=_expected_ranks(files),
         ranks=ranks,
@@ -63,7 +65,7 @@ def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidenc
         conversations=conversations,
         is_live=is_live,
         reports=reports,
-        gaps=gaps if orders or is_live else (*gaps, no_collectives()),
+        gaps=gaps,
     )
     return evidence, problems
 

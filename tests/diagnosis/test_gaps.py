@@ -29,9 +29,10 @@ from overlapscope.trace.format import (
     write_json,
 )
 from overlapscope.trace.group_log import ENTRY_BYTES, GroupHeader, group_file
+from overlapscope.trace.seal import seal
 from tests.diagnosis.jobs import group, job, rank, trained
 from tests.diagnosis.test_from_logs import lives_here, write_model
-from tests.ordered import Collective, all_reduce, end, steps, write_order
+from tests.ordered import Collective, all_reduce, end, make_folder, steps, write_order
 
 
 def verdict_on(folder: Path) -> Verdict:
@@ -159,6 +160,26 @@ def test_without_any_log_nothing_is_called_the_same(tmp_path: Path) -> None:
     verdict = verdict_on(tmp_path)
     assert verdict.kind == "cannot tell"
     assert "no rank left a log of its collectives" in verdict.sentence
+
+
+def test_a_job_that_only_sent_and_received_is_healthy(tmp_path: Path) -> None:
+    sent = replace(all_reduce(), op="send", reduce_op="", peer=1)
+    received = replace(all_reduce(), op="recv", reduce_op="", peer=0)
+    end(write_order(tmp_path, {0: [sent], 1: [received]}, point_to_point=True), (0, 1))
+    verdict = verdict_on(tmp_path)
+    assert (verdict.kind, verdict.sentence) == (
+        "healthy",
+        "All ranks finished: no collectives were launched, only sends and receives.",
+    )
+
+
+def test_ranks_that_joined_launched_nothing_and_ended_are_healthy(tmp_path: Path) -> None:
+    for number in (0, 1):
+        seal(make_folder(tmp_path, number, 2))
+    assert verdict_on(tmp_path).kind == "cannot tell", "how they ended is unknown"
+    end(tmp_path, (0, 1))
+    verdict = verdict_on(tmp_path)
+    assert (verdict.kind, verdict.sentence) == ("healthy", "All ranks finished: no collectives were launched.")
 
 
 def test_lines_that_are_lost_are_no_difference(tmp_path: Path) -> None:

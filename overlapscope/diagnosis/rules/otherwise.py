@@ -103,9 +103,12 @@ def healthy(facts: Facts) -> Verdict | None:
         )
     is_over = len(facts.with_liveness("ended")) == len(facts.ranks)
     what = "All ranks finished" if is_over else "Healthy so far"
+    said = f"{compared:,} collectives in {groups} are the same on all ranks"
+    if not facts.evidence.groups:
+        said = "no collectives were launched" + (", only sends and receives" if facts.evidence.conversations else "")
     return Verdict(
         kind="healthy",
-        sentence=f"{what}: {compared:,} collectives in {groups} are the same on all ranks.",
+        sentence=f"{what}: {said}.",
         concerned=going,
     )
 
