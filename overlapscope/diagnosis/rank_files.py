@@ -69,12 +69,27 @@ class RankFiles:
     """What there was when its recording was complete."""
 
 
-def read_rank(rank: int, folder: Path, newest: Entry | None, *, is_closed: bool) -> RankFiles:
+def state_of(folder: Path) -> Liveness | None:
+    """The state of a rank's process as long as it has not said how it ended; None if it has.
+
+    Logs go at least as far as a process had come whose state was read before them.
+    """
+    if (folder / ENDED_FILE).exists():
+        return None
+    name = RANK_FILE if (folder / RANK_FILE).exists() else JOINING_FILE
+    where = read_json(folder / name, []) if (folder / name).exists() else {}
+    return liveness_of(where) if is_here(where) else "unknown"
+
+
+def read_rank(
+    rank: int, folder: Path, newest: Entry | None, *, is_closed: bool, state_before: Liveness | None = None
+) -> RankFiles:
     """Read what one rank left.
 
     Args:
         newest: its newest collective.
         is_closed: its collective logs are complete, if there are any.
+        state_before: ``state_of`` it before its logs were read: if it has come to its end since, they don't show it.
     """
     problems: list[Problem] = []
     joining = read_json(folder / JOINING_FILE, problems) if (folder / JOINING_FILE).exists() else {}
@@ -85,6 +100,9 @@ def read_rank(rank: int, folder: Path, newest: Entry | None, *, is_closed: bool)
         else ({"world_size": joining.get("world_size")}, joining)
     )
     ended = read_json(folder / ENDED_FILE, problems) if (folder / ENDED_FILE).exists() else {}
+    has_gone_on = state_before is not None and not is_closed and ended.get("how") != "exception"
+    if has_gone_on:
+        ended = {}
     unrecorded_because = ended.get("unrecorded_because")
     seal = Seal(folder, problems)
     unready = unready_parameters(folder, seal, problems)  # before the phase is read: the rank may go on meanwhile
@@ -108,6 +126,8 @@ def read_rank(rank: int, folder: Path, newest: Entry | None, *, is_closed: bool)
     if alive_ns is not None:
         alive_ns = max([alive_ns, *(report.time_ns for report in reports)])
     liveness = _liveness(ended, where, is_closed=is_closed, has_ended=(folder / ENDED_FILE).exists())
+    if state_before is not None and has_gone_on:
+        liveness = state_before
     world_size = run.get("world_size")
     evidence = RankEvidence(
         rank=rank,

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from overlapscope.cli import main
+from overlapscope.diagnosis import from_logs
 from overlapscope.diagnosis.evidence import Gap
 from overlapscope.diagnosis.from_logs import read_evidence
 from overlapscope.diagnosis.judge import judge
@@ -29,6 +30,7 @@ from overlapscope.trace.format import (
     write_json,
 )
 from overlapscope.trace.group_log import ENTRY_BYTES, GroupHeader, group_file
+from overlapscope.trace.group_reader import CollectiveLogs, read_collective_logs
 from overlapscope.trace.seal import seal
 from tests.diagnosis.jobs import group, job, rank, trained
 from tests.diagnosis.test_from_logs import lives_here, write_model
@@ -116,6 +118,27 @@ def test_a_job_that_runs_is_not_missing_what_is_not_written_yet(tmp_path: Path) 
     (rank_folder(tmp_path, 1) / "group_1.log").write_bytes(bytes(2 * HEADER_BYTES))
     (rank_folder(tmp_path, 1) / EVENTS_FILE).write_bytes(bytes(2 * HEADER_BYTES))
     assert verdict_on(tmp_path).kind == "healthy"
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_a_job_that_ends_while_it_is_read_misses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_here: bool
+) -> None:
+    write_order(tmp_path, {0: steps(5), 1: steps(4)}, close=False)
+    for number in (0, 1):
+        if is_here:
+            lives_here(tmp_path, number, os.getpid())
+
+    def read_before_the_end(folders: dict[int, Path]) -> CollectiveLogs:
+        logs = read_collective_logs(folders)
+        end(tmp_path, (0, 1))
+        return logs
+
+    monkeypatch.setattr(from_logs, "read_collective_logs", read_before_the_end)
+    verdict = verdict_on(tmp_path)
+    assert "missing or damaged" not in verdict.sentence
+    if is_here:
+        assert verdict.kind == "healthy"
 
 
 def test_a_fault_that_the_rest_proves_is_still_that_fault(tmp_path: Path) -> None:
