@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -117,6 +118,23 @@ def test_a_page_of_zeros_within_a_log_hides_nothing_after_it(tmp_path: Path) -> 
 def test_what_the_ring_dropped_is_a_note_not_an_error(tmp_path: Path) -> None:
     _, _, problems = read_log(put(tmp_path, IMAGES["closed ring"]))
     assert [(problem.severity, "120 records" in str(problem)) for problem in problems] == [("note", True)]
+
+
+@pytest.mark.parametrize("is_torn", [False, True])
+def test_a_log_that_is_closed_while_it_is_opened_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_torn: bool
+) -> None:
+    path = put(tmp_path, IMAGES["closed"])
+    page = IMAGES["not closed"][:HEADER_BYTES]
+    pages = [page[:-4] + bytes(4) if is_torn else page]
+
+    def pread(fd: int, size: int, at: int) -> bytes:
+        return pages.pop() if pages and at == 0 else read(fd, size, at)
+
+    read = os.pread
+    monkeypatch.setattr(os, "pread", pread)
+    header, records, problems = read_log(path)
+    assert (header.closed, len(records), problems) == (True, 40, [])
 
 
 def test_a_log_that_was_not_closed_is_a_note(tmp_path: Path) -> None:
