@@ -63,7 +63,7 @@ def test_a_rank_that_left_no_folder_is_named_with_what_to_do(
     said = capsys.readouterr().out
     assert said.startswith(
         "Whether anything is wrong can't be told, because part of the recording is missing or damaged: rank 2 left no "
-        "folder here. What is there agrees: 15 collectives are the same on ranks 0 and 1.\n"
+        "folder here. What is there agrees: 15 collectives in 1 group are the same on ranks 0 and 1.\n"
     )
     assert "  - Copy the rank_* folders of all ranks into this folder" in said
 
@@ -88,7 +88,7 @@ def test_a_log_that_was_cut_short_is_named(tmp_path: Path, version: int) -> None
         1: "the log of rank 1 ends with collective 5, and others completed collective 15 with it in the default group",
         2: f"{path}: 15 entries were written, and only those up to 5 are left",
     }[version] in verdict.sentence
-    assert "5 collectives are the same on ranks 0-2" in verdict.sentence
+    assert "5 collectives in 1 group are the same on ranks 0-2" in verdict.sentence
 
 
 def test_a_log_that_is_gone_is_missed(tmp_path: Path) -> None:
@@ -260,6 +260,13 @@ def test_an_old_board_with_a_damaged_byte_says_nothing(tmp_path: Path, damage: i
     assert evidence.ranks[1].unready == ()
     path = rank_folder(tmp_path, 1) / ready_file(0)
     assert [str(problem) for problem in problems] == [f"{path}: damaged; which gradients had come is not known"]
+
+
+def test_what_agrees_is_said_of_each_group_on_its_ranks() -> None:
+    ranks = [rank(number, "ended") for number in range(4)]
+    pairs = [group({0: trained(5), 1: trained(5)}, name="pair"), group({2: trained(3), 3: trained(3)}, name="pair")]
+    verdict = judge(replace(job(*ranks, groups=pairs), gaps=(Gap("rank_0/run.json: damaged", "Copy it again."),)))
+    assert verdict.sentence.endswith("What is there agrees: 8 collectives in 2 groups are the same on their ranks.")
 
 
 def test_many_gaps_are_counted() -> None:

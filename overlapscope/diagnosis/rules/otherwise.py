@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from overlapscope.diagnosis.evidence import GroupOrder
 from overlapscope.diagnosis.facts import Facts
 from overlapscope.diagnosis.rules import processes
 from overlapscope.diagnosis.verdict import FaultKind, Verdict
@@ -89,8 +91,7 @@ def healthy(facts: Facts) -> Verdict | None:
         min([max(group.newest.values(), default=0), *(group.newest.get(rank, 0) for rank in facts.unrecorded)])
         for group in facts.evidence.groups
     )
-    count = len(facts.evidence.groups)
-    groups = f"{count} group" if count == 1 else f"{count} groups"
+    groups = _counted(facts.evidence.groups)
     if facts.evidence.gaps:
         return _incomplete(facts, going)
     if facts.unrecorded:
@@ -113,20 +114,25 @@ def healthy(facts: Facts) -> Verdict | None:
     )
 
 
+def _counted(groups: Sequence[GroupOrder]) -> str:
+    return "1 group" if len(groups) == 1 else f"{len(groups)} groups"
+
+
 def _incomplete(facts: Facts, going: tuple[int, ...]) -> Verdict:
     """Nothing is wrong in what there is, and a part is missing or damaged, in which a fault may hide."""
     gaps = facts.evidence.gaps
     said = "; ".join(gap.what for gap in gaps[:_MOST_GAPS])
     if len(gaps) > _MOST_GAPS:
         said += f"; and {len(gaps) - _MOST_GAPS} more"
-    compared = {group.name: group for group in facts.evidence.groups if len(group.newest) > 1}
-    number = sum(min(group.newest.values()) for group in compared.values())
-    ranks = {rank for group in compared.values() for rank in group.newest}
-    agreed = f" What is there agrees: {number:,} collectives are the same on {ranks_text(ranks)}." if number else ""
+    compared = [group for group in facts.evidence.groups if len(group.newest) > 1]
+    number = sum(min(group.newest.values()) for group in compared)
+    sides = {tuple(sorted(group.newest)) for group in compared}
+    where = ranks_text(next(iter(sides))) if len(sides) == 1 else "their ranks"
+    agreed = f" What is there agrees: {number:,} collectives in {_counted(compared)} are the same on {where}."
     return Verdict(
         kind="cannot tell",
         sentence=f"Whether anything is wrong can't be told, because part of the recording is missing or damaged: "
-        f"{said}.{agreed}",
+        f"{said}.{agreed if number else ''}",
         concerned=going,
         advice=tuple(dict.fromkeys(gap.advice for gap in gaps)),
     )
