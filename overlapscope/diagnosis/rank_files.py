@@ -25,7 +25,7 @@ from overlapscope.diagnosis.process import is_here, liveness_of
 from overlapscope.diagnosis.rank_models import models_of, unready_parameters
 from overlapscope.diagnosis.stacks import user_line
 from overlapscope.trace.alive import read_alive_board
-from overlapscope.trace.folders import read_json
+from overlapscope.trace.folders import is_over, read_json
 from overlapscope.trace.format import (
     ALIVE_FILE,
     ENDED_FILE,
@@ -108,7 +108,7 @@ def read_rank(
     unready = unready_parameters(folder, seal, problems)  # before the phase is read: the rank may go on meanwhile
     if unrecorded_because is not None:
         unready = ()  # what is on the board is of a step long ago
-    records = newest_records(folder / EVENTS_FILE, _NEWEST_RECORDS, problems)
+    records = newest_records(folder / EVENTS_FILE, _NEWEST_RECORDS, problems, is_over=is_over(folder))
     reports = _earlier_verdicts(rank, folder, problems)
     stacks = _stacks(folder)
     unready = tuple(parameter for parameter in unready if not _was_launched(parameter, records))

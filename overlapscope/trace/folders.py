@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.checksum import has_checksum, read_json_text
-from overlapscope.trace.format import EVENTS_FILE, GROUP_PATTERN
+from overlapscope.trace.format import ENDED_FILE, EVENTS_FILE, GROUP_PATTERN, SEAL_FILE
 from overlapscope.trace.log import Problem
 
 Row = TypeVar("Row")
@@ -55,6 +55,11 @@ def _rank_folders_in(path: Path) -> dict[int, Path]:
 def has_group_logs(folder: Path) -> bool:
     """Whether a rank left a collective log."""
     return any(folder.glob(GROUP_PATTERN))
+
+
+def is_over(folder: Path) -> bool:
+    """Whether a rank has said how it ended, or what there was then: nothing is about to be written."""
+    return (folder / ENDED_FILE).exists() or (folder / SEAL_FILE).exists()
 
 
 def expected_ranks_of(run: dict[str, Any]) -> tuple[int, ...]:

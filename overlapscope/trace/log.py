@@ -120,17 +120,18 @@ def log_position(path: Path) -> tuple[int, int]:
     return size, int(newest["sequence"][0]) if len(newest) else 0
 
 
-def newest_records(path: Path, count: int, problems: list[Problem] | None = None) -> Records:
+def newest_records(path: Path, count: int, problems: list[Problem] | None = None, *, is_over: bool = False) -> Records:
     """The newest whole records of a log, in order, without reading the others; none if there is none.
 
     Args:
         problems: takes what is wrong with them.
+        is_over: nothing is about to be written.
     """
     problems = [] if problems is None else problems
     try:
         with path.open("rb") as file:
             fd, page = file.fileno(), file.read(HEADER_BYTES)
-            if not any(page):  # just made, and its header is about to be written
+            if not any(page) and not is_over:  # just made, and its header is about to be written
                 return np.empty(0, dtype=RECORD_DTYPE)
             header, size = _header_and_size(fd, path)
             used = _used_slots(fd, size)

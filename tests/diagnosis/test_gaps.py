@@ -166,6 +166,14 @@ def test_a_rank_that_trained_has_an_event_log(tmp_path: Path) -> None:
     assert "rank_1/events.log: missing" in verdict_on(tmp_path).sentence
 
 
+@pytest.mark.parametrize("name", [EVENTS_FILE, group_file(1)])
+def test_a_log_of_zeros_is_not_about_to_be_written_by_a_rank_that_has_ended(tmp_path: Path, name: str) -> None:
+    path = rank_folder(ended(tmp_path), 1) / name
+    path.write_bytes(bytes(2 * HEADER_BYTES))
+    verdict = verdict_on(tmp_path)
+    assert (verdict.kind, f"{path}: not a" in verdict.sentence) == ("cannot tell", True)
+
+
 def test_how_a_rank_ended_is_not_guessed_from_a_damaged_file(tmp_path: Path) -> None:
     write_order(tmp_path, {0: steps(5), 1: steps(5)}, close=False)
     end(tmp_path, (0, 1))
