@@ -15,7 +15,7 @@ from zlib import crc32
 
 KEY: Final = "crc32"
 _NO_DIGITS: Final = b"00000000"
-_CHECKSUM: Final = re.compile(rb'"crc32": ?"(.{8})"', re.DOTALL)
+_CHECKSUM: Final = re.compile(rb'"crc32": ?"(.{8})"\s*\}\s*\Z', re.DOTALL)
 _PAGE_CHECKSUM_BYTES: Final = 4
 
 
