@@ -86,7 +86,7 @@ class GroupFile:
         entries = entries if is_in_place.all() else entries[is_in_place]
         if self.header.version < FIRST_WITH_CHECKSUMS:
             return entries
-        entries, is_intact = checked(entries, is_closed=self.header.closed)
+        entries, is_intact = checked(entries)
         if is_intact.all():
             return entries
         if not self._has_damage:

@@ -68,7 +68,7 @@ def test_what_becomes_of_it_is_added_in_place(tmp_path):
 
 @given(times=st.lists(st.integers(0, 2**63 - 1), min_size=2, max_size=2), failed=st.booleans())
 def test_the_check_is_that_of_the_entry_without_it(tmp_path_factory, times, failed):
-    log = GroupLog(tmp_path_factory.mktemp("log") / "group_0.log", HEADER)
+    log = GroupLog(tmp_path_factory.mktemp("log") / "group_0.log", HEADER, HEADER_BYTES + 16 * ENTRY_BYTES)
     log.announce(1, LOSS, now_ns=100, step=0)
     log.launched(1, times[0])
     log.completed(1, times[1], failed=failed)
