@@ -64,10 +64,15 @@ def is_over(folder: Path) -> bool:
 
 def expected_ranks_of(run: dict[str, Any]) -> tuple[int, ...]:
     """The ranks that train together, by one rank's ``run.json``."""
-    ranks, world_size = run.get("ranks"), run.get("world_size", 0)
+    ranks = run.get("ranks")
     if isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks):
         return tuple(ranks)
-    return tuple(range(world_size)) if isinstance(world_size, int) and world_size <= _MOST_RANKS else ()
+    return ranks_of_world(run.get("world_size", 0))
+
+
+def ranks_of_world(size: object) -> tuple[int, ...]:
+    """All ranks of a job of this many; none if there can't be so many."""
+    return tuple(range(size)) if isinstance(size, int) and size <= _MOST_RANKS else ()
 
 
 def read_json(path: Path, problems: list[Problem]) -> dict[str, Any]:

@@ -160,6 +160,13 @@ def test_all_ranks_that_joined_are_expected_whoever_trained_together(tmp_path: P
     assert "rank 2 left no folder here" in verdict_on(tmp_path).sentence
 
 
+def test_a_size_of_the_job_that_cannot_be_is_not_counted_up_to(tmp_path: Path) -> None:
+    ended(tmp_path, 2)
+    write_json(rank_folder(tmp_path, 0) / JOINING_FILE, {"rank": 0, "world_size": 2})
+    write_json(rank_folder(tmp_path, 0) / RUN_FILE, {"world_size": 10**7})
+    assert read_evidence(tmp_path)[0].gaps == ()
+
+
 def test_a_rank_that_trained_has_an_event_log(tmp_path: Path) -> None:
     ended(tmp_path, 2)
     write_json(rank_folder(tmp_path, 1) / RUN_FILE, {"world_size": 2, "models": [{"model": 0}]})
