@@ -157,6 +157,8 @@ class RankEvidence:
     unrecorded_because: str | None = None
     """Why its recording ended before it did; None if it did not. What the rank has done since is unknown."""
     failure: Failure | None = None
+    is_end_lost: bool = False
+    """Whether it has written how it ended, and that can't be read."""
     standing: Standing | None = None
     steps_done: int = 0
     step_time_ns: int | None = None

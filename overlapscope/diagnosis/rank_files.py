@@ -125,7 +125,8 @@ def read_rank(
     alive_ns, rss_bytes, limit_bytes = read_alive_board(folder / ALIVE_FILE, problems)
     if alive_ns is not None:
         alive_ns = max([alive_ns, *(report.time_ns for report in reports)])
-    liveness = _liveness(ended, where, is_closed=is_closed, has_ended=(folder / ENDED_FILE).exists())
+    has_ended = (folder / ENDED_FILE).exists()
+    liveness = _liveness(ended, where, is_closed=is_closed, has_ended=has_ended)
     if state_before is not None and has_gone_on:
         liveness = state_before
     world_size = run.get("world_size")
@@ -136,6 +137,7 @@ def read_rank(
         liveness=liveness,
         unrecorded_because=None if unrecorded_because is None else str(unrecorded_because),
         failure=_failure(ended),
+        is_end_lost=has_ended and not ended and not has_gone_on,
         standing=standing,
         steps_done=int(steps["step"][-1]) + 1 if len(steps) else standing.step if standing else 0,
         step_time_ns=int(np.median(steps["end_ns"] - steps["start_ns"])) if len(steps) else None,

@@ -189,6 +189,11 @@ def test_how_a_rank_ended_is_not_guessed_from_a_damaged_file(tmp_path: Path) -> 
     path.write_text(path.read_text().replace("ended", "endet"))
     verdict = verdict_on(tmp_path)
     assert (verdict.kind, verdict.blamed) == ("cannot tell", ())
+    assert verdict.sentence == (
+        "The order of their collectives is the same as far as it is known. Part of the recording is missing or "
+        f"damaged: {path}: can't be read (its checksum is wrong)."
+    )
+    assert len(verdict.advice) == 1
 
 
 def test_without_any_log_nothing_is_called_the_same(tmp_path: Path) -> None:

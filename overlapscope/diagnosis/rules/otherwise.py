@@ -120,10 +120,6 @@ def _counted(groups: Sequence[GroupOrder]) -> str:
 
 def _incomplete(facts: Facts, going: tuple[int, ...]) -> Verdict:
     """Nothing is wrong in what there is, and a part is missing or damaged, in which a fault may hide."""
-    gaps = facts.evidence.gaps
-    said = "; ".join(gap.what for gap in gaps[:_MOST_GAPS])
-    if len(gaps) > _MOST_GAPS:
-        said += f"; and {len(gaps) - _MOST_GAPS} more"
     compared = [group for group in facts.evidence.groups if len(group.newest) > 1]
     number = sum(min(group.newest.values()) for group in compared)
     sides = {tuple(sorted(group.newest)) for group in compared}
@@ -131,11 +127,22 @@ def _incomplete(facts: Facts, going: tuple[int, ...]) -> Verdict:
     agreed = f" What is there agrees: {number:,} collectives in {_counted(compared)} are the same on {where}."
     return Verdict(
         kind="cannot tell",
-        sentence=f"Whether anything is wrong can't be told, because part of the recording is missing or damaged: "
-        f"{said}.{agreed if number else ''}",
+        sentence=f"Whether anything is wrong can't be told, because {_lacking(facts)}{agreed if number else ''}",
         concerned=going,
-        advice=tuple(dict.fromkeys(gap.advice for gap in gaps)),
+        advice=_advice(facts),
     )
+
+
+def _lacking(facts: Facts) -> str:
+    gaps = facts.evidence.gaps
+    said = "; ".join(gap.what for gap in gaps[:_MOST_GAPS])
+    if len(gaps) > _MOST_GAPS:
+        said += f"; and {len(gaps) - _MOST_GAPS} more"
+    return f"part of the recording is missing or damaged: {said}."
+
+
+def _advice(facts: Facts) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(gap.advice for gap in facts.evidence.gaps))
 
 
 def cannot_tell(facts: Facts) -> Verdict:
@@ -143,7 +150,11 @@ def cannot_tell(facts: Facts) -> Verdict:
     if not facts.ranks:
         return Verdict(kind="cannot tell", sentence="No rank left anything to judge by.")
     gone, failed = facts.with_liveness("gone"), facts.with_liveness("failed")
-    unknown = tuple(rank for rank in facts.with_liveness("unknown", "silent") if rank not in facts.unrecorded)
+    unknown = tuple(
+        rank
+        for rank in facts.with_liveness("unknown", "silent")
+        if rank not in facts.unrecorded and not facts.ranks[rank].is_end_lost
+    )
     if gone and len(gone) == len(facts.ranks):
         return Verdict(
             kind="killed",
@@ -172,10 +183,11 @@ def cannot_tell(facts: Facts) -> Verdict:
     if unknown:
         what = verb(unknown, "it died or is running", "they died or are running")
         said.append(f"{ranks_text(unknown)} left logs that were never closed, so {what} elsewhere")
+    sentence = "; ".join([*said, ""]) + "the order of their collectives is the same as far as it is known."
+    lacking = f" {capitalised(_lacking(facts))}" if facts.evidence.gaps else ""
     return Verdict(
         kind="cannot tell",
-        sentence=capitalised(
-            "; ".join([*said, ""]) + "the order of their collectives is the same as far as it is known."
-        ),
+        sentence=capitalised(sentence) + lacking,
         concerned=tuple(sorted(facts.ranks)),
+        advice=_advice(facts),
     )
