@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from overlapscope.diagnosis.evidence import ModelParameters, RankEvidence
+from overlapscope.diagnosis.evidence import Parameters, RankEvidence
 from overlapscope.diagnosis.recorded_order import RecordedOrder
 from overlapscope.trace.format import PARAMETERS_FILE
 from overlapscope.trace.log import Problem
@@ -17,34 +17,44 @@ from overlapscope.trace.signature import NO_BUCKET
 def with_believable_models(
     ranks: Mapping[int, RankEvidence], folders: Mapping[int, Path], source: RecordedOrder, problems: list[Problem]
 ) -> dict[int, RankEvidence]:
-    """The ranks without models that differ from the others' although all reduced the same buckets.
+    """The ranks, with the parameters of most where a rank's differ although it reduced the same buckets.
 
-    The hash of a bucket plan covers names, shapes, dtypes and order of all parameters.
+    The hash of a bucket plan covers names, shapes, dtypes and order of all trained parameters: not what is frozen, nor
+    the class. A line with a checksum is what was written.
 
     Args:
         folders: of the ranks.
         source: what they launched.
         problems: takes what can't be so.
     """
-    usual: dict[int, ModelParameters] = {}
+    usual: dict[int, Parameters] = {}
     for number in sorted({model.model for one in ranks.values() for model in one.models}):
-        counts = Counter(model for one in ranks.values() for model in one.models if model.model == number)
+        counts = Counter(model.parameters for one in ranks.values() for model in one.models if model.model == number)
         usual[number], most = counts.most_common(1)[0]
         if most == counts.total():
             del usual[number]  # all are alike
     found = dict(ranks)
     for rank, one in ranks.items():
-        for model in one.models:
-            same = usual.get(model.model, model)
-            if same == model:
+        for place, model in enumerate(one.models):
+            same = usual.get(model.model, model.parameters)
+            if same == model.parameters or model.has_checksum:
                 continue
             plans = _plans(source, rank, model.model)
-            if any(same in other.models and plans & _plans(source, r, model.model) for r, other in ranks.items()):
-                found[rank] = replace(found[rank], models=tuple(m for m in found[rank].models if m != model))
+            if any(
+                _has_given(other, model.model, same) and plans & _plans(source, r, model.model)
+                for r, other in ranks.items()
+            ):
+                models = found[rank].models
+                believed = (*models[:place], replace(model, parameters=same), *models[place + 1 :])
+                found[rank] = replace(found[rank], models=believed)
                 path = folders[rank] / PARAMETERS_FILE
                 text = f"{path}: model {model.model} differs from other ranks', but they reduced the same buckets"
                 problems.append(Problem("error", f"{text}; this file or theirs is damaged"))
     return found
+
+
+def _has_given(one: RankEvidence, model: int, parameters: Parameters) -> bool:
+    return any(other.model == model and other.parameters == parameters for other in one.models)
 
 
 def _plans(source: RecordedOrder, rank: int, model: int) -> set[str]:

@@ -26,6 +26,9 @@ UNKNOWN_STEP: Final = -1
 JOINING: Final = "joining"
 """``phase`` of a rank that waits for the others in ``init_process_group``."""
 
+Parameters = tuple[tuple[str, tuple[int, ...], str], ...]
+"""(name, shape, dtype) of parameters in order."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class CallSite:
@@ -127,9 +130,11 @@ class ModelParameters:
 
     model: int
     class_name: str
-    parameters: tuple[tuple[str, tuple[int, ...], str], ...]
-    """(name, shape, dtype) in order."""
+    parameters: Parameters
+    """Those that are trained."""
     frozen: tuple[str, ...] = ()
+    has_checksum: bool = field(default=False, compare=False)
+    """Whether this is certainly what the rank has written down: older recordings have no checksums."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +157,8 @@ class RankEvidence:
     unrecorded_because: str | None = None
     """Why its recording ended before it did; None if it did not. What the rank has done since is unknown."""
     failure: Failure | None = None
+    is_end_lost: bool = False
+    """Whether it has written how it ended, and that can't be read."""
     standing: Standing | None = None
     steps_done: int = 0
     step_time_ns: int | None = None

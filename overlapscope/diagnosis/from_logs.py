@@ -11,9 +11,9 @@ from typing import Final
 
 from overlapscope.diagnosis.contradictions import with_believable_models
 from overlapscope.diagnosis.evidence import EarlierVerdict, Evidence, RankEvidence
-from overlapscope.diagnosis.gaps import gaps_in, no_collectives
+from overlapscope.diagnosis.gaps import gaps_in, launched_nothing, no_collectives
 from overlapscope.diagnosis.order import conversations_of, orders_of
-from overlapscope.diagnosis.rank_files import RankFiles, read_rank
+from overlapscope.diagnosis.rank_files import RankFiles, read_rank, state_of
 from overlapscope.diagnosis.recorded_order import RecordedOrder
 from overlapscope.trace import host
 from overlapscope.trace.folders import expected_ranks_of, find_rank_folders
@@ -35,6 +35,7 @@ def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidenc
         OverlapScopeError: there is no recording.
     """
     folders = find_rank_folders(path)
+    states = {rank: state_of(folder) for rank, folder in folders.items()}
     logs = read_collective_logs(folders)
     source = RecordedOrder(logs)
     files: dict[int, RankFiles] = {}
@@ -42,7 +43,8 @@ def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidenc
     for done, (rank, folder) in enumerate(folders.items()):
         if progress:
             progress(done, len(folders))
-        files[rank] = read_rank(rank, folder, source.newest_of(rank), is_closed=closed[rank])
+        newest = source.newest_of(rank)
+        files[rank] = read_rank(rank, folder, newest, is_closed=closed[rank], state_before=states[rank])
     if progress:
         progress(len(folders), len(folders))
     reports = tuple(report for one in files.values() for report in one.reports)
@@ -56,6 +58,8 @@ def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidenc
     problems = list(dict.fromkeys(problem for problem in problems if problem.severity == "error"))
     is_live = any(one.evidence.liveness in ("running", "sleeping", "stopped") for one in files.values())
     gaps = gaps_in(folders, files, orders, problems)
+    if not (orders or conversations or is_live or launched_nothing(folders, files, gaps)):
+        gaps = (*gaps, no_collectives())
     evidence = Evidence(
         expected_ranks=_expected_ranks(files),
         ranks=ranks,
@@ -63,7 +67,7 @@ def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidenc
         conversations=conversations,
         is_live=is_live,
         reports=reports,
-        gaps=gaps if orders or is_live else (*gaps, no_collectives()),
+        gaps=gaps,
     )
     return evidence, problems
 

@@ -9,7 +9,8 @@ from typing import Final
 from overlapscope.diagnosis.evidence import Gap, GroupOrder
 from overlapscope.diagnosis.rank_files import RankFiles
 from overlapscope.diagnosis.wording import group_text, ranks_text
-from overlapscope.trace.folders import expected_ranks_of
+from overlapscope.trace.folders import expected_ranks_of, ranks_of_world
+from overlapscope.trace.format import EVENTS_FILE, SIGNATURES_FILE
 from overlapscope.trace.log import Problem
 
 _ENTERED_BY_ALL: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
@@ -35,7 +36,7 @@ def gaps_in(
         problems: with any of the files.
     """
     gaps = []
-    if missing := sorted({rank for one in files.values() for rank in _told_of(one)} - folders.keys()):
+    if missing := sorted(_told_of(files.values()) - folders.keys()):
         gaps.append(Gap(f"{ranks_text(missing)} left no folder here", _COPY))
     damage = [str(problem) for problem in problems if problem.severity == "error"]
     gaps += [Gap(text, _COPY_AGAIN) for text in damage]
@@ -56,12 +57,23 @@ def no_collectives() -> Gap:
     )
 
 
-def _told_of(one: RankFiles) -> tuple[int, ...]:
-    """The ranks that there must be, by what one of them was told."""
-    size = one.evidence.world_size
-    if one.waited_for_all and size is not None:
-        return tuple(range(size))
-    return expected_ranks_of(one.run)
+def launched_nothing(folders: Mapping[int, Path], files: Mapping[int, RankFiles], gaps: Iterable[Gap]) -> bool:
+    """Whether that there are no logs means that nothing was launched: all is there and none of it speaks of more."""
+    traces = (folder / name for folder in folders.values() for name in (SIGNATURES_FILE, EVENTS_FILE))
+    have_ended = all(one.evidence.liveness == "ended" for one in files.values())
+    return have_ended and not any(gaps) and not any(path.exists() and path.stat().st_size for path in traces)
+
+
+def _told_of(files: Iterable[RankFiles]) -> set[int]:
+    """The ranks that there must be, by what any of them was told."""
+    worlds: set[object] = set()
+    lists: set[tuple[int, ...]] = set()
+    for one in files:
+        if one.waited_for_all and one.evidence.world_size is not None:
+            worlds.add(one.evidence.world_size)
+        else:
+            lists.add(expected_ranks_of(one.run))
+    return set().union(*map(ranks_of_world, worlds), *lists)
 
 
 def _lost_entries(group: GroupOrder, files: Mapping[int, RankFiles]) -> dict[int, str]:

@@ -25,7 +25,7 @@ from overlapscope.diagnosis.process import is_here, liveness_of
 from overlapscope.diagnosis.rank_models import models_of, unready_parameters
 from overlapscope.diagnosis.stacks import user_line
 from overlapscope.trace.alive import read_alive_board
-from overlapscope.trace.folders import read_json
+from overlapscope.trace.folders import is_over, read_json
 from overlapscope.trace.format import (
     ALIVE_FILE,
     ENDED_FILE,
@@ -69,12 +69,27 @@ class RankFiles:
     """What there was when its recording was complete."""
 
 
-def read_rank(rank: int, folder: Path, newest: Entry | None, *, is_closed: bool) -> RankFiles:
+def state_of(folder: Path) -> Liveness | None:
+    """The state of a rank's process as long as it has not said how it ended; None if it has.
+
+    Logs go at least as far as a process had come whose state was read before them.
+    """
+    if (folder / ENDED_FILE).exists():
+        return None
+    name = RANK_FILE if (folder / RANK_FILE).exists() else JOINING_FILE
+    where = read_json(folder / name, []) if (folder / name).exists() else {}
+    return liveness_of(where) if is_here(where) else "unknown"
+
+
+def read_rank(
+    rank: int, folder: Path, newest: Entry | None, *, is_closed: bool, state_before: Liveness | None = None
+) -> RankFiles:
     """Read what one rank left.
 
     Args:
         newest: its newest collective.
         is_closed: its collective logs are complete, if there are any.
+        state_before: ``state_of`` it before its logs were read: if it has come to its end since, they don't show it.
     """
     problems: list[Problem] = []
     joining = read_json(folder / JOINING_FILE, problems) if (folder / JOINING_FILE).exists() else {}
@@ -85,12 +100,15 @@ def read_rank(rank: int, folder: Path, newest: Entry | None, *, is_closed: bool)
         else ({"world_size": joining.get("world_size")}, joining)
     )
     ended = read_json(folder / ENDED_FILE, problems) if (folder / ENDED_FILE).exists() else {}
+    has_gone_on = state_before is not None and not is_closed and ended.get("how") != "exception"
+    if has_gone_on:
+        ended = {}
     unrecorded_because = ended.get("unrecorded_because")
     seal = Seal(folder, problems)
     unready = unready_parameters(folder, seal, problems)  # before the phase is read: the rank may go on meanwhile
     if unrecorded_because is not None:
         unready = ()  # what is on the board is of a step long ago
-    records = newest_records(folder / EVENTS_FILE, _NEWEST_RECORDS, problems)
+    records = newest_records(folder / EVENTS_FILE, _NEWEST_RECORDS, problems, is_over=is_over(folder))
     reports = _earlier_verdicts(rank, folder, problems)
     stacks = _stacks(folder)
     unready = tuple(parameter for parameter in unready if not _was_launched(parameter, records))
@@ -107,7 +125,10 @@ def read_rank(rank: int, folder: Path, newest: Entry | None, *, is_closed: bool)
     alive_ns, rss_bytes, limit_bytes = read_alive_board(folder / ALIVE_FILE, problems)
     if alive_ns is not None:
         alive_ns = max([alive_ns, *(report.time_ns for report in reports)])
-    liveness = _liveness(ended, where, is_closed=is_closed, has_ended=(folder / ENDED_FILE).exists())
+    has_ended = (folder / ENDED_FILE).exists()
+    liveness = _liveness(ended, where, is_closed=is_closed, has_ended=has_ended)
+    if state_before is not None and has_gone_on:
+        liveness = state_before
     world_size = run.get("world_size")
     evidence = RankEvidence(
         rank=rank,
@@ -116,6 +137,7 @@ def read_rank(rank: int, folder: Path, newest: Entry | None, *, is_closed: bool)
         liveness=liveness,
         unrecorded_because=None if unrecorded_because is None else str(unrecorded_because),
         failure=_failure(ended),
+        is_end_lost=has_ended and not ended and not has_gone_on,
         standing=standing,
         steps_done=int(steps["step"][-1]) + 1 if len(steps) else standing.step if standing else 0,
         step_time_ns=int(np.median(steps["end_ns"] - steps["start_ns"])) if len(steps) else None,

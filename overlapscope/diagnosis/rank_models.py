@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from overlapscope.diagnosis.evidence import ModelParameters, UnreadyParameter
 from overlapscope.trace.board import models_with_board, read_has_come
-from overlapscope.trace.folders import read_lines
+from overlapscope.trace.folders import read_checked_lines, read_lines
 from overlapscope.trace.format import PARAMETERS_FILE, PLANS_FILE, board_file
 from overlapscope.trace.log import Problem
 from overlapscope.trace.seal import Seal
@@ -18,7 +19,13 @@ from overlapscope.trace.seal import Seal
 
 def models_of(folder: Path, problems: list[Problem]) -> tuple[ModelParameters, ...]:
     """The models that a rank gave to DistributedDataParallel."""
-    return tuple(read_lines(folder / PARAMETERS_FILE, problems, lambda line: [_model(json.dumps(line))]))
+    return tuple(
+        read_checked_lines(
+            folder / PARAMETERS_FILE,
+            problems,
+            lambda line, has_checksum: [replace(_model(json.dumps(line)), has_checksum=has_checksum)],
+        )
+    )
 
 
 def unready_parameters(folder: Path, seal: Seal, problems: list[Problem]) -> tuple[UnreadyParameter, ...]:

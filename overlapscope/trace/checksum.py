@@ -15,7 +15,7 @@ from zlib import crc32
 
 KEY: Final = "crc32"
 _NO_DIGITS: Final = b"00000000"
-_CHECKSUM: Final = re.compile(rb'"crc32": ?"(.{8})"', re.DOTALL)
+_CHECKSUM: Final = re.compile(rb'"crc32": ?"(.{8})"\s*\}\s*\Z', re.DOTALL)
 _PAGE_CHECKSUM_BYTES: Final = 4
 
 
@@ -44,6 +44,11 @@ def read_json_text(data: bytes) -> Any:
         if found[1] != b"%08x" % crc32(data[:begin] + _NO_DIGITS + data[end:].rstrip(b"\n")):
             raise ValueError("its checksum is wrong")
     return _without_checksum(content) if isinstance(content, dict) else content
+
+
+def has_checksum(data: bytes) -> bool:
+    """Whether a text has one: older texts have none."""
+    return _CHECKSUM.search(data) is not None
 
 
 def with_page_checksum(page: bytes) -> bytes:

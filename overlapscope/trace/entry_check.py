@@ -16,16 +16,14 @@ _WEIGHTS: Final = np.arange(ENTRY_BYTES, 0, -1, dtype=np.float32)
 _WEIGHTS[_CHECK_AT : _CHECK_AT + 2] = 0
 
 
-def checked(entries: Entries, *, is_closed: bool) -> tuple[Entries, npt.NDArray[np.bool_]]:
+def checked(entries: Entries) -> tuple[Entries, npt.NDArray[np.bool_]]:
     """Entries as they were last written completely, and which of them are that.
 
-    A process may die, or be looked at, between the time that it adds to an entry and the new check: it is taken out.
-
-    Args:
-        is_closed: the log is, so nothing was being added.
+    A process may die, be interrupted, or be looked at between the time that it adds to an entry and the new check: that
+    time is taken out.
     """
     is_intact = _is_intact(entries)
-    if is_closed or is_intact.all():
+    if is_intact.all():
         return entries, is_intact
     entries = entries.copy()
     for place in np.flatnonzero(~is_intact):

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.checksum import read_json_text
-from overlapscope.trace.format import EVENTS_FILE, GROUP_PATTERN
+from overlapscope.trace.checksum import has_checksum, read_json_text
+from overlapscope.trace.format import ENDED_FILE, EVENTS_FILE, GROUP_PATTERN, SEAL_FILE
 from overlapscope.trace.log import Problem
 
 Row = TypeVar("Row")
@@ -57,12 +57,22 @@ def has_group_logs(folder: Path) -> bool:
     return any(folder.glob(GROUP_PATTERN))
 
 
+def is_over(folder: Path) -> bool:
+    """Whether a rank has said how it ended, or what there was then: nothing is about to be written."""
+    return (folder / ENDED_FILE).exists() or (folder / SEAL_FILE).exists()
+
+
 def expected_ranks_of(run: dict[str, Any]) -> tuple[int, ...]:
     """The ranks that train together, by one rank's ``run.json``."""
-    ranks, world_size = run.get("ranks"), run.get("world_size", 0)
+    ranks = run.get("ranks")
     if isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks):
         return tuple(ranks)
-    return tuple(range(world_size)) if isinstance(world_size, int) and world_size <= _MOST_RANKS else ()
+    return ranks_of_world(run.get("world_size", 0))
+
+
+def ranks_of_world(size: object) -> tuple[int, ...]:
+    """All ranks of a job of this many; none if there can't be so many."""
+    return tuple(range(size)) if isinstance(size, int) and size <= _MOST_RANKS else ()
 
 
 def read_json(path: Path, problems: list[Problem]) -> dict[str, Any]:
@@ -89,6 +99,15 @@ def read_lines(path: Path, problems: list[Problem], rows_of: Callable[[Any], Ite
     Args:
         rows_of: makes rows of one line's content.
     """
+    return read_checked_lines(path, problems, lambda content, _: rows_of(content))
+
+
+def read_checked_lines(path: Path, problems: list[Problem], rows_of: Callable[[Any, bool], Iterable[Row]]) -> list[Row]:
+    """The same, where it matters whether a line has a checksum, which is right then.
+
+    Args:
+        rows_of: makes rows of one line's content, and of whether it has one.
+    """
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -99,7 +118,7 @@ def read_lines(path: Path, problems: list[Problem], rows_of: Callable[[Any], Ite
     rows: list[Row] = []
     for number, line in enumerate(lines, start=1):
         try:
-            rows += rows_of(read_json_text(line)) if line else ()
+            rows += rows_of(read_json_text(line), has_checksum(line)) if line else ()
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             if number < len(lines):  # behind the last line's end there is nothing
                 problems.append(Problem("error", f"{path}: line {number} is damaged and skipped"))

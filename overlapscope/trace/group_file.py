@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -41,8 +41,7 @@ class GroupFile:
         self._has_damage = False
         try:
             with self._opened() as fd:
-                self.header = GroupHeader.unpack(os.pread(fd, HEADER_BYTES, 0), path)
-                size = os.fstat(fd).st_size
+                self.header, size = _header_and_size(fd, path)
                 self._capacity = self.header.capacity
                 self._slots = min(max(0, size - HEADER_BYTES) // ENTRY_BYTES, self._capacity)
                 self.oldest, self.newest = self._range(fd)
@@ -87,7 +86,7 @@ class GroupFile:
         entries = entries if is_in_place.all() else entries[is_in_place]
         if self.header.version < FIRST_WITH_CHECKSUMS:
             return entries
-        entries, is_intact = checked(entries, is_closed=self.header.closed)
+        entries, is_intact = checked(entries)
         if is_intact.all():
             return entries
         if not self._has_damage:
@@ -149,3 +148,16 @@ class GroupFile:
             what = "one entry is" if count == 1 else f"{count} entries are"
             self.problems.append(Problem("error", f"{self.path}: {what} lost or damaged; the others are used"))
         return int(kept.min()), newest
+
+
+def _header_and_size(fd: int, path: Path) -> tuple[GroupHeader, int]:
+    """Both are read again if they don't fit: the log may just have been closed, which changes one after the other.
+
+    Raises:
+        OverlapScopeError: see ``GroupHeader.unpack``.
+    """
+    with suppress(OverlapScopeError):
+        header, size = GroupHeader.unpack(os.pread(fd, HEADER_BYTES, 0), path), os.fstat(fd).st_size
+        if header.closed or size >= HEADER_BYTES + header.capacity * ENTRY_BYTES:
+            return header, size
+    return GroupHeader.unpack(os.pread(fd, HEADER_BYTES, 0), path), os.fstat(fd).st_size

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.folders import read_lines
+from overlapscope.trace.folders import is_over, read_lines
 from overlapscope.trace.format import (
     CALL_SITES_FILE,
     GROUP_PATTERN,
@@ -131,7 +131,7 @@ def _add(logs: CollectiveLogs, rank: int, path: Path) -> None:
     try:
         file = GroupFile(path, logs.problems)
     except OverlapScopeError as error:
-        if not _was_just_made(path):
+        if is_over(path.parent) or not _was_just_made(path):
             logs.problems.append(Problem("error", str(error)))
         return
     header = file.header

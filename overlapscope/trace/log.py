@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -35,6 +36,8 @@ _VERSION_AT: Final = 8
 _HIGHEST_SEQUENCE: Final = 2**40
 """Sequence numbers beyond this are damage: at 1,000 records a second they take 35 years."""
 
+_CHECKED_AT_ONCE: Final = 64
+
 _LONGEST_HOLE_RECORDS: Final = 1024
 """This many slots of zeros are the end of a log: more than a lost page holds, or threads are apart."""
 
@@ -64,8 +67,7 @@ def read_log(path: Path) -> tuple[LogHeader, Records, list[Problem]]:
     """
     try:
         with path.open("rb") as file:
-            header = LogHeader.unpack(file.read(HEADER_BYTES), path)
-            size = os.fstat(file.fileno()).st_size
+            header, size = _header_and_size(file.fileno(), path)
             used = (size - HEADER_BYTES) // RECORD_BYTES if header.closed else _used_slots(file.fileno(), size)
             slots = _read_slots(file.fileno(), 0, max(0, used))
     except OSError as error:
@@ -102,7 +104,7 @@ def is_closed(path: Path) -> bool:
     """Whether a log was closed, as at the end of its process."""
     try:
         with path.open("rb") as file:
-            return LogHeader.unpack(file.read(HEADER_BYTES), path).closed
+            return _header_and_size(file.fileno(), path)[0].closed
     except (OSError, OverlapScopeError):
         return False
 
@@ -118,20 +120,21 @@ def log_position(path: Path) -> tuple[int, int]:
     return size, int(newest["sequence"][0]) if len(newest) else 0
 
 
-def newest_records(path: Path, count: int, problems: list[Problem] | None = None) -> Records:
+def newest_records(path: Path, count: int, problems: list[Problem] | None = None, *, is_over: bool = False) -> Records:
     """The newest whole records of a log, in order, without reading the others; none if there is none.
 
     Args:
         problems: takes what is wrong with them.
+        is_over: nothing is about to be written.
     """
     problems = [] if problems is None else problems
     try:
         with path.open("rb") as file:
             fd, page = file.fileno(), file.read(HEADER_BYTES)
-            if not any(page):  # just made, and its header is about to be written
+            if not any(page) and not is_over:  # just made, and its header is about to be written
                 return np.empty(0, dtype=RECORD_DTYPE)
-            header = LogHeader.unpack(page, path)
-            used = _used_slots(fd, os.fstat(fd).st_size)
+            header, size = _header_and_size(fd, path)
+            used = _used_slots(fd, size)
             begin = header.pinned_records
             first = _sequence_in(fd, begin)
             if used <= begin or first == begin + 1:
@@ -162,6 +165,19 @@ def newest_records(path: Path, count: int, problems: list[Problem] | None = None
     return records[np.argsort(records["sequence"], kind="stable")]
 
 
+def _header_and_size(fd: int, path: Path) -> tuple[LogHeader, int]:
+    """Both are read again if they don't fit: the log may just have been closed, which changes one after the other.
+
+    Raises:
+        OverlapScopeError: see ``LogHeader.unpack``.
+    """
+    with suppress(OverlapScopeError):
+        header, size = LogHeader.unpack(os.pread(fd, HEADER_BYTES, 0), path), os.fstat(fd).st_size
+        if header.closed or size >= HEADER_BYTES + header.capacity_records * RECORD_BYTES:
+            return header, size
+    return LogHeader.unpack(os.pread(fd, HEADER_BYTES, 0), path), os.fstat(fd).st_size
+
+
 def _counted(records: int) -> str:
     return "one record is" if records == 1 else f"{records} records are"
 
@@ -179,8 +195,13 @@ def _newest_record(fd: int, size: int) -> Records:
         return last
     # The ring has wrapped, so that the newest may be anywhere, or a record is damaged.
     slots = _read_slots(fd, 0, used)
-    whole = slots[_is_whole(slots, int.from_bytes(os.pread(fd, 4, _VERSION_AT), "little"))]
-    return whole[np.argsort(whole["sequence"])[-1:]]
+    version = int.from_bytes(os.pread(fd, 4, _VERSION_AT), "little")
+    newest_first = np.argsort(slots["sequence"])[::-1]
+    for begin in range(0, used, _CHECKED_AT_ONCE):  # checksums take long, and the first is right unless it is damaged
+        some = slots[newest_first[begin : begin + _CHECKED_AT_ONCE]]
+        if len(whole := some[_is_whole(some, version)]):
+            return whole[:1]
+    return slots[:0]
 
 
 def _read_slots(fd: int, first: int, end: int) -> Records:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from dataclasses import replace
@@ -10,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from overlapscope.cli import main
+from overlapscope.diagnosis import from_logs
 from overlapscope.diagnosis.evidence import Gap
 from overlapscope.diagnosis.from_logs import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.trace.checksum import json_line
 from overlapscope.trace.format import (
     ENDED_FILE,
     EVENTS_FILE,
@@ -27,9 +30,11 @@ from overlapscope.trace.format import (
     write_json,
 )
 from overlapscope.trace.group_log import ENTRY_BYTES, GroupHeader, group_file
+from overlapscope.trace.group_reader import CollectiveLogs, read_collective_logs
+from overlapscope.trace.seal import seal
 from tests.diagnosis.jobs import group, job, rank, trained
 from tests.diagnosis.test_from_logs import lives_here, write_model
-from tests.ordered import Collective, all_reduce, end, steps, write_order
+from tests.ordered import Collective, all_reduce, end, make_folder, steps, write_order
 
 
 def verdict_on(folder: Path) -> Verdict:
@@ -58,7 +63,7 @@ def test_a_rank_that_left_no_folder_is_named_with_what_to_do(
     said = capsys.readouterr().out
     assert said.startswith(
         "Whether anything is wrong can't be told, because part of the recording is missing or damaged: rank 2 left no "
-        "folder here. What is there agrees: 15 collectives are the same on ranks 0 and 1.\n"
+        "folder here. What is there agrees: 15 collectives in 1 group are the same on ranks 0 and 1.\n"
     )
     assert "  - Copy the rank_* folders of all ranks into this folder" in said
 
@@ -83,7 +88,7 @@ def test_a_log_that_was_cut_short_is_named(tmp_path: Path, version: int) -> None
         1: "the log of rank 1 ends with collective 5, and others completed collective 15 with it in the default group",
         2: f"{path}: 15 entries were written, and only those up to 5 are left",
     }[version] in verdict.sentence
-    assert "5 collectives are the same on ranks 0-2" in verdict.sentence
+    assert "5 collectives in 1 group are the same on ranks 0-2" in verdict.sentence
 
 
 def test_a_log_that_is_gone_is_missed(tmp_path: Path) -> None:
@@ -115,6 +120,27 @@ def test_a_job_that_runs_is_not_missing_what_is_not_written_yet(tmp_path: Path) 
     assert verdict_on(tmp_path).kind == "healthy"
 
 
+@pytest.mark.parametrize("is_here", [True, False])
+def test_a_job_that_ends_while_it_is_read_misses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_here: bool
+) -> None:
+    write_order(tmp_path, {0: steps(5), 1: steps(4)}, close=False)
+    for number in (0, 1):
+        if is_here:
+            lives_here(tmp_path, number, os.getpid())
+
+    def read_before_the_end(folders: dict[int, Path]) -> CollectiveLogs:
+        logs = read_collective_logs(folders)
+        end(tmp_path, (0, 1))
+        return logs
+
+    monkeypatch.setattr(from_logs, "read_collective_logs", read_before_the_end)
+    verdict = verdict_on(tmp_path)
+    assert "missing or damaged" not in verdict.sentence
+    if is_here:
+        assert verdict.kind == "healthy"
+
+
 def test_a_fault_that_the_rest_proves_is_still_that_fault(tmp_path: Path) -> None:
     late = steps(5)
     late.insert(7, Collective(signature=all_reduce("seen"), step=2))
@@ -134,10 +160,25 @@ def test_all_ranks_that_joined_are_expected_whoever_trained_together(tmp_path: P
     assert "rank 2 left no folder here" in verdict_on(tmp_path).sentence
 
 
+def test_a_size_of_the_job_that_cannot_be_is_not_counted_up_to(tmp_path: Path) -> None:
+    ended(tmp_path, 2)
+    write_json(rank_folder(tmp_path, 0) / JOINING_FILE, {"rank": 0, "world_size": 2})
+    write_json(rank_folder(tmp_path, 0) / RUN_FILE, {"world_size": 10**7})
+    assert read_evidence(tmp_path)[0].gaps == ()
+
+
 def test_a_rank_that_trained_has_an_event_log(tmp_path: Path) -> None:
     ended(tmp_path, 2)
     write_json(rank_folder(tmp_path, 1) / RUN_FILE, {"world_size": 2, "models": [{"model": 0}]})
     assert "rank_1/events.log: missing" in verdict_on(tmp_path).sentence
+
+
+@pytest.mark.parametrize("name", [EVENTS_FILE, group_file(1)])
+def test_a_log_of_zeros_is_not_about_to_be_written_by_a_rank_that_has_ended(tmp_path: Path, name: str) -> None:
+    path = rank_folder(ended(tmp_path), 1) / name
+    path.write_bytes(bytes(2 * HEADER_BYTES))
+    verdict = verdict_on(tmp_path)
+    assert (verdict.kind, f"{path}: not a" in verdict.sentence) == ("cannot tell", True)
 
 
 def test_how_a_rank_ended_is_not_guessed_from_a_damaged_file(tmp_path: Path) -> None:
@@ -148,6 +189,11 @@ def test_how_a_rank_ended_is_not_guessed_from_a_damaged_file(tmp_path: Path) -> 
     path.write_text(path.read_text().replace("ended", "endet"))
     verdict = verdict_on(tmp_path)
     assert (verdict.kind, verdict.blamed) == ("cannot tell", ())
+    assert verdict.sentence == (
+        "The order of their collectives is the same as far as it is known. Part of the recording is missing or "
+        f"damaged: {path}: can't be read (its checksum is wrong)."
+    )
+    assert len(verdict.advice) == 1
 
 
 def test_without_any_log_nothing_is_called_the_same(tmp_path: Path) -> None:
@@ -157,6 +203,26 @@ def test_without_any_log_nothing_is_called_the_same(tmp_path: Path) -> None:
     verdict = verdict_on(tmp_path)
     assert verdict.kind == "cannot tell"
     assert "no rank left a log of its collectives" in verdict.sentence
+
+
+def test_a_job_that_only_sent_and_received_is_healthy(tmp_path: Path) -> None:
+    sent = replace(all_reduce(), op="send", reduce_op="", peer=1)
+    received = replace(all_reduce(), op="recv", reduce_op="", peer=0)
+    end(write_order(tmp_path, {0: [sent], 1: [received]}, point_to_point=True), (0, 1))
+    verdict = verdict_on(tmp_path)
+    assert (verdict.kind, verdict.sentence) == (
+        "healthy",
+        "All ranks finished: no collectives were launched, only sends and receives.",
+    )
+
+
+def test_ranks_that_joined_launched_nothing_and_ended_are_healthy(tmp_path: Path) -> None:
+    for number in (0, 1):
+        seal(make_folder(tmp_path, number, 2))
+    assert verdict_on(tmp_path).kind == "cannot tell", "how they ended is unknown"
+    end(tmp_path, (0, 1))
+    verdict = verdict_on(tmp_path)
+    assert (verdict.kind, verdict.sentence) == ("healthy", "All ranks finished: no collectives were launched.")
 
 
 def test_lines_that_are_lost_are_no_difference(tmp_path: Path) -> None:
@@ -183,6 +249,29 @@ def test_models_that_reduced_the_same_buckets_are_the_same(tmp_path: Path) -> No
     assert f"{path}: model 0 differs from other ranks', but they reduced the same buckets" in verdict.sentence
 
 
+def test_what_the_buckets_say_nothing_of_is_believed_of_a_model(tmp_path: Path) -> None:
+    ended(tmp_path)
+    for number in range(3):
+        write_model(tmp_path, number, bytes(3))
+    path = rank_folder(tmp_path, 1) / PARAMETERS_FILE
+    written = path.read_text()
+    path.write_text(written.replace('"Net"', '"LoggingNet"'))
+    assert verdict_on(tmp_path).kind == "healthy"
+    path.write_text(written.replace('"frozen": []', '"frozen": ["c.weight"]'))
+    verdict = verdict_on(tmp_path)
+    assert (verdict.kind, verdict.blamed) == ("models differ", (1,))
+
+
+def test_a_line_with_a_checksum_is_believed_whatever_was_reduced(tmp_path: Path) -> None:
+    ended(tmp_path)
+    for number in range(3):
+        write_model(tmp_path, number, bytes(3))
+    path = rank_folder(tmp_path, 1) / PARAMETERS_FILE
+    path.write_text(json_line(json.loads(path.read_text().replace("b.bias", "b.bigs"))))
+    verdict = verdict_on(tmp_path)
+    assert (verdict.kind, verdict.blamed) == ("models differ", (1,))
+
+
 @pytest.mark.parametrize("damage", [0x41, 0x03, 0xFF])
 def test_an_old_board_with_a_damaged_byte_says_nothing(tmp_path: Path, damage: int) -> None:
     ended(tmp_path)
@@ -191,6 +280,13 @@ def test_an_old_board_with_a_damaged_byte_says_nothing(tmp_path: Path, damage: i
     assert evidence.ranks[1].unready == ()
     path = rank_folder(tmp_path, 1) / ready_file(0)
     assert [str(problem) for problem in problems] == [f"{path}: damaged; which gradients had come is not known"]
+
+
+def test_what_agrees_is_said_of_each_group_on_its_ranks() -> None:
+    ranks = [rank(number, "ended") for number in range(4)]
+    pairs = [group({0: trained(5), 1: trained(5)}, name="pair"), group({2: trained(3), 3: trained(3)}, name="pair")]
+    verdict = judge(replace(job(*ranks, groups=pairs), gaps=(Gap("rank_0/run.json: damaged", "Copy it again."),)))
+    assert verdict.sentence.endswith("What is there agrees: 8 collectives in 2 groups are the same on their ranks.")
 
 
 def test_many_gaps_are_counted() -> None:

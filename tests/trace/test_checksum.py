@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -40,6 +41,13 @@ def test_a_text_without_a_checksum_is_of_an_older_recording() -> None:
 
 def test_a_content_that_was_read_elsewhere_can_be_written_again() -> None:
     assert read_json_text(json_text(json.loads(json_text(CONTENT)) | {"more": 1}).encode()) == CONTENT | {"more": 1}
+
+
+@pytest.mark.parametrize("write", [json_line, json_text])
+def test_only_the_last_key_is_the_checksum(write: Callable[[dict[str, object]], str]) -> None:
+    content: dict[str, object] = {"a": {"crc32": "12345678"}, "b": [{"crc32": "12345678"}]}
+    assert read_json_text(write(content).encode()) == content
+    assert read_json_text(json.dumps(content).encode()) == content
 
 
 def test_a_page_is_what_was_written_or_it_is_not() -> None:

@@ -59,9 +59,10 @@ def test_a_number_that_is_damaged_is_noted(tmp_path: Path) -> None:
     )
 
 
-def test_a_time_that_was_being_added_is_taken_out(tmp_path: Path) -> None:
-    """Its process died between the time and the check."""
-    path = write_log(tmp_path, close=False)
+@pytest.mark.parametrize("close", [False, True])
+def test_a_time_that_was_being_added_is_taken_out(tmp_path: Path, *, close: bool) -> None:
+    """Its process died between the time and the check, or a Ctrl-C came there and the log was closed in the end."""
+    path = write_log(tmp_path, close=close)
     content = bytearray(path.read_bytes())
     at = HEADER_BYTES + 4 * ENTRY_BYTES + ENTRY_DTYPE.fields["completed_ns"][1]
     content[at : at + 8] = (77).to_bytes(8, "little")

@@ -7,6 +7,7 @@ import signal
 import threading
 from multiprocessing import get_context
 from pathlib import Path
+from zlib import adler32
 
 import numpy as np
 import pytest
@@ -63,6 +64,17 @@ def test_what_becomes_of_it_is_added_in_place(tmp_path):
     one, two = log.read(1, 2)
     assert (one["launched_ns"], one["completed_ns"], one["flags"]) == (110, 0, 0)
     assert (two["launched_ns"], two["completed_ns"], two["flags"]) == (0, 130, FAILED)
+
+
+@given(times=st.lists(st.integers(0, 2**63 - 1), min_size=2, max_size=2), failed=st.booleans())
+def test_the_check_is_that_of_the_entry_without_it(tmp_path_factory, times, failed):
+    log = GroupLog(tmp_path_factory.mktemp("log") / "group_0.log", HEADER, HEADER_BYTES + 16 * ENTRY_BYTES)
+    log.announce(1, LOSS, now_ns=100, step=0)
+    log.launched(1, times[0])
+    log.completed(1, times[1], failed=failed)
+    (entry,) = entries_in(log.path).copy()
+    check, entry["check"] = int(entry["check"]), 0
+    assert check == adler32(entry.tobytes()) >> 16
 
 
 def test_a_full_log_keeps_the_newest_entries_and_never_touches_an_overwritten_one(tmp_path):

@@ -82,6 +82,23 @@ def test_a_log_that_was_cut_short_gives_what_is_left_of_it(tmp_path: Path) -> No
     assert any("cut short at offset" in str(problem) for problem in file.problems)
 
 
+@pytest.mark.parametrize("is_torn", [False, True])
+def test_a_log_that_is_closed_while_it_is_opened_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_torn: bool
+) -> None:
+    path = write_log(tmp_path, 5, close=True)
+    header = replace(GroupHeader.unpack(path.read_bytes()[:HEADER_BYTES], path), closed=False, written=None).pack()
+    pages = [header[:-4] + bytes(4) if is_torn else header]
+
+    def pread(fd: int, size: int, at: int) -> bytes:
+        return pages.pop() if pages and at == 0 else read(fd, size, at)
+
+    read = os.pread
+    monkeypatch.setattr(os, "pread", pread)
+    file = GroupFile(path)
+    assert (numbers(file), file.problems, file.header.closed) == ([1, 2, 3, 4, 5], [], True)
+
+
 def test_an_open_log_is_worth_a_note(tmp_path: Path) -> None:
     (problem,) = GroupFile(write_log(tmp_path, 3)).problems
     assert (problem.severity, "not closed" in problem.message) == ("note", True)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import struct
 import tempfile
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from hypothesis import given, settings
@@ -119,6 +122,23 @@ def test_what_the_ring_dropped_is_a_note_not_an_error(tmp_path: Path) -> None:
     assert [(problem.severity, "120 records" in str(problem)) for problem in problems] == [("note", True)]
 
 
+@pytest.mark.parametrize("is_torn", [False, True])
+def test_a_log_that_is_closed_while_it_is_opened_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_torn: bool
+) -> None:
+    path = put(tmp_path, IMAGES["closed"])
+    page = IMAGES["not closed"][:HEADER_BYTES]
+    pages = [page[:-4] + bytes(4) if is_torn else page]
+
+    def pread(fd: int, size: int, at: int) -> bytes:
+        return pages.pop() if pages and at == 0 else read(fd, size, at)
+
+    read = os.pread
+    monkeypatch.setattr(os, "pread", pread)
+    header, records, problems = read_log(path)
+    assert (header.closed, len(records), problems) == (True, 40, [])
+
+
 def test_a_log_that_was_not_closed_is_a_note(tmp_path: Path) -> None:
     _, records, problems = read_log(put(tmp_path, IMAGES["not closed"]))
     assert len(records) == 40
@@ -137,6 +157,25 @@ def test_the_newest_step_and_position_follow_the_log_through_its_ring(tmp_path: 
     assert (newest_step(log.path), log_position(log.path)) == (None, (bytes_for(80), 0))
     append_numbered(log, count)
     assert (newest_step(log.path), log_position(log.path)) == (count, (bytes_for(80), count))
+
+
+def test_the_newest_step_of_a_ring_is_found_without_the_checksums_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_log(tmp_path / "log", 5000, capacity=3000, close=False).path
+    checked: list[int] = []
+
+    def counted(data: bytes) -> int:
+        checked.append(len(data))
+        return crc32(data)
+
+    monkeypatch.setattr("overlapscope.trace.log.crc32", counted)
+    assert newest_step(path) == 5000
+    assert len(checked) < 100
+    content = bytearray(path.read_bytes())
+    content[content.index(struct.pack("<qq", 5000, 5005))] ^= 1  # its times
+    path.write_bytes(content)
+    assert newest_step(path) == 4999
 
 
 @pytest.mark.parametrize("at", range(RECORD_BYTES))

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from overlapscope.trace.format import SEAL_FILE
+from overlapscope.trace.format import SEAL_FILE, write_json
 from overlapscope.trace.log import Problem
 from overlapscope.trace.seal import Seal, seal
+from tests.trace.logs import make_log
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "alive.board").write_bytes(b"12345678")
-    (tmp_path / "events.log").write_bytes(b"a log has checksums of its own")
+    make_log(tmp_path / "events.log", 40)
+    (tmp_path / "training.log").write_text("not ours")
     (tmp_path / "run.json.part").write_text("a draft")
     seal(tmp_path)
     return tmp_path
@@ -50,6 +53,37 @@ def test_what_came_later_is_no_damage(folder: Path) -> None:
     with (folder / "alive.board").open("ab") as file:
         file.write(b" and more")
     assert said_of(folder) == []
+
+
+def test_a_log_from_before_the_end_is_not_the_one_that_was_sealed(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Copied while the job ran, beside files that were copied later."""
+    sealed = (folder / "events.log").read_bytes()
+    stale = make_log(tmp_path_factory.mktemp("before") / "events.log", 40, capacity=80, close=False).path.read_bytes()
+    for content in (stale, stale[: len(sealed)]):
+        (folder / "events.log").write_bytes(content)
+        assert said_of(folder) == ["events.log: from before the recording was complete; the log was closed later"]
+    (folder / "events.log").write_bytes(sealed)
+    (folder / "training.log").write_text("not ours, and it went on")
+    assert said_of(folder) == []
+
+
+@pytest.mark.parametrize("name", ["{outside}", "../outside", "..", "", ".", "a\0b", "\ud800"])
+def test_only_names_of_files_are_looked_at(folder: Path, tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+    outside = tmp_path_factory.mktemp("outside") / "file"
+    write_json(folder / SEAL_FILE, {"files": {name.format(outside=outside): {"bytes": 1}}})
+    (said,) = said_of(folder)
+    if name == "\ud800":
+        assert said.endswith("what sealed.json says of it makes no sense")
+    else:
+        assert said == "sealed.json: damaged; it lists what can't be in its folder"
+
+
+def test_a_pipe_is_not_read(folder: Path) -> None:
+    (folder / "alive.board").unlink()
+    os.mkfifo(folder / "alive.board")
+    assert said_of(folder) == ["alive.board: not a file"]
 
 
 def test_nothing_is_said_twice_of_a_file(folder: Path) -> None:

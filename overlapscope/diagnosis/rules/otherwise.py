@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from overlapscope.diagnosis.evidence import GroupOrder
 from overlapscope.diagnosis.facts import Facts
 from overlapscope.diagnosis.rules import processes
 from overlapscope.diagnosis.verdict import FaultKind, Verdict
@@ -89,8 +91,7 @@ def healthy(facts: Facts) -> Verdict | None:
         min([max(group.newest.values(), default=0), *(group.newest.get(rank, 0) for rank in facts.unrecorded)])
         for group in facts.evidence.groups
     )
-    count = len(facts.evidence.groups)
-    groups = f"{count} group" if count == 1 else f"{count} groups"
+    groups = _counted(facts.evidence.groups)
     if facts.evidence.gaps:
         return _incomplete(facts, going)
     if facts.unrecorded:
@@ -103,30 +104,45 @@ def healthy(facts: Facts) -> Verdict | None:
         )
     is_over = len(facts.with_liveness("ended")) == len(facts.ranks)
     what = "All ranks finished" if is_over else "Healthy so far"
+    said = f"{compared:,} collectives in {groups} are the same on all ranks"
+    if not facts.evidence.groups:
+        said = "no collectives were launched" + (", only sends and receives" if facts.evidence.conversations else "")
     return Verdict(
         kind="healthy",
-        sentence=f"{what}: {compared:,} collectives in {groups} are the same on all ranks.",
+        sentence=f"{what}: {said}.",
         concerned=going,
     )
+
+
+def _counted(groups: Sequence[GroupOrder]) -> str:
+    return "1 group" if len(groups) == 1 else f"{len(groups)} groups"
 
 
 def _incomplete(facts: Facts, going: tuple[int, ...]) -> Verdict:
     """Nothing is wrong in what there is, and a part is missing or damaged, in which a fault may hide."""
+    compared = [group for group in facts.evidence.groups if len(group.newest) > 1]
+    number = sum(min(group.newest.values()) for group in compared)
+    sides = {tuple(sorted(group.newest)) for group in compared}
+    where = ranks_text(next(iter(sides))) if len(sides) == 1 else "their ranks"
+    agreed = f" What is there agrees: {number:,} collectives in {_counted(compared)} are the same on {where}."
+    return Verdict(
+        kind="cannot tell",
+        sentence=f"Whether anything is wrong can't be told, because {_lacking(facts)}{agreed if number else ''}",
+        concerned=going,
+        advice=_advice(facts),
+    )
+
+
+def _lacking(facts: Facts) -> str:
     gaps = facts.evidence.gaps
     said = "; ".join(gap.what for gap in gaps[:_MOST_GAPS])
     if len(gaps) > _MOST_GAPS:
         said += f"; and {len(gaps) - _MOST_GAPS} more"
-    compared = {group.name: group for group in facts.evidence.groups if len(group.newest) > 1}
-    number = sum(min(group.newest.values()) for group in compared.values())
-    ranks = {rank for group in compared.values() for rank in group.newest}
-    agreed = f" What is there agrees: {number:,} collectives are the same on {ranks_text(ranks)}." if number else ""
-    return Verdict(
-        kind="cannot tell",
-        sentence=f"Whether anything is wrong can't be told, because part of the recording is missing or damaged: "
-        f"{said}.{agreed}",
-        concerned=going,
-        advice=tuple(dict.fromkeys(gap.advice for gap in gaps)),
-    )
+    return f"part of the recording is missing or damaged: {said}."
+
+
+def _advice(facts: Facts) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(gap.advice for gap in facts.evidence.gaps))
 
 
 def cannot_tell(facts: Facts) -> Verdict:
@@ -134,7 +150,11 @@ def cannot_tell(facts: Facts) -> Verdict:
     if not facts.ranks:
         return Verdict(kind="cannot tell", sentence="No rank left anything to judge by.")
     gone, failed = facts.with_liveness("gone"), facts.with_liveness("failed")
-    unknown = tuple(rank for rank in facts.with_liveness("unknown", "silent") if rank not in facts.unrecorded)
+    unknown = tuple(
+        rank
+        for rank in facts.with_liveness("unknown", "silent")
+        if rank not in facts.unrecorded and not facts.ranks[rank].is_end_lost
+    )
     if gone and len(gone) == len(facts.ranks):
         return Verdict(
             kind="killed",
@@ -163,10 +183,11 @@ def cannot_tell(facts: Facts) -> Verdict:
     if unknown:
         what = verb(unknown, "it died or is running", "they died or are running")
         said.append(f"{ranks_text(unknown)} left logs that were never closed, so {what} elsewhere")
+    sentence = "; ".join([*said, ""]) + "the order of their collectives is the same as far as it is known."
+    lacking = f" {capitalised(_lacking(facts))}" if facts.evidence.gaps else ""
     return Verdict(
         kind="cannot tell",
-        sentence=capitalised(
-            "; ".join([*said, ""]) + "the order of their collectives is the same as far as it is known."
-        ),
+        sentence=capitalised(sentence) + lacking,
         concerned=tuple(sorted(facts.ranks)),
+        advice=_advice(facts),
     )
