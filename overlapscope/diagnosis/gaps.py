@@ -19,6 +19,7 @@ _OVER: Final = ("ended", "failed", "gone")
 """States of a process whose log will not go on: what is missing there is not about to be written."""
 _COPY: Final = "Copy the rank_* folders of all ranks into this folder, those of other hosts too, and diagnose again."
 _COPY_AGAIN: Final = "Copy the recording again from where it was made; if it is damaged there as well, record again."
+_LOOK_AGAIN: Final = "The job still runs: diagnose again in a moment, when what was being written is there."
 
 
 def gaps_in(
@@ -26,6 +27,8 @@ def gaps_in(
     files: Mapping[int, RankFiles],
     groups: Iterable[GroupOrder],
     problems: Iterable[Problem],
+    *,
+    is_live: bool = False,
 ) -> tuple[Gap, ...]:
     """What a recording lacks.
 
@@ -34,15 +37,17 @@ def gaps_in(
         files: what is in them.
         groups: the order of collectives in each.
         problems: with any of the files.
+        is_live: the job runs.
     """
     gaps = []
+    advice = _LOOK_AGAIN if is_live else _COPY_AGAIN
     if missing := sorted(_told_of(files.values()) - folders.keys()):
         gaps.append(Gap(f"{ranks_text(missing)} left no folder here", _COPY))
     damage = [str(problem) for problem in problems if problem.severity == "error"]
-    gaps += [Gap(text, _COPY_AGAIN) for text in damage]
+    gaps += [Gap(text, advice) for text in damage]
     for group in groups:
         gaps += [
-            Gap(f"{lost} in {group_text(group)}", _COPY_AGAIN)
+            Gap(f"{lost} in {group_text(group)}", advice)
             for rank, lost in _lost_entries(group, files).items()
             if not any(text.startswith(f"{folders[rank]}/") for text in damage)  # which says why
         ]

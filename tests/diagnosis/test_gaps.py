@@ -120,6 +120,16 @@ def test_a_job_that_runs_is_not_missing_what_is_not_written_yet(tmp_path: Path) 
     assert verdict_on(tmp_path).kind == "healthy"
 
 
+def test_of_a_job_that_runs_nothing_need_be_copied_again(tmp_path: Path) -> None:
+    write_order(tmp_path, {0: steps(5), 1: steps(5)}, close=False)
+    for number in (0, 1):
+        lives_here(tmp_path, number, os.getpid())
+    (rank_folder(tmp_path, 1) / RUN_FILE).write_text("{")
+    verdict = verdict_on(tmp_path)
+    assert verdict.kind == "cannot tell"
+    assert verdict.advice == ("The job still runs: diagnose again in a moment, when what was being written is there.",)
+
+
 @pytest.mark.parametrize("is_here", [True, False])
 def test_a_job_that_ends_while_it_is_read_misses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_here: bool
