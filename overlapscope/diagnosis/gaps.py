@@ -10,7 +10,7 @@ from overlapscope.diagnosis.evidence import Gap, GroupOrder
 from overlapscope.diagnosis.rank_files import RankFiles
 from overlapscope.diagnosis.wording import group_text, ranks_text
 from overlapscope.trace.folders import expected_ranks_of, ranks_of_world
-from overlapscope.trace.format import EVENTS_FILE, SIGNATURES_FILE
+from overlapscope.trace.format import EVENTS_FILE, SEAL_FILE, SIGNATURES_FILE
 from overlapscope.trace.log import Problem
 
 _ENTERED_BY_ALL: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
@@ -64,7 +64,9 @@ def no_collectives() -> Gap:
 
 def launched_nothing(folders: Mapping[int, Path], files: Mapping[int, RankFiles], gaps: Iterable[Gap]) -> bool:
     """Whether that there are no logs means that nothing was launched: all is there and none of it speaks of more."""
-    traces = (folder / name for folder in folders.values() for name in (SIGNATURES_FILE, EVENTS_FILE))
+    traces = [folder / SIGNATURES_FILE for folder in folders.values()]
+    # The list of a rank's files shows what is gone; without one, it may have trained, and its logs are not here.
+    traces += [folder / EVENTS_FILE for folder in folders.values() if not (folder / SEAL_FILE).exists()]
     have_ended = all(one.evidence.liveness == "ended" for one in files.values())
     return have_ended and not any(gaps) and not any(path.exists() and path.stat().st_size for path in traces)
 

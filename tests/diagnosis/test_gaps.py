@@ -35,6 +35,7 @@ from overlapscope.trace.seal import seal
 from tests.diagnosis.jobs import group, job, rank, trained
 from tests.diagnosis.test_from_logs import lives_here, write_model
 from tests.ordered import Collective, all_reduce, end, make_folder, steps, write_order
+from tests.trace.logs import make_log
 
 
 def verdict_on(folder: Path) -> Verdict:
@@ -226,11 +227,19 @@ def test_a_job_that_only_sent_and_received_is_healthy(tmp_path: Path) -> None:
     )
 
 
-def test_ranks_that_joined_launched_nothing_and_ended_are_healthy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_events", [False, True])
+def test_ranks_that_joined_launched_nothing_and_ended_are_healthy(tmp_path: Path, *, has_events: bool) -> None:
     for number in (0, 1):
-        seal(make_folder(tmp_path, number, 2))
-    assert verdict_on(tmp_path).kind == "cannot tell", "how they ended is unknown"
+        folder = make_folder(tmp_path, number, 2)
+        if has_events:
+            make_log(folder / EVENTS_FILE, 3)
+    if not has_events:
+        assert verdict_on(tmp_path).kind == "cannot tell", "how they ended is unknown"
     end(tmp_path, (0, 1))
+    if has_events:
+        assert verdict_on(tmp_path).kind == "cannot tell", "whether there were other logs is unknown"
+        for number in (0, 1):
+            seal(rank_folder(tmp_path, number))
     verdict = verdict_on(tmp_path)
     assert (verdict.kind, verdict.sentence) == ("healthy", "All ranks finished: no collectives were launched.")
 
