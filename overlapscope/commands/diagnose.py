@@ -14,6 +14,7 @@ With --json the output is one JSON object with the keys
   ranks      one object per rank: rank, host, pid, liveness, step, phase, bucket, call_site, failure
   groups     one object per group: name, ranks, newest (number of its newest collective by rank), first_divergence,
              divergence
+  gaps       objects with what and advice: what is missing or damaged, so that "healthy" can't be said
   problems   objects with severity and message: what could not be read
 Times are nanoseconds, named *_ns.
 """

@@ -31,6 +31,7 @@ def as_json(path: Path, verdict: Verdict, evidence: Evidence, problems: list[Pro
             }
             for group in evidence.groups
         ],
+        "gaps": [asdict(gap) for gap in evidence.gaps],
         "problems": [{"severity": problem.severity, "message": problem.message} for problem in problems],
     }
     return json_text(content)

@@ -57,7 +57,7 @@ def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidenc
     # That a log is open, because its process was killed or still runs, is for the verdict to say.
     problems = list(dict.fromkeys(problem for problem in problems if problem.severity == "error"))
     is_live = any(one.evidence.liveness in ("running", "sleeping", "stopped") for one in files.values())
-    gaps = gaps_in(folders, files, orders, problems)
+    gaps = gaps_in(folders, files, orders, problems, is_live=is_live)
     if not (orders or conversations or is_live or launched_nothing(folders, files, gaps)):
         gaps = (*gaps, no_collectives())
     evidence = Evidence(

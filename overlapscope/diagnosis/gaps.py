@@ -10,7 +10,7 @@ from overlapscope.diagnosis.evidence import Gap, GroupOrder
 from overlapscope.diagnosis.rank_files import RankFiles
 from overlapscope.diagnosis.wording import group_text, ranks_text
 from overlapscope.trace.folders import expected_ranks_of, ranks_of_world
-from overlapscope.trace.format import EVENTS_FILE, SIGNATURES_FILE
+from overlapscope.trace.format import EVENTS_FILE, SEAL_FILE, SIGNATURES_FILE
 from overlapscope.trace.log import Problem
 
 _ENTERED_BY_ALL: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
@@ -19,6 +19,7 @@ _OVER: Final = ("ended", "failed", "gone")
 """States of a process whose log will not go on: what is missing there is not about to be written."""
 _COPY: Final = "Copy the rank_* folders of all ranks into this folder, those of other hosts too, and diagnose again."
 _COPY_AGAIN: Final = "Copy the recording again from where it was made; if it is damaged there as well, record again."
+_LOOK_AGAIN: Final = "The job still runs: diagnose again in a moment, when what was being written is there."
 
 
 def gaps_in(
@@ -26,6 +27,8 @@ def gaps_in(
     files: Mapping[int, RankFiles],
     groups: Iterable[GroupOrder],
     problems: Iterable[Problem],
+    *,
+    is_live: bool = False,
 ) -> tuple[Gap, ...]:
     """What a recording lacks.
 
@@ -34,15 +37,17 @@ def gaps_in(
         files: what is in them.
         groups: the order of collectives in each.
         problems: with any of the files.
+        is_live: the job runs.
     """
     gaps = []
+    advice = _LOOK_AGAIN if is_live else _COPY_AGAIN
     if missing := sorted(_told_of(files.values()) - folders.keys()):
         gaps.append(Gap(f"{ranks_text(missing)} left no folder here", _COPY))
     damage = [str(problem) for problem in problems if problem.severity == "error"]
-    gaps += [Gap(text, _COPY_AGAIN) for text in damage]
+    gaps += [Gap(text, advice) for text in damage]
     for group in groups:
         gaps += [
-            Gap(f"{lost} in {group_text(group)}", _COPY_AGAIN)
+            Gap(f"{lost} in {group_text(group)}", advice)
             for rank, lost in _lost_entries(group, files).items()
             if not any(text.startswith(f"{folders[rank]}/") for text in damage)  # which says why
         ]
@@ -59,7 +64,9 @@ def no_collectives() -> Gap:
 
 def launched_nothing(folders: Mapping[int, Path], files: Mapping[int, RankFiles], gaps: Iterable[Gap]) -> bool:
     """Whether that there are no logs means that nothing was launched: all is there and none of it speaks of more."""
-    traces = (folder / name for folder in folders.values() for name in (SIGNATURES_FILE, EVENTS_FILE))
+    traces = [folder / SIGNATURES_FILE for folder in folders.values()]
+    # The list of a rank's files shows what is gone; without one, it may have trained, and its logs are not here.
+    traces += [folder / EVENTS_FILE for folder in folders.values() if not (folder / SEAL_FILE).exists()]
     have_ended = all(one.evidence.liveness == "ended" for one in files.values())
     return have_ended and not any(gaps) and not any(path.exists() and path.stat().st_size for path in traces)
 

@@ -18,7 +18,7 @@ A recording is a folder per run holding a folder per rank; nothing is shared bet
         parameters.jsonl   one line per model: its parameters, written before ranks compare them
         joining.json       what the process was told before it waited for the others in init_process_group
         unreduced.json     the first update with gradients that were never reduced, if there was one
-        alive.board        when the watchdog was last awake, and the memory then: three i64
+        alive.board        when the watchdog was last awake, the memory then, and a checksum: four i64
         reports.jsonl      one line per report of the watchdog; stacks_1.txt: what Python was doing then
         ended.json         how the process ended; missing if it was killed
         sealed.json        which of these files there are, how long and with what content; written last

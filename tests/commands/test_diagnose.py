@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,14 @@ def with_extra_collective(folder: Path) -> Path:
     return write_order(folder, {0: steps(5), 1: late, 2: steps(5)}, close=False)
 
 
+def end_of_two(folder: Path) -> Path:
+    """Two ranks that have ended well."""
+    end(write_order(folder, {0: steps(5), 1: steps(5)}), (0, 1))
+    return folder
+
+
 def test_a_healthy_job_gets_one_line_and_exit_code_0(tmp_path: Path) -> None:
-    end(write_order(tmp_path, {0: steps(5), 1: steps(5)}), (0, 1))
-    ran = overlapscope_process("diagnose", tmp_path)
+    ran = overlapscope_process("diagnose", end_of_two(tmp_path))
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout == "All ranks finished: 15 collectives in 1 group are the same on all ranks.\n"
 
@@ -57,7 +63,14 @@ def test_programs_get_the_verdict_the_ranks_and_the_groups(tmp_path: Path) -> No
     assert verdict["call_sites"]["1"] == {"file": "train.py", "line": 88, "function": "main"}
     assert [rank["rank"] for rank in content["ranks"]] == [0, 1, 2]
     assert content["groups"][0]["newest"] == {"0": 15, "1": 16, "2": 15}
-    assert content["problems"] == []
+    assert (content["gaps"], content["problems"]) == ([], [])
+
+
+def test_programs_get_what_is_missing_and_what_to_do_about_it(tmp_path: Path) -> None:
+    shutil.rmtree(rank_folder(end_of_two(tmp_path), 1))
+    (gap,) = json.loads(overlapscope("diagnose", tmp_path, "--json").stdout)["gaps"]
+    assert gap["what"] == "rank 1 left no folder here"
+    assert gap["advice"].startswith("Copy the rank_* folders")
 
 
 def test_what_could_not_be_read_goes_to_stderr_and_the_rest_is_judged(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from overlapscope.trace.seal import seal
 from tests.diagnosis.jobs import group, job, rank, trained
 from tests.diagnosis.test_from_logs import lives_here, write_model
 from tests.ordered import Collective, all_reduce, end, make_folder, steps, write_order
+from tests.trace.logs import make_log
 
 
 def verdict_on(folder: Path) -> Verdict:
@@ -118,6 +119,16 @@ def test_a_job_that_runs_is_not_missing_what_is_not_written_yet(tmp_path: Path) 
     (rank_folder(tmp_path, 1) / "group_1.log").write_bytes(bytes(2 * HEADER_BYTES))
     (rank_folder(tmp_path, 1) / EVENTS_FILE).write_bytes(bytes(2 * HEADER_BYTES))
     assert verdict_on(tmp_path).kind == "healthy"
+
+
+def test_of_a_job_that_runs_nothing_need_be_copied_again(tmp_path: Path) -> None:
+    write_order(tmp_path, {0: steps(5), 1: steps(5)}, close=False)
+    for number in (0, 1):
+        lives_here(tmp_path, number, os.getpid())
+    (rank_folder(tmp_path, 1) / RUN_FILE).write_text("{")
+    verdict = verdict_on(tmp_path)
+    assert verdict.kind == "cannot tell"
+    assert verdict.advice == ("The job still runs: diagnose again in a moment, when what was being written is there.",)
 
 
 @pytest.mark.parametrize("is_here", [True, False])
@@ -216,11 +227,19 @@ def test_a_job_that_only_sent_and_received_is_healthy(tmp_path: Path) -> None:
     )
 
 
-def test_ranks_that_joined_launched_nothing_and_ended_are_healthy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_events", [False, True])
+def test_ranks_that_joined_launched_nothing_and_ended_are_healthy(tmp_path: Path, *, has_events: bool) -> None:
     for number in (0, 1):
-        seal(make_folder(tmp_path, number, 2))
-    assert verdict_on(tmp_path).kind == "cannot tell", "how they ended is unknown"
+        folder = make_folder(tmp_path, number, 2)
+        if has_events:
+            make_log(folder / EVENTS_FILE, 3)
+    if not has_events:
+        assert verdict_on(tmp_path).kind == "cannot tell", "how they ended is unknown"
     end(tmp_path, (0, 1))
+    if has_events:
+        assert verdict_on(tmp_path).kind == "cannot tell", "whether there were other logs is unknown"
+        for number in (0, 1):
+            seal(rank_folder(tmp_path, number))
     verdict = verdict_on(tmp_path)
     assert (verdict.kind, verdict.sentence) == ("healthy", "All ranks finished: no collectives were launched.")
 
