@@ -35,7 +35,9 @@ def seal(folder: Path) -> None:
     """Write down what a rank has left."""
     with suppress(OSError):  # a full disk, or somebody has removed the folder
         files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix != _DRAFT]
-        marks = {path.name: _mark(path) for path in files if path.name != SEAL_FILE}
+        # Of a log that could not be closed nothing is promised.
+        promised = [path for path in files if not _is_ring(path.name) or _is_closed(path)]
+        marks = {path.name: _mark(path) for path in promised if path.name != SEAL_FILE}
         write_json(folder / SEAL_FILE, {"files": marks})
 
 

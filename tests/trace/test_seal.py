@@ -69,6 +69,12 @@ def test_a_log_from_before_the_end_is_not_the_one_that_was_sealed(
     assert said_of(folder) == []
 
 
+def test_of_a_log_that_could_not_be_closed_nothing_is_promised(tmp_path: Path) -> None:
+    make_log(tmp_path / "events.log", 40, capacity=80, close=False)
+    seal(tmp_path)
+    assert said_of(tmp_path) == []
+
+
 @pytest.mark.parametrize("name", ["{outside}", "../outside", "..", "", ".", "a\0b", "\ud800"])
 def test_only_names_of_files_are_looked_at(folder: Path, tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     outside = tmp_path_factory.mktemp("outside") / "file"
