@@ -93,12 +93,15 @@ def drag(page: Page, key_presses: int | None, seconds: float) -> list[float]:
         presses += 1
     page.wait_for_timeout(1000)
     page.evaluate("window.answers = []")
-    page.mouse.move(800, 122)
+    lanes = page.locator("#lanes").bounding_box()
+    assert lanes is not None
+    y = lanes["y"] + 20
+    page.mouse.move(800, y)
     page.mouse.down()
     until, move = time.monotonic() + seconds, 0
     while time.monotonic() < until:
         move += 1
-        page.mouse.move(800 + 300 * np.sin(move / 40), 122)
+        page.mouse.move(800 + 300 * np.sin(move / 40), y)
         page.wait_for_timeout(8)
     page.mouse.up()
     page.wait_for_timeout(500)
