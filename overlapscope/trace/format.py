@@ -246,6 +246,11 @@ class LogHeader:
     closed: bool = False
     version: int = FORMAT_VERSION
 
+    @property
+    def full_bytes(self) -> int:
+        """How long the file is until it is closed."""
+        return HEADER_BYTES + self.capacity_records * RECORD_BYTES
+
     def pack(self) -> bytes:
         """The header page, ``HEADER_BYTES`` long."""
         layout = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +19,7 @@ from overlapscope.trace.entry_check import checked
 from overlapscope.trace.format import FIRST_WITH_CHECKSUMS, HEADER_BYTES
 from overlapscope.trace.group_log import ENTRY_BYTES, ENTRY_DTYPE, Entries, GroupHeader
 from overlapscope.trace.log import Problem
+from overlapscope.trace.ring_header import header_and_size
 
 _PROBED_ENTRIES: Final = 1024
 """Number of slots checked behind the newest entry: entries in there mean that some before them are lost."""
@@ -41,7 +42,7 @@ class GroupFile:
         self._has_damage = False
         try:
             with self._opened() as fd:
-                self.header, size = _header_and_size(fd, path)
+                self.header, size = header_and_size(fd, path, GroupHeader.unpack)
                 self._capacity = self.header.capacity
                 self._slots = min(max(0, size - HEADER_BYTES) // ENTRY_BYTES, self._capacity)
                 self.oldest, self.newest = self._range(fd)
@@ -148,16 +149,3 @@ class GroupFile:
             what = "one entry is" if count == 1 else f"{count} entries are"
             self.problems.append(Problem("error", f"{self.path}: {what} lost or damaged; the others are used"))
         return int(kept.min()), newest
-
-
-def _header_and_size(fd: int, path: Path) -> tuple[GroupHeader, int]:
-    """Both are read again if they don't fit: the log may just have been closed, which changes one after the other.
-
-    Raises:
-        OverlapScopeError: see ``GroupHeader.unpack``.
-    """
-    with suppress(OverlapScopeError):
-        header, size = GroupHeader.unpack(os.pread(fd, HEADER_BYTES, 0), path), os.fstat(fd).st_size
-        if header.closed or size >= HEADER_BYTES + header.capacity * ENTRY_BYTES:
-            return header, size
-    return GroupHeader.unpack(os.pread(fd, HEADER_BYTES, 0), path), os.fstat(fd).st_size

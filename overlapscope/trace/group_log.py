@@ -126,6 +126,11 @@ class GroupHeader:
     """Entries ever announced, if the log is closed; None in logs of version 1."""
     version: int = GROUP_VERSION
 
+    @property
+    def full_bytes(self) -> int:
+        """How long the file is until it is closed."""
+        return HEADER_BYTES + self.capacity * ENTRY_BYTES
+
     def pack(self) -> bytes:
         """The header page."""
         text = json.dumps(

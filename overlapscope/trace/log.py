@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -25,6 +24,7 @@ from overlapscope.trace.format import (
     LogHeader,
     Phase,
 )
+from overlapscope.trace.ring_header import header_and_size
 
 RECORD_DTYPE: Final = np.dtype([(name, kind) for name, kind in RECORD_FIELDS])
 """A record as numpy sees it; in logs of version 1, the low half of its sequence number is in place of ``crc32``."""
@@ -67,7 +67,7 @@ def read_log(path: Path) -> tuple[LogHeader, Records, list[Problem]]:
     """
     try:
         with path.open("rb") as file:
-            header, size = _header_and_size(file.fileno(), path)
+            header, size = header_and_size(file.fileno(), path, LogHeader.unpack)
             used = (size - HEADER_BYTES) // RECORD_BYTES if header.closed else _used_slots(file.fileno(), size)
             slots = _read_slots(file.fileno(), 0, max(0, used))
     except OSError as error:
@@ -104,7 +104,7 @@ def is_closed(path: Path) -> bool:
     """Whether a log was closed, as at the end of its process."""
     try:
         with path.open("rb") as file:
-            return _header_and_size(file.fileno(), path)[0].closed
+            return header_and_size(file.fileno(), path, LogHeader.unpack)[0].closed
     except (OSError, OverlapScopeError):
         return False
 
@@ -133,7 +133,7 @@ def newest_records(path: Path, count: int, problems: list[Problem] | None = None
             fd, page = file.fileno(), file.read(HEADER_BYTES)
             if not any(page) and not is_over:  # just made, and its header is about to be written
                 return np.empty(0, dtype=RECORD_DTYPE)
-            header, size = _header_and_size(fd, path)
+            header, size = header_and_size(fd, path, LogHeader.unpack)
             used = _used_slots(fd, size)
             begin = header.pinned_records
             first = _sequence_in(fd, begin)
@@ -163,19 +163,6 @@ def newest_records(path: Path, count: int, problems: list[Problem] | None = None
         problems.append(Problem("error", f"{path}: {what}"))
     records = slots[known]
     return records[np.argsort(records["sequence"], kind="stable")]
-
-
-def _header_and_size(fd: int, path: Path) -> tuple[LogHeader, int]:
-    """Both are read again if they don't fit: the log may just have been closed, which changes one after the other.
-
-    Raises:
-        OverlapScopeError: see ``LogHeader.unpack``.
-    """
-    with suppress(OverlapScopeError):
-        header, size = LogHeader.unpack(os.pread(fd, HEADER_BYTES, 0), path), os.fstat(fd).st_size
-        if header.closed or size >= HEADER_BYTES + header.capacity_records * RECORD_BYTES:
-            return header, size
-    return LogHeader.unpack(os.pread(fd, HEADER_BYTES, 0), path), os.fstat(fd).st_size
 
 
 def _counted(records: int) -> str:
