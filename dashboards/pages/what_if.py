@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pandas as pd
 
-from overlapscope.analysis.sentences import PART_LABELS
+from overlapscope.analysis.sentences import PART_LABELS, all_alike
 from overlapscope.analysis.stragglers import Stragglers
 from overlapscope.units import format_bytes, format_ns, format_share
 
@@ -51,7 +51,7 @@ def _ranks(found: Stragglers) -> Table:
     )
     return Table(
         title="By rank",
-        note="cost: this rank as it is, all others like the median rank",
+        note=f"cost: this rank as it is, otherwise {all_alike(found.cycles)}",
         columns=("Rank", "Host", "Lateness", "On the critical path", "Cost", "Slowdown", "Step time if fixed"),
         rows=rows,
     )
@@ -64,7 +64,7 @@ def _hosts(found: Stragglers) -> Table:
     )
     return Table(
         title="By host",
-        note="this host as it is, all others like the median rank",
+        note=f"this host as it is, otherwise {all_alike(found.cycles)}",
         columns=("Host", "Ranks", "Cost", "Slowdown"),
         rows=rows,
     )
