@@ -10,6 +10,7 @@ from typing import Final
 from overlapscope.account.wording import BLOCK_LABELS
 from overlapscope.analysis.cycles import CAUSES, Cycles
 from overlapscope.analysis.finding import Finding, SlowLink
+from overlapscope.analysis.own_doing import significance_of
 from overlapscope.analysis.stragglers import Stragglers
 from overlapscope.trace.reader import Trace
 from overlapscope.units import format_bytes, format_ns, format_share
@@ -101,7 +102,11 @@ def verdict(stragglers: Stragglers) -> str:
     if math.isnan(waiting_ns):
         return "No rank stands out."
     step = f"each {format_ns(step_ns)} step ({format_share(waiting_ns / step_ns)})"
-    return f"No rank stands out. {format_ns(waiting_ns)} of {step} is spent waiting for whichever rank is later."
+    waiting = f"{format_ns(waiting_ns)} of {step} is spent waiting for whichever rank is later."
+    # As many steps in a row are as unlikely by chance as a verdict has to be.
+    least = math.ceil(-math.log2(significance_of(stragglers.cycles)))
+    few = len(stragglers.cycles.steps) < least
+    return f"No rank stands out. {waiting}{f' It takes {least} steps to name a rank that is late in each.' * few}"
 
 
 def all_alike(cycles: Cycles) -> str:
