@@ -33,12 +33,11 @@ def delay_findings(replay: Replay, hosts: dict[int, str], step_time_ns: float) -
     Args:
         hosts: by rank.
     """
-    delays = [
-        delay
-        for group in BLAMED
-        for place in _places_worth_a_look(replay, group, step_time_ns)
-        for delay in _delays_of(replay, group, place, step_time_ns)
-    ]
+    delays = []
+    for group in BLAMED:
+        series_ns = against_others(replay.recorded.own_ns[causes_of(group)].sum(axis=0))
+        for place in _places_worth_a_look(series_ns, step_time_ns):
+            delays += _delays_of(replay.cycles, group, series_ns, place, step_time_ns)
     return [_judge(replay, delay, hosts, step_time_ns) for delay in _merge_by_host(replay.cycles, delays, hosts)]
 
 
@@ -65,28 +64,29 @@ class _Delay:
         return excess.minus(usual).restricted(causes, where)
 
 
-def _places_worth_a_look(replay: Replay, group: str, step_time_ns: float) -> Int64Array:
+def _places_worth_a_look(series_ns: Int64Array, step_time_ns: float) -> list[int]:
     """The ranks that are late often enough, or once by enough, to matter: the rest needs no statistics."""
-    late_ns = np.maximum(against_others(replay.recorded.own_ns[causes_of(group)].sum(axis=0)), 0)
+    late_ns = np.maximum(series_ns, 0)
     is_costly = late_ns.mean(axis=0) >= LEAST_COST_SHARE * step_time_ns / 2
     has_paused = late_ns.max(axis=0) >= LEAST_PAUSE_STEPS * step_time_ns
-    return np.flatnonzero(is_costly | has_paused)
+    places: list[int] = np.flatnonzero(is_costly | has_paused).tolist()
+    return places
 
 
-def _delays_of(replay: Replay, group: str, place: int, step_time_ns: float) -> list[_Delay]:
+def _delays_of(cycles: Cycles, group: str, series_ns: Int64Array, place: int, step_time_ns: float) -> list[_Delay]:
+    """What stands out about one rank in one group of causes, of which (S, R) is from ``against_others``."""
     least_ns = LEAST_DELAY_SHARE * step_time_ns
     if group == "carried_over":  # the only cause that compares the clocks of two ranks
-        least_ns = max(least_ns, 2 * replay.cycles.clock_error_ns)
-    series_ns = against_others(replay.recorded.own_ns[causes_of(group)].sum(axis=0))
+        least_ns = max(least_ns, 2 * cycles.clock_error_ns)
     patterns = find_patterns(
         series_ns[:, place],
-        replay.cycles.steps,
+        cycles.steps,
         least_ns,
-        significance=significance_of(replay.cycles),
-        others=_compared_with(replay.cycles, [place]),
+        significance=significance_of(cycles),
+        others=_compared_with(cycles, [place]),
     )
-    own = (own_doing(pattern, series_ns, place, replay.cycles, step_time_ns) for pattern in patterns)
-    return [_Delay(places=(int(place),), group=group, pattern=pattern) for pattern in own if pattern is not None]
+    own = (own_doing(pattern, series_ns, place, cycles, step_time_ns) for pattern in patterns)
+    return [_Delay(places=(place,), group=group, pattern=pattern) for pattern in own if pattern is not None]
 
 
 def _compared_with(cycles: Cycles, places: Sequence[int]) -> str:
