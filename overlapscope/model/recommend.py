@@ -149,10 +149,7 @@ def recommend(
         free_caps_mb=_caps(free, gradients),
         sizes=tuple(predictions.of_size(size) for size in _shown(curve, best)),
         limits=limits_of(best.buckets, fitted.work, fitted.costs, if_alike, exposed),
-        what_ifs=tuple(
-            replace(each, step_ns=(1 - each.gain) * advised.step_ns.value)
-            for each in what_ifs_of([*sizes.sizes, default], fitted.work, fitted.costs, hosts)
-        ),
+        what_ifs=what_ifs_of([*sizes.sizes, default], fitted.work, fitted.costs, hosts, measured),
         missing=_missing(best.buckets, fitted),
     )
 

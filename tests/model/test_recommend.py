@@ -8,10 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from overlapscope.interval import Interval
 from overlapscope.model import sentences
 from overlapscope.model.coarse import coarse
+from overlapscope.model.curve import Options, curve_of
 from overlapscope.model.fit import Fitted, fit
 from overlapscope.model.limits import limits_of
+from overlapscope.model.measured import Measured
 from overlapscope.model.partition import Buckets, fill
 from overlapscope.model.plan import default_plan
 from overlapscope.model.recommend import Recommendation, recommend
@@ -187,6 +190,17 @@ def test_more_ranks_are_reduced_by_a_tree_where_nccl_would_take_one(lanes: int, 
     job = replace(job, wire=(latency, job.wire[1]))
     by_name = {each.change: each for each in advice_on(job).what_ifs}
     assert by_name["8 ranks instead of 2"].assumption.startswith(f"{algorithm} all-reduce over links like those")
+
+
+def test_a_step_with_fp16_is_the_same_in_the_table_and_on_the_curve() -> None:
+    fitted = fit(recording(large_job(), 0.05), lanes=1)
+    in_force = fitted.observations.plans[-1]
+    measured = Measured(plan=in_force, step_ns=Interval(value=2e8, low=1.9e8, high=2.1e8), exposed_ns=3e7)
+    advice = recommend(fitted, in_force, measured=measured)
+    curve = curve_of(fitted, Options(is_compressed=True), {"present": in_force}, measured)
+    (compressed,) = (each for each in advice.what_ifs if each.change.startswith("fp16"))
+    assert compressed.step_ns == pytest.approx(curve.predicted_ns.min())
+    assert compressed.gain == pytest.approx(1 - compressed.step_ns / advice.best.step_ns.value)
 
 
 def test_who_makes_no_copies_is_not_told_to_save_them() -> None:
