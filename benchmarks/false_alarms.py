@@ -2,10 +2,10 @@
 
     python -m benchmarks.false_alarms
 
-Every line is of so many made-up recordings of a step of 42 ms, in which each rank's compute varies by 5 % of the step
-and its data wait by 10 % of itself, both with noise of one kind. What counts is a finding of any kind: a rank, a host
-or all-reduces that take longer. The aim is fewer than 1 in 1,000 recordings. With --delay one rank computes longer by
-that share of the step in all steps, and what counts is that it is named, and nobody else.
+Every line is of so many made-up recordings of a step of 42 ms, in which each rank's compute varies by 5 % of the step,
+its data wait by 10 % and all-reduces by 20 % of themselves, all with noise of one kind. What counts is a finding of any
+kind: a rank, a host or all-reduces that take longer. The aim is fewer than 1 in 1,000 recordings. With --delay one rank
+computes longer by that share of the step in all steps, and what counts is that it is named, and nobody else.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ TRANSFER_MS = (2, 3)
 STEP_MS = sum(USUAL_MS.values()) + TRANSFER_MS[-1]
 COMPUTE_NOISE = 0.05
 DATA_NOISE = 0.10
+TRANSFER_NOISE = 0.20
 
 
 def shared_core(rng: np.random.Generator, steps: int, ranks: int) -> Floats:
@@ -61,7 +62,8 @@ def made_up(rng: np.random.Generator, noise: Noise, ranks: int, steps: int, dela
     last_ns = own.sum(axis=0)
     lead_ns = np.stack([own[CAUSES.index("backward")] // 2, np.zeros_like(last_ns)], axis=2)
     arrival_ns = last_ns[:, :, None] - lead_ns
-    transfer_ns = (np.array(TRANSFER_MS) * MS * (1 + 0.05 * rng.standard_normal((steps, 2)))).astype(np.int64)
+    transfer_noise = np.maximum(1 + TRANSFER_NOISE * noise(rng, steps, 2), 0)
+    transfer_ns = (np.array(TRANSFER_MS) * MS * transfer_noise).astype(np.int64)
     end_ns = np.zeros((steps, 2), dtype=np.int64)
     end_ns[:, 0] = arrival_ns[:, :, 0].max(axis=1) + transfer_ns[:, 0]
     end_ns[:, 1] = np.maximum(arrival_ns[:, :, 1].max(axis=1), end_ns[:, 0]) + transfer_ns[:, 1]

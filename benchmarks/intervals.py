@@ -1,24 +1,50 @@
-"""How often the 90 % interval of a mean holds the true mean, for noise of several kinds.
+"""How often 90 % intervals hold what they are of.
 
-    python -m benchmarks.intervals
+    python -m benchmarks.intervals [FOLDER]
 
-Beside that of `overlapscope.account.means` it shows two bootstraps of circular blocks of steps: with blocks as long as
-Politis and White (2004) choose them, and with blocks of the cube root of the number of steps. Both are widened by
-Student's quantile for the number of blocks.
+means        of series of steps with noise of several kinds; beside them two bootstraps of blocks of steps, of a length
+             chosen as by Politis and White (2004), and of the cube root of the number of steps
+stragglers   what a rank costs that computes longer by 10 % of the step, and what mending it saves, in recordings that
+             ``benchmarks.false_alarms`` makes up; held against a recording of 20,000 steps
+recommend    the step with the best size, and its gain over the size in force where it is another one, of jobs that are
+             made up; held against other steps of these jobs with those sizes, simulated event by event
+recordings   those in FOLDER, of trainings that do the same in every step: whether the means of the first and of the
+             second half of the steps differ by no more than their intervals say
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import sys
+from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.bootstraps import bootstrap_holds, chosen_length
+from benchmarks.false_alarms import judged, made_up
 from benchmarks.noise import Floats, Noise, autoregressive, bimodal, heavy_tailed
-from overlapscope.account.means import mean_of, student_95
+from overlapscope.account.mean_step import mean_step_of
+from overlapscope.account.means import mean_of
+from overlapscope.analysis.analysis import Analysis
+from overlapscope.analysis.finding import Finding
+from overlapscope.interval import Interval
+from overlapscope.model.fit import fit
+from overlapscope.model.measured import Measured
+from overlapscope.model.partition import Buckets
+from overlapscope.model.plan import default_plan
+from overlapscope.model.probe import probe
+from overlapscope.model.recommend import recommend
+from overlapscope.trace.reader import read_trace
+from tests.model.oracle import Job, observe, simulate
+
+DELAY = 0.10
+TRUE_STEPS = 20_000
+RECORDED_STEPS = 30
+SIMULATED_STEPS = 200
+MB = 1024**2
 
 
 def every_fourth(rng: np.random.Generator, steps: int, count: int) -> Floats:
@@ -37,53 +63,136 @@ NOISE: dict[str, Noise] = {
 }
 
 
-def chosen_length(series: Floats) -> int:
-    """The length of blocks after Politis and White (2004), "Automatic block-length selection"."""
-    steps = len(series)
-    deviation = series - series.mean()
-    covariance = np.correlate(deviation, deviation, "full")[steps - 1 :] / steps
-    if covariance[0] <= 0:
-        return 1
-    most, run = math.ceil(math.sqrt(steps)), max(5, math.ceil(math.sqrt(math.log10(steps))))
-    is_small = np.abs(covariance / covariance[0]) < 2 * math.sqrt(math.log10(steps) / steps)
-    last = next((lag - 1 for lag in range(1, most + run) if is_small[lag : lag + run].all()), most)
-    lags = np.arange(1, min(2 * max(last, 1), most + run, steps - 1) + 1)
-    weights = np.minimum(1.0, 2 * (1 - lags / lags[-1]))
-    spectrum = covariance[0] + 2 * (weights * covariance[lags]).sum()
-    slope = 2 * (weights * lags * covariance[lags]).sum()
-    if spectrum <= 0:
-        return 1
-    return int(np.clip(round((1.5 * slope**2 / spectrum**2 * steps) ** (1 / 3)), 1, steps // 3))
+def holds(interval: Interval, truth: float) -> bool:
+    return interval.low <= truth <= interval.high
 
 
-def bootstrap_holds(rng: np.random.Generator, series: Floats, length: int, draws: int = 300) -> bool:
-    """Whether the interval of a bootstrap of blocks holds 0."""
-    steps = len(series)
-    blocks = math.ceil(steps / length)
-    sums = np.concatenate([[0.0], np.cumsum(np.tile(series, 2))])
-    begins = rng.integers(0, steps, (draws, blocks))
-    means = (sums[begins + length] - sums[begins]).sum(axis=1) / (blocks * length)
-    free = np.array([max(2.0, steps / length - 1)])
-    half = float(student_95(free)[0]) * means.std() * math.sqrt((free[0] + 1) / free[0])
-    return bool(abs(series.mean()) <= half)
-
-
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recordings", type=int, default=2000, help="simulated for each line (default: 2000)")
-    parser.add_argument("--steps", type=int, nargs="+", default=[12, 30, 100, 300, 1000])
-    args = parser.parse_args()
-    rng = np.random.default_rng(15)
-    print(f"{'steps':>6}  {'noise':<13}{'ours':>8}{'Politis-White':>15}{'cube root':>11}")
-    for steps in args.steps:
+def print_means(rng: np.random.Generator, recordings: int, lengths: list[int]) -> None:
+    """A line for each kind of noise and length."""
+    print(f"means\n{'steps':>6}  {'noise':<13}{'ours':>8}{'Politis-White':>15}{'cube root':>11}")
+    for steps in lengths:
         for name, noise in NOISE.items():
-            series = noise(rng, steps, args.recordings)
-            ours = np.mean([mean.low <= 0 <= mean.high for mean in mean_of(series)])
-            some = series[:, : max(1, args.recordings // 5)].T
+            series = noise(rng, steps, recordings)
+            ours = np.mean([holds(mean, 0) for mean in mean_of(series)])
+            some = series[:, : max(1, recordings // 5)].T
             chosen = np.mean([bootstrap_holds(rng, one, chosen_length(one)) for one in some])
             cube = np.mean([bootstrap_holds(rng, one, round(steps ** (1 / 3))) for one in some])
             print(f"{steps:>6}  {name:<13}{ours:>8.1%}{chosen:>15.1%}{cube:>11.1%}", flush=True)
+
+
+def print_stragglers(rng: np.random.Generator, recordings: int, lengths: list[int]) -> None:
+    """A line for each number of ranks, kind of noise and length; recordings in which the rank is not named are none."""
+    print(f"\nstragglers\n{'ranks':>6} {'steps':>6}  {'noise':<13}{'named':>8}{'cost':>8}{'saving':>8}")
+    for ranks in (2, 4):
+        for name in ("normal", "AR 0.5", "heavy-tailed", "bimodal"):
+            truth = named_first(rng, NOISE[name], ranks, TRUE_STEPS)
+            assert truth is not None, name
+            for steps in lengths:
+                every = [named_first(rng, NOISE[name], ranks, steps) for _ in range(recordings)]
+                found = [each for each in every if each is not None]
+                cost = _share([holds(each.cost, truth.cost.value) for each in found])
+                saving = _share([holds(each.saving.step, truth.saving.step.value) for each in found])
+                share = f"{len(found) / recordings:.0%}"
+                print(f"{ranks:>6} {steps:>6}  {name:<13}{share:>8}{cost:>8}{saving:>8}", flush=True)
+
+
+def named_first(rng: np.random.Generator, noise: Noise, ranks: int, steps: int) -> Finding | None:
+    """What is said of rank 0, which computes longer in every step."""
+    found = judged(made_up(rng, noise, ranks, steps, DELAY))
+    return next((each for each in found if each.ranks == (0,) and each.pattern.kind == "persistent"), None)
+
+
+def print_recommend(rng: np.random.Generator, jobs: int) -> None:
+    """A line for each size of noise and way to record."""
+    print(f"\nrecommend\n{'noise':>6}  {'recorded with':<14}{'step':>8}{'gain':>8}{'another':>9}")
+    for noise in (0.02, 0.10):
+        for is_probed in (False, True):
+            found = [advice_on(rng, any_job(rng), noise, is_probed=is_probed) for _ in range(jobs)]
+            gains = [gain_holds for _, gain_holds in found if gain_holds is not None]
+            step, gain = _share([step_holds for step_holds, _ in found]), _share(gains)
+            way = "several sizes" if is_probed else "one size"
+            print(f"{noise:>6.0%}  {way:<14}{step:>8}{gain:>8}{len(gains) / jobs:>9.0%}", flush=True)
+
+
+def any_job(rng: np.random.Generator) -> Job:
+    """Two ranks with 24 gradients, 100 MB in all; backward takes 100 ms, and all-reduces a third to twice of that."""
+    sizes = rng.lognormal(0.0, 1.0, 24)
+    sizes = (100 * MB * sizes / sizes.sum()).astype(int) // 4 * 4
+    return Job(
+        sizes=sizes.tolist(),
+        start=[40e6, 41e6],
+        work=[(100e6 * rng.dirichlet(np.full(24, 5.0))).tolist()] * 2,
+        wire=(float(rng.choice([2e4, 2e5, 2e6])), 100e6 * float(rng.uniform(0.3, 2.0)) / float(sizes.sum())),
+        s=float(rng.choice([1.0, 1.2])),
+        lanes=int(rng.choice([1, 2])),
+    )
+
+
+def noisy(job: Job, rng: np.random.Generator, noise: float) -> Job:
+    """Another step of a job: its ranks and its links are slower or quicker."""
+    first, second, wire = np.exp(noise * rng.standard_normal(3)).tolist()
+    work = [[each * speed for each in own] for own, speed in zip(job.work, (first, second), strict=True)]
+    start = [job.start[0] * first, job.start[1] * second]
+    return replace(job, work=work, start=start, wire=(job.wire[0] * wire, job.wire[1] * wire))
+
+
+def advice_on(rng: np.random.Generator, job: Job, noise: float, *, is_probed: bool) -> tuple[bool, bool | None]:
+    """Whether the intervals hold of the best size's step, and of its gain; None if that size is in force."""
+    in_force, probed = default_plan(job.gradients).buckets, probe(job.gradients)
+    plans: list[Buckets] = [probed.plans[number] for number in probed.plan_of_step] if is_probed else []
+    plans += [in_force] * RECORDED_STEPS
+    observations = observe([noisy(job, rng, noise) for _ in plans], plans)
+    (step_ns,) = mean_of(observations.cycle_ns[1 - RECORDED_STEPS :].mean(axis=1, keepdims=True))
+    measured = Measured(plan=in_force, step_ns=step_ns, exposed_ns=0.0)
+    advice = recommend(fit(observations, lanes=job.lanes), measured=measured)
+    truth_ns = mean_step_ns(rng, job, noise, advice.best.buckets)
+    if advice.best.buckets == in_force:
+        return holds(advice.best.step_ns, truth_ns), None
+    true_gain = 1 - truth_ns / mean_step_ns(rng, job, noise, in_force)
+    return holds(advice.best.step_ns, truth_ns), holds(advice.gain, true_gain)
+
+
+def mean_step_ns(rng: np.random.Generator, job: Job, noise: float, plan: Buckets) -> float:
+    return float(np.mean([simulate(noisy(job, rng, noise), plan).copied for _ in range(SIMULATED_STEPS)]))
+
+
+def print_recordings(folder: Path) -> None:
+    """A line for each block that any recording has."""
+    found: dict[str, list[bool]] = defaultdict(list)
+    for path in sorted(each for each in folder.iterdir() if each.is_dir()):
+        analysis = Analysis(read_trace(path))
+        alike = analysis.summary.alike
+        blocks_ns = analysis.account.ns[alike.rows].mean(axis=1)
+        half = len(blocks_ns) // 2
+        if half < 3:
+            continue
+        change = mean_step_of(blocks_ns[half:]).minus(mean_step_of(blocks_ns[:half]))
+        found["step"].append(holds(change.step, 0))
+        for name, each in change.present.items():
+            found[name].append(holds(each, 0))
+    print(f"\nrecordings\n{'':<20}{'held':>8}{'recordings':>12}")
+    for name, held in found.items():
+        print(f"{name:<20}{_share(held):>8}{len(held):>12}")
+
+
+def _share(found: list[bool]) -> str:
+    return f"{np.mean(found):.1%}" if found else ""
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?", help="of real recordings")
+    parser.add_argument("--recordings", type=int, default=2000, help="simulated for each line (default: 2000)")
+    parser.add_argument("--jobs", type=int, default=100, help="simulated for each line of recommend (default: 100)")
+    parser.add_argument("--steps", type=int, nargs="+", default=[12, 30, 100, 300, 1000])
+    args = parser.parse_args()
+    rng = np.random.default_rng(15)
+    print_means(rng, args.recordings, args.steps)
+    print_stragglers(rng, max(1, args.recordings // 5), [steps for steps in args.steps if steps >= RECORDED_STEPS])
+    print_recommend(rng, args.jobs)
+    if args.folder is not None:
+        print_recordings(args.folder)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ ALONE = {
     "fault_table": "--ranks 2 failed-rank",
     "healthy_recordings": "FOLDER --recordings 1 --steps 8 --busy 1",
     "injected_faults": "FOLDER none slow_data --steps 25",
-    "intervals": "--recordings 10 --steps 12",
+    "intervals": "--recordings 10 --steps 12 30 --jobs 1",
     "links": "--samples 1",
     "plan_search": "--plans 10 --parameters 20 --cycles 2 --ranks 2",
     "recorder": "--rounds 1 --steps 3",
