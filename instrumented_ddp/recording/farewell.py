@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import pickle
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,10 +17,10 @@ from dataclasses import asdict
 from multiprocessing import util
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
-from instrumented_ddp.collective_log.call_sites import CallSites
-from overlapscope.diagnosis.evidence import CallSite, Failure
+from instrumented_ddp.collective_log.call_sites import CallSites, line_of, nearest_users_frame
+from overlapscope.diagnosis.evidence import CallSite, ExitCall, Failure
 from overlapscope.trace.format import ENDED_FILE, write_json
 from overlapscope.trace.host import host_now_ns
 
@@ -42,6 +43,9 @@ class Farewell:
         self._unrecorded_because: str | None = None
         self._hook_before = sys.excepthook
         sys.excepthook = self._uncaught
+        self._exit_before = sys.exit
+        sys.exit = self._exit
+        self._exit_call: ExitCall | None = None
         self._file_of_spawn = _error_file_of_spawn()
 
     def recording_ends(self, why: str) -> None:
@@ -57,6 +61,8 @@ class Farewell:
         """Write how the process, or its recording, ends. May be called twice."""
         if sys.excepthook == self._uncaught:
             sys.excepthook = self._hook_before
+        if sys.exit == self._exit:
+            sys.exit = self._exit_before
         if self._is_said or os.getpid() != self._pid:
             return
         error = sys.exception()
@@ -65,7 +71,7 @@ class Farewell:
             return
         text = _text_of_spawn(self._file_of_spawn)
         if text is None:
-            self._say({"how": "ended"})
+            self._say({"how": "ended"} | _exit_as_json(self._exit_call))
         else:  # torch.multiprocessing.spawn has caught it, and no hook was called
             kind, _, message = text.strip().splitlines()[-1].partition(": ")
             self._has_failed(Failure(type=kind, message=message, traceback=text, time_ns=host_now_ns()))
@@ -76,6 +82,19 @@ class Farewell:
                 self._has_failed(failure_of(error, trace, self._call_sites))
         finally:
             self._hook_before(kind, error, trace)
+
+    def _exit(self, status: object = None, /) -> NoReturn:
+        """``sys.exit``, which the interpreter tells nobody about."""
+        if threading.current_thread() is threading.main_thread():
+            with suppress(Exception):
+                error = sys.exception()
+                caught = None if error is None else failure_of(error, error.__traceback__, self._call_sites)
+                # Of what is no number the interpreter prints the text, and exits with 1.
+                number = status if isinstance(status, int) else int(status is not None)
+                frame = nearest_users_frame(sys._getframe(1), self._call_sites.is_the_users)
+                site = None if frame is None else CallSite(**line_of(frame))
+                self._exit_call = ExitCall(status=number & 0xFF, call_site=site, caught=caught)
+        self._exit_before(status)  # type: ignore[arg-type]
 
     def _has_failed(self, failure: Failure) -> None:
         self._say(_as_json(failure))
@@ -118,6 +137,15 @@ def _as_json(failure: Failure) -> dict[str, Any]:
     said = {"type": failure.type, "message": failure.message, "traceback": failure.traceback}
     site = {} if failure.call_site is None else asdict(failure.call_site)
     return {"how": "exception", **said, **site, "time_ns": failure.time_ns}
+
+
+def _exit_as_json(call: ExitCall | None) -> dict[str, Any]:
+    """For ``ended.json``."""
+    if call is None:
+        return {}
+    site = {} if call.call_site is None else asdict(call.call_site)
+    caught = {} if call.caught is None else {"caught": _as_json(call.caught)}
+    return {"exit_status": call.status} | site | caught
 
 
 def _message_of(error: BaseException) -> str:

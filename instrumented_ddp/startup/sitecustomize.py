@@ -18,6 +18,7 @@ from typing import Any
 
 _AWAITED = "torch.distributed.distributed_c10d"
 _HERE = os.path.dirname(os.path.abspath(__file__))
+_CHILD_EXITS = os.path.join(os.path.dirname(_HERE), "recording", "child_exits.py")
 
 
 class _Awaiting:
@@ -38,6 +39,7 @@ class _Awaiting:
 def _then_wrap(execute: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
     def execute_and_wrap(module: ModuleType) -> None:
         execute(module)
+        _watch_children()
         original = module.init_process_group
 
         @functools.wraps(original)
@@ -49,6 +51,22 @@ def _then_wrap(execute: Callable[[ModuleType], None]) -> Callable[[ModuleType], 
         module.init_process_group = init_process_group  # type: ignore[attr-defined]
 
     return execute_and_wrap
+
+
+def _watch_children() -> None:
+    """Launchers import torch.distributed as well. The file alone is run: its package needs what is being imported."""
+    from importlib.util import module_from_spec, spec_from_file_location
+    from pathlib import Path
+
+    try:
+        spec = spec_from_file_location("overlapscope_child_exits", _CHILD_EXITS)
+        assert spec is not None
+        assert spec.loader is not None
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        module.watch_children(Path(os.environ["OVERLAPSCOPE_TRACE"]))
+    except Exception as error:
+        print(f"overlapscope: how children of this process end is not recorded: {error!r}", file=sys.stderr)
 
 
 def _joining(

@@ -28,6 +28,7 @@ from overlapscope.commands.arguments import positive
 from overlapscope.commands.probing_report import choices_in, probing_sentences
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.environment import DETAILS, ON_INCIDENT, with_startup
+from overlapscope.trace.exits import write_exit
 from overlapscope.units import format_bytes
 
 _ENDS: Final = ("killed", "failed", "stopped")
@@ -80,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
     code = child_process.exit_code(child)
     recorded = recording_folder.describe(args.output)
     if recorded is None:
+        recording_folder.clear(args.output)
         recording_folder.remove_if_empty(args.output)
         ended = f"ended with exit code {code}" if code else "succeeded"
         _say(
@@ -87,6 +89,8 @@ def run(args: argparse.Namespace) -> int:
             f"torch.distributed.init_process_group with overlapscope installed"
         )
         return code or 1
+    with suppress(OSError):  # the disk is full
+        write_exit(args.output, child.pid, child.returncode, is_job=True)
     _say_what_went_wrong(args.output, was_interrupted=bool(received))
     if args.probe_buckets:
         for sentence in probing_sentences(args.output):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.exits import EXITS_PATTERN
 from overlapscope.trace.format import (
     ALIVE_FILE,
     BOARD_PATTERN,
@@ -92,6 +93,8 @@ def clear(folder: Path) -> None:
             _remove(rank_dir, _RANK_FILES)
         _remove(folder / TABLES_FOLDER, _TABLE_FILES)
         _remove(folder / WATCHDOG_FOLDER, ("*",))
+        for file in list(folder.glob(EXITS_PATTERN)):
+            file.unlink()
     except OSError as error:
         raise OverlapScopeError(f"{folder}: its recording can't be removed ({error.strerror})") from None
 

@@ -101,6 +101,16 @@ class Failure:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExitCall:
+    """A call of ``sys.exit``, the last one of a rank."""
+
+    status: int
+    call_site: CallSite | None = None
+    caught: Failure | None = None
+    """The exception that was being handled."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Standing:
     """Where a rank is, or was when last heard from."""
 
@@ -157,6 +167,11 @@ class RankEvidence:
     unrecorded_because: str | None = None
     """Why its recording ended before it did; None if it did not. What the rank has done since is unknown."""
     failure: Failure | None = None
+    exit_status: int | None = None
+    """With which its process exited; -N if signal N killed it; None if nobody has seen it."""
+    exit_call: ExitCall | None = None
+    was_told_to_end: bool = False
+    """Whether the process that had started it sent it a signal before it came to its end."""
     is_end_lost: bool = False
     """Whether it has written how it ended, and that can't be read."""
     standing: Standing | None = None
@@ -228,3 +243,5 @@ class Evidence:
     """The newest of each rank's watchdog; only of a job that is looked at afterwards."""
     gaps: tuple[Gap, ...] = ()
     """What is missing or damaged of a recording."""
+    job_status: int | None = None
+    """Exit status of the command that was recorded, -N if signal N killed it; None if that is not known."""

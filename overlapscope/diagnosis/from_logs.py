@@ -16,6 +16,7 @@ from overlapscope.diagnosis.order import conversations_of, orders_of
 from overlapscope.diagnosis.rank_files import RankFiles, read_rank, state_of
 from overlapscope.diagnosis.recorded_order import RecordedOrder
 from overlapscope.trace import host
+from overlapscope.trace.exits import read_exits
 from overlapscope.trace.folders import expected_ranks_of, find_rank_folders
 from overlapscope.trace.format import EVENTS_FILE
 from overlapscope.trace.group_reader import CollectiveLogs, read_collective_logs
@@ -38,13 +39,14 @@ def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidenc
     states = {rank: state_of(folder) for rank, folder in folders.items()}
     logs = read_collective_logs(folders)
     source = RecordedOrder(logs)
+    exits = read_exits(path, logs.problems)
     files: dict[int, RankFiles] = {}
     closed = _closed_logs(logs)
     for done, (rank, folder) in enumerate(folders.items()):
         if progress:
             progress(done, len(folders))
         newest = source.newest_of(rank)
-        files[rank] = read_rank(rank, folder, newest, is_closed=closed[rank], state_before=states[rank])
+        files[rank] = read_rank(rank, folder, newest, is_closed=closed[rank], state_before=states[rank], exits=exits)
     if progress:
         progress(len(folders), len(folders))
     reports = tuple(report for one in files.values() for report in one.reports)
@@ -68,6 +70,7 @@ def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidenc
         is_live=is_live,
         reports=reports,
         gaps=gaps,
+        job_status=next((each.status for each in exits if each.is_job), None),
     )
     return evidence, problems
 

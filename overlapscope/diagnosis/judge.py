@@ -8,7 +8,8 @@ The rules are asked in an order, and the first that has an answer is believed:
    compared; it is only believed where others have launched the bucket, or DDP itself has complained.
 3. The order of collectives. Entries are written before the launch and compared by hash, so a difference is a fact. It
    is older than any hang, abort or exception that it leads to.
-4. Processes. An exception counts unless it is of the kind that another rank's end causes; a stopped process; one that
+4. Processes. An exception counts unless it is of the kind that another rank's end causes, and so does an exit status
+   that says so, unless the launcher had told the process to end before; a stopped process; one that
    holds the GIL; one that is gone, unless the others waited for it until they gave up: then it was still there.
 5. Who waits for whom: a cycle is groups that are interleaved; else the rank that waits for nobody is at the end of its
    data, in its data loader, or wherever it is.
@@ -38,9 +39,11 @@ _RULES: Final[tuple[Rule, ...]] = (
     order.diverged,
     order.left_out,
     processes.failed,
+    processes.exited,
     processes.stopped,
     processes.holds_the_gil,
     processes.killed,
+    processes.killed_at_the_end,
     order.interleaved,
     waiting.uneven_inputs,
     silent.not_reduced,
@@ -54,7 +57,13 @@ _RULES: Final[tuple[Rule, ...]] = (
     otherwise.healthy,
 )
 _MOST_UNRECORDED: Final = 4
-_CONSEQUENCES: Final[tuple[Rule, ...]] = (processes.failed, processes.stopped, processes.killed, silent.not_reduced)
+_CONSEQUENCES: Final[tuple[Rule, ...]] = (
+    processes.failed,
+    processes.exited,
+    processes.stopped,
+    processes.killed,
+    silent.not_reduced,
+)
 """Rules that are also asked once the cause is known."""
 
 

@@ -37,9 +37,16 @@ def liveness_of(where: dict[str, Any]) -> Liveness:
 
 def _is_of_a_later_process(start_ticks: int, where: dict[str, Any]) -> bool:
     """Whether the pid now belongs to another process, started after this one wrote ``rank.json``."""
-    try:
-        written_ns = int(where["clock_samples"][0]["monotonic_ns"])
-    except (KeyError, IndexError, TypeError, ValueError):
+    begun_ns = written_ns(where)
+    if begun_ns is None:
         return False
     asleep_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-    return start_ticks * _TICK_NS > written_ns + asleep_ns + _TOLERANCE_NS
+    return start_ticks * _TICK_NS > begun_ns + asleep_ns + _TOLERANCE_NS
+
+
+def written_ns(where: dict[str, Any]) -> int | None:
+    """When a ``rank.json`` was written, on the clock of its host; None if it does not say."""
+    try:
+        return int(where["clock_samples"][0]["monotonic_ns"])
+    except (KeyError, IndexError, TypeError, ValueError):
+        return None

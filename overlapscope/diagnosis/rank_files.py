@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +15,7 @@ from overlapscope.diagnosis.evidence import (
     CallSite,
     EarlierVerdict,
     Entry,
+    ExitCall,
     Failure,
     Liveness,
     RankEvidence,
@@ -21,10 +23,11 @@ from overlapscope.diagnosis.evidence import (
     UnreadyParameter,
     Unreduced,
 )
-from overlapscope.diagnosis.process import is_here, liveness_of
+from overlapscope.diagnosis.process import is_here, liveness_of, written_ns
 from overlapscope.diagnosis.rank_models import models_of, unready_parameters
 from overlapscope.diagnosis.stacks import user_line
 from overlapscope.trace.alive import read_alive_board
+from overlapscope.trace.exits import Exit
 from overlapscope.trace.folders import is_over, read_json
 from overlapscope.trace.format import (
     ALIVE_FILE,
@@ -82,11 +85,18 @@ def state_of(folder: Path) -> Liveness | None:
 
 
 def read_rank(
-    rank: int, folder: Path, newest: Entry | None, *, is_closed: bool, state_before: Liveness | None = None
+    rank: int,
+    folder: Path,
+    newest: Entry | None,
+    *,
+    is_closed: bool,
+    state_before: Liveness | None = None,
+    exits: Sequence[Exit] = (),
 ) -> RankFiles:
     """Read what one rank left.
 
     Args:
+        exits: of processes of the run, as those that started them saw them.
         newest: its newest collective.
         is_closed: its collective logs are complete, if there are any.
         state_before: ``state_of`` it before its logs were read: if it has come to its end since, they don't show it.
@@ -126,7 +136,11 @@ def read_rank(
     if alive_ns is not None:
         alive_ns = max([alive_ns, *(report.time_ns for report in reports)])
     has_ended = (folder / ENDED_FILE).exists()
+    seen, exit_call = _exit_of(where, exits), _exit_call(ended)
+    exit_status = seen.status if seen is not None else exit_call.status if exit_call is not None else None
     liveness = _liveness(ended, where, is_closed=is_closed, has_ended=has_ended)
+    if liveness == "ended" and exit_status is not None and exit_status > 0:
+        liveness = "failed"
     if state_before is not None and has_gone_on:
         liveness = state_before
     world_size = run.get("world_size")
@@ -137,6 +151,9 @@ def read_rank(
         liveness=liveness,
         unrecorded_because=None if unrecorded_because is None else str(unrecorded_because),
         failure=_failure(ended),
+        exit_status=exit_status,
+        exit_call=exit_call,
+        was_told_to_end=seen is not None and seen.told_ns is not None,
         is_end_lost=has_ended and not ended and not has_gone_on,
         standing=standing,
         steps_done=int(steps["step"][-1]) + 1 if len(steps) else standing.step if standing else 0,
@@ -242,6 +259,28 @@ def _failure(ended: dict[str, Any]) -> Failure | None:
         traceback=str(ended.get("traceback", "")),
         time_ns=_int(ended.get("time_ns"), 0),
     )
+
+
+def _exit_call(ended: dict[str, Any]) -> ExitCall | None:
+    status, caught = ended.get("exit_status"), ended.get("caught")
+    if not isinstance(status, int):
+        return None
+    failure = _failure({"how": "exception", **caught}) if isinstance(caught, dict) else None
+    return ExitCall(status=status, call_site=_call_site(ended), caught=failure)
+
+
+def _exit_of(where: dict[str, Any], exits: Sequence[Exit]) -> Exit | None:
+    """The end of the process of a ``rank.json``; its number may have been that of others before."""
+    begun_ns = written_ns(where)
+    ends = [
+        each
+        for each in exits
+        if not each.is_job
+        and each.pid == where.get("pid")
+        and each.boot_id == where.get("boot_id")
+        and (begun_ns is None or each.time_ns >= begun_ns)
+    ]
+    return min(ends, key=lambda each: each.time_ns, default=None)
 
 
 def _unreduced(path: Path, problems: list[Problem]) -> Unreduced | None:

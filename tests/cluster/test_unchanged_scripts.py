@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from overlapscope.commands import recording_folder
+from overlapscope.diagnosis.from_logs import read_evidence
 from tests.cluster.collective_logs import logged
 from tests.cluster.processes import ROOT
 from tests.commands.command_line import overlapscope_process as overlapscope
@@ -33,6 +34,7 @@ for step in range(3):
         raise ValueError("a bad batch")
     model(torch.ones(1, 4)).sum().backward()
     optimizer.step()
+dist.destroy_process_group()  # else torch aborts now and then when the process ends
 """
 
 WITH_SPAWN = """
@@ -50,6 +52,7 @@ def train(rank, rendezvous):
         dist.all_reduce(torch.ones(5))
     if rank == 1 and "fail" in sys.argv:
         raise ValueError("a bad batch")
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
@@ -102,10 +105,33 @@ def test_ranks_that_a_script_starts_itself_are_recorded_and_it_is_not(tmp_path: 
     assert ran.returncode == 0, ran.stderr
     assert "recorded 2 ranks, 4 collectives" in ran.stderr
     assert "overlapscope diagnose" in ran.stderr
-    assert {path.name for path in traces.iterdir()} == {"rank_0", "rank_1"}
+    assert {path.name.partition("_")[0] for path in traces.iterdir()} == {"rank", "exits"}
     for rank in range(2):
         assert [(what.op, what.elements) for what, _ in logged(traces, rank)] == [("all_reduce", 5)] * 4
         assert json.loads((traces / f"rank_{rank}" / "ended.json").read_text())["how"] == "ended"
+
+
+WITH_CAUGHT_ERROR = WITH_DDP.format(package="torch.nn.parallel").replace(
+    'raise ValueError("a bad batch")',
+    """
+        try:
+            raise ValueError("a bad batch")
+        except ValueError:
+            sys.exit(3)""",
+)
+
+
+def test_a_rank_that_catches_its_error_and_exits_is_named_and_the_one_that_torchrun_ended_is_not(
+    tmp_path: Path,
+) -> None:
+    traces = tmp_path / "traces"
+    ran = record(traces, *torchrun(script_in(tmp_path, WITH_CAUGHT_ERROR), "fail"))
+    assert ran.returncode == 1
+    said = ran.stderr.partition("Rank 1 exited with status 3 before the forward of step 2 at ")[2]
+    assert said.startswith(f"{tmp_path}/train.py:17 (<module>), after catching ValueError: a bad batch")
+    evidence, _ = read_evidence(traces)
+    assert [evidence.ranks[rank].was_told_to_end for rank in range(2)] == [True, False]
+    assert (evidence.ranks[1].exit_status, evidence.job_status) == (3, 1)
 
 
 def test_a_training_that_fails_is_followed_by_what_went_wrong(tmp_path: Path) -> None:
@@ -156,6 +182,7 @@ def test_a_recording_that_cannot_be_made_is_one_line_and_the_script_runs(tmp_pat
 import torch, torch.distributed as dist
 dist.init_process_group("gloo", init_method="file://{tmp_path}/rendezvous", rank=0, world_size=1)
 dist.all_reduce(torch.ones(1))
+dist.destroy_process_group()
 print("trained")
 """
     (tmp_path / "file").write_text("")

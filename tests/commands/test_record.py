@@ -225,6 +225,7 @@ def test_force_replaces_the_recording_and_no_other_file(tmp_path: Path) -> None:
     write_recording(tmp_path, ranks=4, steps=9)
     read_trace(tmp_path)
     (tmp_path / "rank_2" / "incident_1.log").write_bytes(b"")
+    (tmp_path / "exits_node0_1.jsonl").write_bytes(b"")
     theirs = {"notes.md", "rank_3/core.1234", "tables/mine.csv", "rank_nine/events.log", "rank_7/events.txt"}
     for name in theirs:
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -232,7 +233,8 @@ def test_force_replaces_the_recording_and_no_other_file(tmp_path: Path) -> None:
     ran = overlapscope("record", "-o", tmp_path, "--force", "--", *TRAIN, 2)
     assert ran.returncode == 0
     assert "recorded 2 ranks, 2 steps" in ran.stderr
-    recorded = {name for name in files_in(tmp_path) if name.startswith(("rank_0/", "rank_1/"))}
+    recorded = {name for name in files_in(tmp_path) if name.startswith(("rank_0/", "rank_1/", "exits_"))}
+    assert "exits_node0_1.jsonl" not in recorded
     assert files_in(tmp_path) - recorded == theirs
     assert all((tmp_path / name).read_text() == name for name in theirs)
     assert "rank_0/events.log" in recorded

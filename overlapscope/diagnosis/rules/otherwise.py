@@ -10,7 +10,18 @@ from overlapscope.diagnosis.evidence import GroupOrder
 from overlapscope.diagnosis.facts import Facts
 from overlapscope.diagnosis.rules import processes
 from overlapscope.diagnosis.verdict import FaultKind, Verdict
-from overlapscope.diagnosis.wording import capitalised, group_text, ranks_text, seconds_text, standing_text, verb
+from overlapscope.diagnosis.wording import (
+    at,
+    capitalised,
+    collective_text,
+    group_text,
+    in_step,
+    known,
+    ranks_text,
+    seconds_text,
+    standing_text,
+    verb,
+)
 
 _SLOW_AFTER_NS: Final = 1_000_000_000
 _SLOW_AFTER_STEPS: Final = 3
@@ -103,6 +114,16 @@ def healthy(facts: Facts) -> Verdict | None:
             concerned=going,
         )
     is_over = len(facts.with_liveness("ended")) == len(facts.ranks)
+    if is_over and (apart := _ended_apart(facts)) is not None:
+        return apart
+    if is_over and facts.evidence.job_status:
+        return Verdict(
+            kind="cannot tell",
+            sentence=f"All ranks finished without an error that was seen, but the command {_ended_with(facts)}. "
+            f"{compared:,} collectives in {groups} are the same on all ranks.",
+            concerned=going,
+            advice=("Look at the command's output: what failed is not in what its ranks have recorded.",),
+        )
     what = "All ranks finished" if is_over else "Healthy so far"
     said = f"{compared:,} collectives in {groups} are the same on all ranks"
     if not facts.evidence.groups:
@@ -112,6 +133,41 @@ def healthy(facts: Facts) -> Verdict | None:
         sentence=f"{what}: {said}.",
         concerned=going,
     )
+
+
+def _ended_apart(facts: Facts) -> Verdict | None:
+    """Ranks that finished although not all of them came to the newest collective of a group."""
+    for group in facts.evidence.groups:
+        there = {rank: group.newest.get(rank, 0) for rank in group.ranks if rank in facts.ranks}
+        least, most = min(there.values(), default=0), max(there.values(), default=0)
+        if least == most:
+            continue
+        behind = tuple(rank for rank, newest in there.items() if newest < most)
+        ahead = next(rank for rank, newest in there.items() if newest == most)
+        further = [entry for entry in group.windows.get(ahead, ()) if entry.number > least]
+        if not further or all(entry.state == "completed" for entry in further):
+            continue  # as the root of a broadcast, which waits for nobody
+        first = further[0]
+        return Verdict(
+            kind="missing collective",
+            sentence=f"{capitalised(ranks_text(behind))} finished after collective {least} of {group_text(group)} "
+            f"and never entered the next one, which rank {ahead} launched{in_step(first.step)}: "
+            f"{collective_text(first)}{at(first.call_site)}.",
+            concerned=tuple(sorted({*behind, ahead})),
+            step=known(first.step),
+            group=group.name,
+            number=first.number,
+            call_sites={ahead: first.call_site} if first.call_site else None,
+            windows={rank: group.windows[rank] for rank in (*behind[:4], ahead) if rank in group.windows},
+            evidence=("Their logs don't say why: an exception that the script caught, or a loop that was left.",),
+            advice=("Log exceptions where they are caught, and end the process with an exit status that says so.",),
+        )
+    return None
+
+
+def _ended_with(facts: Facts) -> str:
+    status = facts.evidence.job_status or 0
+    return f"was ended by signal {-status}" if status < 0 else f"exited with status {status}"
 
 
 def _counted(groups: Sequence[GroupOrder]) -> str:
@@ -156,6 +212,16 @@ def cannot_tell(facts: Facts) -> Verdict:
         if rank not in facts.unrecorded and not facts.ranks[rank].is_end_lost
     )
     if gone and len(gone) == len(facts.ranks):
+        told = [rank for rank in gone if facts.ranks[rank].was_told_to_end]
+        if len(told) == len(gone):
+            return Verdict(
+                kind="killed",
+                sentence=f"{capitalised(ranks_text(gone))} {verb(gone, 'was', 'were')} ended by the process that had "
+                f"started {verb(gone, 'it', 'them')}; no error was seen before.",
+                concerned=gone,
+                step=max((one.standing.step for one in facts.ranks.values() if one.standing), default=None),
+                advice=("Look at the launcher's output: somebody interrupted it, or its time was up.",),
+            )
         return Verdict(
             kind="killed",
             sentence="All ranks were killed without logging an error; their logs don't say why, or which died first."

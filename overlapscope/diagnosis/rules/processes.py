@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
+from signal import Signals
 from typing import Final
 
 from overlapscope.diagnosis.evidence import RankEvidence
@@ -63,6 +65,48 @@ def failed(facts: Facts) -> Verdict | None:
     )
 
 
+def exited(facts: Facts) -> Verdict | None:
+    """Ranks whose exit status says that they failed, without an exception that ended them."""
+    own = [rank for rank, one in sorted(facts.ranks.items()) if _has_exited_with_an_error(one)]
+    if not own:
+        return None
+    alike = [rank for rank in own if facts.ranks[rank].exit_status == facts.ranks[own[0]].exit_status]
+    one = facts.ranks[alike[0]]
+    call = one.exit_call
+    site = call.call_site if call is not None else None
+    sentence = f"{capitalised(ranks_text(alike))} exited with status {one.exit_status}{_in_step(one)}{at(site)}"
+    if call is not None and call.caught is not None:
+        caught = call.caught
+        said = shortened(f"{caught.type}: {caught.message.strip().partition(chr(10))[0]}".rstrip(": "), 300)
+        sentence += f", after catching {said.removesuffix('.')}{at(caught.call_site)}"
+    rest = [rank for rank, other in sorted(facts.ranks.items()) if _followed(other)]
+    return Verdict(
+        kind="failed",
+        sentence=f"{sentence}.",
+        blamed=() if len(own) == len(facts.world) > 1 else tuple(own),
+        concerned=tuple(sorted({*own, *rest})),
+        step=one.standing.step if one.standing else None,
+        call_sites={alike[0]: site} if site else None,
+        evidence=(f"{capitalised(ranks_text(rest))} failed as a result, or {verb(rest, 'was', 'were')} ended.",)
+        if rest
+        else (),
+        advice=("Look at what the script prints before it exits; the other ranks' errors are consequences.",),
+    )
+
+
+def _has_exited_with_an_error(one: RankEvidence) -> bool:
+    """Of its own accord, not because another rank had come to its end or because it was told to."""
+    caught = one.exit_call.caught if one.exit_call is not None else None
+    is_status = one.exit_status is not None and one.exit_status > 0
+    return is_status and one.failure is None and not one.was_told_to_end and not is_consequence(caught)
+
+
+def _followed(one: RankEvidence) -> bool:
+    """Whether a rank came to its end because another one had."""
+    caught = one.exit_call.caught if one.exit_call is not None else None
+    return one.was_told_to_end or is_consequence(one.failure) or is_consequence(caught)
+
+
 def stopped(facts: Facts, ranks: tuple[int, ...] | None = None) -> Verdict | None:
     """Ranks stopped by a signal or a debugger.
 
@@ -98,10 +142,12 @@ def holds_the_gil(facts: Facts, ranks: tuple[int, ...] | None = None) -> Verdict
 
 def killed(facts: Facts) -> Verdict | None:
     """Ranks that are gone without logging an error, while others are there or failed because of that."""
-    gone = facts.with_liveness("gone")
+    gone = tuple(rank for rank in facts.with_liveness("gone") if _may_have_been_killed(facts.ranks[rank]))
     if any(_says_that_one_is_gone(one) for one in facts.ranks.values()):
         # Nobody can check the ranks of which nothing is known, but a connection was closed.
         gone = gone or facts.with_liveness("unknown", "silent")
+    # Who has seen one end by itself knows more than those who have lost it.
+    gone = tuple(rank for rank in gone if facts.ranks[rank].exit_status) or gone
     others = [rank for rank in facts.ranks if rank not in gone]
     if not gone or any(is_timeout(facts.ranks[rank].failure) for rank in others):
         # A rank that dies closes its connections: a timeout means waiting for one that was still there.
@@ -147,6 +193,38 @@ def killed(facts: Facts) -> Verdict | None:
     )
 
 
+def killed_at_the_end(facts: Facts) -> Verdict | None:
+    """Ranks that had come to the end of their script, and died of a signal while Python shut down."""
+    own = [
+        rank
+        for rank in facts.with_liveness("ended")
+        if (facts.ranks[rank].exit_status or 0) < 0 and not facts.ranks[rank].was_told_to_end
+    ]
+    if not own:
+        return None
+    how = _how_it_died(facts.ranks[own[0]])
+    rest = tuple(rank for rank, one in sorted(facts.ranks.items()) if one.was_told_to_end)
+    return Verdict(
+        kind="killed",
+        sentence=f"{capitalised(ranks_text(own))} came to the end of {verb(own, 'its', 'their')} script and "
+        f"{verb(own, 'was', 'were')} then {how}, while Python shut down.",
+        blamed=tuple(own) if len(own) < len(facts.world) else (),
+        concerned=tuple(sorted({*own, *rest})),
+        evidence=(f"{capitalised(ranks_text(rest))} {verb(rest, 'was', 'were')} ended because of that.",)
+        if rest
+        else (),
+        advice=(
+            "Call torch.distributed.destroy_process_group() at the end of the script: threads of a backend that still "
+            "run abort the process.",
+        ),
+    )
+
+
+def _may_have_been_killed(one: RankEvidence) -> bool:
+    """Neither by its launcher, nor has it exited by itself."""
+    return not one.was_told_to_end and (one.exit_status is None or one.exit_status < 0)
+
+
 def _says_that_one_is_gone(one: RankEvidence) -> bool:
     return is_consequence(one.failure) and not is_timeout(one.failure) and not is_interrupted(one.failure)
 
@@ -161,6 +239,9 @@ def _first_to_die(facts: Facts, gone: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _how_it_died(one: RankEvidence) -> str:
+    if one.exit_status is not None and one.exit_status < 0:
+        with suppress(ValueError):
+            return f"killed by signal {-one.exit_status} ({Signals(-one.exit_status).name})"
     for text, how in (
         ("Fatal Python error: Aborted", "aborted (SIGABRT)"),
         ("Segmentation fault", "killed by a segmentation fault (SIGSEGV)"),
@@ -206,7 +287,10 @@ def _memory(facts: Facts, ranks: tuple[int, ...] | list[int]) -> list[str]:
 
 
 def _in_step(one: RankEvidence) -> str:
-    return f" {standing_text(one.standing).partition(',')[0]}" if one.standing else ""
+    standing = one.standing
+    if standing is not None and standing.phase == "data_wait":  # whatever it does there
+        return f" before the forward of step {standing.step}"
+    return f" {standing_text(standing).partition(',')[0]}" if standing else ""
 
 
 def _first_line(facts: Facts, ranks: list[int]) -> str:

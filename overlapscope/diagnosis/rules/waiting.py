@@ -54,10 +54,12 @@ def uneven_inputs(facts: Facts) -> Verdict | None:
     ended = tuple(rank for rank in at_end if facts.ranks[rank].liveness == "ended")
     steps = {rank: one.steps_done for rank, one in facts.ranks.items()}
     short = ", ".join(f"rank {rank} after {steps[rank]} steps" for rank in at_end[:4] if steps[rank])
+    call = facts.ranks[at_end[0]].exit_call
+    how = "ran out of data" if call is None else f"exited with status {call.status}{at(call.call_site)}"
     few = 2 * len(at_end) < len(facts.world)
     return Verdict(
         kind="uneven inputs",
-        sentence=f"{capitalised(ranks_text(at_end))} ran out of data{f' ({short})' if short else ''}, and "
+        sentence=f"{capitalised(ranks_text(at_end))} {how}{f' ({short})' if short else ''}, and "
         f"{ranks_text(facts.waiting)} {verb(facts.waiting, 'waits', 'wait')} for {verb(at_end, 'it', 'them')} in step "
         f"{missed.step}: {collective_text(missed)}{at(missed.call_site)}.",
         blamed=at_end if few and len(facts.world) > 2 else (),

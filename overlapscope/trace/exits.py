@@ -1,0 +1,73 @@
+"""How processes ended, as those that started them saw it: ``exits_*.jsonl`` in the folder of a run.
+
+A launcher knows what a rank can't say of itself: the signal that killed it, the status with which it exited, and
+whether the launcher had told it to end before.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from overlapscope.trace import host
+from overlapscope.trace.checksum import json_line
+from overlapscope.trace.folders import read_lines
+from overlapscope.trace.log import Problem
+
+EXITS_PATTERN: Final = "exits_*.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exit:
+    """The end of a process."""
+
+    pid: int
+    boot_id: str | None
+    """Of the host that it ran on."""
+    status: int
+    """Its exit status; -N if signal N killed it."""
+    time_ns: int
+    """When that was noticed, on its host's clock."""
+    told_ns: int | None = None
+    """When it was first sent a signal by the process that had started it; None if it came to its end without."""
+    is_job: bool = False
+    """Whether it is the command that was recorded, and no rank."""
+
+
+def write_exit(folder: Path, pid: int, status: int, *, told_ns: int | None = None, is_job: bool = False) -> None:
+    """Add a line.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    line = {
+        "pid": pid,
+        "boot_id": host.boot_identity(),
+        "status": status,
+        "time_ns": host.host_now_ns(),
+        "told_ns": told_ns,
+        "is_job": is_job,
+    }
+    with (folder / f"exits_{socket.gethostname()}_{os.getpid()}.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json_line(line))
+
+
+def read_exits(folder: Path, problems: list[Problem]) -> list[Exit]:
+    """All that anybody saw, in no order."""
+    paths = sorted(folder.glob(EXITS_PATTERN))
+    return [found for path in paths for found in read_lines(path, problems, lambda line: [_exit_of(line)])]
+
+
+def _exit_of(line: dict[str, Any]) -> Exit:
+    told_ns, boot_id = line["told_ns"], line["boot_id"]
+    return Exit(
+        pid=int(line["pid"]),
+        boot_id=None if boot_id is None else str(boot_id),
+        status=int(line["status"]),
+        time_ns=int(line["time_ns"]),
+        told_ns=None if told_ns is None else int(told_ns),
+        is_job=bool(line["is_job"]),
+    )

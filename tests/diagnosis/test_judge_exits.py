@@ -1,0 +1,98 @@
+"""Which cause is named where processes came to an end that their launcher saw, or that they asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from overlapscope.diagnosis.evidence import Entry, ExitCall, Failure
+from overlapscope.diagnosis.judge import judge
+from overlapscope.trace.group_log import FAILED
+from tests.diagnosis.jobs import CLOSED, HELD_UP, TIMED_OUT, group, job, rank, site, trained
+
+BAD_LABEL = Failure(type="ValueError", message="no such label\nsecond line", call_site=site(40))
+
+
+def failing(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+    """The last one ended with an error of the backend."""
+    return (*entries[:-1], replace(entries[-1], flags=FAILED, completed_ns=entries[-1].announced_ns + 1))
+
+
+def test_a_rank_that_catches_its_error_and_exits_with_a_status_has_failed() -> None:
+    call = ExitCall(status=1, call_site=site(90), caught=BAD_LABEL)
+    ranks = (
+        rank(0, "gone", was_told_to_end=True, exit_status=-15),
+        rank(1, "failed", phase="forward", step=2, exit_status=1, exit_call=call),
+        rank(2, "failed", failure=CLOSED),
+    )
+    verdict = judge(job(*ranks, groups=[HELD_UP], job_status=1))
+    assert (verdict.kind, verdict.blamed, verdict.step) == ("failed", (1,), 2)
+    assert verdict.sentence == (
+        "Rank 1 exited with status 1 in forward of step 2 at train.py:90 (main), after catching ValueError: "
+        "no such label at train.py:40 (main)."
+    )
+    assert verdict.evidence == ("Ranks 0 and 2 failed as a result, or were ended.",)
+
+
+def test_a_rank_that_exits_because_another_one_is_gone_is_not_blamed() -> None:
+    ranks = (
+        rank(0, "failed", exit_status=1, exit_call=ExitCall(status=1, caught=CLOSED)),
+        rank(1, "gone", exit_status=-9, phase="forward", step=2),
+        rank(2, "failed", exit_status=1, exit_call=ExitCall(status=1, caught=TIMED_OUT)),
+    )
+    verdict = judge(job(*ranks, groups=[HELD_UP]))
+    assert (verdict.kind, verdict.blamed) == ("killed", (1,))
+    assert "was killed by signal 9 (SIGKILL)" in verdict.sentence
+
+
+def test_ranks_that_their_launcher_ended_were_not_killed() -> None:
+    told = {"was_told_to_end": True, "exit_status": -15}
+    ranks = (rank(0, "gone", **told), rank(1, "gone", exit_status=-11), *(rank(n, "gone", **told) for n in range(2, 8)))
+    verdict = judge(job(*ranks))
+    assert (verdict.kind, verdict.blamed) == ("killed", (1,))
+    assert "Rank 1 was killed by signal 11 (SIGSEGV)" in verdict.sentence
+
+
+def test_if_the_launcher_ended_all_ranks_nobody_is_blamed() -> None:
+    verdict = judge(job(*(rank(n, "gone", was_told_to_end=True, exit_status=-15) for n in range(3))))
+    assert (verdict.kind, verdict.blamed) == ("killed", ())
+    assert "ended by the process that had started them; no error was seen before" in verdict.sentence
+
+
+def test_a_rank_that_ends_without_cleaning_up_is_named_by_its_status() -> None:
+    ranks = (
+        rank(0, "failed", failure=CLOSED),
+        rank(1, "gone", exit_status=3, step=2),
+        rank(2, "failed", failure=CLOSED),
+    )
+    verdict = judge(job(*ranks, groups=[HELD_UP]))
+    assert (verdict.kind, verdict.blamed) == ("failed", (1,))
+    assert "Rank 1 exited with status 3" in verdict.sentence
+
+
+def test_a_rank_that_aborts_when_its_script_is_over_is_named() -> None:
+    ranks = (rank(0, "gone", exit_status=-15, was_told_to_end=True), rank(1, "ended", exit_status=-6))
+    verdict = judge(job(*ranks, groups=[group(dict.fromkeys(range(2), trained(9)))], job_status=1))
+    assert (verdict.kind, verdict.blamed) == ("killed", (1,))
+    assert "came to the end of its script and was then killed by signal 6 (SIGABRT)" in verdict.sentence
+    assert verdict.evidence == ("Rank 0 was ended because of that.",)
+
+
+def test_a_job_that_exits_with_an_error_is_not_healthy() -> None:
+    ranks = [rank(n, "ended") for n in range(3)]
+    verdict = judge(job(*ranks, groups=[group(dict.fromkeys(range(3), trained(9)))], job_status=2))
+    assert (verdict.kind, verdict.is_fault, verdict.blamed) == ("cannot tell", True, ())
+    assert "the command exited with status 2. 9 collectives in 1 group are the same on all ranks" in verdict.sentence
+
+
+def test_ranks_that_all_finish_after_an_error_that_they_caught_are_not_healthy() -> None:
+    ranks = [rank(n, "ended") for n in range(3)]
+    logs = group({0: failing(trained(9)), 1: trained(6), 2: failing(trained(9))})
+    verdict = judge(job(*ranks, groups=[logs], job_status=0))
+    assert (verdict.kind, verdict.blamed, verdict.number) == ("missing collective", (), 7)
+    assert "Rank 1 finished after collective 6 of the default group and never entered the next one" in verdict.sentence
+
+
+def test_the_root_of_a_broadcast_may_be_further_than_the_others() -> None:
+    ranks = [rank(n, "ended") for n in range(3)]
+    logs = group({0: trained(9), 1: trained(8), 2: trained(8)})
+    assert judge(job(*ranks, groups=[logs])).kind == "healthy"

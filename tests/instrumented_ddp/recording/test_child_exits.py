@@ -1,0 +1,60 @@
+"""A launcher writes down how the processes end that it has started."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from overlapscope.trace.exits import Exit, read_exits
+
+LAUNCHER = """
+import multiprocessing, os, signal, subprocess, sys, time
+from pathlib import Path
+from instrumented_ddp.recording.child_exits import watch_children
+
+def end(how):
+    os._exit(5) if how == "status" else os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    watch_children(Path(sys.argv[1]))
+    waits = [sys.executable, "-c", "import time; time.sleep(60)"]
+    pids = {}
+    failing = subprocess.Popen([sys.executable, "-c", "raise SystemExit(4)"])
+    pids["failing"] = failing.pid
+    while failing.poll() is None:
+        time.sleep(0.01)
+    terminated, killed = subprocess.Popen(waits), subprocess.Popen(waits, start_new_session=True)
+    pids |= {"terminated": terminated.pid, "killed": killed.pid}
+    terminated.terminate()
+    terminated.wait()
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    context = multiprocessing.get_context("spawn")
+    for how in ("status", "signal"):
+        process = context.Process(target=end, args=(how,))
+        process.start()
+        pids[how] = process.pid
+        process.join()
+    print(*(f"{name}={pid}" for name, pid in pids.items()))
+"""
+
+
+def test_status_and_signal_are_written_down_and_whether_the_launcher_sent_it(tmp_path: Path) -> None:
+    script = tmp_path / "launcher.py"
+    script.write_text(LAUNCHER)
+    ran = subprocess.run(
+        [sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, timeout=60, check=True
+    )
+    pids = {name: int(pid) for name, pid in (pair.split("=") for pair in ran.stdout.split())}
+    exits: dict[int, Exit] = {each.pid: each for each in read_exits(tmp_path, [])}
+    found = {name: (exits[pid].status, exits[pid].told_ns is not None) for name, pid in pids.items()}
+    assert found == {
+        "failing": (4, False),
+        "terminated": (-signal.SIGTERM, True),
+        "killed": (-signal.SIGKILL, True),
+        "status": (5, False),
+        "signal": (-signal.SIGKILL, False),
+    }
+    assert len(exits) == len(pids)

@@ -1,0 +1,34 @@
+"""What launchers write down of the ends of processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from overlapscope.trace import host
+from overlapscope.trace.exits import Exit, read_exits, write_exit
+from overlapscope.trace.log import Problem
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    write_exit(tmp_path, 12, -9)
+    write_exit(tmp_path, 13, 1, told_ns=7)
+    write_exit(tmp_path, 11, 1, is_job=True)
+    problems: list[Problem] = []
+    found = read_exits(tmp_path, problems)
+    assert not problems
+    assert [(each.pid, each.status, each.told_ns, each.is_job) for each in found] == [
+        (12, -9, None, False),
+        (13, 1, 7, False),
+        (11, 1, None, True),
+    ]
+    assert {each.boot_id for each in found} == {host.boot_identity()}
+    assert all(isinstance(each, Exit) and each.time_ns <= host.host_now_ns() for each in found)
+
+
+def test_a_line_that_is_not_what_was_written_is_a_problem_and_no_evidence(tmp_path: Path) -> None:
+    write_exit(tmp_path, 12, 1)
+    (path,) = tmp_path.glob("exits_*.jsonl")
+    path.write_text(path.read_text().replace('"status":1', '"status":0'))
+    problems: list[Problem] = []
+    assert read_exits(tmp_path, problems) == []
+    assert "line 1 is damaged" in problems[0].message
