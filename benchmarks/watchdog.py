@@ -108,7 +108,7 @@ def run_rank(
         session.collectives,
         session.models,
         housekeeper,
-        stops_job=False,
+        stops_after_s=None,
         on_fault=lambda: None,
         before_exit=lambda: None,
     )

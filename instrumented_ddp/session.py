@@ -102,10 +102,15 @@ class Session:
                 self.collectives,
                 self.models,
                 self._housekeeper,
-                stops_job=on_incident == "raise",
+                stops_after_s=self._patience_s() if on_incident == "raise" else None,
                 on_fault=self._fault_is_found,
                 before_exit=self._flush,
             )
+
+    def _patience_s(self) -> float:
+        recording = recording_from_environment(self.folder.parent)
+        assert recording is not None
+        return recording.patience_s
 
     def record(self, group: dist.ProcessGroup, device: torch.device) -> Recorder | None:
         """The recorder that all DDP instances of this process share; made on first use, None if it can't be.

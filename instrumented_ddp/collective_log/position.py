@@ -30,6 +30,8 @@ class Position:
     """Of all entries from now on, see ``overlapscope.trace.group_log``."""
     backward_call_site: int = NO_CALL_SITE
     """Call site of what DDP launches during a backward."""
+    no_sync_since: int | None = None
+    """The step from which on all backwards were under ``no_sync()``; None if the newest step to end was reduced."""
     has_phases: bool = False
     """Whether a recorder follows steps and phases."""
 

@@ -56,6 +56,7 @@ class Steps:
         self._step_start: Mark | None = None
         self._phase_start: Mark | None = None
         self._phase_is_no_sync = False
+        self._passes_are_no_sync: bool | None = None
         self._last_phase: Phase | None = None
         self._last_phase_end: Mark | None = None
         self._is_marked_by_user = False
@@ -105,6 +106,8 @@ class Steps:
             self._end_open_phase(now)
         self.phase, self._phase_start = phase, now
         self._phase_is_no_sync = no_sync
+        if phase is Phase.BACKWARD:
+            self._passes_are_no_sync = no_sync and self._passes_are_no_sync is not False
         self._announce(phase)
 
     def leave(self, phase: Phase) -> None:
@@ -163,6 +166,11 @@ class Steps:
         if self._step_start is None:
             return
         self._timer.write(self._step_record, self.step, self._step_start, end)
+        if self._passes_are_no_sync is False:
+            self._position.no_sync_since = None
+        elif self._passes_are_no_sync and self._position.no_sync_since is None:
+            self._position.no_sync_since = self.step
+        self._passes_are_no_sync = None
         self.step += 1
         self._step_start = end
         self._has_updated = self._gradients_are_reduced = False

@@ -16,7 +16,13 @@ from overlapscope.trace.host import host_now_ns
 
 
 def what_is_amiss(
-    own: OwnState, models: Models, conclusions: Conclusions, beats: Iterable[Beat], *, failure_is_news: bool
+    own: OwnState,
+    models: Models,
+    conclusions: Conclusions,
+    beats: Iterable[Beat],
+    *,
+    failure_is_news: bool,
+    patience_s: float | None,
 ) -> Alarm | None:
     """The alarm that a rank has reason to raise; None if there is none.
 
@@ -26,6 +32,7 @@ def what_is_amiss(
         conclusions: what was said already.
         beats: the neighbours' newest.
         failure_is_news: an exception that ends this process was not told yet.
+        patience_s: how long a standstill lasts at least before the job is ended for it; None if it never is.
     """
     if own.failure is not None and failure_is_news:
         return Alarm(by=own.rank, why="failure")
@@ -36,6 +43,10 @@ def what_is_amiss(
     if waits_since_ns is None:
         return None
     idle_s = min(own.rhythm.idle_s(time.monotonic()), (host_now_ns() - waits_since_ns) / 1e9)
+    if patience_s is not None:
+        end_s = own.rhythm.limit_before_stopping_s(patience_s)
+        if idle_s >= max(end_s, conclusions.patient_until_idle_s):
+            return Alarm(by=own.rank, why="patience")
     limit_s = PATIENCE_WITH_THE_DEAD_S if _somebody_is_gone(own, beats) else own.rhythm.limit_s
     if idle_s >= max(limit_s, conclusions.quiet_until_idle_s):
         return Alarm(by=own.rank, why="stall")

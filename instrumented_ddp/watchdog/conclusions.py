@@ -35,6 +35,8 @@ class Conclusions:
         self._retractable: tuple[int, int, bool] | None = None
         self.quiet_until_idle_s = 0.0
         """That it stands still is known for so long."""
+        self.patient_until_idle_s = 0.0
+        """That its standing still is no reason to end the job is known for so long."""
 
     def was_said(self, *what: Any) -> bool:
         """Whether something was noted as said, and not taken back since."""
@@ -46,7 +48,7 @@ class Conclusions:
 
     def goes_on(self) -> None:
         """Something has happened since the last look."""
-        self.quiet_until_idle_s = 0.0
+        self.quiet_until_idle_s = self.patient_until_idle_s = 0.0
 
     def draw(self, outcome: Outcome) -> bool:
         """Report what was found.
@@ -59,7 +61,7 @@ class Conclusions:
         if not verdict.is_fault:
             if is_judge and verdict.kind == "slow" and self.quiet_until_idle_s == 0.0:
                 _log.warning(verdict.sentence)
-            self.quiet_until_idle_s = 2 * own.rhythm.idle_s(time.monotonic())
+            self.quiet_until_idle_s = self.patient_until_idle_s = 2 * own.rhythm.idle_s(time.monotonic())
             return False
         self.quiet_until_idle_s = float("inf")
         fault = (verdict.kind, verdict.group, verdict.number, *verdict.blamed)

@@ -83,7 +83,8 @@ class Alarm:
     """Something is amiss on a rank."""
 
     by: int
-    why: Literal["failure", "not reduced", "stall", "difference"]
+    why: Literal["failure", "not reduced", "stall", "patience", "difference"]
+    """``patience``: it has stood still for so long that the job may be ended for it."""
     pointer: Pointer | None = None
     """Where the difference is, if that is why."""
 

@@ -209,6 +209,7 @@ class OwnState:
             unready=() if self.unrecorded_because is not None else unready_parameters(folder, Seal(folder, []), []),
             models=models_of(folder, []) if with_models else (),
             unreduced=self._models.unreduced,
+            no_sync_since=self._position.no_sync_since,
             world_size=self.world_size,
             stacks=stacks(),
         )

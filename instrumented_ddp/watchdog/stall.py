@@ -16,6 +16,8 @@ PATIENCE_WITH_THE_DEAD_S: Final = 1.0
 """Limit for a rank that will not come any more."""
 
 _STEPS: Final = 4
+_STEPS_BEFORE_STOPPING: Final = 20
+_LONGEST_PAUSES_BEFORE_STOPPING: Final = 3
 _ENOUGH_STEPS: Final = 4
 _ENOUGH_ADVANCES: Final = 8
 _KEPT: Final = 64
@@ -33,6 +35,7 @@ class Rhythm:
     _step: int | None = None
     _step_since_s: float = 0.0
     _mark: Hashable = None
+    _longest_pause_s: float = 0.0
     advanced_at_s: float | None = None
     """Time of the last observed advance."""
 
@@ -54,6 +57,7 @@ class Rhythm:
         if mark == self._mark:
             return False
         self._pauses_s.append(now_s - self.advanced_at_s)
+        self._longest_pause_s = max(self._longest_pause_s, now_s - self.advanced_at_s)
         self._mark, self.advanced_at_s = mark, now_s
         return True
 
@@ -75,6 +79,15 @@ class Rhythm:
     def idle_s(self, now_s: float) -> float:
         """How long nothing has happened."""
         return 0.0 if self.advanced_at_s is None else now_s - self.advanced_at_s
+
+    def limit_before_stopping_s(self, least_s: float) -> float:
+        """How long a standstill lasts that ends the job, if it may only be slow: a checkpoint may take minutes.
+
+        Args:
+            least_s: however quick the job has been.
+        """
+        steps_s = _STEPS_BEFORE_STOPPING * (self.step_s or 0.0)
+        return max(least_s, steps_s, _LONGEST_PAUSES_BEFORE_STOPPING * self._longest_pause_s)
 
     @property
     def limit_s(self) -> float:

@@ -63,7 +63,8 @@ class Watchdog:
         collectives: the collective log of this process.
         models: the DDP instances of this process.
         housekeeper: has it look.
-        stops_job: what it finds ends the training, on all ranks.
+        stops_after_s: what it finds ends the training, on all ranks: at once if it is proven, and a standstill that may
+            only be slow after this time at least. None if it ends nothing.
         on_fault: called when a fault was found.
         before_exit: called before this process is ended.
     """
@@ -76,11 +77,11 @@ class Watchdog:
         models: Models,
         housekeeper: Housekeeper,
         *,
-        stops_job: bool,
+        stops_after_s: float | None,
         on_fault: Callable[[], None],
         before_exit: Callable[[], None],
     ) -> None:
-        self._stops_job = stops_job
+        self._stops_after_s = stops_after_s
         self._collectives = collectives
         self._models = models
         self._before_exit = before_exit
@@ -182,7 +183,14 @@ class Watchdog:
 
     def _what_is_amiss(self) -> Alarm | None:
         is_news = not self._failure_is_told.is_set()
-        return what_is_amiss(self._own, self._models, self._conclusions, self._beats.values(), failure_is_news=is_news)
+        return what_is_amiss(
+            self._own,
+            self._models,
+            self._conclusions,
+            self._beats.values(),
+            failure_is_news=is_news,
+            patience_s=self._stops_after_s,
+        )
 
     # -- talking -------------------------------------------------------------------------------------------------
 
@@ -233,7 +241,7 @@ class Watchdog:
         card = self._own.card(
             {one.group: one.difference.number for one in self._pointers},
             with_models=may_be_the_models,
-            listening=listening() if self._stops_job else (),
+            listening=listening() if self._stops_after_s is not None else (),
         )
         return {f"card.{inquiry.number}.{self._own.rank}": to_json(card)}
 
@@ -285,12 +293,22 @@ class Watchdog:
             self._exchange(Round(says={f"verdict.{inquiry.number}": to_json(inquiry.outcome)}, asks=()))
         if inquiry.outcome is not None:
             self._inquiry = None
-            if self._conclusions.draw(inquiry.outcome) and self._stops_job and own.failure is None:
-                self._stop(inquiry.outcome)
+            is_news = self._conclusions.draw(inquiry.outcome)
+            if self._stops_after_s is not None and own.failure is None:
+                self._stop_if_it_is_the_end(inquiry.outcome, inquiry.alarm, self._stops_after_s, is_news=is_news)
             if own.failure is not None:
                 self._failure_is_told.set()
         elif inquiry.is_hopeless:
             self._inquiry = None
+
+    def _stop_if_it_is_the_end(self, outcome: Outcome, alarm: Alarm, patience_s: float, *, is_news: bool) -> None:
+        """Stop a job that can't go on, or has not gone on for so long that nobody would wait any longer."""
+        verdict = outcome.verdict
+        if verdict.is_fault and (verdict.certainty == "certain" or alarm.why == "patience"):
+            self._stop(outcome)
+        elif is_news and outcome.judge == self._own.rank:
+            limit_s = self._own.rhythm.limit_before_stopping_s(patience_s)
+            _log.warning("the job may go on: it is ended if it stands still for %.0f s", limit_s)
 
     def _stop(self, outcome: Outcome) -> None:
         self._say_farewell()

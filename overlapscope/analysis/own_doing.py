@@ -19,7 +19,7 @@ one of them together."""
 _KINDS: Final = 4
 """Patterns that are looked for in each series."""
 
-ONCE_LONGER: Final = 10.0
+ONCE_LONGER: Final = 15.0
 """A pause that is so many times as long as the next longest delay of any rank is no noise ..."""
 OFTEN_LONGER: Final = 3.0
 """... nor are several that are so many times as long as the next. Shorter delays of a rank have to be so many times as

@@ -18,6 +18,7 @@ from overlapscope.trace.environment import (
     DETAIL_VARIABLE,
     LIMIT_VARIABLE,
     ON_INCIDENT_VARIABLE,
+    PATIENCE_VARIABLE,
     PROBE_VARIABLE,
     TRACE_VARIABLE,
     Detail,
@@ -32,6 +33,7 @@ def recording_environment(
     detail: Detail,
     limit_mb: int | None = None,
     on_incident: OnIncident = "report",
+    patience_s: int | None = None,
     *,
     probe_buckets: bool = False,
 ) -> dict[str, str]:
@@ -40,23 +42,30 @@ def recording_environment(
     Args:
         limit_mb: disk space of one rank's log in MB; None for the default.
         on_incident: what watchdogs do when they find something.
+        patience_s: how long a job that may only be slow stands still before it is ended; None for the default.
         probe_buckets: run other bucket plans for a few steps each as well.
     """
     # A variable that this process inherited would otherwise stand in for an option that is not given.
-    inherited = {name: value for name, value in os.environ.items() if name not in (LIMIT_VARIABLE, PROBE_VARIABLE)}
+    optional = (LIMIT_VARIABLE, PATIENCE_VARIABLE, PROBE_VARIABLE)
+    inherited = {name: value for name, value in os.environ.items() if name not in optional}
     limit = {} if limit_mb is None else {LIMIT_VARIABLE: str(limit_mb)}
+    patience = {} if patience_s is None else {PATIENCE_VARIABLE: str(patience_s)}
     probe = {PROBE_VARIABLE: "1"} if probe_buckets else {}
     return (
         inherited
         | {TRACE_VARIABLE: str(folder.absolute()), DETAIL_VARIABLE: detail, ON_INCIDENT_VARIABLE: on_incident}
         | limit
+        | patience
         | probe
     )
 
 
 def plain_environment() -> dict[str, str]:
     """This process's environment without the variables that tell a process to record."""
-    ours = (TRACE_VARIABLE, DETAIL_VARIABLE, LIMIT_VARIABLE, ON_INCIDENT_VARIABLE, PROBE_VARIABLE)
+    ours = (
+        *(TRACE_VARIABLE, DETAIL_VARIABLE, LIMIT_VARIABLE),
+        *(ON_INCIDENT_VARIABLE, PATIENCE_VARIABLE, PROBE_VARIABLE),
+    )
     return {name: value for name, value in os.environ.items() if name not in ours}
 
 

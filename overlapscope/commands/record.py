@@ -27,7 +27,7 @@ from overlapscope.commands import child_process, recording_folder
 from overlapscope.commands.arguments import positive
 from overlapscope.commands.probing_report import choices_in, probing_sentences
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.environment import DETAILS, ON_INCIDENT, with_startup
+from overlapscope.trace.environment import DEFAULT_PATIENCE_S, DETAILS, ON_INCIDENT, with_startup
 from overlapscope.trace.exits import write_exit
 from overlapscope.units import format_bytes
 
@@ -55,6 +55,13 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         default=ON_INCIDENT[0],
         help="if the job hangs or ranks disagree: report it, also end the job, or don't watch it (%(default)s)",
     )
+    parser.add_argument(
+        "--patience-s",
+        type=positive,
+        metavar="N",
+        help="with '--on-incident raise': seconds for which a job that may only be slow stands still at least before "
+        f"it is ended ({DEFAULT_PATIENCE_S:.0f}); longer if it has paused for long before",
+    )
     parser.add_argument("training", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="command to run")
 
 
@@ -74,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
         args.detail or DETAILS[args.probe_buckets],
         args.limit_mb,
         args.on_incident,
+        args.patience_s,
         probe_buckets=args.probe_buckets,
     )
     with child_process.running(command, with_startup(environment)) as (child, received):

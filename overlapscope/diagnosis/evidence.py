@@ -194,6 +194,9 @@ class RankEvidence:
     unready: tuple[UnreadyParameter, ...] = ()
     models: tuple[ModelParameters, ...] = ()
     unreduced: Unreduced | None = None
+    no_sync_since: int | None = None
+    """The step from which on all of its steps that are over had their backwards under ``no_sync()``; None if the newest
+    was reduced, or that is not known."""
     world_size: int | None = None
     """Number of ranks that it was told there are."""
     stacks: str = ""

@@ -37,6 +37,7 @@ _RULES: Final[tuple[Rule, ...]] = (
     models.models_differ,
     waiting.never_ready,
     order.diverged,
+    waiting.in_no_sync,
     order.left_out,
     processes.failed,
     processes.exited,

@@ -40,6 +40,7 @@ from overlapscope.trace.format import (
     RUN_FILE,
     STACKS_PATTERN,
     UNREDUCED_FILE,
+    Flag,
     Kind,
     Phase,
 )
@@ -163,6 +164,7 @@ def read_rank(
         unready=unready,
         models=models_of(folder, problems),
         unreduced=_unreduced(folder / UNREDUCED_FILE, problems),
+        no_sync_since=_no_sync_since(records),
         world_size=world_size if isinstance(world_size, int) else None,
         stacks=stacks,
     )
@@ -290,6 +292,16 @@ def _unreduced(path: Path, problems: list[Problem]) -> Unreduced | None:
     return Unreduced(
         model=_int(content.get("model"), 0), step=_int(content.get("step"), 0), call_site=_call_site(content)
     )
+
+
+def _no_sync_since(records: Records) -> int | None:
+    """As in ``RankEvidence``."""
+    over = records["step"][records["kind"] == Kind.STEP]
+    is_pass = (records["kind"] == Kind.PHASE) & (records["index"] == Phase.BACKWARD) & np.isin(records["step"], over)
+    passes = records[is_pass]
+    reduced = passes["step"][(passes["flags"] & Flag.NO_SYNC) == 0]
+    later = passes["step"][passes["step"] > reduced.max()] if len(reduced) else passes["step"]
+    return int(later.min()) if len(later) else None
 
 
 def _earlier_verdicts(rank: int, folder: Path, problems: list[Problem]) -> tuple[EarlierVerdict, ...]:

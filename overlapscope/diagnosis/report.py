@@ -29,6 +29,8 @@ def report_text(verdict: Verdict, evidence: Evidence) -> str:
     if verdict.kind == "healthy":
         return "\n".join([verdict.sentence, *verdict.evidence])
     parts = [[verdict.sentence]]
+    if verdict.alternative:
+        parts[0].append(f"This is likely, not certain: {verdict.alternative}.")
     if evidence.ranks:
         parts.append(["Where the ranks stand:", *_standings(evidence)])
     if verdict.windows:

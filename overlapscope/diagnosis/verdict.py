@@ -33,6 +33,10 @@ FaultKind = Literal[
 ]
 
 
+Certainty = Literal["certain", "likely", "can't tell"]
+"""Whether the evidence leaves no other explanation, or leaves one that is less probable, or says too little."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """A diagnosis. ``blamed`` is empty if the evidence names no rank, as with two equal sides."""
@@ -40,6 +44,8 @@ class Verdict:
     kind: FaultKind
     sentence: str
     """What happened, for people: one or two sentences with ranks, step, bucket, parameters and line."""
+    alternative: str = ""
+    """What else it could be, for people: a clause without a full stop. Empty if nothing."""
     blamed: tuple[int, ...] = ()
     concerned: tuple[int, ...] = ()
     """Ranks that the sentence mentions, blamed or not."""
@@ -67,9 +73,16 @@ class Verdict:
         """Whether something is wrong with the job, or that can't be ruled out."""
         return self.kind not in ("healthy", "slow")
 
+    @property
+    def certainty(self) -> Certainty:
+        """How sure the verdict is."""
+        if self.kind == "cannot tell":
+            return "can't tell"
+        return "likely" if self.alternative else "certain"
+
     def as_dict(self) -> dict[str, Any]:
         """The verdict for JSON."""
-        content = asdict(self)
+        content = asdict(self) | {"certainty": self.certainty}
         for window in (content["windows"] or {}).values():
             for entry in window:
                 entry["step"] = None if entry["step"] == UNKNOWN_STEP else entry["step"]

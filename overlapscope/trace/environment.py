@@ -24,13 +24,20 @@ LIMIT_VARIABLE: Final = "OVERLAPSCOPE_LIMIT_MB"
 ON_INCIDENT_VARIABLE: Final = "OVERLAPSCOPE_ON_INCIDENT"
 """One of ``ON_INCIDENT``."""
 
+PATIENCE_VARIABLE: Final = "OVERLAPSCOPE_PATIENCE_S"
+"""Seconds for which a job that may only be slow stands still at least before ``raise`` ends it. Not set:
+``DEFAULT_PATIENCE_S``."""
+
+DEFAULT_PATIENCE_S: Final = 120.0
+
 PROBE_VARIABLE: Final = "OVERLAPSCOPE_PROBE_BUCKETS"
 """``1``: run other bucket plans for a few steps each as well. Not set or ``0``: keep to the script's own."""
 
 OnIncident = Literal["report", "raise", "off"]
 
 ON_INCIDENT: Final[tuple[OnIncident, ...]] = ("report", "raise", "off")
-"""What watchdogs do when they find something: report it; also stop the job; nothing, because there are none."""
+"""What watchdogs do when they find something: report it; also stop a job that can't go on; nothing, because there are
+none."""
 
 Detail = Literal["buckets", "parameters"]
 
@@ -46,6 +53,7 @@ class Recording:
     detail: Detail
     limit_bytes: int
     on_incident: OnIncident
+    patience_s: float
     probe_buckets: bool
 
 
@@ -70,6 +78,9 @@ def recording_from_environment(trace: str | Path | None) -> Recording | None:
     on_incident = os.environ.get(ON_INCIDENT_VARIABLE, ON_INCIDENT[0])
     if on_incident not in ON_INCIDENT:
         raise OverlapScopeError(f"{ON_INCIDENT_VARIABLE}={on_incident}: unknown; give one of {', '.join(ON_INCIDENT)}")
+    patience_s = os.environ.get(PATIENCE_VARIABLE)
+    if patience_s is not None and not patience_s.isdecimal():
+        raise OverlapScopeError(f"{PATIENCE_VARIABLE}={patience_s}: no time; give a whole number of seconds")
     probe = os.environ.get(PROBE_VARIABLE, "0")
     if probe not in ("0", "1"):
         raise OverlapScopeError(f"{PROBE_VARIABLE}={probe}: unknown; give 1 or 0")
@@ -78,6 +89,7 @@ def recording_from_environment(trace: str | Path | None) -> Recording | None:
         detail="parameters" if detail == "parameters" else "buckets",
         limit_bytes=DEFAULT_LIMIT_BYTES if limit_mb is None else int(limit_mb) * 1024**2,
         on_incident=next(known for known in ON_INCIDENT if known == on_incident),
+        patience_s=DEFAULT_PATIENCE_S if patience_s is None else float(patience_s),
         probe_buckets=probe == "1",
     )
 

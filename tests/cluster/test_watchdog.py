@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from instrumented_ddp import DistributedDataParallel, IncidentError
+from overlapscope.trace.environment import PATIENCE_VARIABLE
 from overlapscope.trace.format import REPORTS_FILE, rank_folder
 from tests.cluster.ranks import run_ranks
 
@@ -141,12 +142,14 @@ def test_a_skipped_batch_is_reported_at_the_step_where_it_was_skipped(tmp_path):
     ]
 
 
-def sleep_in_the_data_loader(trace: str) -> str | None:
+def sleep_in_the_data_loader(trace: str, seconds: float, patience_s: str | None) -> str | None:
+    if patience_s is not None:
+        os.environ[PATIENCE_VARIABLE] = patience_s
     training = Training(trace, on_incident="raise")
     try:
-        for number in range(FAULT_AT + 1):
+        for number in range(FAULT_AT + 20):
             if number == FAULT_AT and training.rank == 1:
-                deadline = time.monotonic() + LONG_S
+                deadline = time.monotonic() + seconds
                 while time.monotonic() < deadline:
                     time.sleep(0.05)
             training.step()
@@ -156,12 +159,20 @@ def sleep_in_the_data_loader(trace: str) -> str | None:
 
 
 def test_a_rank_that_waits_for_data_is_named_and_all_ranks_are_stopped(tmp_path):
-    said = run_ranks(sleep_in_the_data_loader, 2, str(tmp_path))
+    said = run_ranks(sleep_in_the_data_loader, 2, str(tmp_path), LONG_S, "4")
     assert said[0] == said[1]
     assert said[0].startswith("Rank 1 has been waiting for data")
     assert f"step {FAULT_AT}" in said[0]
     assert "sleep_in_the_data_loader" in said[0]
     assert (rank_folder(tmp_path, 1) / "stacks_1.txt").read_text().count("Thread") > 1
+
+
+def test_a_job_that_only_pauses_is_suspected_and_not_ended(tmp_path):
+    assert run_ranks(sleep_in_the_data_loader, 2, str(tmp_path), 6.0, None) == [None, None]
+    (report,) = reports_of(tmp_path, 0)
+    assert report["verdict"]["certainty"] == "likely"
+    assert "This is likely, not certain" in report["message"]
+    assert report["retracted_ns"] > report["time_ns"]
 
 
 def stop_for_a_while(trace: str) -> None:

@@ -280,6 +280,15 @@ def test_ddps_own_complaint_about_the_last_backward_is_a_gradient_that_never_cam
     assert (verdict.kind, verdict.blamed) == ("gradients never ready", (1,))
 
 
+def test_a_backward_that_may_still_run_is_not_said_to_have_left_parameters_without_gradients() -> None:
+    late = idle(rank(1, "sleeping", phase="backward", step=2, since_ns=10**9, unready=UNREADY), 5)
+    verdict = judge(held_up(late, is_live=True))
+    assert (verdict.kind, verdict.certainty) == ("gradients never ready", "likely")
+    assert "Rank 1 has not launched bucket 1" in verdict.sentence
+    assert "may not have been over" in verdict.alternative
+    assert judge(held_up(replace(late, cpu_share=0.9), is_live=True)).kind == "slow"
+
+
 def test_a_rank_that_was_killed_in_backward_has_unready_gradients_for_another_reason() -> None:
     late = rank(1, "gone", phase="backward", step=2, unready=UNREADY)
     ranks = (rank(0, "failed", step=2, failure=CLOSED), late, rank(2, "failed", step=2, failure=CLOSED))
@@ -320,3 +329,18 @@ def test_what_a_watchdog_has_seen_is_believed_when_all_are_gone() -> None:
 def test_nothing_at_all_is_not_healthy() -> None:
     verdict = judge(Evidence(expected_ranks=(0, 1), ranks={}, groups=()))
     assert (verdict.kind, verdict.is_fault) == ("cannot tell", True)
+
+
+def test_a_rank_that_never_leaves_no_sync_has_not_run_out_of_data() -> None:
+    late = rank(1, "ended", step=60, no_sync_since=2, steps_done=60)
+    verdict = judge(held_up(late))
+    assert (verdict.kind, verdict.blamed, verdict.step) == ("not reduced", (1,), 2)
+    assert (
+        "Rank 1 has run every backward from step 2 on under no_sync(), and ranks 0 and 2 wait for it"
+        in verdict.sentence
+    )
+
+
+def test_a_rank_that_accumulates_in_the_step_in_which_others_wait_is_only_slow() -> None:
+    late = idle(rank(1, phase="forward", step=2, since_ns=10**9, no_sync_since=None, steps_done=2), 2.0)
+    assert judge(held_up(late, is_live=True)).kind == "slow"

@@ -64,6 +64,10 @@ def diverged(facts: Facts) -> Verdict | None:
         evidence.append("The first difference is older than what is left of the logs; this is the oldest entry left.")
     if absent := [rank for rank in group.ranks if rank not in at_number]:
         evidence.append(f"There is no collective {number} of {ranks_text(absent)} to compare with.")
+    unreduced = [rank for rank in at_number if _is_in_no_sync(facts, rank, min(a.step, b.step))]
+    if unreduced:
+        has = verb(unreduced, "has", "have")
+        evidence.append(f"{capitalised(ranks_text(unreduced))} {has} run every backward since then under no_sync().")
     if not blamed:
         evidence.append("No side has a majority, so no rank is blamed.")
     return Verdict(
@@ -81,6 +85,12 @@ def diverged(facts: Facts) -> Verdict | None:
         evidence=tuple(evidence),
         advice=(_ADVICE[kind],),
     )
+
+
+def _is_in_no_sync(facts: Facts, rank: int, step: int) -> bool:
+    """Whether a rank has gone through a step without reducing anything, and does not reduce since."""
+    one = facts.ranks.get(rank)
+    return one is not None and one.no_sync_since is not None and one.no_sync_since <= step < one.steps_done
 
 
 def interleaved(facts: Facts) -> Verdict | None:
@@ -250,8 +260,8 @@ def _say(
             f"{a.batch}, and until then they advanced together ({where}, {collective_text(a)})."
         )
     differ = (
-        f"{in_step(min(a.step, b.step))} {those} launched {collective_text(b)}{at(b.call_site)} {where}, where {these} "
-        f"launched {collective_text(a)}{at(a.call_site)}"
+        f"{in_step(b.step)} {those} launched {collective_text(b)}{at(b.call_site)} {where}, where {these} "
+        f"launched {collective_text(a)}{at(a.call_site)}{in_step(a.step) if a.step != b.step else ''}"
     ).lstrip()
     if group.divergence == "names" or continuation.kind == "swapped":
         return "swapped collectives", capitalised(differ) + ", and the reverse nearby: the results are mixed up."

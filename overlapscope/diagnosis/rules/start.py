@@ -46,6 +46,9 @@ def never_started(facts: Facts) -> Verdict | None:
         f"{verb(gone, 'it', 'them')} in {'init_process_group' if is_before else 'their first collective'}.",
         blamed=gone,
         concerned=(*gone, *others),
+        alternative=f"{verb(gone, 'it', 'they')} may still be on {verb(gone, 'its', 'their')} way"
+        if facts.evidence.is_live
+        else "",
         call_sites={rank: site for rank in others[:1] if (site := _line(facts.ranks.get(rank))) is not None} or None,
         evidence=(
             f"No folder in the recording for {ranks_text(gone)}.",

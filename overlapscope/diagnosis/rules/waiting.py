@@ -1,4 +1,7 @@
-"""Ranks that the others wait for: out of data, without gradients, in the data loader, or elsewhere."""
+"""Ranks that the others wait for: out of data, without gradients, in the data loader, or elsewhere.
+
+As long as a job runs, a standstill is a suspicion: what takes long once looks the same until it is over.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ from overlapscope.diagnosis.wording import (
 )
 from overlapscope.trace.signature import NO_BUCKET
 
+_MAY_GO_ON: Final = "something that takes this long once looks the same from here"
 _UNFINISHED_REDUCTION: Final = "Expected to have finished reduction"
 _END_OF_SCRIPT: Final = re.compile(r"in (destroy_process_group|_shutdown|barrier|_exit_function|_python_exit)\b")
 
@@ -38,10 +42,38 @@ def never_ready(facts: Facts) -> Verdict | None:
         wait = facts.wait_for((rank,))
         is_awaited = wait is not None or _others_have_the_bucket(facts, rank, unready[0])
         is_over = one.standing is not None and one.standing.phase not in ("backward", "finalise", "forward")
-        is_there = one.liveness not in ("gone", "stopped", "failed") and facts.is_stuck(rank)
+        is_there = (
+            one.liveness not in ("gone", "stopped", "failed") and facts.is_stuck(rank) and not facts.is_busy(rank)
+        )
         if has_said_so or (is_awaited and (is_over or is_there)):
-            return _never_ready(facts, rank, unready, wait)
+            return _never_ready(facts, rank, unready, wait, is_over=has_said_so or is_over)
     return None
+
+
+def in_no_sync(facts: Facts) -> Verdict | None:
+    """A rank has gone through the step in which others wait for its bucket, without reducing anything."""
+    ranks = tuple(rank for rank in facts.awaited if (one := facts.ranks.get(rank)) and one.no_sync_since is not None)
+    wait = facts.wait_for(ranks)
+    if wait is None:
+        return None
+    missed = wait.missed_by(ranks)
+    passed = tuple(
+        rank for rank in ranks if (facts.ranks[rank].no_sync_since or 0) <= missed.step < facts.ranks[rank].steps_done
+    )
+    if not passed or missed.signature.bucket == NO_BUCKET:
+        return None
+    since = min(facts.ranks[rank].no_sync_since or 0 for rank in passed)
+    return Verdict(
+        kind="not reduced",
+        sentence=f"{capitalised(ranks_text(passed))} {verb(passed, 'has', 'have')} run every backward from step "
+        f"{since} on under no_sync(), and {ranks_text(facts.waiting)} {verb(facts.waiting, 'waits', 'wait')} for "
+        f"{verb(passed, 'it', 'them')} in step {missed.step}: {collective_text(missed)}{at(missed.call_site)}.",
+        blamed=passed if 2 * len(passed) < len(facts.world) else (),
+        concerned=tuple(sorted({*passed, *facts.waiting})),
+        evidence=tuple(f"Rank {rank} has done {facts.ranks[rank].steps_done} steps." for rank in passed[:4]),
+        advice=("Enter no_sync() on all ranks or on none, for the same batches.",),
+        **_place(facts, wait, passed),
+    )
 
 
 def uneven_inputs(facts: Facts) -> Verdict | None:
@@ -67,6 +99,7 @@ def uneven_inputs(facts: Facts) -> Verdict | None:
         evidence=(f"{capitalised(ranks_text(ended))} ended without an error.",)
         if ended
         else (f"{capitalised(ranks_text(at_end))} {verb(at_end, 'is', 'are')} past the training loop.",),
+        alternative=_MAY_GO_ON if facts.evidence.is_live and not ended else "",
         advice=("Give all ranks the same number of batches (drop_last, DistributedSampler), or train inside join().",),
         **_place(facts, wait, at_end),
     )
@@ -128,6 +161,7 @@ def _all_inside(facts: Facts) -> Verdict | None:
         bucket=entry.signature.bucket if entry.signature.bucket != NO_BUCKET else None,
         parameters=entry.signature.names,
         windows={rank: group.windows[rank] for rank in stuck[:8]},
+        alternative=_MAY_GO_ON if facts.evidence.is_live else "",
         evidence=("They agree on all collectives up to there, so no rank's order is at fault.",),
         advice=("Look at the network between the hosts, and at the backend's own log (NCCL_DEBUG=INFO).",),
     )
@@ -154,11 +188,19 @@ def _held_up(facts: Facts, ranks: tuple[int, ...], kind: FaultKind, what: str, a
         concerned=tuple(sorted({*ranks, *facts.waiting})),
         evidence=tuple(evidence),
         advice=(advice,),
+        alternative=_MAY_GO_ON if facts.evidence.is_live else "",
         **_place(facts, wait, ranks),
     )
 
 
-def _never_ready(facts: Facts, rank: int, unready: tuple[UnreadyParameter, ...], wait: Wait | None) -> Verdict:
+def _never_ready(
+    facts: Facts, rank: int, unready: tuple[UnreadyParameter, ...], wait: Wait | None, *, is_over: bool
+) -> Verdict:
+    """What is said of it.
+
+    Args:
+        is_over: its backward has certainly ended.
+    """
     one = facts.ranks[rank]
     bucket = unready[0].bucket
     inside = [parameter for parameter in unready if parameter.bucket == bucket]
@@ -169,11 +211,16 @@ def _never_ready(facts: Facts, rank: int, unready: tuple[UnreadyParameter, ...],
     whom = f", so {ranks_text(facts.waiting)} {verb(facts.waiting, 'waits', 'wait')} for it" if facts.waiting else ""
     return Verdict(
         kind="gradients never ready",
-        sentence=f"Rank {rank} never launched bucket {bucket}{f' of step {step}' if step is not None else ''}{whom}: "
-        f"{len(inside)} of its parameters got no gradient ({some([p.name for p in inside])}; in {some(where)}).",
+        sentence=f"Rank {rank} {'never launched' if is_over else 'has not launched'} bucket {bucket}"
+        f"{f' of step {step}' if step is not None else ''}{whom}: {len(inside)} of its parameters "
+        f"{'got' if is_over else 'have'} no gradient ({some([p.name for p in inside])}; in {some(where)}).",
+        alternative="" if is_over else f"the backward of rank {rank} may not have been over",
         blamed=(rank,),
         concerned=tuple(sorted({rank, *facts.waiting})),
-        evidence=(f"The backward of rank {rank} left {len(names)} parameters without a gradient: {some(names)}.",),
+        evidence=(
+            f"The backward of rank {rank} {'left' if is_over else 'has'} {len(names)} parameters without a gradient: "
+            f"{some(names)}.",
+        ),
         advice=(
             "Use the same branches of the model on all ranks, or pass find_unused_parameters=True.",
             f"Look at what forward does with {some(modules)} on rank {rank}.",
