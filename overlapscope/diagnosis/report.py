@@ -16,7 +16,10 @@ _MOST_LINES: Final = 24
 _MOST_PARAMETERS: Final = 12
 _MOST_SIDES: Final = 4
 _WIDEST: Final = 62
-_NOTHING: Final = "-"
+_NEVER_LAUNCHED: Final = "never launched"
+_NOT_SHOWN: Final = "..."
+"""It is not among the entries that were read, or its signature is lost."""
+_NOTHING: Final = (_NEVER_LAUNCHED, _NOT_SHOWN)
 _PATH_PARTS: Final = 2
 _MARKS: Final = {"announced": "not launched", "launched": "not completed", "failed": "failed", "completed": ""}
 
@@ -100,9 +103,13 @@ def _newest(evidence: Evidence, rank: int) -> str:
 def _sequences(verdict: Verdict, evidence: Evidence) -> list[str]:
     """What the ranks did around the first difference, side by side; ranks that did the same share a column."""
     assert verdict.windows is not None
-    group = next((one for one in evidence.groups if one.name == verdict.group), None) or GroupOrder(
-        name=verdict.group or "", ranks=()
-    )
+    # A group and what its ranks send each other have the same name; entries may also be of several groups.
+    groups = [
+        one
+        for one in (*evidence.groups, *evidence.conversations)
+        if one.name == verdict.group and all(one.windows.get(rank) == own for rank, own in verdict.windows.items())
+    ]
+    group = groups[0] if groups else GroupOrder(name=verdict.group or "", ranks=())
     columns: dict[tuple[object, ...], list[int]] = {}
     for rank, window in sorted(verdict.windows.items()):
         key = tuple((e.number, e.signature.hash, e.signature.names, e.step, e.batch, e.call_site) for e in window)
@@ -114,8 +121,11 @@ def _sequences(verdict: Verdict, evidence: Evidence) -> list[str]:
     table: list[tuple[str, ...]] = [("", "#", *(f"rank {', '.join(ranges(ranks))}" for ranks in sides))]
     for number in numbers:
         mark = ">" if number == verdict.number else ""
-        cells = [_cell(side.get(number), show_batch) for side in entries]
-        cells[1:] = ["=" if cell == cells[0] != _NOTHING else cell for cell in cells[1:]]
+        cells = [
+            _cell(side.get(number), show_batch, is_launched=not groups or number <= group.newest.get(ranks[0], 0))
+            for ranks, side in zip(sides, entries, strict=True)
+        ]
+        cells[1:] = ["=" if cell == cells[0] and cell not in _NOTHING else cell for cell in cells[1:]]
         table.append((mark, str(number), *cells))
         if number == verdict.number:
             sites = [at(_shortened(e.call_site)) if (e := side.get(number)) else "" for side in entries]
@@ -124,9 +134,9 @@ def _sequences(verdict: Verdict, evidence: Evidence) -> list[str]:
     return [f"Collectives of {group_text(group)}:", *_table(table)]
 
 
-def _cell(entry: Entry | None, show_batch: bool) -> str:
+def _cell(entry: Entry | None, show_batch: bool, *, is_launched: bool) -> str:
     if entry is None:
-        return _NOTHING
+        return _NOT_SHOWN if is_launched else _NEVER_LAUNCHED
     batch = f", batch {entry.batch}" if show_batch and entry.batch is not None else ""
     state = f", {_MARKS[entry.state]}" if _MARKS[entry.state] else ""
     step = "" if entry.step == UNKNOWN_STEP else f"step {entry.step}{batch}: "

@@ -63,6 +63,11 @@ class Signature:
             what += [self.model, self.plan_hash, self.bucket]
         return _hash64(what)
 
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the parameters whose gradients are reduced; none but of a bucket."""
+        return self.names if self.bucket != NO_BUCKET else ()
+
     @cached_property
     def names_hash(self) -> int:
         """64 bits of the tensors' names; 0 if unknown."""

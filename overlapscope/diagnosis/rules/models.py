@@ -7,7 +7,7 @@ from typing import Final
 from overlapscope.diagnosis.evidence import CallSite, ModelParameters
 from overlapscope.diagnosis.facts import Facts, minority
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.diagnosis.wording import capitalised, joined, ranks_text
+from overlapscope.diagnosis.wording import capitalised, joined, ranks_text, verb
 
 _NOTHING: Final = "no parameter"
 _MOST_LINES: Final = 16
@@ -35,10 +35,9 @@ def _verdict(facts: Facts, number: int, sides: dict[ModelParameters, list[int]])
     reference, other = _two_sides(sides, blamed)
     ranks, others = sides[reference], sides[other]
     place, (what, what_of_other), name = _first_difference(reference, other)
-    where = f"parameter {place}" if place is not None else "the set of trained parameters"
     sentence = (
-        f"The ranks gave different models to DistributedDataParallel (model {number}): {where} is "
-        f"{what} on {ranks_text(ranks)} and {what_of_other} on {ranks_text(others)}."
+        f"The ranks gave different models to DistributedDataParallel (model {number}): "
+        f"{_difference_text(place, (what, ranks), (what_of_other, others))}."
     )
     same_shapes = place is not None and sorted(reference.parameters) == sorted(other.parameters)
     evidence = [
@@ -61,6 +60,24 @@ def _verdict(facts: Facts, number: int, sides: dict[ModelParameters, list[int]])
         evidence=tuple(evidence),
         advice=tuple(advice),
     )
+
+
+def _difference_text(place: int | None, *sides: tuple[str, list[int]]) -> str:
+    """What is where on each of two sides.
+
+    Args:
+        place: of the parameter; None if it is not about one place.
+    """
+    (what, ranks), (other, others) = sides
+    for lacking, having in ((sides[0], sides[1]), (sides[1], sides[0])):
+        if lacking[0] == _NOTHING:
+            has, lacks = verb(having[1], "has", "have"), verb(lacking[1], "has", "have")
+            return (
+                f"{ranks_text(having[1])} {has} a parameter {place}, {having[0]}, and {ranks_text(lacking[1])} {lacks} "
+                f"only {place}"
+            )
+    where = f"parameter {place} is " if place is not None else ""
+    return f"{where}{what} on {ranks_text(ranks)} and {other} on {ranks_text(others)}"
 
 
 def _lines(facts: Facts, ranks: tuple[int, ...]) -> dict[int, CallSite]:
@@ -95,13 +112,13 @@ def _first_difference(a: ModelParameters, b: ModelParameters) -> tuple[int | Non
         order = [name for name in (*_trained(a), *_trained(b)) if name in frozen]
         name = (order or frozen)[0]
         state = ("frozen", "trained") if name in a.frozen else ("trained", "frozen")
-        texts = (f"'{name}' {state[0]}", f"'{name}' {state[1]}")
-        return None, (texts[0], texts[1]), name
+        return None, (f"'{name}' is {state[0]}", state[1]), name
     for place in range(max(len(a.parameters), len(b.parameters))):
         one, other = (side.parameters[place] if place < len(side.parameters) else None for side in (a, b))
         if one != other:
             return place, (_parameter_text(one), _parameter_text(other)), (one or other or ("",))[0]
-    return None, ("frozen: " + joined(a.frozen or ("nothing",)), "frozen: " + joined(b.frozen or ("nothing",))), ""
+    texts = [f"{joined(side.frozen) if side.frozen else 'nothing'} is frozen" for side in (a, b)]
+    return None, (texts[0], texts[1]), ""
 
 
 def _trained(model: ModelParameters) -> list[str]:

@@ -58,7 +58,7 @@ def diverged(facts: Facts) -> Verdict | None:
         set(concerned) if len(concerned) <= _MOST_SHOWN else set()
     )
     bucket = next((entry.signature.bucket for entry in (a, b) if entry.signature.bucket != NO_BUCKET), None)
-    names = next((e.signature.names for e in (a, b) if e.signature.bucket != NO_BUCKET), a.signature.names)
+    names = next((e.signature.parameters for e in (a, b) if e.signature.parameters), ())
     evidence = []
     if group.is_since_before:
         evidence.append("The first difference is older than what is left of the logs; this is the oldest entry left.")
@@ -182,7 +182,7 @@ def _left_out(facts: Facts, wait: Wait, ranks: tuple[int, ...]) -> Verdict:
         step=missed.step,
         group=wait.group.name,
         number=missed.number,
-        parameters=missed.signature.names,
+        parameters=missed.signature.parameters,
         call_sites={wait.rank: missed.call_site} if missed.call_site else None,
         windows={rank: wait.group.windows[rank] for rank in sorted({wait.rank, *ranks}) if rank in wait.group.windows},
         advice=(_ADVICE["missing collective"],),

@@ -159,7 +159,7 @@ def _all_inside(facts: Facts) -> Verdict | None:
         group=group.name,
         number=entry.number,
         bucket=entry.signature.bucket if entry.signature.bucket != NO_BUCKET else None,
-        parameters=entry.signature.names,
+        parameters=entry.signature.parameters,
         windows={rank: group.windows[rank] for rank in stuck[:8]},
         alternative=_MAY_GO_ON if facts.evidence.is_live else "",
         evidence=("They agree on all collectives up to there, so no rank's order is at fault.",),
@@ -286,7 +286,7 @@ def _place(facts: Facts, wait: Wait, ranks: tuple[int, ...]) -> dict[str, Any]:
         "group": wait.group.name,
         "number": missed.number,
         "bucket": signature.bucket if signature.bucket != NO_BUCKET else None,
-        "parameters": signature.names,
+        "parameters": signature.parameters,
         "call_sites": {rank: site for rank, site in sorted(sites.items()) if site} or None,
         "windows": {rank: wait.group.windows[rank] for rank in sorted(shown)},
     }
