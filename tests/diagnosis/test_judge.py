@@ -344,3 +344,23 @@ def test_a_rank_that_never_leaves_no_sync_has_not_run_out_of_data() -> None:
 def test_a_rank_that_accumulates_in_the_step_in_which_others_wait_is_only_slow() -> None:
     late = idle(rank(1, phase="forward", step=2, since_ns=10**9, no_sync_since=None, steps_done=2), 2.0)
     assert judge(held_up(late, is_live=True)).kind == "slow"
+
+
+def test_if_all_ranks_skip_the_same_branch_nobody_is_blamed_and_the_step_is_that_of_the_backward() -> None:
+    complaint = Failure(type="RuntimeError", message="Expected to have finished reduction ...", call_site=site(30))
+    ranks = (rank(n, "failed", phase="forward", step=13, failure=complaint, unready=UNREADY) for n in range(3))
+    verdict = judge(job(*ranks))
+    assert (verdict.kind, verdict.blamed, verdict.step) == ("gradients never ready", (), 12)
+    assert verdict.sentence.startswith("No rank launched bucket 1 of step 12: 2 of its parameters got no gradient")
+    assert verdict.call_sites == {0: site(30)}
+
+
+def test_a_recv_that_is_never_answered_is_no_matter_of_two_groups() -> None:
+    recv = entry(1, Signature(op="recv", dtype="float32", elements=5, peer=1), step=2, is_done=False, line=50)
+    reduced = group({0: trained(6), 1: WAITING}, ranks=(0, 1))
+    talk = group({0: (replace(recv, announced_ns=10**8),)}, ranks=(0, 1))
+    evidence = job(rank(0, step=2, phase=None), rank(1, step=2), groups=[reduced], conversations=(talk,))
+    verdict = judge(evidence)
+    assert verdict.kind == "missing collective"
+    assert "Rank 0 waits in recv of 5 float32 from rank 1 at train.py:50 (main) in step 2" in verdict.sentence
+    assert "rank 1 has not sent: it waits for rank 0 in all_reduce(sum) of bucket 2" in verdict.sentence

@@ -102,6 +102,8 @@ def interleaved(facts: Facts) -> Verdict | None:
     gone_on = tuple(wait.rank for wait in waits if wait.rank in first.late and wait.entry.step > first.entry.step)
     if gone_on:
         return _left_out(facts, first, gone_on)
+    if len({wait.group.name for wait in waits}) == 1:
+        return _unanswered(waits)
     sides: dict[str, list[int]] = {}
     for wait in facts.waits:
         sides.setdefault(wait.group.name, []).append(wait.rank)
@@ -122,6 +124,31 @@ def interleaved(facts: Facts) -> Verdict | None:
         windows={wait.rank: wait.group.windows[wait.rank] for wait in waits},
         evidence=("Within each group the order is the same on all ranks, as far as they got.",),
         advice=("Launch the collectives of different groups in the same order on all ranks.",),
+    )
+
+
+def _unanswered(waits: list[Wait]) -> Verdict:
+    """A send or a recv whose other side waits in something else of the same group."""
+    wait = next(one for one in waits if one.is_point_to_point)
+    (peer,) = wait.late
+    other = next((one for one in waits if one.rank == peer), None)
+    does = "sent" if wait.entry.signature.op == "recv" else "received"
+    elsewhere = ""
+    if other is not None:
+        elsewhere = (
+            f": it waits for {ranks_text(other.late)} in {collective_text(other.entry)}{at(other.entry.call_site)}"
+        )
+    return Verdict(
+        kind="missing collective",
+        sentence=f"Rank {wait.rank} waits in {collective_text(wait.entry)}{at(wait.entry.call_site)}"
+        f"{in_step(wait.entry.step)}, and rank {peer} has not {does}{elsewhere}.",
+        concerned=tuple(sorted(one.rank for one in waits)),
+        step=known(wait.entry.step),
+        group=wait.group.name,
+        number=wait.entry.number,
+        call_sites={one.rank: one.entry.call_site for one in waits if one.entry.call_site} or None,
+        windows={one.rank: one.group.windows[one.rank] for one in waits},
+        advice=("Give every recv a send on the other side, before either of the two enters a collective.",),
     )
 
 

@@ -19,9 +19,9 @@ def not_reduced(facts: Facts) -> Verdict | None:
     sites = {rank: u.call_site for rank in ranks[:8] if (u := facts.ranks[rank].unreduced) and u.call_site}
     return Verdict(
         kind="not reduced",
-        sentence=f"{capitalised(ranks_text(ranks))} stepped the optimizer in step {unreduced.step}"
-        f"{at(unreduced.call_site)} with gradients that were never reduced, "
-        "so the replicas drift apart.",
+        sentence=f"{capitalised(ranks_text(ranks))} stepped the optimizer in step {unreduced.step} with gradients that "
+        f"were never reduced{f', from a backward{at(unreduced.call_site)}' if unreduced.call_site else ''}, so the "
+        "replicas drift apart.",
         blamed=minority((ranks, others), len(facts.world)),
         concerned=ranks,
         step=unreduced.step,

@@ -33,21 +33,33 @@ _END_OF_SCRIPT: Final = re.compile(r"in (destroy_process_group|_shutdown|barrier
 
 def never_ready(facts: Facts) -> Verdict | None:
     """Some gradients of a rank's newest backward are missing, so their bucket was never launched."""
-    for rank, one in sorted(facts.ranks.items()):
-        unready = _unready(one)
-        if not unready or rank in facts.unrecorded:
-            continue
-        message = one.failure.message if one.failure else ""
-        has_said_so = _UNFINISHED_REDUCTION in message
-        wait = facts.wait_for((rank,))
-        is_awaited = wait is not None or _others_have_the_bucket(facts, rank, unready[0])
-        is_over = one.standing is not None and one.standing.phase not in ("backward", "finalise", "forward")
-        is_there = (
-            one.liveness not in ("gone", "stopped", "failed") and facts.is_stuck(rank) and not facts.is_busy(rank)
-        )
-        if has_said_so or (is_awaited and (is_over or is_there)):
-            return _never_ready(facts, rank, unready, wait, is_over=has_said_so or is_over)
+    found = {rank: left for rank in sorted(facts.ranks) if (left := _left_by(facts, rank)) is not None}
+    if not found:
+        return None
+    first, is_over = next(((rank, is_over) for rank, (_, is_over) in found.items() if is_over), (min(found), False))
+    unready, _ = found[first]
+    alike = tuple(rank for rank, left in found.items() if left == (unready, is_over))
+    return _never_ready(facts, alike, unready, facts.wait_for(alike), is_over=is_over)
+
+
+def _left_by(facts: Facts, rank: int) -> tuple[tuple[UnreadyParameter, ...], bool] | None:
+    """The parameters that a rank's newest backward has left without a gradient, and whether it is certainly over."""
+    one = facts.ranks[rank]
+    unready = _unready(one)
+    if not unready or rank in facts.unrecorded:
+        return None
+    has_said_so = _has_complained(one)
+    is_awaited = facts.wait_for((rank,)) is not None or _others_have_the_bucket(facts, rank, unready[0])
+    is_over = one.standing is not None and one.standing.phase not in ("backward", "finalise", "forward")
+    is_there = one.liveness not in ("gone", "stopped", "failed") and facts.is_stuck(rank) and not facts.is_busy(rank)
+    if has_said_so or (is_awaited and (is_over or is_there)):
+        return unready, has_said_so or is_over
     return None
+
+
+def _has_complained(one: RankEvidence) -> bool:
+    """Whether DDP has said so itself, in the forward of the step after."""
+    return one.failure is not None and _UNFINISHED_REDUCTION in one.failure.message
 
 
 def in_no_sync(facts: Facts) -> Verdict | None:
@@ -194,38 +206,56 @@ def _held_up(facts: Facts, ranks: tuple[int, ...], kind: FaultKind, what: str, a
 
 
 def _never_ready(
-    facts: Facts, rank: int, unready: tuple[UnreadyParameter, ...], wait: Wait | None, *, is_over: bool
+    facts: Facts, ranks: tuple[int, ...], unready: tuple[UnreadyParameter, ...], wait: Wait | None, *, is_over: bool
 ) -> Verdict:
     """What is said of it.
 
     Args:
-        is_over: its backward has certainly ended.
+        ranks: all with the same parameters.
+        is_over: their backward has certainly ended.
     """
-    one = facts.ranks[rank]
+    one, everywhere = facts.ranks[ranks[0]], len(ranks) == len(facts.world) > 1
     bucket = unready[0].bucket
     inside = [parameter for parameter in unready if parameter.bucket == bucket]
     names = tuple(parameter.name for parameter in unready)
     modules = sorted({parameter.module for parameter in unready})
     where = sorted({parameter.module for parameter in inside})
-    step = wait.missed_by((rank,)).step if wait else one.standing.step if one.standing else None
-    whom = f", so {ranks_text(facts.waiting)} {verb(facts.waiting, 'waits', 'wait')} for it" if facts.waiting else ""
+    step = wait.missed_by(ranks).step if wait else one.standing.step if one.standing else None
+    if wait is None and step and _has_complained(one):
+        step -= 1  # DDP complains in the forward of the next one
+    who = capitalised(ranks_text(ranks))
+    not_launched = f"{who} never launched" if is_over else f"{who} {verb(ranks, 'has', 'have')} not launched"
+    if everywhere:
+        not_launched = f"No rank {'launched' if is_over else 'has launched'}"
+    whom = ""
+    if facts.waiting:
+        waits = verb(facts.waiting, "waits", "wait")
+        whom = f", so {ranks_text(facts.waiting)} {waits} for {verb(ranks, 'it', 'them')}"
+    site = one.failure.call_site if one.failure is not None else one.standing.call_site if one.standing else None
+    place = (_place(facts, wait, ranks) if wait else {"step": step}) | {"bucket": bucket, "parameters": names}
+    if not place.get("call_sites") and site is not None:
+        place["call_sites"] = {ranks[0]: site}
     return Verdict(
         kind="gradients never ready",
-        sentence=f"Rank {rank} {'never launched' if is_over else 'has not launched'} bucket {bucket}"
+        sentence=f"{not_launched} bucket {bucket}"
         f"{f' of step {step}' if step is not None else ''}{whom}: {len(inside)} of its parameters "
         f"{'got' if is_over else 'have'} no gradient ({some([p.name for p in inside])}; in {some(where)}).",
-        alternative="" if is_over else f"the backward of rank {rank} may not have been over",
-        blamed=(rank,),
-        concerned=tuple(sorted({rank, *facts.waiting})),
+        alternative="" if is_over else f"the backward of {ranks_text(ranks)} may not have been over",
+        blamed=() if everywhere else ranks,
+        concerned=tuple(sorted({*ranks, *facts.waiting})),
         evidence=(
-            f"The backward of rank {rank} {'left' if is_over else 'has'} {len(names)} parameters without a gradient: "
-            f"{some(names)}.",
+            f"The backward of {ranks_text(ranks)} {'left' if is_over else verb(ranks, 'has', 'have')} {len(names)} "
+            f"parameters without a gradient: {some(names)}.",
         ),
         advice=(
-            "Use the same branches of the model on all ranks, or pass find_unused_parameters=True.",
-            f"Look at what forward does with {some(modules)} on rank {rank}.",
+            ("Pass find_unused_parameters=True, or leave what forward does not use out of the model.",)
+            if everywhere
+            else (
+                "Use the same branches of the model on all ranks, or pass find_unused_parameters=True.",
+                f"Look at what forward does with {some(modules)} on {ranks_text(ranks)}.",
+            )
         ),
-        **(_place(facts, wait, (rank,)) if wait else {"step": step}) | {"bucket": bucket, "parameters": names},
+        **place,
     )
 
 
