@@ -96,6 +96,8 @@ def read_dump(path: Path) -> Dump:
         raise OverlapScopeError(
             f"{path}: written in Flight Recorder format {version}; this overlapscope reads {_MAJOR_VERSION}.x"
         )
+    if "entries" not in content:
+        raise OverlapScopeError(f"{path}: holds no entries: nothing was launched yet, or it was written without them")
     rank = content.get("rank")
     return Dump(
         path=path,
@@ -103,7 +105,7 @@ def read_dump(path: Path) -> Dump:
         version=version,
         rank=None if rank is None else reader.integer(rank, "rank"),
         members=reader.members(content.get("pg_config", {})),
-        entries=reader.entries(content.get("entries", [])),
+        entries=reader.entries(content["entries"]),
     )
 
 

@@ -13,6 +13,8 @@ from overlapscope.trace.log import Problem
 _NAME: Final = re.compile(r"(?P<prefix>|.*?[^0-9])(?P<rank>[0-9]{1,9})(\.(json|pickle|pkl))?")
 """``trace_0``, ``nccl_trace_rank_12``, ``trace_0.json``."""
 _SNIFFED_BYTES: Final = 65536
+_MOST_NAMED: Final = 3
+_DEFAULT_GROUP: Final = "0"
 
 
 def holds_dumps(path: Path) -> bool:
@@ -38,9 +40,11 @@ def read_all(path: Path) -> tuple[dict[int, Dump], list[Problem]]:
     """
     files = [path] if path.is_file() else _dump_files(path)
     if not files:
-        raise OverlapScopeError(f"{path}: contains no Flight Recorder dump (such as trace_0, or trace_0.json)")
+        others = [file.name for file in _numbered_files(path)[:_MOST_NAMED]]
+        but = f"; {', '.join(others)} {'is none' if len(others) == 1 else 'are none'}" if others else ""
+        raise OverlapScopeError(f"{path}: contains no Flight Recorder dump (such as trace_0, or trace_0.json){but}")
     dumps: dict[int, Dump] = {}
-    problems: list[Problem] = []
+    problems = [] if path.is_file() else _no_files(path, files)
     for file in sorted(files, key=lambda file: (file.suffix == ".json", file.name)):
         try:
             dump = read_dump(file)
@@ -56,7 +60,25 @@ def read_all(path: Path) -> tuple[dict[int, Dump], list[Problem]]:
             problems.append(Problem("note", f"{file}: a second dump of rank {rank}; {dumps[rank].path.name} is used"))
     if not dumps:
         raise OverlapScopeError(f"{path}: none of its dumps can be read; the first: {problems[0]}")
+    _require_one_job(path, dumps)
     return dumps, problems
+
+
+def _require_one_job(path: Path, dumps: dict[int, Dump]) -> None:
+    """Raise if the default group has not the same members everywhere.
+
+    Other groups are numbered by each process on its own; gloo lists only its newest group, without a name.
+    """
+    worlds = [
+        (dump.members[_DEFAULT_GROUP], dump.path.name) for dump in dumps.values() if _DEFAULT_GROUP in dump.members
+    ]
+    for ranks, name in worlds[1:]:
+        first, first_name = worlds[0]
+        if ranks != first:
+            raise OverlapScopeError(
+                f"{path}: holds dumps of different jobs: the default group has {len(first)} ranks in {first_name} and "
+                f"{len(ranks)} in {name}; keep those of one job"
+            )
 
 
 def _numbered_files(folder: Path) -> list[Path]:
@@ -71,6 +93,23 @@ def _dump_files(folder: Path) -> list[Path]:
     numbered = _numbered_files(folder)
     prefixes = {_prefix(file) for file in numbered if _looks_like_a_dump(file)}
     return [file for file in numbered if _prefix(file) in prefixes]
+
+
+def _no_files(folder: Path, files: list[Path]) -> list[Problem]:
+    """What is called like these dumps and is no file that can be read."""
+    prefixes = {_prefix(file) for file in files}
+    try:
+        others = sorted(each for each in folder.iterdir() if _NAME.fullmatch(each.name) and not each.is_file())
+    except OSError:
+        return []
+    alike = (each for each in others if _prefix(each) in prefixes)
+    return [Problem("error", f"{each}: {_what_it_is(each)}, and no dump") for each in alike]
+
+
+def _what_it_is(path: Path) -> str:
+    if path.is_symlink() and not path.exists():
+        return "a link to nowhere"
+    return "a folder" if path.is_dir() else "not a file"
 
 
 def _prefix(file: Path) -> str:

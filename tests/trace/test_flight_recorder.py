@@ -115,11 +115,12 @@ class TestRefusal:
             ({}, "no dictionary with a version"),
             ({"version": "1.5", "entries": []}, "format 1.5"),
             ({"version": "3.0", "entries": []}, "format 3.0"),
+            ({"version": "2.10"}, "holds no entries"),
             ({"version": "2.10", "entries": {}}, "entries is not a list"),
             ({"version": "2.10", "entries": [7]}, "entry 0 is not a dictionary"),
             ({"version": "2.10", "entries": [{}]}, "pg_id of entry 0"),
-            ({"version": "2.10", "pg_config": []}, "pg_config"),
-            ({"version": "2.10", "pg_config": {"0": {"ranks": 5}}}, "pg_config"),
+            (minimal() | {"pg_config": []}, "pg_config"),
+            (minimal() | {"pg_config": {"0": {"ranks": 5}}}, "pg_config"),
             (minimal(collective_seq_id=None), "collective_seq_id of entry 0"),
             (minimal(collective_seq_id=True), "collective_seq_id of entry 0"),
             (minimal(collective_seq_id="one"), "collective_seq_id of entry 0"),
@@ -217,6 +218,30 @@ class TestFiles:
         assert [problem.severity for problem in problems] == ["error", "error"]
         assert "trace_1: empty" in problems[0].message
         assert "trace_2: refused" in problems[1].message
+
+    def test_that_are_no_files_are_named(self, tmp_path: Path) -> None:
+        write(tmp_path, minimal(), "trace_0")
+        (tmp_path / "trace_1").mkdir()
+        (tmp_path / "trace_2").symlink_to(tmp_path / "gone")
+        (tmp_path / "other_3").mkdir()
+        dumps, problems = read_all(tmp_path)
+        assert sorted(dumps) == [0]
+        assert [problem.severity for problem in problems] == ["error", "error"]
+        assert "trace_1: a folder" in problems[0].message
+        assert "trace_2: a link to nowhere" in problems[1].message
+
+    def test_of_different_jobs_are_refused(self, tmp_path: Path) -> None:
+        for rank, world in ((0, 2), (1, 2), (2, 4)):
+            write(tmp_path, minimal() | {"pg_config": {"0": {"ranks": str(list(range(world)))}}}, f"trace_{rank}")
+        with pytest.raises(
+            OverlapScopeError, match="different jobs: the default group has 2 ranks in trace_0 and 4 in trace_2"
+        ):
+            read_all(tmp_path)
+
+    def test_that_are_none_are_named(self, tmp_path: Path) -> None:
+        (tmp_path / "trace_0").write_text("no such thing")
+        with pytest.raises(OverlapScopeError, match="; trace_0 is none"):
+            read_all(tmp_path)
 
     def test_of_which_none_can_be_read_are_one_sentence(self, tmp_path: Path) -> None:
         (tmp_path / "trace_0").write_bytes(b"\x80\x02cos\nsystem\n.")
