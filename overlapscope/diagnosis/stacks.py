@@ -3,21 +3,55 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Final, Literal
 
 from overlapscope.diagnosis.evidence import CallSite
 from overlapscope.trace.user_code import is_users_file
 
+Waiting = Literal["data loader", "thread", "process", "socket", "file", "torch.distributed"]
+
 _FRAME: Final = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 _THREAD: Final = re.compile(r"^(Current thread|Thread) 0x")
 
+_LOADERS: Final = re.compile(
+    r"/torch/utils/data/|/site-packages/(webdataset|datasets|streaming|litdata|ffcv|nvidia/dali)/"
+)
+_CALLED: Final[tuple[tuple[Waiting, re.Pattern[str]], ...]] = (
+    ("torch.distributed", re.compile(r"/torch/distributed/")),
+    ("process", re.compile(r"/(subprocess|multiprocessing/[a-z_]+)\.py$")),
+    ("socket", re.compile(r"/(socket|ssl|selectors)\.py$|/(http|urllib|urllib3|requests)/")),
+    ("file", re.compile(r"/torch/serialization\.py$|/(shutil|tarfile|zipfile|gzip|pickle)\.py$|/safetensors/")),
+    ("thread", re.compile(r"/(threading|queue)\.py$|/concurrent/futures/")),
+)
+"""What the user's line calls, by the file in which that is."""
+
 
 def user_line(stacks: str) -> CallSite | None:
-    """The user's innermost line in the main thread, which faulthandler writes last; None if there is none."""
-    found, is_in_thread = None, False
+    """The user's innermost line in the main thread; None if there is none."""
+    frames = (CallSite(file=file, line=line, function=function) for file, line, function in _main_thread(stacks))
+    return next((frame for frame in frames if is_users_file(frame.file)), None)
+
+
+def waits_for(stacks: str) -> Waiting | None:
+    """What the main thread waits for, as far as its frames show it: calls of C have none."""
+    files = [file for file, _, _ in _main_thread(stacks)]
+    if any(_LOADERS.search(file) for file in files):
+        return "data loader"
+    for file in files:
+        if is_users_file(file):
+            break
+        for what, pattern in _CALLED:
+            if pattern.search(file):
+                return what
+    return None
+
+
+def _main_thread(stacks: str) -> list[tuple[str, int, str]]:
+    """File, line and function of its frames, the innermost first; faulthandler writes this thread last."""
+    frames: list[tuple[str, int, str]] = []
     for text in stacks.splitlines():
         if _THREAD.match(text):
-            found, is_in_thread = None, True
-        elif is_in_thread and found is None and (frame := _FRAME.match(text)) and is_users_file(frame["file"]):
-            found = CallSite(file=frame["file"], line=int(frame["line"]), function=frame["function"])
-    return found
+            frames = []
+        elif frame := _FRAME.match(text):
+            frames.append((frame["file"], int(frame["line"]), frame["function"]))
+    return frames

@@ -11,7 +11,7 @@ from overlapscope.trace.signature import NO_BUCKET
 _MOST_NAMES: Final = 3
 _MOST_PLACES: Final = 4
 _PHASES: Final = {
-    "data_wait": "waiting for data",
+    "data_wait": "before the forward",
     "forward": "in forward",
     "backward": "in backward",
     "finalise": "waiting for buckets at the end of backward",

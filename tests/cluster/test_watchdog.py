@@ -142,7 +142,7 @@ def test_a_skipped_batch_is_reported_at_the_step_where_it_was_skipped(tmp_path):
     ]
 
 
-def sleep_in_the_data_loader(trace: str, seconds: float, patience_s: str | None) -> str | None:
+def sleep_between_two_steps(trace: str, seconds: float, patience_s: str | None) -> str | None:
     if patience_s is not None:
         os.environ[PATIENCE_VARIABLE] = patience_s
     training = Training(trace, on_incident="raise")
@@ -158,17 +158,18 @@ def sleep_in_the_data_loader(trace: str, seconds: float, patience_s: str | None)
     return None
 
 
-def test_a_rank_that_waits_for_data_is_named_and_all_ranks_are_stopped(tmp_path):
-    said = run_ranks(sleep_in_the_data_loader, 2, str(tmp_path), LONG_S, "4")
+def test_a_rank_that_sleeps_is_named_and_all_ranks_are_stopped(tmp_path):
+    said = run_ranks(sleep_between_two_steps, 2, str(tmp_path), LONG_S, "4")
     assert said[0] == said[1]
-    assert said[0].startswith("Rank 1 has been waiting for data")
+    assert said[0].startswith("Rank 1 has made no progress")
+    assert "before the forward of step" in said[0]
     assert f"step {FAULT_AT}" in said[0]
-    assert "sleep_in_the_data_loader" in said[0]
+    assert "sleep_between_two_steps" in said[0]
     assert (rank_folder(tmp_path, 1) / "stacks_1.txt").read_text().count("Thread") > 1
 
 
 def test_a_job_that_only_pauses_is_suspected_and_not_ended(tmp_path):
-    assert run_ranks(sleep_in_the_data_loader, 2, str(tmp_path), 6.0, None) == [None, None]
+    assert run_ranks(sleep_between_two_steps, 2, str(tmp_path), 6.0, None) == [None, None]
     (report,) = reports_of(tmp_path, 0)
     assert report["verdict"]["certainty"] == "likely"
     assert "This is likely, not certain" in report["message"]

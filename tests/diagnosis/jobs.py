@@ -99,6 +99,15 @@ def idle(one: RankEvidence, seconds: float, step_s: float = 0.1) -> RankEvidence
     return replace(one, idle_ns=round(seconds * 1e9), step_time_ns=round(step_s * 1e9))
 
 
+IN_LOADER = (
+    "Current thread 0x00007f (most recent call first):\n"
+    '  File "/home/me/train.py", line 7 in __getitem__\n'
+    '  File "/venv/lib/python3.11/site-packages/torch/utils/data/_utils/fetch.py", line 50 in fetch\n'
+    '  File "/venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py", line 700 in __next__\n'
+    '  File "/home/me/train.py", line 12 in main\n'
+)
+"""Stacks of a rank whose data loader reads an example."""
+
 WAITING = trained(9, is_waiting=True)
 LATE = trained(6)
 HELD_UP = group({0: WAITING, 1: LATE, 2: WAITING})

@@ -246,14 +246,14 @@ def test_a_rank_that_died_before_its_first_collective_is_there(tmp_path: Path) -
     assert evidence_of(tmp_path).ranks[1].liveness == "unknown"
 
 
-def test_a_rank_between_steps_that_others_wait_for_waits_for_data(tmp_path: Path) -> None:
+def test_what_a_rank_does_between_steps_that_others_wait_for_is_not_known_without_stacks(tmp_path: Path) -> None:
     waiting = steps(2) + [Collective(signature=one.signature, step=2, state="launched") for one in steps(1)]
     write_order(tmp_path, {0: waiting, 1: steps(2), 2: waiting}, close=False)
     for rank in (0, 2):
         stands(tmp_path, rank, Phase.FINALISE, 2)
     stands(tmp_path, 1, Phase.DATA_WAIT, 2)
     verdict = judge(evidence_of(tmp_path))
-    assert (verdict.kind, verdict.blamed, verdict.step, verdict.number) == ("waits for data", (1,), 2, 7)
+    assert (verdict.kind, verdict.blamed, verdict.step, verdict.number) == ("stuck", (1,), 2, 7)
 
 
 def test_nothing_of_pandas_is_needed() -> None:

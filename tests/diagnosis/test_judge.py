@@ -19,6 +19,7 @@ from overlapscope.trace.signature import Signature
 from tests.diagnosis.jobs import (
     CLOSED,
     HELD_UP,
+    IN_LOADER,
     TIMED_OUT,
     WAITING,
     entry,
@@ -229,10 +230,35 @@ def test_a_send_that_nobody_receives_is_a_missing_one() -> None:
 # -- who waits for whom
 
 
-def test_a_rank_between_two_steps_waits_for_data() -> None:
-    verdict = judge(held_up(idle(rank(1, phase="data_wait", step=2, since_ns=10**9), 5), is_live=True))
+def test_a_rank_in_its_data_loader_waits_for_data() -> None:
+    late = rank(1, phase="data_wait", step=2, since_ns=10**9, stacks=IN_LOADER)
+    verdict = judge(held_up(idle(late, 5), is_live=True))
     assert (verdict.kind, verdict.blamed, verdict.step, verdict.number) == ("waits for data", (1,), 2, 7)
     assert "ranks 0 and 2 wait in collective 7" in verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("/usr/lib/python3.11/threading.py", "has been waiting for a lock or another thread"),
+        ("/usr/lib/python3.11/socket.py", "has been waiting for a socket"),
+        ("/usr/lib/python3.11/subprocess.py", "has been waiting for another process"),
+        ("/venv/lib/python3.11/site-packages/torch/serialization.py", "has been reading or writing a file"),
+        ("/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", "in a call of torch.distributed"),
+        ("/home/me/model.py", "has made no progress"),
+    ],
+)
+def test_what_else_a_rank_does_between_two_steps_is_no_wait_for_data(file: str, said: str) -> None:
+    stacks = (
+        "Current thread 0x00007f (most recent call first):\n"
+        f'  File "{file}", line 320 in wait\n'
+        '  File "/home/me/train.py", line 12 in main\n'
+    )
+    late = rank(1, phase="data_wait", step=2, since_ns=10**9, stacks=stacks)
+    verdict = judge(held_up(idle(late, 5), is_live=True))
+    assert verdict.kind == "stuck"
+    assert said in verdict.sentence
+    assert "(before the forward of step 2)" in verdict.sentence
 
 
 def test_a_rank_in_forward_is_stuck_there() -> None:
@@ -246,7 +272,7 @@ def test_who_ended_while_the_others_wait_ran_out_of_data() -> None:
 
 
 def test_peers_that_timed_out_waited_for_a_rank_that_was_still_there() -> None:
-    loader = rank(1, "gone", phase="data_wait", step=2, since_ns=10**9)
+    loader = rank(1, "gone", phase="data_wait", step=2, since_ns=10**9, stacks=IN_LOADER)
     ranks = (rank(0, "failed", step=2, failure=TIMED_OUT), loader, rank(2, "failed", step=2, failure=TIMED_OUT))
     verdict = judge(job(*ranks, groups=[HELD_UP]))
     assert (verdict.kind, verdict.blamed) == ("waits for data", (1,))

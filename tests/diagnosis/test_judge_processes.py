@@ -15,6 +15,7 @@ from overlapscope.diagnosis.judge import judge
 from tests.diagnosis.jobs import (
     CLOSED,
     HELD_UP,
+    IN_LOADER,
     TIMED_OUT,
     group,
     held_up,
@@ -56,11 +57,11 @@ def test_of_several_killed_at_once_it_is_said_where_each_stood() -> None:
     verdict = judge(job(*ranks, groups=[group({member: trained(8) for member in range(3)})]))
     assert verdict.blamed == (0, 1)
     assert "rank 0 in forward of step 2" in verdict.sentence
-    assert "rank 1 waiting for data of step 3" in verdict.sentence
+    assert "rank 1 before the forward of step 3" in verdict.sentence
 
 
 def test_who_ends_a_job_that_hangs_is_not_what_it_hung_for() -> None:
-    loader = idle(rank(1, "gone", phase="data_wait", step=2, since_ns=10**9), 20)
+    loader = idle(rank(1, "gone", phase="data_wait", step=2, since_ns=10**9, stacks=IN_LOADER), 20)
     ranks = (rank(0, "failed", step=2, failure=CLOSED), loader, rank(2, "failed", step=2, failure=CLOSED))
     verdict = judge(job(*ranks, groups=[HELD_UP]))
     assert (verdict.kind, verdict.blamed) == ("waits for data", (1,))
@@ -144,7 +145,7 @@ def test_what_an_exception_says_is_left_as_it_is(message: str, end: str) -> None
 def test_who_was_interrupted_with_ctrl_c_is_not_to_blame() -> None:
     interrupted = Failure(type="KeyboardInterrupt", message="")
     ranks = [rank(n, "failed", step=2, failure=interrupted) for n in range(3)]
-    ranks[1] = replace(ranks[1], standing=rank(1, phase="data_wait", since_ns=10**9).standing)
+    ranks[1] = replace(ranks[1], stacks=IN_LOADER, standing=rank(1, phase="data_wait", since_ns=10**9).standing)
     assert judge(job(*ranks, groups=[HELD_UP])).kind == "waits for data"
 
 

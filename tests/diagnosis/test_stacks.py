@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from overlapscope.diagnosis.stacks import user_line
+from overlapscope.diagnosis.stacks import user_line, waits_for
 
 SCRIPT = """
 import faulthandler, sys, threading, time
@@ -36,6 +36,9 @@ def test_lines_of_libraries_are_passed_over() -> None:
         '  File "/home/me/train.py", line 12 in main\n'
     )
     assert str(user_line(text)) == "/home/me/train.py:12 (main)"
+    assert waits_for(text) == "data loader"
+    assert waits_for(text.replace("torch/utils/data", "mine")) == "thread"
+    assert waits_for("") is None
 
 
 def test_without_stacks_there_is_no_line() -> None:

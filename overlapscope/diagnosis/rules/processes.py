@@ -291,10 +291,7 @@ def _memory(facts: Facts, ranks: tuple[int, ...] | list[int]) -> list[str]:
 
 
 def _in_step(one: RankEvidence) -> str:
-    standing = one.standing
-    if standing is not None and standing.phase == "data_wait":  # whatever it does there
-        return f" before the forward of step {standing.step}"
-    return f" {standing_text(standing).partition(',')[0]}" if standing else ""
+    return f" {standing_text(one.standing).partition(',')[0]}" if one.standing else ""
 
 
 def _first_line(facts: Facts, ranks: list[int]) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from overlapscope.diagnosis.evidence import RankEvidence, UnreadyParameter
 from overlapscope.diagnosis.facts import Facts, Wait
+from overlapscope.diagnosis.stacks import Waiting, waits_for
 from overlapscope.diagnosis.verdict import FaultKind, Verdict
 from overlapscope.diagnosis.wording import (
     at,
@@ -27,6 +28,14 @@ from overlapscope.diagnosis.wording import (
 from overlapscope.trace.signature import NO_BUCKET
 
 _MAY_GO_ON: Final = "something that takes this long once looks the same from here"
+_WAITING: Final[dict[Waiting, str]] = {
+    "data loader": "waiting for data",
+    "thread": "waiting for a lock or another thread",
+    "process": "waiting for another process",
+    "socket": "waiting for a socket",
+    "file": "reading or writing a file",
+    "torch.distributed": "in a call of torch.distributed",
+}
 _UNFINISHED_REDUCTION: Final = "Expected to have finished reduction"
 _END_OF_SCRIPT: Final = re.compile(r"in (destroy_process_group|_shutdown|barrier|_exit_function|_python_exit)\b")
 
@@ -118,8 +127,8 @@ def uneven_inputs(facts: Facts) -> Verdict | None:
 
 
 def waits_for_data(facts: Facts) -> Verdict | None:
-    """A rank that the others wait for has been between two steps all along."""
-    ranks = tuple(rank for rank in _culprits(facts) if _phase(facts, rank) == "data_wait")
+    """A rank that the others wait for has been in its data loader all along."""
+    ranks = tuple(rank for rank in _culprits(facts) if waits_for(facts.ranks[rank].stacks) == "data loader")
     return _held_up(
         facts,
         ranks,
@@ -134,11 +143,11 @@ def stuck(facts: Facts) -> Verdict | None:
     ranks = _culprits(facts)
     if ranks:
         silent = all(facts.ranks[rank].liveness == "silent" for rank in ranks if rank in facts.ranks)
-        what = (
-            f"{verb(ranks, 'has', 'have')} been unreachable (process, host or network gone)"
-            if silent
-            else f"{verb(ranks, 'has', 'have')} made no progress"
-        )
+        what = f"{verb(ranks, 'has', 'have')} made no progress"
+        if silent:
+            what = f"{verb(ranks, 'has', 'have')} been unreachable (process, host or network gone)"
+        elif (waiting := waits_for(facts.ranks[ranks[0]].stacks)) is not None:
+            what = f"{verb(ranks, 'has', 'have')} been {_WAITING[waiting]}"
         return _held_up(facts, ranks, "stuck", what, "Look at that rank's stacks, or run py-spy dump on its process.")
     return _all_inside(facts)
 
@@ -297,11 +306,6 @@ def _is_at_its_end(one: RankEvidence | None) -> bool:
         and one.standing.phase in (None, "data_wait")
         and _END_OF_SCRIPT.search(one.stacks) is not None
     )
-
-
-def _phase(facts: Facts, rank: int) -> str | None:
-    standing = facts.ranks[rank].standing
-    return standing.phase if standing else None
 
 
 def _place(facts: Facts, wait: Wait, ranks: tuple[int, ...]) -> dict[str, Any]:
