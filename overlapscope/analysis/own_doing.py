@@ -30,7 +30,10 @@ LEAST_PAUSE_STEPS: Final = 1.0
 
 
 def against_others(total_ns: Int64Array) -> Int64Array:
-    """How much longer each rank takes than the lower median of the others; of two ranks, than the other one.
+    """How much longer each rank takes than the median of the others; of two ranks, than the other one.
+
+    Of an even number of others that is the mean of the two in the middle. Any single one of them would make every rank
+    late, or early, more often than not.
 
     Args:
         total_ns: (S, R) what each takes in each cycle.
@@ -40,10 +43,13 @@ def against_others(total_ns: Int64Array) -> Int64Array:
     """
     order = np.argsort(total_ns, axis=1, kind="stable")
     in_order_ns = np.take_along_axis(total_ns, order, axis=1)
-    middle = (total_ns.shape[1] - 2) // 2
     place = np.argsort(order, axis=1, kind="stable")
-    others_ns = np.where(place > middle, in_order_ns[:, [middle]], in_order_ns[:, [middle + 1]])
-    series_ns: Int64Array = total_ns - others_ns
+    ranks = total_ns.shape[1]
+    lower_ns, upper_ns = (
+        np.where(place > middle, in_order_ns[:, [middle]], in_order_ns[:, [middle + 1]])
+        for middle in ((ranks - 2) // 2, (ranks - 1) // 2)
+    )
+    series_ns: Int64Array = total_ns - (lower_ns + upper_ns) // 2
     return series_ns
 
 
