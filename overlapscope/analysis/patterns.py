@@ -249,11 +249,15 @@ def _periodic(delayed: Mask, steps: npt.NDArray[np.int64], usual_ns: float, sign
         phase = phases[counts.argmax()]
         hits = late_steps[late_steps % period == phase]
         # The first and the last hit say how far the period reaches; what counts is how much of it is hit.
-        called_for = (steps % period == phase) & (steps >= hits[0]) & (steps <= hits[-1])
+        is_between = (steps >= hits[0]) & (steps <= hits[-1])
+        called_for = is_between & (steps % period == phase)
         slots = int(called_for.sum())
         if len(hits) < _LEAST_PERIODIC or len(hits) < (1 - _MOST_MISSED) * slots:
             continue
-        chance = chance_of_at_least(len(hits) - 2, slots - 2, len(late_steps) / len(steps))
+        # Where all steps are late for a while, those that a period calls for are as well.
+        others = delayed[is_between & ~called_for]
+        share = max(len(late_steps) / len(steps), int(others.sum()) / max(1, len(others)))
+        chance = chance_of_at_least(len(hits) - 2, slots - 2, share)
         p_value = min(1.0, chance * period * len(periods))
         if p_value <= significance and (best is None or p_value < best.p_value):
             best = DelayPattern(

@@ -145,3 +145,11 @@ def test_what_is_usual_is_told_from_the_lower_half() -> None:
 )
 def test_chances_by_hand(hits: int, tries: int, share: float, chance: float) -> None:
     assert chance_of_at_least(hits, tries, share) == pytest.approx(chance)
+
+
+def test_steps_that_are_late_for_a_while_have_no_period() -> None:
+    series_ns = np.zeros(100)
+    series_ns[20:46] = 10e6
+    series_ns[33] = 0.0
+    kinds = [pattern.kind for pattern in find_patterns(series_ns, np.arange(100), 1e6)]
+    assert "periodic" not in kinds
