@@ -74,6 +74,7 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
         kind=kind_text(verdict),
         kind_class="healthy" if verdict.kind == "healthy" else "fault" if verdict.is_fault else "",
         sentence=verdict.sentence,
+        alternative=verdict.alternative,
         basis=basis_of(verdict, diagnosis),
         standings=standings(diagnosis.evidence) if verdict.kind != "healthy" else [],
         evidence=verdict.evidence,

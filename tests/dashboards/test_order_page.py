@@ -77,6 +77,13 @@ def test_the_page_begins_with_the_verdict_and_both_call_sites(snapshot):
     assert "ranks 0 and 2" in page
 
 
+def test_what_else_a_verdict_could_be_is_said(snapshot):
+    assert "not certain" not in build(snapshot)[1]
+    found = snapshot.diagnosis
+    found.verdict = replace(found.verdict, alternative="the job may only be slow")
+    assert "This is likely, not certain: the job may only be slow." in build(snapshot)[1]
+
+
 def test_a_healthy_recording_says_so_and_shows_its_lanes(tmp_path):
     snapshot = Recording(healthy(tmp_path / "traces")).newest()
     document, page = build(snapshot)
