@@ -206,6 +206,8 @@ class Session:
         parts: list[Callable[[], None]] = [self._close_housekeeper, self.collectives.close, self.data.close]
         if watchdog is not None:
             parts.insert(1, watchdog.close)
+        if watchdog is not None and farewell is not None:
+            watchdog.exits(farewell.exit_call)
         if farewell is not None:
             parts.insert(0, farewell.close)
         if recorder is not None:

@@ -45,7 +45,8 @@ class Farewell:
         sys.excepthook = self._uncaught
         self._exit_before = sys.exit
         sys.exit = self._exit
-        self._exit_call: ExitCall | None = None
+        self.exit_call: ExitCall | None = None
+        """The last call of ``sys.exit``."""
         self._file_of_spawn = _error_file_of_spawn()
 
     def recording_ends(self, why: str) -> None:
@@ -71,7 +72,7 @@ class Farewell:
             return
         text = _text_of_spawn(self._file_of_spawn)
         if text is None:
-            self._say({"how": "ended"} | _exit_as_json(self._exit_call))
+            self._say({"how": "ended"} | _exit_as_json(self.exit_call))
         else:  # torch.multiprocessing.spawn has caught it, and no hook was called
             kind, _, message = text.strip().splitlines()[-1].partition(": ")
             self._has_failed(Failure(type=kind, message=message, traceback=text, time_ns=host_now_ns()))
@@ -93,7 +94,7 @@ class Farewell:
                 number = status if isinstance(status, int) else int(status is not None)
                 frame = nearest_users_frame(sys._getframe(1), self._call_sites.is_the_users)
                 site = None if frame is None else CallSite(**line_of(frame))
-                self._exit_call = ExitCall(status=number & 0xFF, call_site=site, caught=caught)
+                self.exit_call = ExitCall(status=number & 0xFF, call_site=site, caught=caught)
         self._exit_before(status)  # type: ignore[arg-type]
 
     def _has_failed(self, failure: Failure) -> None:

@@ -11,6 +11,7 @@ from instrumented_ddp.watchdog.process_state import GONE, STOPPED, ProcessState
 from overlapscope.diagnosis.card import Card
 from overlapscope.diagnosis.evidence import Evidence, Liveness, RankEvidence, Standing
 from overlapscope.diagnosis.order import conversations_of, orders_of
+from overlapscope.diagnosis.process import ended_with
 from overlapscope.diagnosis.told_order import ToldOrder
 
 SILENT_AFTER_NS: Final = 2_500_000_000
@@ -62,7 +63,8 @@ def _rank(one: Known) -> RankEvidence | None:
     told, beat = None if one.card is None else one.card.evidence, one.beat
     if one.has_answered or beat is None:
         return told
-    liveness = liveness_of(beat, one.process, one.silent_ns)
+    exit_status = None if beat.exit_call is None else beat.exit_call.status
+    liveness = ended_with(liveness_of(beat, one.process, one.silent_ns), exit_status)
     is_there = liveness in ("running", "sleeping")
     if told is None:
         told = RankEvidence(
@@ -77,6 +79,8 @@ def _rank(one: Known) -> RankEvidence | None:
         told,
         liveness=liveness,
         failure=beat.failure or told.failure,
+        exit_status=exit_status,
+        exit_call=beat.exit_call,
         step_time_ns=beat.step_time_ns,
         idle_ns=one.silent_ns,
         heard_ns_ago=one.silent_ns,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from overlapscope.diagnosis.difference import NOWHERE, Difference
-from overlapscope.diagnosis.evidence import Failure
+from overlapscope.diagnosis.evidence import ExitCall, Failure
 from overlapscope.diagnosis.verdict import Verdict
 
 
@@ -60,6 +60,7 @@ class Beat:
     how: Literal["runs", "ended", "failed"] = "runs"
     unrecorded_because: str | None = None
     failure: Failure | None = None
+    exit_call: ExitCall | None = None
     rss_bytes: int = 0
     memory_limit_bytes: int | None = None
     writes_stacks: bool = False

@@ -31,7 +31,7 @@ from instrumented_ddp.watchdog.messages import Alarm, Beat, Outcome, Pointer
 from instrumented_ddp.watchdog.neighbours import Neighbours, neighbours_of
 from instrumented_ddp.watchdog.own_state import OwnState
 from instrumented_ddp.watchdog.stopping import EXIT_CODE, listening, stop_training
-from overlapscope.diagnosis.evidence import Failure
+from overlapscope.diagnosis.evidence import ExitCall, Failure
 from overlapscope.diagnosis.plain import from_json, to_json
 from overlapscope.trace.alive import alive_board
 from overlapscope.trace.format import ALIVE_FILE
@@ -98,6 +98,7 @@ class Watchdog:
         self._raising: Alarm | None = None
         self._put_down = (0, False)
         self._failure_is_told = threading.Event()
+        self._exit_call: ExitCall | None = None
         self._held_stacks: HeldStacks | None = None
         with suppress(OSError, RuntimeError, ValueError):
             self._held_stacks = HeldStacks(collectives.folder)
@@ -123,6 +124,14 @@ class Watchdog:
     def recording_ends(self, why: str) -> None:
         """What this rank does is not known any more, and why; it still answers, and is still told."""
         self._own.unrecorded_because = why
+
+    def exits(self, call: ExitCall | None) -> None:
+        """The process comes to its end.
+
+        Args:
+            call: of ``sys.exit``, if it was called.
+        """
+        self._exit_call = call
 
     def close(self) -> None:
         """Leave this process alone. May be called twice."""
@@ -347,4 +356,5 @@ class Watchdog:
 
     def _farewell(self) -> dict[str, str]:
         beat = self._own.beat()
-        return {f"beat.{beat.rank}": to_json(replace(beat, how="ended" if beat.how == "runs" else beat.how))}
+        how = "ended" if beat.how == "runs" else beat.how
+        return {f"beat.{beat.rank}": to_json(replace(beat, how=how, exit_call=self._exit_call))}

@@ -23,7 +23,7 @@ from overlapscope.diagnosis.evidence import (
     UnreadyParameter,
     Unreduced,
 )
-from overlapscope.diagnosis.process import is_here, liveness_of, written_ns
+from overlapscope.diagnosis.process import ended_with, is_here, liveness_of, written_ns
 from overlapscope.diagnosis.rank_models import models_of, unready_parameters
 from overlapscope.diagnosis.stacks import user_line
 from overlapscope.trace.alive import read_alive_board
@@ -139,9 +139,7 @@ def read_rank(
     has_ended = (folder / ENDED_FILE).exists()
     seen, exit_call = _exit_of(where, exits), _exit_call(ended)
     exit_status = seen.status if seen is not None else exit_call.status if exit_call is not None else None
-    liveness = _liveness(ended, where, is_closed=is_closed, has_ended=has_ended)
-    if liveness == "ended" and exit_status is not None and exit_status > 0:
-        liveness = "failed"
+    liveness = ended_with(_liveness(ended, where, is_closed=is_closed, has_ended=has_ended), exit_status)
     if state_before is not None and has_gone_on:
         liveness = state_before
     world_size = run.get("world_size")

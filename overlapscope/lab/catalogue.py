@@ -156,6 +156,12 @@ FAULTS: Final[tuple[Fault, ...]] = (
     ),
     Fault(name="stopped-in-backward", letter="e2", kinds=("stopped",), stock="hangs", bucket=2, is_known_with_two=True),
     Fault(name="failed-rank", letter="e3", kinds=("failed",), stock="one traceback of several", is_known_with_two=True),
+    Fault(
+        name="caught-exception",
+        kinds=("failed",),
+        stock="Connection closed, on the others",
+        is_known_with_two=True,
+    ),
     Fault(name="hanging-data", letter="g", kinds=("waits for data",), stock="hangs", is_known_with_two=True),
     Fault(
         name="dead-data-worker",

@@ -67,6 +67,8 @@ def _run(script: str, environment: dict[str, str], output: Connection) -> None:
     code = 0
     try:
         runpy.run_path(script, run_name="__main__")
+    except SystemExit as error:  # of which the interpreter tells nobody
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:
         sys.excepthook(*sys.exc_info())
         code = 1
