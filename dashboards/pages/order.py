@@ -25,6 +25,8 @@ from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.diagnosis.wording import capitalised, ranks_text
 from overlapscope.trace.reader import Trace
 
+_MOST_STEPS_IN_TROUBLE: Final = 20_000
+"""Steps of all ranks together, whose account takes some tenths of a second."""
 _OTHER_COLOURS: Final = (
     ("other DDP traffic", ("buffers", "bitmap", "construction", "join", "hook")),
     ("other all_reduce", ("all_reduce",)),
@@ -61,6 +63,8 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
     def describe(number: int) -> str:
         return describe_number(snapshot.trace, diagnosis, lanes, number)
 
+    # In trouble, what steps used to consist of is not the question, and must not be waited for.
+    must_be_quick = diagnosis.is_incident and len(snapshot.trace.steps) > _MOST_STEPS_IN_TROUBLE
     plot = OrderPlot(lanes, shown, highlight=highlight, selected=selected, describe=describe)
     document.js_on_event("document_ready", plot.start_script)
     render(
@@ -96,8 +100,7 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
         divergence_share=_share(highlight[0], lanes) if highlight else None,
         bucket_slots=BUCKET_SLOTS,
         other_colours=_OTHER_COLOURS,
-        # In trouble, what steps used to consist of is not the question, and must not be waited for.
-        **({} if is_plain or diagnosis.is_incident else account_variables(snapshot.summary)),
+        **({} if is_plain or must_be_quick else account_variables(snapshot.summary)),
     )
 
 

@@ -159,6 +159,14 @@ def test_the_overview_says_what_is_wrong_and_leads_there(snapshot, tmp_path):
     assert "→ Order" not in words(document)
 
 
+def test_in_trouble_the_step_heads_the_page_unless_it_had_to_be_waited_for(tmp_path, monkeypatch):
+    traces = faulty(write_recording(tmp_path / "traces", ranks=3))
+    _, page = build(Recording(traces).newest())
+    assert page.index("launched all_reduce") < page.index("Mean of all ranks")
+    monkeypatch.setattr(order, "_MOST_STEPS_IN_TROUBLE", 5)
+    assert "Mean of all ranks" not in build(Recording(traces).newest())[1]
+
+
 @pytest.mark.parametrize("route", sorted(ROUTES))
 def test_dumps_of_the_flight_recorder_have_an_order_and_nothing_else(route):
     snapshot = Recording(DUMPS / "op_mismatch_gloo" / "pickle").newest()

@@ -7,18 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+from instrumented_ddp.recording import child_exits
 from overlapscope.trace.exits import Exit, read_exits
 
 LAUNCHER = """
-import multiprocessing, os, signal, subprocess, sys, time
+import multiprocessing, os, runpy, signal, subprocess, sys, time
 from pathlib import Path
-from instrumented_ddp.recording.child_exits import watch_children
 
 def end(how):
     os._exit(5) if how == "status" else os.kill(os.getpid(), signal.SIGKILL)
 
 if __name__ == "__main__":
-    watch_children(Path(sys.argv[1]))
+    runpy.run_path(sys.argv[2])["watch_children"](Path(sys.argv[1]))  # without its package, as in a launcher
     waits = [sys.executable, "-c", "import time; time.sleep(60)"]
     pids = {}
     failing = subprocess.Popen([sys.executable, "-c", "raise SystemExit(4)"])
@@ -45,7 +45,11 @@ def test_status_and_signal_are_written_down_and_whether_the_launcher_sent_it(tmp
     script = tmp_path / "launcher.py"
     script.write_text(LAUNCHER)
     ran = subprocess.run(
-        [sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, str(script), str(tmp_path), child_exits.__file__],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     pids = {name: int(pid) for name, pid in (pair.split("=") for pair in ran.stdout.split())}
     exits: dict[int, Exit] = {each.pid: each for each in read_exits(tmp_path, [])}
