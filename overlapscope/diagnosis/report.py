@@ -17,9 +17,10 @@ _MOST_PARAMETERS: Final = 12
 _MOST_SIDES: Final = 4
 _WIDEST: Final = 62
 _NEVER_LAUNCHED: Final = "never launched"
+_NOT_YET_LAUNCHED: Final = "not launched yet"
 _NOT_SHOWN: Final = "..."
 """It is not among the entries that were read, or its signature is lost."""
-_NOTHING: Final = (_NEVER_LAUNCHED, _NOT_SHOWN)
+_NOTHING: Final = (_NEVER_LAUNCHED, _NOT_YET_LAUNCHED, _NOT_SHOWN)
 _PATH_PARTS: Final = 2
 _MARKS: Final = {"announced": "not launched", "launched": "not completed", "failed": "failed", "completed": ""}
 
@@ -116,13 +117,18 @@ def _sequences(verdict: Verdict, evidence: Evidence) -> list[str]:
         columns.setdefault(key, []).append(rank)
     sides = list(columns.values())[:_MOST_SIDES]
     entries = [{entry.number: entry for entry in verdict.windows[ranks[0]]} for ranks in sides]
+    missing = _NOT_YET_LAUNCHED if evidence.is_live else _NEVER_LAUNCHED
     numbers = sorted({number for side in entries for number in side})
     show_batch = verdict.kind == "batch skipped"
     table: list[tuple[str, ...]] = [("", "#", *(f"rank {', '.join(ranges(ranks))}" for ranks in sides))]
     for number in numbers:
         mark = ">" if number == verdict.number else ""
         cells = [
-            _cell(side.get(number), show_batch, is_launched=not groups or number <= group.newest.get(ranks[0], 0))
+            _cell(
+                side.get(number),
+                show_batch,
+                _NOT_SHOWN if not groups or number <= group.newest.get(ranks[0], 0) else missing,
+            )
             for ranks, side in zip(sides, entries, strict=True)
         ]
         cells[1:] = ["=" if cell == cells[0] and cell not in _NOTHING else cell for cell in cells[1:]]
@@ -134,9 +140,9 @@ def _sequences(verdict: Verdict, evidence: Evidence) -> list[str]:
     return [f"Collectives of {group_text(group)}:", *_table(table)]
 
 
-def _cell(entry: Entry | None, show_batch: bool, *, is_launched: bool) -> str:
+def _cell(entry: Entry | None, show_batch: bool, missing: str) -> str:
     if entry is None:
-        return _NOT_SHOWN if is_launched else _NEVER_LAUNCHED
+        return missing
     batch = f", batch {entry.batch}" if show_batch and entry.batch is not None else ""
     state = f", {_MARKS[entry.state]}" if _MARKS[entry.state] else ""
     step = "" if entry.step == UNKNOWN_STEP else f"step {entry.step}{batch}: "
