@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from instrumented_ddp.watchdog.messages import Outcome
+from instrumented_ddp.watchdog.messages import Alarm, Outcome
 from instrumented_ddp.watchdog.own_state import OwnState
 from overlapscope.trace.reports import ReportLog
 
@@ -77,6 +77,22 @@ class Conclusions:
         else:
             _log.warning("rank %d: %s; rank %d has the report", own.rank, own.standing_text(), outcome.judge)
         return True
+
+    def is_the_end(self, outcome: Outcome, alarm: Alarm, patience_s: float, *, is_news: bool) -> bool:
+        """Whether the job can't go on, or has not gone on for so long that nobody would wait any longer.
+
+        Args:
+            alarm: that led to the inquiry.
+            patience_s: how long a standstill lasts at least before the job is ended for it.
+            is_news: nothing of it was said before.
+        """
+        verdict, own = outcome.verdict, self._own
+        if verdict.is_fault and (verdict.certainty == "certain" or alarm.why == "patience"):
+            return True
+        if is_news and outcome.judge == own.rank:
+            limit_s = own.rhythm.limit_before_stopping_s(patience_s)
+            _log.warning("the job may go on: it is ended if it stands still for %.0f s", limit_s)
+        return False
 
     def retract_if_it_goes_on(self) -> None:
         """What was called stuck was slow if there are steps since."""

@@ -10,8 +10,8 @@ from instrumented_ddp.watchdog.messages import Beat, Pointer
 from instrumented_ddp.watchdog.process_state import GONE, STOPPED, ProcessState
 from overlapscope.diagnosis.card import Card
 from overlapscope.diagnosis.evidence import Evidence, Liveness, RankEvidence, Standing
+from overlapscope.diagnosis.exits import ended_with
 from overlapscope.diagnosis.order import conversations_of, orders_of
-from overlapscope.diagnosis.process import ended_with
 from overlapscope.diagnosis.told_order import ToldOrder
 
 SILENT_AFTER_NS: Final = 2_500_000_000

@@ -30,7 +30,7 @@ from instrumented_ddp.watchdog.process_state import (
 from instrumented_ddp.watchdog.stall import Rhythm
 from overlapscope.diagnosis.card import Card, make_card
 from overlapscope.diagnosis.entries import phase_name
-from overlapscope.diagnosis.evidence import CallSite, Failure, RankEvidence, Standing
+from overlapscope.diagnosis.evidence import CallSite, ExitCall, Failure, RankEvidence, Standing
 from overlapscope.diagnosis.rank_models import models_of, unready_parameters
 from overlapscope.trace import host
 from overlapscope.trace.group_log import GroupLog
@@ -56,6 +56,8 @@ class OwnState:
         self.rhythm = Rhythm()
         self.failure: Failure | None = None
         self.how: Literal["runs", "ended", "failed"] = "runs"
+        self.exit_call: ExitCall | None = None
+        """The last call of ``sys.exit``, once it comes to its end."""
         self.unrecorded_because: str | None = None
         """Why its recording has ended before it did."""
         self._collectives = collectives
@@ -151,6 +153,7 @@ class OwnState:
             how=self.how,
             unrecorded_because=self.unrecorded_because,
             failure=self.failure,
+            exit_call=self.exit_call,
             rss_bytes=resident_bytes,
             memory_limit_bytes=limit_bytes or None,
             writes_stacks=self.writes_stacks,

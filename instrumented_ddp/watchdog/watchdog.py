@@ -98,7 +98,6 @@ class Watchdog:
         self._raising: Alarm | None = None
         self._put_down = (0, False)
         self._failure_is_told = threading.Event()
-        self._exit_call: ExitCall | None = None
         self._held_stacks: HeldStacks | None = None
         with suppress(OSError, RuntimeError, ValueError):
             self._held_stacks = HeldStacks(collectives.folder)
@@ -126,12 +125,8 @@ class Watchdog:
         self._own.unrecorded_because = why
 
     def exits(self, call: ExitCall | None) -> None:
-        """The process comes to its end.
-
-        Args:
-            call: of ``sys.exit``, if it was called.
-        """
-        self._exit_call = call
+        """The process comes to its end, perhaps by a call of ``sys.exit``."""
+        self._own.exit_call = call
 
     def close(self) -> None:
         """Leave this process alone. May be called twice."""
@@ -303,21 +298,16 @@ class Watchdog:
         if inquiry.outcome is not None:
             self._inquiry = None
             is_news = self._conclusions.draw(inquiry.outcome)
-            if self._stops_after_s is not None and own.failure is None:
-                self._stop_if_it_is_the_end(inquiry.outcome, inquiry.alarm, self._stops_after_s, is_news=is_news)
+            if (
+                self._stops_after_s is not None
+                and own.failure is None
+                and self._conclusions.is_the_end(inquiry.outcome, inquiry.alarm, self._stops_after_s, is_news=is_news)
+            ):
+                self._stop(inquiry.outcome)
             if own.failure is not None:
                 self._failure_is_told.set()
         elif inquiry.is_hopeless:
             self._inquiry = None
-
-    def _stop_if_it_is_the_end(self, outcome: Outcome, alarm: Alarm, patience_s: float, *, is_news: bool) -> None:
-        """Stop a job that can't go on, or has not gone on for so long that nobody would wait any longer."""
-        verdict = outcome.verdict
-        if verdict.is_fault and (verdict.certainty == "certain" or alarm.why == "patience"):
-            self._stop(outcome)
-        elif is_news and outcome.judge == self._own.rank:
-            limit_s = self._own.rhythm.limit_before_stopping_s(patience_s)
-            _log.warning("the job may go on: it is ended if it stands still for %.0f s", limit_s)
 
     def _stop(self, outcome: Outcome) -> None:
         self._say_farewell()
@@ -356,5 +346,4 @@ class Watchdog:
 
     def _farewell(self) -> dict[str, str]:
         beat = self._own.beat()
-        how = "ended" if beat.how == "runs" else beat.how
-        return {f"beat.{beat.rank}": to_json(replace(beat, how=how, exit_call=self._exit_call))}
+        return {f"beat.{beat.rank}": to_json(replace(beat, how="ended" if beat.how == "runs" else beat.how))}

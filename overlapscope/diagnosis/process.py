@@ -23,11 +23,6 @@ def is_here(where: dict[str, Any]) -> bool:
     return where.get("host") == socket.gethostname() and where.get("boot_id") == host.boot_identity() is not None
 
 
-def ended_with(liveness: Liveness, exit_status: int | None) -> Liveness:
-    """The state of a process of which the exit status is known: to its end with an error is no good end."""
-    return "failed" if liveness == "ended" and exit_status is not None and exit_status > 0 else liveness
-
-
 def liveness_of(where: dict[str, Any]) -> Liveness:
     """The state of the process of a ``rank.json``; only for a process on this host."""
     try:

@@ -12,18 +12,16 @@ import numpy as np
 
 from overlapscope.diagnosis.evidence import (
     JOINING,
-    CallSite,
     EarlierVerdict,
     Entry,
-    ExitCall,
-    Failure,
     Liveness,
     RankEvidence,
     Standing,
     UnreadyParameter,
     Unreduced,
 )
-from overlapscope.diagnosis.process import ended_with, is_here, liveness_of, written_ns
+from overlapscope.diagnosis.exits import call_site_of, ended_with, exit_call_of, exit_of, failure_of
+from overlapscope.diagnosis.process import is_here, liveness_of
 from overlapscope.diagnosis.rank_models import models_of, unready_parameters
 from overlapscope.diagnosis.stacks import user_line
 from overlapscope.trace.alive import read_alive_board
@@ -126,7 +124,7 @@ def read_rank(
     standing = _with_line(_standing(records, newest), stacks, reports)
     if not has_joined:
         standing = Standing(
-            step=0, phase=JOINING, call_site=_call_site(joining), since_ns=_int(joining.get("time_ns"), 0)
+            step=0, phase=JOINING, call_site=call_site_of(joining), since_ns=_int(joining.get("time_ns"), 0)
         )
     if unrecorded_because is not None and standing is not None:
         standing = Standing(step=standing.step)
@@ -137,7 +135,7 @@ def read_rank(
     if alive_ns is not None:
         alive_ns = max([alive_ns, *(report.time_ns for report in reports)])
     has_ended = (folder / ENDED_FILE).exists()
-    seen, exit_call = _exit_of(where, exits), _exit_call(ended)
+    seen, exit_call = exit_of(where, exits), exit_call_of(ended)
     exit_status = seen.status if seen is not None else exit_call.status if exit_call is not None else None
     liveness = ended_with(_liveness(ended, where, is_closed=is_closed, has_ended=has_ended), exit_status)
     if state_before is not None and has_gone_on:
@@ -149,7 +147,7 @@ def read_rank(
         pid=_int(where.get("pid"), -1),
         liveness=liveness,
         unrecorded_because=None if unrecorded_because is None else str(unrecorded_because),
-        failure=_failure(ended),
+        failure=failure_of(ended),
         exit_status=exit_status,
         exit_call=exit_call,
         was_told_to_end=seen is not None and seen.told_ns is not None,
@@ -249,46 +247,12 @@ def _idle_ns(records: Records, newest: Entry | None, now_ns: int) -> int:
     return max(0, now_ns - max(times)) if times else 0
 
 
-def _failure(ended: dict[str, Any]) -> Failure | None:
-    if ended.get("how") != "exception":
-        return None
-    return Failure(
-        type=str(ended.get("type", "an exception")),
-        message=str(ended.get("message", "")),
-        call_site=_call_site(ended),
-        traceback=str(ended.get("traceback", "")),
-        time_ns=_int(ended.get("time_ns"), 0),
-    )
-
-
-def _exit_call(ended: dict[str, Any]) -> ExitCall | None:
-    status, caught = ended.get("exit_status"), ended.get("caught")
-    if not isinstance(status, int):
-        return None
-    failure = _failure({"how": "exception", **caught}) if isinstance(caught, dict) else None
-    return ExitCall(status=status, call_site=_call_site(ended), caught=failure)
-
-
-def _exit_of(where: dict[str, Any], exits: Sequence[Exit]) -> Exit | None:
-    """The end of the process of a ``rank.json``; its number may have been that of others before."""
-    begun_ns = written_ns(where)
-    ends = [
-        each
-        for each in exits
-        if not each.is_job
-        and each.pid == where.get("pid")
-        and each.boot_id == where.get("boot_id")
-        and (begun_ns is None or each.time_ns >= begun_ns)
-    ]
-    return min(ends, key=lambda each: each.time_ns, default=None)
-
-
 def _unreduced(path: Path, problems: list[Problem]) -> Unreduced | None:
     content = read_json(path, problems) if path.exists() else {}
     if not content:
         return None
     return Unreduced(
-        model=_int(content.get("model"), 0), step=_int(content.get("step"), 0), call_site=_call_site(content)
+        model=_int(content.get("model"), 0), step=_int(content.get("step"), 0), call_site=call_site_of(content)
     )
 
 
@@ -321,7 +285,7 @@ def _earlier_verdicts(rank: int, folder: Path, problems: list[Problem]) -> tuple
                 call_sites={
                     int(number): site
                     for number, content in (verdict.get("call_sites") or {}).items()
-                    if (site := _call_site(content)) is not None
+                    if (site := call_site_of(content)) is not None
                 },
             )
         except (KeyError, TypeError, ValueError, AttributeError):
@@ -348,13 +312,6 @@ def _stacks(folder: Path) -> str:
         except OSError:
             continue
     return "\n".join(text for text in texts if text.strip())
-
-
-def _call_site(content: dict[str, Any]) -> CallSite | None:
-    file, line = content.get("file"), content.get("line")
-    if not isinstance(file, str) or not isinstance(line, int):
-        return None
-    return CallSite(file=file, line=line, function=str(content.get("function") or ""))
 
 
 def _int(value: Any, otherwise: int) -> int:

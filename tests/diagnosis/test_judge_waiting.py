@@ -1,0 +1,155 @@
+"""Which cause is named where ranks wait for others: in a data loader, for gradients, in no_sync(), elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from overlapscope.diagnosis.evidence import (
+    Failure,
+    UnreadyParameter,
+)
+from overlapscope.diagnosis.judge import judge
+from overlapscope.trace.signature import Signature
+from tests.diagnosis.jobs import (
+    CLOSED,
+    HELD_UP,
+    IN_LOADER,
+    TIMED_OUT,
+    WAITING,
+    entry,
+    group,
+    held_up,
+    idle,
+    job,
+    rank,
+    site,
+    trained,
+)
+
+
+def test_a_rank_in_its_data_loader_waits_for_data() -> None:
+    late = rank(1, phase="data_wait", step=2, since_ns=10**9, stacks=IN_LOADER)
+    verdict = judge(held_up(idle(late, 5), is_live=True))
+    assert (verdict.kind, verdict.blamed, verdict.step, verdict.number) == ("waits for data", (1,), 2, 7)
+    assert "ranks 0 and 2 wait in collective 7" in verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("/usr/lib/python3.11/threading.py", "has been waiting for a lock or another thread"),
+        ("/usr/lib/python3.11/socket.py", "has been waiting for a socket"),
+        ("/usr/lib/python3.11/subprocess.py", "has been waiting for another process"),
+        ("/venv/lib/python3.11/site-packages/torch/serialization.py", "has been reading or writing a file"),
+        ("/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", "in a call of torch.distributed"),
+        ("/home/me/model.py", "has made no progress"),
+    ],
+)
+def test_what_else_a_rank_does_between_two_steps_is_no_wait_for_data(file: str, said: str) -> None:
+    stacks = (
+        "Current thread 0x00007f (most recent call first):\n"
+        f'  File "{file}", line 320 in wait\n'
+        '  File "/home/me/train.py", line 12 in main\n'
+    )
+    late = rank(1, phase="data_wait", step=2, since_ns=10**9, stacks=stacks)
+    verdict = judge(held_up(idle(late, 5), is_live=True))
+    assert verdict.kind == "stuck"
+    assert said in verdict.sentence
+    assert "(before the forward of step 2)" in verdict.sentence
+
+
+def test_a_rank_in_forward_is_stuck_there() -> None:
+    verdict = judge(held_up(idle(rank(1, phase="forward", step=2, since_ns=10**9), 5), is_live=True))
+    assert (verdict.kind, verdict.blamed) == ("stuck", (1,))
+
+
+def test_who_ended_while_the_others_wait_ran_out_of_data() -> None:
+    verdict = judge(held_up(rank(1, "ended", phase="data_wait", step=2, since_ns=10**9)))
+    assert (verdict.kind, verdict.blamed, verdict.step) == ("uneven inputs", (1,), 2)
+
+
+def test_peers_that_timed_out_waited_for_a_rank_that_was_still_there() -> None:
+    loader = rank(1, "gone", phase="data_wait", step=2, since_ns=10**9, stacks=IN_LOADER)
+    ranks = (rank(0, "failed", step=2, failure=TIMED_OUT), loader, rank(2, "failed", step=2, failure=TIMED_OUT))
+    verdict = judge(job(*ranks, groups=[HELD_UP]))
+    assert (verdict.kind, verdict.blamed) == ("waits for data", (1,))
+
+
+def test_a_collective_that_all_have_entered_and_that_never_ends_is_nobodys_fault() -> None:
+    inside = group(dict.fromkeys(range(3), WAITING))
+    verdict = judge(job(*(idle(rank(n, step=2), 9) for n in range(3)), groups=[inside], is_live=True))
+    assert (verdict.kind, verdict.blamed, verdict.number) == ("stuck", (), 9)
+
+
+UNREADY = (
+    UnreadyParameter(model=0, name="branch.weight", module="branch (Linear)", bucket=1),
+    UnreadyParameter(model=0, name="branch.bias", module="branch (Linear)", bucket=1),
+)
+
+
+def test_gradients_that_never_came_are_named_with_their_modules() -> None:
+    at_bucket_1 = group({0: WAITING, 1: trained(7), 2: WAITING})
+    late = rank(1, "sleeping", phase="optimizer", step=2, since_ns=10**9, unready=UNREADY)
+    verdict = judge(job(rank(0, step=2), late, rank(2, step=2), groups=[at_bucket_1]))
+    assert (verdict.kind, verdict.blamed, verdict.bucket) == ("gradients never ready", (1,), 1)
+    assert (verdict.parameters, verdict.step) == (("branch.weight", "branch.bias"), 2)
+    assert "branch (Linear)" in verdict.sentence
+
+
+def test_ddps_own_complaint_about_the_last_backward_is_a_gradient_that_never_came() -> None:
+    complaint = Failure(type="RuntimeError", message="Expected to have finished reduction in the prior iteration ...")
+    late = rank(1, "failed", phase="forward", step=3, failure=complaint, unready=UNREADY)
+    verdict = judge(job(rank(0, "failed", failure=CLOSED), late, rank(2, "failed", failure=CLOSED)))
+    assert (verdict.kind, verdict.blamed) == ("gradients never ready", (1,))
+
+
+def test_a_backward_that_may_still_run_is_not_said_to_have_left_parameters_without_gradients() -> None:
+    late = idle(rank(1, "sleeping", phase="backward", step=2, since_ns=10**9, unready=UNREADY), 5)
+    verdict = judge(held_up(late, is_live=True))
+    assert (verdict.kind, verdict.certainty) == ("gradients never ready", "likely")
+    assert "Rank 1 has not launched bucket 1" in verdict.sentence
+    assert "may not have been over" in verdict.alternative
+    assert judge(held_up(replace(late, cpu_share=0.9), is_live=True)).kind == "slow"
+
+
+def test_a_rank_that_was_killed_in_backward_has_unready_gradients_for_another_reason() -> None:
+    late = rank(1, "gone", phase="backward", step=2, unready=UNREADY)
+    ranks = (rank(0, "failed", step=2, failure=CLOSED), late, rank(2, "failed", step=2, failure=CLOSED))
+    assert judge(job(*ranks, groups=[HELD_UP])).kind == "killed"
+
+
+def test_a_rank_that_never_leaves_no_sync_has_not_run_out_of_data() -> None:
+    late = rank(1, "ended", step=60, no_sync_since=2, steps_done=60)
+    verdict = judge(held_up(late))
+    assert (verdict.kind, verdict.blamed, verdict.step) == ("not reduced", (1,), 2)
+    assert (
+        "Rank 1 has run every backward from step 2 on under no_sync(), and ranks 0 and 2 wait for it"
+        in verdict.sentence
+    )
+
+
+def test_a_rank_that_accumulates_in_the_step_in_which_others_wait_is_only_slow() -> None:
+    late = idle(rank(1, phase="forward", step=2, since_ns=10**9, no_sync_since=None, steps_done=2), 2.0)
+    assert judge(held_up(late, is_live=True)).kind == "slow"
+
+
+def test_if_all_ranks_skip_the_same_branch_nobody_is_blamed_and_the_step_is_that_of_the_backward() -> None:
+    complaint = Failure(type="RuntimeError", message="Expected to have finished reduction ...", call_site=site(30))
+    ranks = (rank(n, "failed", phase="forward", step=13, failure=complaint, unready=UNREADY) for n in range(3))
+    verdict = judge(job(*ranks))
+    assert (verdict.kind, verdict.blamed, verdict.step) == ("gradients never ready", (), 12)
+    assert verdict.sentence.startswith("No rank launched bucket 1 of step 12: 2 of its parameters got no gradient")
+    assert verdict.call_sites == {0: site(30)}
+
+
+def test_a_recv_that_is_never_answered_is_no_matter_of_two_groups() -> None:
+    recv = entry(1, Signature(op="recv", dtype="float32", elements=5, peer=1), step=2, is_done=False, line=50)
+    reduced = group({0: trained(6), 1: WAITING}, ranks=(0, 1))
+    talk = group({0: (replace(recv, announced_ns=10**8),)}, ranks=(0, 1))
+    evidence = job(rank(0, step=2, phase=None), rank(1, step=2), groups=[reduced], conversations=(talk,))
+    verdict = judge(evidence)
+    assert verdict.kind == "missing collective"
+    assert "Rank 0 waits in recv of 5 float32 from rank 1 at train.py:50 (main) in step 2" in verdict.sentence
+    assert "rank 1 has not sent: it waits for rank 0 in all_reduce(sum) of bucket 2" in verdict.sentence
