@@ -110,11 +110,11 @@ def print_kills(sizes: Sequence[int]) -> bool:
                 verdict = verdict_after_kill(world_size, victims, number)
                 nobody_is_left = len(victims) == world_size  # to say whom to blame
                 is_right = verdict.kind == "killed" and (
-                    set(verdict.blamed) == set(victims) or (nobody_is_left and not verdict.blamed)
+                    set(verdict.named) == set(victims) or (nobody_is_left and not verdict.named)
                 )
                 right, total = right + is_right, total + 1
                 emphasis = "" if is_right else "**"
-                blamed = " ".join(map(str, verdict.blamed)) or "nobody"
+                blamed = " ".join(map(str, verdict.named)) or "nobody"
                 said = " ".join([verdict.sentence, *verdict.evidence[-1:]])
                 cells = [str(world_size), " ".join(map(str, victims)), number.name, verdict.kind, blamed]
                 print_row([*(f"{emphasis}{cell}{emphasis}" for cell in cells), said])

@@ -84,7 +84,7 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
         evidence=verdict.evidence,
         advice=verdict.advice,
         also=verdict.also,
-        reports=report_rows(diagnosis.reports, verdict.blamed, verdict_sentence=verdict.sentence),
+        reports=report_rows(diagnosis.reports, verdict.named, verdict_sentence=verdict.sentence),
         groups=[(each.name, group_label(each)) for each in diagnosis.groups],
         group_name=group.name,
         lanes_note=note,
@@ -153,8 +153,8 @@ def kind_text(verdict: Verdict) -> str:
 def basis_of(verdict: Verdict, diagnosis: Diagnosis) -> str:
     """Where the fault is: ranks, step, group and number."""
     parts = []
-    if verdict.blamed:
-        parts.append(capitalised(ranks_text(verdict.blamed)))
+    if verdict.named:
+        parts.append(capitalised(ranks_text(verdict.named)))
     elif verdict.concerned and verdict.is_fault:
         parts.append(f"{capitalised(ranks_text(verdict.concerned))} (no rank is blamed)")
     if verdict.step is not None:
@@ -187,7 +187,7 @@ def _selected_of_address(
 ) -> Selected:
     """The cell of ``?number=…&rank=…``; without them the one of a blamed rank where the fault began, or the newest."""
     place_of = {rank: place for place, lane in enumerate(shown) for rank in lane.ranks}
-    wanted = [_number(arguments, "rank"), *diagnosis.verdict.blamed, *diagnosis.verdict.concerned]
+    wanted = [_number(arguments, "rank"), *diagnosis.verdict.named, *diagnosis.verdict.concerned]
     place = next((place_of[rank] for rank in wanted if rank in place_of), 0)
     highlight = diagnosis.highlight(lanes.group)
     numbers = [_number(arguments, "number"), highlight and highlight[0], lanes.first_difference, lanes.newest]

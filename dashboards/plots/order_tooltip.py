@@ -32,7 +32,7 @@ def cell_tooltip(lanes: OrderLanes, lane: OrderLane, number: int) -> tuple[str, 
     if cell.difference is not None:
         rows.append(("differs", f"{_DIFFERENCES[cell.difference]} than on most or some other ranks"))
     if entry.step != UNKNOWN_STEP:
-        rows.append(("step", str(entry.step)))
+        rows.append(("step", str(entry.loop_step)))
     if entry.phase:
         rows.append(("phase", entry.phase.replace("_", " ")))
     if signature.bytes:

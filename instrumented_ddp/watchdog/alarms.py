@@ -44,7 +44,7 @@ def what_is_amiss(
         return None
     idle_s = min(own.rhythm.idle_s(time.monotonic()), (host_now_ns() - waits_since_ns) / 1e9)
     if patience_s is not None:
-        end_s = own.rhythm.limit_before_stopping_s(patience_s)
+        end_s = own.rhythm.long_standstill_s(patience_s)
         if idle_s >= max(end_s, conclusions.patient_until_idle_s):
             return Alarm(by=own.rank, why="patience")
     limit_s = PATIENCE_WITH_THE_DEAD_S if _somebody_is_gone(own, beats) else own.rhythm.limit_s

@@ -61,10 +61,11 @@ class Conclusions:
         if not verdict.is_fault:
             if is_judge and verdict.kind == "slow" and self.quiet_until_idle_s == 0.0:
                 _log.warning(verdict.sentence)
-            self.quiet_until_idle_s = self.patient_until_idle_s = 2 * own.rhythm.idle_s(time.monotonic())
+            idle_s = own.rhythm.idle_s(time.monotonic())
+            self.quiet_until_idle_s = self.patient_until_idle_s = own.rhythm.next_look_s(idle_s)
             return False
         self.quiet_until_idle_s = float("inf")
-        fault = (verdict.kind, verdict.group, verdict.number, *verdict.blamed)
+        fault = (verdict.kind, verdict.group, verdict.number, *verdict.named)
         if self.was_said(*fault):
             return False
         self.note(*fault)
@@ -90,7 +91,7 @@ class Conclusions:
         if verdict.is_fault and (verdict.certainty == "certain" or alarm.why == "patience"):
             return True
         if is_news and outcome.judge == own.rank:
-            limit_s = own.rhythm.limit_before_stopping_s(patience_s)
+            limit_s = own.rhythm.long_standstill_s(patience_s)
             _log.warning("the job may go on: it is ended if it stands still for %.0f s", limit_s)
         return False
 

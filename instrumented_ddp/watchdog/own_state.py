@@ -36,9 +36,11 @@ from overlapscope.trace import host
 from overlapscope.trace.group_log import GroupLog
 from overlapscope.trace.host import host_now_ns
 from overlapscope.trace.seal import Seal
+from overlapscope.trace.standstill import Standstill, write_standstill
 
 _IN_FLIGHT: Final = 16
 """Collectives of a group that may be on the wire at the same time, or about."""
+_WRITTEN_DOWN_EVERY_S: Final = 1.0
 
 
 class OwnState:
@@ -70,6 +72,7 @@ class OwnState:
         self._limit_bytes = memory_limit_bytes()
         self._world_size = 1
         self._activity = Activity(self.pid)
+        self._written_down_s = 0.0
 
     # -- now and then --------------------------------------------------------------------------------------------
 
@@ -91,8 +94,23 @@ class OwnState:
         return self.rhythm.observe(time.monotonic(), self.step if self._counts_steps else None, mark)
 
     def look_closely(self) -> None:
-        """Take a sample of what it does, while it is asked whether it does anything."""
+        """Take a sample of what it does, while it is asked whether it does anything; now and then write it down."""
         self._activity.sample(self._frames())
+        now_s = time.monotonic()
+        if self.rhythm.idle_s(now_s) >= _WRITTEN_DOWN_EVERY_S <= now_s - self._written_down_s:
+            self._written_down_s = now_s
+            with suppress(OSError):
+                write_standstill(self._collectives.folder, self._standstill())
+
+    def _standstill(self) -> Standstill:
+        is_working = self._activity.is_working()
+        return Standstill(
+            time_ns=host_now_ns(),
+            longest_pause_ns=self._longest_pause_ns,
+            cpu_share=self._activity.cpu_share(),
+            is_working=is_working if is_working is None else is_working or self.process.state == "D",
+            stacks=stacks(),
+        )
 
     @property
     def memory(self) -> tuple[int, int]:
@@ -190,23 +208,22 @@ class OwnState:
 
     def evidence(self, *, with_models: bool) -> RankEvidence:
         """What the rules want to know of a rank."""
-        now_s = time.monotonic()
-        state, is_working = self.process.state, self._activity.is_working()
-        folder = self._collectives.folder
+        seen, folder = self._standstill(), self._collectives.folder
         return RankEvidence(
             rank=self.rank,
             host=self._host,
             pid=self.pid,
-            liveness="failed" if self.failure is not None else "running" if state == "R" else "sleeping",
+            liveness="failed" if self.failure is not None else "running" if self.process.state == "R" else "sleeping",
             unrecorded_because=self.unrecorded_because,
             failure=self.failure,
             standing=self._standing(),
             steps_done=self.step,
             step_time_ns=self._step_ns(),
-            idle_ns=round(self.rhythm.idle_s(now_s) * 1e9),
+            longest_pause_ns=seen.longest_pause_ns,
+            idle_ns=round(self.rhythm.idle_s(time.monotonic()) * 1e9),
             heard_ns_ago=0,
-            cpu_share=self._activity.cpu_share(),
-            is_working=is_working if is_working is None else is_working or state == "D",
+            cpu_share=seen.cpu_share,
+            is_working=seen.is_working,
             rss_bytes=self.memory[0],
             memory_limit_bytes=self.memory[1] or None,
             unready=() if self.unrecorded_because is not None else unready_parameters(folder, Seal(folder, []), []),
@@ -214,7 +231,7 @@ class OwnState:
             unreduced=self._models.unreduced,
             no_sync_since=self._position.no_sync_since,
             world_size=self.world_size,
-            stacks=stacks(),
+            stacks=seen.stacks,
         )
 
     def _standing(self) -> Standing:
@@ -247,6 +264,10 @@ class OwnState:
 
     def _phase_name(self) -> str | None:
         return phase_name(self._position.phase)
+
+    @property
+    def _longest_pause_ns(self) -> int:
+        return round(self.rhythm.longest_pause_s * 1e9)
 
     def _step_ns(self) -> int | None:
         step_s = self.rhythm.step_s

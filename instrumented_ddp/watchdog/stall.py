@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
+from overlapscope.diagnosis.facts import BUSY_PATIENCE_NS, long_standstill_ns
+
 PATIENCE_S: Final = 3.0
 """Least limit, however short the steps are: garbage collections, page faults and other jobs hold ranks up."""
 PATIENCE_AT_START_S: Final = 20.0
@@ -16,8 +18,6 @@ PATIENCE_WITH_THE_DEAD_S: Final = 1.0
 """Limit for a rank that will not come any more."""
 
 _STEPS: Final = 4
-_STEPS_BEFORE_STOPPING: Final = 20
-_LONGEST_PAUSES_BEFORE_STOPPING: Final = 3
 _ENOUGH_STEPS: Final = 4
 _ENOUGH_ADVANCES: Final = 8
 _KEPT: Final = 64
@@ -35,7 +35,8 @@ class Rhythm:
     _step: int | None = None
     _step_since_s: float = 0.0
     _mark: Hashable = None
-    _longest_pause_s: float = 0.0
+    longest_pause_s: float = 0.0
+    """The longest time in which nothing happened, and after which it went on."""
     advanced_at_s: float | None = None
     """Time of the last observed advance."""
 
@@ -57,7 +58,7 @@ class Rhythm:
         if mark == self._mark:
             return False
         self._pauses_s.append(now_s - self.advanced_at_s)
-        self._longest_pause_s = max(self._longest_pause_s, now_s - self.advanced_at_s)
+        self.longest_pause_s = max(self.longest_pause_s, now_s - self.advanced_at_s)
         self._mark, self.advanced_at_s = mark, now_s
         return True
 
@@ -80,14 +81,15 @@ class Rhythm:
         """How long nothing has happened."""
         return 0.0 if self.advanced_at_s is None else now_s - self.advanced_at_s
 
-    def limit_before_stopping_s(self, least_s: float) -> float:
-        """How long a standstill lasts that ends the job, if it may only be slow: a checkpoint may take minutes.
+    def long_standstill_s(self, least_s: float) -> float:
+        """How long a standstill lasts that nothing in the job's history explains, see ``facts.long_standstill_ns``."""
+        step_ns, pause_ns = round((self.step_s or 0.0) * 1e9), round(self.longest_pause_s * 1e9)
+        return long_standstill_ns(round(least_s * 1e9), step_ns, pause_ns) / 1e9
 
-        Args:
-            least_s: however quick the job has been.
-        """
-        steps_s = _STEPS_BEFORE_STOPPING * (self.step_s or 0.0)
-        return max(least_s, steps_s, _LONGEST_PAUSES_BEFORE_STOPPING * self._longest_pause_s)
+    def next_look_s(self, idle_s: float) -> float:
+        """When to look again at a standstill that was called slow: it is called stuck if it lasts for long."""
+        long_s = self.long_standstill_s(BUSY_PATIENCE_NS / 1e9)
+        return min(2 * idle_s, long_s) if idle_s < long_s else 2 * idle_s
 
     @property
     def limit_s(self) -> float:

@@ -9,8 +9,9 @@ missing or damaged for instance, and 2 if nothing can be read.
 
 With --json the output is one JSON object with the keys
   path
-  verdict    kind, sentence, blamed, concerned, step, group, number, bucket, parameters, call_sites, windows (what each
-             rank did around the first difference), evidence, advice, also
+  verdict    kind, sentence, certainty, alternative (what else it could be), blamed (who did it, if certain), suspected
+             (else), concerned, step (of the loop, from 0), group, number, bucket, parameters, call_sites, windows (what
+             each rank did around the first difference), evidence, advice, also
   ranks      one object per rank: rank, host, pid, liveness, step, phase, bucket, call_site, failure
   groups     one object per group: name, ranks, newest (number of its newest collective by rank), first_divergence,
              divergence

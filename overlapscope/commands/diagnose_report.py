@@ -9,7 +9,7 @@ from typing import Any
 from overlapscope.commands.json_text import json_text
 from overlapscope.diagnosis.evidence import Evidence, RankEvidence
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.diagnosis.wording import known
+from overlapscope.diagnosis.wording import loop_step
 from overlapscope.trace.log import Problem
 
 
@@ -44,7 +44,7 @@ def _rank(one: RankEvidence) -> dict[str, Any]:
         "host": one.host,
         "pid": one.pid,
         "liveness": one.liveness,
-        "step": known(standing.step) if standing else None,
+        "step": loop_step(standing) if standing else None,
         "phase": standing.phase if standing else None,
         "bucket": standing.bucket if standing else None,
         "call_site": asdict(standing.call_site) if standing and standing.call_site else None,

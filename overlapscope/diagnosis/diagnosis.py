@@ -96,5 +96,5 @@ class Diagnosis:
             group,
             first_divergence=order.first_divergence,
             divergence=order.divergence,
-            blamed=self.verdict.blamed,
+            blamed=self.verdict.named,
         )

@@ -29,6 +29,12 @@ JOINING: Final = "joining"
 Parameters = tuple[tuple[str, tuple[int, ...], str], ...]
 """(name, shape, dtype) of parameters in order."""
 
+_BETWEEN_STEPS: Final = ("data_wait", "evaluation")
+
+
+def _loop_step(step: int, phase: str | None) -> int:
+    return step - 1 if phase in _BETWEEN_STEPS and step > 0 else step
+
 
 @dataclass(frozen=True, kw_only=True)
 class CallSite:
@@ -50,6 +56,7 @@ class Entry:
     """Number in its group, from 1."""
     signature: Signature
     step: int
+    """How many updates its rank had made: what ranks are compared by."""
     batch: int | None = None
     """Batch of its data that the rank was at; None if unknown, or where it says nothing: inside ``join()``."""
     phase: str | None = None
@@ -59,6 +66,16 @@ class Entry:
     announced_ns: int = 0
     launched_ns: int | None = None
     completed_ns: int | None = None
+
+    @property
+    def is_between_steps(self) -> bool:
+        """Whether it was launched after an update and before the next forward."""
+        return self.phase in _BETWEEN_STEPS
+
+    @property
+    def loop_step(self) -> int:
+        """Iteration of the user's loop, from 0: what follows the update of step 12 still belongs to it."""
+        return _loop_step(self.step, self.phase)
 
     @property
     def state(self) -> Literal["announced", "launched", "failed", "completed"]:
@@ -122,6 +139,16 @@ class Standing:
     call_site: CallSite | None = None
     since_ns: int = 0
 
+    @property
+    def is_between_steps(self) -> bool:
+        """Whether it is after an update and before the next forward."""
+        return self.phase in _BETWEEN_STEPS
+
+    @property
+    def loop_step(self) -> int:
+        """As of an ``Entry``; who waits there for the next batch is told apart by its stacks only."""
+        return _loop_step(self.step, self.phase)
+
 
 @dataclass(frozen=True, kw_only=True)
 class UnreadyParameter:
@@ -178,15 +205,17 @@ class RankEvidence:
     steps_done: int = 0
     step_time_ns: int | None = None
     """Median time of its steps so far."""
+    longest_pause_ns: int | None = None
+    """The longest time in which nothing happened on it, and after which it went on."""
     idle_ns: int | None = None
     """How long nothing has happened on it: no phase, no collective, no step; if it is gone, until it was last heard
     from."""
     heard_ns_ago: int | None = None
     """How long its watchdog has been silent; None if it has none."""
     cpu_share: float | None = None
-    """CPU use as a share of one core, in the last second or so; None if unknown."""
+    """CPU use as a share of one core, in the last second or so in which it was heard of; None if unknown."""
     is_working: bool | None = None
-    """Whether it moves through its Python code, or reads and writes; None if unknown."""
+    """Whether it moved through its Python code then, or read and wrote; None if unknown."""
     holds_gil: bool = False
     """Whether its process runs while none of its Python threads does."""
     rss_bytes: int | None = None
@@ -212,7 +241,9 @@ class EarlierVerdict:
     kind: str
     """One of ``verdict.FaultKind``."""
     sentence: str
+    alternative: str = ""
     blamed: tuple[int, ...] = ()
+    suspected: tuple[int, ...] = ()
     step: int | None = None
     bucket: int | None = None
     call_sites: dict[int, CallSite] = field(default_factory=dict)

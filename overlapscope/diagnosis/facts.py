@@ -16,6 +16,11 @@ STUCK_AFTER_NS: Final = 3_000_000_000
 STUCK_AFTER_STEPS: Final = 4
 """... nor one shorter than this many usual steps."""
 
+BUSY_PATIENCE_NS: Final = 60_000_000_000
+"""A rank that computes, reads or writes may be in an evaluation or a checkpoint: for so long it is only slow."""
+_STEPS_OF_PATIENCE: Final = 20
+_PAUSES_OF_PATIENCE: Final = 3
+
 BUSY_CPU_SHARE: Final = 0.2
 """Share of a core: a waiting rank uses next to none, a computing one gets at least this, even on a crowded host."""
 
@@ -127,11 +132,10 @@ class Facts:
     def is_stuck(self, rank: int) -> bool:
         """Whether a rank has stood still for longer than a slow step explains; always true of a job that is over."""
         one = self.ranks.get(rank)
-        if one is not None and one.liveness == "gone":
+        if one is not None and one.liveness in ("gone", "failed", "ended"):
             return True
         if one is None or one.idle_ns is None:
-            is_over = one is not None and one.liveness in ("gone", "failed", "ended", "stopped")
-            return is_over or not self.evidence.is_live
+            return not self.evidence.is_live or (one is not None and one.liveness == "stopped")
         return one.idle_ns >= self._patience_ns(one)
 
     @staticmethod
@@ -149,12 +153,13 @@ class Facts:
         reports_ns = [report.time_ns for report in self.evidence.reports if report.kind not in _OF_ENDS]
         return bool(reports_ns) and min(reports_ns) < min(failures_ns, default=max(reports_ns) + 1)
 
-    def is_busy(self, rank: int) -> bool:
-        """Whether a rank computes, reads or writes while the job runs: whatever it does, it is not stuck."""
+    def is_only_slow(self, rank: int) -> bool:
+        """Whether a rank of a job that runs is busy, and not for so long that it had to be in an endless loop."""
         one = self.ranks.get(rank)
-        if one is None or not self.evidence.is_live or one.holds_gil:
+        if one is None or not self.evidence.is_live or not is_busy(one):
             return False
-        return bool(one.is_working) or (one.cpu_share or 0.0) >= BUSY_CPU_SHARE
+        patience_ns = long_standstill_ns(BUSY_PATIENCE_NS, one.step_time_ns, one.longest_pause_ns)
+        return one.idle_ns is None or one.idle_ns < patience_ns
 
     def _wait_of(self, rank: int) -> Wait | None:
         if rank not in self.blocked:
@@ -202,6 +207,20 @@ class Facts:
             and not is_consequence(one.failure)
         )
         return None if has_gone_on else (group, entry)
+
+
+def is_busy(one: RankEvidence) -> bool:
+    """Whether a rank computes, reads or writes, or did when last heard from."""
+    return not one.holds_gil and (bool(one.is_working) or (one.cpu_share or 0.0) >= BUSY_CPU_SHARE)
+
+
+def long_standstill_ns(least_ns: int, step_time_ns: int | None, longest_pause_ns: int | None) -> int:
+    """How long a standstill lasts that nothing in a job's history explains: it had checkpoints and evaluations before.
+
+    Args:
+        least_ns: however quick the job has been.
+    """
+    return max(least_ns, _STEPS_OF_PATIENCE * (step_time_ns or 0), _PAUSES_OF_PATIENCE * (longest_pause_ns or 0))
 
 
 def is_consequence(failure: Failure | None) -> bool:

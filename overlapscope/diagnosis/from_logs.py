@@ -25,7 +25,7 @@ from overlapscope.trace.log import Problem, is_closed
 Progress = Callable[[int, int], None]
 """Called with (ranks read so far, ranks in all)."""
 
-_SEEN_STANDING: Final = ("stuck", "waits for data", "stopped", "holds the GIL", "killed")
+_SEEN_STANDING: Final = ("slow", "stuck", "waits for data", "stopped", "holds the GIL", "killed")
 """Kinds of reports that tell the line where a rank is."""
 
 
@@ -116,7 +116,7 @@ def _with_reported_lines(
     """Where a rank stood, with the line that a watchdog has seen there: the files of a rank don't say."""
     found = dict(ranks)
     for report in sorted(reports, key=lambda report: report.time_ns):
-        for rank in report.blamed:
+        for rank in (*report.blamed, *report.suspected):
             one, site = found.get(rank), report.call_sites.get(rank)
             if one is None or site is None or report.kind not in _SEEN_STANDING or one.standing is None:
                 continue

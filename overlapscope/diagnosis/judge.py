@@ -91,4 +91,6 @@ def judge(evidence: Evidence) -> Verdict:
         unknown.append(
             f"The recording of rank {rank} ended early{where} ({one.unrecorded_because}): what it did next is unknown."
         )
+    if verdict.certainty != "certain":
+        verdict = replace(verdict, blamed=(), suspected=verdict.named)
     return replace(verdict, also=(*verdict.also, *also), evidence=(*verdict.evidence, *unknown))

@@ -151,7 +151,7 @@ class OrderLanes:
         while low < high:
             middle = (low + high) // 2
             found = self._entries(rank, middle, middle)
-            low, high = (low, middle) if found and found[0].step >= step else (middle + 1, high)
+            low, high = (low, middle) if found and found[0].loop_step >= step else (middle + 1, high)
         return low
 
     def next_difference(self, number: int, direction: Literal[1, -1]) -> int | None:
@@ -186,10 +186,10 @@ class OrderLanes:
         if self._furthest is None:
             return ()
         entries = self._entries(self._furthest, first - 1, last)
-        begins = [entry for before, entry in pairwise(entries) if before.step != entry.step]
+        begins = [entry for before, entry in pairwise(entries) if before.loop_step != entry.loop_step]
         if entries and entries[0].number == self._oldest[self._furthest]:
             begins.insert(0, entries[0])
-        return tuple((entry.number, entry.step) for entry in begins if entry.step != UNKNOWN_STEP)
+        return tuple((entry.number, entry.loop_step) for entry in begins if entry.step != UNKNOWN_STEP)
 
     def _traits(self, rank: int, entry: Entry) -> _Traits:
         signature = entry.signature

@@ -67,7 +67,7 @@ _TRAITS: Final[tuple[tuple[str, Callable[[Entry], str]], ...]] = (
     ("root or peer", lambda entry: "" if entry.signature.peer is None else f"rank {entry.signature.peer}"),
     ("tensors", lambda entry: _listed(entry.signature.names)),
     ("launched by", lambda entry: _launcher(entry)),
-    ("step", lambda entry: "" if entry.step == UNKNOWN_STEP else str(entry.step)),
+    ("step", lambda entry: "" if entry.step == UNKNOWN_STEP else str(entry.loop_step)),
     ("batch", lambda entry: "" if entry.batch is None else str(entry.batch)),
     ("phase", lambda entry: (entry.phase or "").replace("_", " ")),
     ("note", lambda entry: ", ".join(text for flag, text in _FLAG_TEXTS.items() if entry.flags & flag)),

@@ -21,9 +21,10 @@ from overlapscope.diagnosis.evidence import (
     Unreduced,
 )
 from overlapscope.diagnosis.exits import call_site_of, ended_with, exit_call_of, exit_of, failure_of
+from overlapscope.diagnosis.facts import is_interrupted
 from overlapscope.diagnosis.process import is_here, liveness_of
 from overlapscope.diagnosis.rank_models import models_of, unready_parameters
-from overlapscope.diagnosis.stacks import user_line
+from overlapscope.diagnosis.rank_standing import idle_ns, seen_in_this_standstill, stacks_of, standing_of, with_line
 from overlapscope.trace.alive import read_alive_board
 from overlapscope.trace.exits import Exit
 from overlapscope.trace.folders import is_over, read_json
@@ -32,11 +33,9 @@ from overlapscope.trace.format import (
     ENDED_FILE,
     EVENTS_FILE,
     JOINING_FILE,
-    NO_INDEX,
     RANK_FILE,
     REPORTS_FILE,
     RUN_FILE,
-    STACKS_PATTERN,
     UNREDUCED_FILE,
     Flag,
     Kind,
@@ -48,9 +47,6 @@ from overlapscope.trace.seal import Seal
 
 _NEWEST_RECORDS: Final = 2048
 """Records read from the end of the event log: some steps, even with a record for each gradient."""
-_FATAL: Final = "Fatal Python error"
-"""Marks the stacks of a process that aborts."""
-_LONGEST_STACKS_BYTES: Final = 64 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,9 +115,11 @@ def read_rank(
         unready = ()  # what is on the board is of a step long ago
     records = newest_records(folder / EVENTS_FILE, _NEWEST_RECORDS, problems, is_over=is_over(folder))
     reports = _earlier_verdicts(rank, folder, problems)
-    stacks = _stacks(folder)
+    seen = seen_in_this_standstill(folder, records, newest, problems)
+    stacks = stacks_of(folder, None if seen is None else seen.stacks)
     unready = tuple(parameter for parameter in unready if not _was_launched(parameter, records))
-    standing = _with_line(_standing(records, newest), stacks, reports)
+    is_of_now = seen is not None or not reports
+    standing = with_line(standing_of(records, newest), stacks, reports, is_of_now=is_of_now)
     if not has_joined:
         standing = Standing(
             step=0, phase=JOINING, call_site=call_site_of(joining), since_ns=_int(joining.get("time_ns"), 0)
@@ -135,8 +133,8 @@ def read_rank(
     if alive_ns is not None:
         alive_ns = max([alive_ns, *(report.time_ns for report in reports)])
     has_ended = (folder / ENDED_FILE).exists()
-    seen, exit_call = exit_of(where, exits), exit_call_of(ended)
-    exit_status = seen.status if seen is not None else exit_call.status if exit_call is not None else None
+    own_exit, exit_call = exit_of(where, exits), exit_call_of(ended)
+    exit_status = own_exit.status if own_exit is not None else exit_call.status if exit_call is not None else None
     liveness = ended_with(_liveness(ended, where, is_closed=is_closed, has_ended=has_ended), exit_status)
     if state_before is not None and has_gone_on:
         liveness = state_before
@@ -150,11 +148,14 @@ def read_rank(
         failure=failure_of(ended),
         exit_status=exit_status,
         exit_call=exit_call,
-        was_told_to_end=seen is not None and seen.told_ns is not None,
+        was_told_to_end=own_exit is not None and own_exit.told_ns is not None,
         is_end_lost=has_ended and not ended and not has_gone_on,
         standing=standing,
         steps_done=int(steps["step"][-1]) + 1 if len(steps) else standing.step if standing else 0,
         step_time_ns=int(np.median(steps["end_ns"] - steps["start_ns"])) if len(steps) else None,
+        longest_pause_ns=None if seen is None else seen.longest_pause_ns,
+        cpu_share=None if seen is None else seen.cpu_share,
+        is_working=None if seen is None else seen.is_working,
         rss_bytes=rss_bytes,
         memory_limit_bytes=limit_bytes,
         unready=unready,
@@ -166,9 +167,11 @@ def read_rank(
     )
     boot = where.get("boot_id")
     if liveness in ("running", "sleeping", "stopped"):
-        evidence = replace(evidence, idle_ns=_idle_ns(records, newest, time.clock_gettime_ns(time.CLOCK_MONOTONIC)))
+        evidence = replace(evidence, idle_ns=idle_ns(records, newest, time.clock_gettime_ns(time.CLOCK_MONOTONIC)))
     elif liveness in ("gone", "unknown") and alive_ns is not None:
-        evidence = replace(evidence, idle_ns=_idle_ns(records, newest, alive_ns))
+        evidence = replace(evidence, idle_ns=idle_ns(records, newest, alive_ns))
+    elif evidence.failure is not None and is_interrupted(evidence.failure):
+        evidence = replace(evidence, idle_ns=idle_ns(records, newest, evidence.failure.time_ns))
     return RankFiles(
         evidence=evidence,
         run=run,
@@ -192,43 +195,6 @@ def _liveness(ended: dict[str, Any], where: dict[str, Any], *, is_closed: bool, 
     return liveness_of(where) if is_here(where) else "unknown"
 
 
-def _standing(records: Records, newest: Entry | None) -> Standing | None:
-    """Where the rank was: in the newest phase it entered; without an event log, what the newest collective says."""
-    entered = records[records["kind"] == Kind.ENTER]
-    if not len(entered):
-        if newest is None:
-            return None
-        return Standing(step=newest.step, phase=newest.phase, call_site=newest.call_site, since_ns=newest.announced_ns)
-    enter = entered[-1]
-    phase = Phase(int(enter["index"]))
-    site = newest.call_site if newest and newest.announced_ns >= int(enter["start_ns"]) else None
-    step = int(enter["step"])
-    if phase is Phase.DATA_WAIT:
-        step += 1  # entered when the optimizer is done, with the number of its step, and belongs to the next one
-    return Standing(
-        step=step,
-        phase=phase.name.lower(),
-        bucket=_next_bucket(records, enter) if phase is Phase.BACKWARD else None,
-        call_site=site,
-        since_ns=int(enter["start_ns"]),
-    )
-
-
-def _with_line(standing: Standing | None, stacks: str, reports: tuple[EarlierVerdict, ...]) -> Standing | None:
-    """With the line that the stacks show, if they were written since."""
-    if standing is None or standing.call_site is not None:
-        return standing
-    is_since = bool(reports) and reports[-1].time_ns >= standing.since_ns
-    site = user_line(stacks) if is_since or _FATAL in stacks or not reports else None
-    return standing if site is None else replace(standing, call_site=site)
-
-
-def _next_bucket(records: Records, backward: Any) -> int:
-    is_launch = (records["kind"] == Kind.LAUNCH) & (records["sequence"] > backward["sequence"])
-    launched = records["index"][is_launch & (records["index"] != NO_INDEX)]
-    return int(launched.max()) + 1 if len(launched) else 0
-
-
 def _was_launched(parameter: UnreadyParameter, records: Records) -> bool:
     """Whether the newest backward has launched a parameter's bucket, so that what its board says can't be."""
     entered = records["sequence"][(records["kind"] == Kind.ENTER) & (records["index"] == Phase.BACKWARD)]
@@ -237,14 +203,6 @@ def _was_launched(parameter: UnreadyParameter, records: Records) -> bool:
     is_launch = (records["kind"] == Kind.LAUNCH) & (records["sequence"] > entered[-1])
     is_it = (records["model"] == parameter.model) & (records["index"] == parameter.bucket)
     return bool((is_launch & is_it).any())
-
-
-def _idle_ns(records: Records, newest: Entry | None, now_ns: int) -> int:
-    """How long nothing has happened, or had happened when the rank was last heard from."""
-    times = [int(records["end_ns"].max())] if len(records) else []
-    if newest is not None:
-        times += [newest.announced_ns, newest.completed_ns or 0]
-    return max(0, now_ns - max(times)) if times else 0
 
 
 def _unreduced(path: Path, problems: list[Problem]) -> Unreduced | None:
@@ -279,7 +237,9 @@ def _earlier_verdicts(rank: int, folder: Path, problems: list[Problem]) -> tuple
                 time_ns=report.time_ns,
                 kind=report.kind,
                 sentence=report.sentence,
+                alternative=str(verdict.get("alternative") or ""),
                 blamed=tuple(map(int, verdict["blamed"])),
+                suspected=tuple(map(int, verdict.get("suspected") or ())),
                 step=verdict.get("step"),
                 bucket=verdict.get("bucket"),
                 call_sites={
@@ -294,24 +254,6 @@ def _earlier_verdicts(rank: int, folder: Path, problems: list[Problem]) -> tuple
         else:
             found.append(one)
     return tuple(found)
-
-
-def _stacks(folder: Path) -> str:
-    """The newest stacks from the watchdog, and those that faulthandler wrote at an abort."""
-    found = {
-        int(number): path
-        for path in folder.glob(STACKS_PATTERN)
-        if (number := path.stem.removeprefix("stacks_")).isdecimal()
-    }
-    wanted = {path for number, path in found.items() if number in (0, max(found))}
-    texts = []
-    for path in sorted(wanted):
-        try:
-            with path.open(encoding="utf-8", errors="replace") as file:
-                texts.append(file.read(_LONGEST_STACKS_BYTES))
-        except OSError:
-            continue
-    return "\n".join(text for text in texts if text.strip())
 
 
 def _int(value: Any, otherwise: int) -> int:

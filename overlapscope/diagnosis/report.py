@@ -145,7 +145,7 @@ def _cell(entry: Entry | None, show_batch: bool, missing: str) -> str:
         return missing
     batch = f", batch {entry.batch}" if show_batch and entry.batch is not None else ""
     state = f", {_MARKS[entry.state]}" if _MARKS[entry.state] else ""
-    step = "" if entry.step == UNKNOWN_STEP else f"step {entry.step}{batch}: "
+    step = "" if entry.step == UNKNOWN_STEP else f"step {entry.loop_step}{batch}: "
     return f"{step}{_short(entry)}{state}"
 
 
@@ -159,7 +159,7 @@ def _unready(verdict: Verdict, evidence: Evidence) -> list[str]:
         return []
     lines = [
         f"  rank {rank}: {parameter.name}, bucket {parameter.bucket}, in {parameter.module}"
-        for rank in verdict.blamed or verdict.concerned
+        for rank in verdict.named or verdict.concerned
         for parameter in (evidence.ranks[rank].unready if rank in evidence.ranks else ())
     ]
     if not lines:

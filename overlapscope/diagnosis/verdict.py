@@ -39,7 +39,7 @@ Certainty = Literal["certain", "likely", "can't tell"]
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """A diagnosis. ``blamed`` is empty if the evidence names no rank, as with two equal sides."""
+    """A diagnosis."""
 
     kind: FaultKind
     sentence: str
@@ -47,6 +47,9 @@ class Verdict:
     alternative: str = ""
     """What else it could be, for people: a clause without a full stop. Empty if nothing."""
     blamed: tuple[int, ...] = ()
+    """Ranks that have done it, which is certain. Empty if the evidence names no rank, as with two equal sides."""
+    suspected: tuple[int, ...] = ()
+    """Ranks that have done it, if the alternative is not true."""
     concerned: tuple[int, ...] = ()
     """Ranks that the sentence mentions, blamed or not."""
     step: int | None = None
@@ -72,6 +75,11 @@ class Verdict:
     def is_fault(self) -> bool:
         """Whether something is wrong with the job, or that can't be ruled out."""
         return self.kind not in ("healthy", "slow")
+
+    @property
+    def named(self) -> tuple[int, ...]:
+        """The ranks that it is about: blamed, or suspected."""
+        return self.blamed or self.suspected
 
     @property
     def certainty(self) -> Certainty:

@@ -11,12 +11,10 @@ from overlapscope.trace.signature import NO_BUCKET
 _MOST_NAMES: Final = 3
 _MOST_PLACES: Final = 4
 _PHASES: Final = {
-    "data_wait": "before the forward",
     "forward": "in forward",
     "backward": "in backward",
     "finalise": "waiting for buckets at the end of backward",
     "optimizer": "in the optimizer",
-    "evaluation": "in evaluation",
 }
 
 _ROLES: Final = {
@@ -101,14 +99,20 @@ def group_text(group: GroupOrder) -> str:
     return f"group '{name}' of {ranks_text(group.ranks)}"
 
 
-def in_step(step: int) -> str:
-    """`` in step 12``, or nothing if steps are not counted."""
-    return "" if step == UNKNOWN_STEP else f" in step {step}"
+def in_step(where: Entry | Standing) -> str:
+    """`` in step 12``, `` after the update of step 12``, or nothing if steps are not counted."""
+    if where.step == UNKNOWN_STEP:
+        return ""
+    return f" after the update of step {where.loop_step}" if _follows_an_update(where) else f" in step {where.step}"
 
 
-def known(step: int) -> int | None:
-    """The step, or None if steps are not counted."""
-    return None if step == UNKNOWN_STEP else step
+def loop_step(where: Entry | Standing) -> int | None:
+    """The iteration of the user's loop, or None if steps are not counted."""
+    return None if where.step == UNKNOWN_STEP else where.loop_step
+
+
+def _follows_an_update(where: Entry | Standing) -> bool:
+    return where.is_between_steps and where.step > 0
 
 
 def unrecorded_text(one: RankEvidence) -> str:
@@ -122,8 +126,12 @@ def standing_text(standing: Standing) -> str:
         return f"last seen{at(standing.call_site)}" if standing.call_site else ""
     if standing.phase == JOINING:
         return f"in init_process_group{at(standing.call_site)}"
-    text = _PHASES.get(standing.phase or "", "outside a training step")
-    text += f" {'after' if standing.phase is None else 'of'} step {standing.step}"
+    if standing.is_between_steps:
+        between = f"between steps {standing.step - 1} and {standing.step}" if standing.step > 0 else "before step 0"
+        text = f"in an evaluation {between}" if standing.phase == "evaluation" else between
+    else:
+        text = _PHASES.get(standing.phase or "", "outside a training step")
+        text += f" {'after' if standing.phase is None else 'of'} step {standing.step}"
     if standing.bucket is not None and standing.phase in ("backward", "finalise"):
         text += f", before bucket {standing.bucket}"
     return text + (f",{at(standing.call_site)}" if standing.call_site else "")

@@ -46,10 +46,10 @@ def compare(fault: Fault, world_size: int, verdict: Verdict) -> tuple[Check, ...
 def _ranks(fault: Fault, world_size: int, verdict: Verdict) -> Check:
     expected = fault.blamed(world_size)
     # What all ranks do alike may be blamed on all of them or on none.
-    is_right = set(verdict.blamed) == set(expected) or (
-        len(expected) == world_size and not verdict.blamed and verdict.is_fault
+    is_right = set(verdict.named) == set(expected) or (
+        len(expected) == world_size and not verdict.named and verdict.is_fault
     )
-    return Check(point="blamed", expected=_numbers(expected), said=_numbers(verdict.blamed), is_right=is_right)
+    return Check(point="blamed", expected=_numbers(expected), said=_numbers(verdict.named), is_right=is_right)
 
 
 def _equal(point: str, expected: int, said: int | None) -> Check:
@@ -71,7 +71,7 @@ def _parameters(fault: Fault, verdict: Verdict) -> Check:
 def _line(fault: Fault, verdict: Verdict) -> Check:
     lines = faulty_lines(fault)
     sites = verdict.call_sites or {}
-    ranks = [rank for rank in verdict.blamed if rank in sites] or list(sites)
+    ranks = [rank for rank in verdict.named if rank in sites] or list(sites)
     said = sorted({(Path(sites[rank].file).name, sites[rank].line) for rank in ranks})
     return Check(
         point="line",

@@ -36,6 +36,7 @@ from overlapscope.trace.format import (
     write_json,
 )
 from overlapscope.trace.host import boot_identity
+from overlapscope.trace.standstill import Standstill, write_standstill
 from overlapscope.trace.writer import EventLog
 from tests.ordered import BEGIN_NS, Collective, all_reduce, end, fail, make_folder, steps, write_order
 
@@ -181,6 +182,16 @@ def test_memory_and_silence_come_from_the_watchdogs_board(tmp_path: Path) -> Non
     ]
 
 
+@pytest.mark.parametrize(("seen_after_ns", "is_known"), [(0, False), (10 * BEGIN_NS, True)])
+def test_what_a_watchdog_saw_counts_until_something_happens(tmp_path: Path, seen_after_ns: int, is_known: bool) -> None:
+    write_order(tmp_path, {0: steps(1)}, close=False)
+    stacks = 'Current thread 0x1 (most recent call first):\n  File "/home/me/train.py", line 12 in main\n'
+    seen = Standstill(time_ns=seen_after_ns, longest_pause_ns=7, cpu_share=0.5, is_working=True, stacks=stacks)
+    write_standstill(rank_folder(tmp_path, 0), seen)
+    one = evidence_of(tmp_path).ranks[0]
+    assert (one.cpu_share, one.is_working, one.stacks) == ((0.5, True, stacks) if is_known else (None, None, ""))
+
+
 def write_model(folder: Path, rank: int, ready: bytes, *, in_two_files: bool = False) -> None:
     rank_dir = rank_folder(folder, rank)
     parameters = [["a.weight", [3, 4], "float32"], ["b.weight", [4], "float32"], ["b.bias", [4], "float32"]]
@@ -253,7 +264,7 @@ def test_what_a_rank_does_between_steps_that_others_wait_for_is_not_known_withou
         stands(tmp_path, rank, Phase.FINALISE, 2)
     stands(tmp_path, 1, Phase.DATA_WAIT, 2)
     verdict = judge(evidence_of(tmp_path))
-    assert (verdict.kind, verdict.blamed, verdict.step, verdict.number) == ("stuck", (1,), 2, 7)
+    assert (verdict.kind, verdict.suspected, verdict.step, verdict.number) == ("stuck", (1,), 2, 7)
 
 
 def test_nothing_of_pandas_is_needed() -> None:

@@ -57,14 +57,14 @@ def test_of_several_killed_at_once_it_is_said_where_each_stood() -> None:
     verdict = judge(job(*ranks, groups=[group({member: trained(8) for member in range(3)})]))
     assert verdict.blamed == (0, 1)
     assert "rank 0 in forward of step 2" in verdict.sentence
-    assert "rank 1 before the forward of step 3" in verdict.sentence
+    assert "rank 1 between steps 2 and 3" in verdict.sentence
 
 
 def test_who_ends_a_job_that_hangs_is_not_what_it_hung_for() -> None:
     loader = idle(rank(1, "gone", phase="data_wait", step=2, since_ns=10**9, stacks=IN_LOADER), 20)
     ranks = (rank(0, "failed", step=2, failure=CLOSED), loader, rank(2, "failed", step=2, failure=CLOSED))
     verdict = judge(job(*ranks, groups=[HELD_UP]))
-    assert (verdict.kind, verdict.blamed) == ("waits for data", (1,))
+    assert (verdict.kind, verdict.suspected) == ("waits for data", (1,))
 
 
 def test_a_job_that_a_watchdog_saw_hang_was_killed_for_that() -> None:
@@ -156,4 +156,4 @@ def test_a_stopped_rank_is_named() -> None:
 
 def test_a_rank_that_holds_the_gil_is_named() -> None:
     verdict = judge(held_up(rank(1, "running", phase="forward", holds_gil=True), is_live=True))
-    assert (verdict.kind, verdict.blamed) == ("holds the GIL", (1,))
+    assert (verdict.kind, verdict.suspected) == ("holds the GIL", (1,))

@@ -32,7 +32,7 @@ from tests.diagnosis.jobs import (
 def test_a_rank_in_its_data_loader_waits_for_data() -> None:
     late = rank(1, phase="data_wait", step=2, since_ns=10**9, stacks=IN_LOADER)
     verdict = judge(held_up(idle(late, 5), is_live=True))
-    assert (verdict.kind, verdict.blamed, verdict.step, verdict.number) == ("waits for data", (1,), 2, 7)
+    assert (verdict.kind, verdict.suspected, verdict.step, verdict.number) == ("waits for data", (1,), 2, 7)
     assert "ranks 0 and 2 wait in collective 7" in verdict.sentence
 
 
@@ -57,12 +57,12 @@ def test_what_else_a_rank_does_between_two_steps_is_no_wait_for_data(file: str, 
     verdict = judge(held_up(idle(late, 5), is_live=True))
     assert verdict.kind == "stuck"
     assert said in verdict.sentence
-    assert "(before the forward of step 2)" in verdict.sentence
+    assert "(between steps 1 and 2)" in verdict.sentence
 
 
 def test_a_rank_in_forward_is_stuck_there() -> None:
     verdict = judge(held_up(idle(rank(1, phase="forward", step=2, since_ns=10**9), 5), is_live=True))
-    assert (verdict.kind, verdict.blamed) == ("stuck", (1,))
+    assert (verdict.kind, verdict.blamed, verdict.suspected) == ("stuck", (), (1,))
 
 
 def test_who_ended_while_the_others_wait_ran_out_of_data() -> None:
@@ -112,6 +112,46 @@ def test_a_backward_that_may_still_run_is_not_said_to_have_left_parameters_witho
     assert "Rank 1 has not launched bucket 1" in verdict.sentence
     assert "may not have been over" in verdict.alternative
     assert judge(held_up(replace(late, cpu_share=0.9), is_live=True)).kind == "slow"
+
+
+@pytest.mark.parametrize(
+    ("idle_s", "step_s", "longest_pause_s", "kind"),
+    [(5, 0.1, 0, "slow"), (59, 0.1, 0, "slow"), (61, 0.1, 0, "stuck"), (61, 10, 0, "slow"), (100, 0.1, 40, "slow")],
+)
+def test_a_busy_rank_is_only_slow_until_nothing_in_its_history_explains_it(
+    idle_s: float, step_s: float, longest_pause_s: float, kind: str
+) -> None:
+    late = replace(
+        idle(rank(1, phase="data_wait", step=2, since_ns=10**9), idle_s, step_s),
+        is_working=True,
+        longest_pause_ns=round(longest_pause_s * 1e9),
+    )
+    verdict = judge(held_up(late, is_live=True))
+    assert (verdict.kind, verdict.certainty, verdict.blamed) == (kind, "likely", ())
+    assert "busy" in verdict.sentence
+    assert verdict.step == 1
+
+
+def test_of_a_job_that_was_ended_a_busy_rank_is_suspected_and_not_said_to_have_made_no_progress() -> None:
+    late = replace(idle(rank(1, "gone", phase="data_wait", step=2, since_ns=10**9), 20), is_working=True)
+    ranks = (rank(0, "failed", step=2, failure=CLOSED), late, rank(2, "failed", step=2, failure=CLOSED))
+    verdict = judge(job(*ranks, groups=[HELD_UP]))
+    assert (verdict.kind, verdict.suspected, verdict.certainty) == ("stuck", (1,), "likely")
+    assert "Rank 1 has been busy without getting anywhere for 20 s" in verdict.sentence
+
+
+def test_who_was_waited_for_until_the_time_was_up_is_to_blame() -> None:
+    late = idle(rank(1, "gone", phase="data_wait", step=2, since_ns=10**9, stacks=IN_LOADER), 20)
+    ranks = (rank(0, "failed", step=2, failure=TIMED_OUT), late, rank(2, "failed", step=2, failure=TIMED_OUT))
+    verdict = judge(job(*ranks, groups=[HELD_UP]))
+    assert (verdict.kind, verdict.blamed, verdict.certainty) == ("waits for data", (1,), "certain")
+
+
+def test_what_follows_an_update_belongs_to_its_step() -> None:
+    late = idle(rank(1, phase="data_wait", step=2, since_ns=10**9), 5)
+    assert judge(held_up(late, is_live=True)).step == 1
+    in_loader = replace(late, stacks=IN_LOADER)
+    assert judge(held_up(in_loader, is_live=True)).step == 2
 
 
 def test_a_rank_that_was_killed_in_backward_has_unready_gradients_for_another_reason() -> None:

@@ -15,7 +15,7 @@ from overlapscope.diagnosis.wording import (
     group_text,
     in_step,
     joined,
-    known,
+    loop_step,
     ranks_text,
     verb,
 )
@@ -75,7 +75,7 @@ def diverged(facts: Facts) -> Verdict | None:
         sentence=sentence,
         blamed=blamed,
         concerned=concerned,
-        step=known(min(a.step, b.step)),
+        step=loop_step(min(a, b, key=lambda entry: entry.step)),
         group=group.name,
         number=number,
         bucket=bucket,
@@ -117,7 +117,7 @@ def interleaved(facts: Facts) -> Verdict | None:
         sentence=f"Ranks have entered process groups in different orders and wait for each other: {joined(said)}.",
         blamed=minority(sides.values(), len(facts.world)),
         concerned=tuple(sorted(wait.rank for wait in waits)),
-        step=known(first.entry.step),
+        step=loop_step(first.entry),
         group=first.group.name,
         number=first.entry.number,
         call_sites={wait.rank: wait.entry.call_site for wait in waits if wait.entry.call_site} or None,
@@ -141,9 +141,9 @@ def _unanswered(waits: list[Wait]) -> Verdict:
     return Verdict(
         kind="missing collective",
         sentence=f"Rank {wait.rank} waits in {collective_text(wait.entry)}{at(wait.entry.call_site)}"
-        f"{in_step(wait.entry.step)}, and rank {peer} has not {does}{elsewhere}.",
+        f"{in_step(wait.entry)}, and rank {peer} has not {does}{elsewhere}.",
         concerned=tuple(sorted(one.rank for one in waits)),
-        step=known(wait.entry.step),
+        step=loop_step(wait.entry),
         group=wait.group.name,
         number=wait.entry.number,
         call_sites={one.rank: one.entry.call_site for one in waits if one.entry.call_site} or None,
@@ -202,11 +202,11 @@ def _left_out(facts: Facts, wait: Wait, ranks: tuple[int, ...]) -> Verdict:
     )
     return Verdict(
         kind="missing collective",
-        sentence=f"In step {missed.step} rank {wait.rank} launched {collective_text(missed)}{at(missed.call_site)} in "
-        f"{group_text(wait.group)}{',' if missed.flags & FAILED else ''} {fate}.",
+        sentence=f"{capitalised(in_step(missed).lstrip())} rank {wait.rank} launched {collective_text(missed)}"
+        f"{at(missed.call_site)} in {group_text(wait.group)}{',' if missed.flags & FAILED else ''} {fate}.",
         blamed=ranks if len(facts.world) > 2 else (),
         concerned=tuple(sorted({wait.rank, *ranks})),
-        step=missed.step,
+        step=loop_step(missed),
         group=wait.group.name,
         number=missed.number,
         parameters=missed.signature.parameters,
@@ -267,18 +267,19 @@ def _say(
     where = f"as collective {number} of {group_text(group)}"
     if group.divergence == "step" and a.signature.bucket == NO_BUCKET:
         ahead, behind = (other, side) if b.step > a.step else (side, other)
+        earlier, later = sorted((a, b), key=lambda entry: entry.step)
         return "missing collective", (
-            f"In step {min(a.step, b.step)} {ranks_text(ahead)} skipped {collective_text(a)}{at(b.call_site)}: "
-            f"{where}, {verb(ahead, 'its', 'their')} call of step {max(a.step, b.step)} is matched with that of step "
-            f"{min(a.step, b.step)} of {ranks_text(behind)}, and so on."
+            f"{capitalised(in_step(earlier).lstrip())} {ranks_text(ahead)} skipped {collective_text(a)}"
+            f"{at(b.call_site)}: {where}, {verb(ahead, 'its', 'their')} call of step {later.loop_step} is matched with "
+            f"that of step {earlier.loop_step} of {ranks_text(behind)}, and so on."
         )
     if group.divergence == "step":
         ahead, behind = (other, side) if b.step > a.step else (side, other)
-        later, earlier = max(a.step, b.step), min(a.step, b.step)
+        before, after = min(a.step, b.step), max(a.step, b.step)
         return "step behind", (
-            f"From step {earlier} on, gradients of different steps are averaged: {ranks_text(ahead)} launched no "
-            f"bucket in step {earlier}, so {verb(ahead, 'its', 'their')} step {later} is averaged with step "
-            f"{earlier} of {ranks_text(behind)} ({where}, {collective_text(a)})."
+            f"From step {before} on, gradients of different steps are averaged: {ranks_text(ahead)} launched no "
+            f"bucket in step {before}, so {verb(ahead, 'its', 'their')} step {after} is averaged with step "
+            f"{before} of {ranks_text(behind)} ({where}, {collective_text(a)})."
         )
     if group.divergence == "batch":
         return "batch skipped", (
@@ -287,8 +288,8 @@ def _say(
             f"{a.batch}, and until then they advanced together ({where}, {collective_text(a)})."
         )
     differ = (
-        f"{in_step(b.step)} {those} launched {collective_text(b)}{at(b.call_site)} {where}, where {these} "
-        f"launched {collective_text(a)}{at(a.call_site)}{in_step(a.step) if a.step != b.step else ''}"
+        f"{in_step(b)} {those} launched {collective_text(b)}{at(b.call_site)} {where}, where {these} "
+        f"launched {collective_text(a)}{at(a.call_site)}{in_step(a) if a.loop_step != b.loop_step else ''}"
     ).lstrip()
     if group.divergence == "names" or continuation.kind == "swapped":
         return "swapped collectives", capitalised(differ) + ", and the reverse nearby: the results are mixed up."

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from overlapscope.diagnosis.evidence import GroupOrder
-from overlapscope.diagnosis.facts import Facts
+from overlapscope.diagnosis.facts import Facts, is_busy
 from overlapscope.diagnosis.rules import processes
 from overlapscope.diagnosis.verdict import FaultKind, Verdict
 from overlapscope.diagnosis.wording import (
@@ -16,7 +16,7 @@ from overlapscope.diagnosis.wording import (
     collective_text,
     group_text,
     in_step,
-    known,
+    loop_step,
     ranks_text,
     seconds_text,
     standing_text,
@@ -54,15 +54,18 @@ def reported(facts: Facts) -> Verdict | None:
     first = min(reports, key=lambda report: report.time_ns)
     who = f"The watchdog of rank {first.rank} reported this while the job ran."
     rule = {"stopped": processes.stopped, "holds the GIL": processes.holds_the_gil}.get(first.kind)
-    known = tuple(rank for rank in first.blamed if rank in facts.ranks and facts.ranks[rank].standing)
+    named = first.blamed or first.suspected
+    known = tuple(rank for rank in named if rank in facts.ranks and facts.ranks[rank].standing)
     if rule is not None and known and (found := rule(facts, known)) is not None:
         # Its own log says better where the rank was than what others last heard from it.
         return replace(found, evidence=(*found.evidence, who))
     return Verdict(
         kind=_OBSERVED[first.kind],
         sentence=first.sentence,
+        alternative=first.alternative,
         blamed=first.blamed,
-        concerned=tuple(sorted({*first.blamed, *(report.rank for report in reports)})),
+        suspected=first.suspected,
+        concerned=tuple(sorted({*named, *(report.rank for report in reports)})),
         step=first.step,
         bucket=first.bucket,
         call_sites=first.call_sites or None,
@@ -80,11 +83,16 @@ def slow(facts: Facts) -> Verdict | None:
             continue
         if one.idle_ns >= max(_SLOW_AFTER_NS, _SLOW_AFTER_STEPS * (one.step_time_ns or 0)):
             where = f" ({standing_text(one.standing)})" if one.standing else ""
+            busy = ", and busy" if is_busy(one) else ""
+            waiting = ranks_text(facts.waiting)
             return Verdict(
                 kind="slow",
-                sentence=f"Rank {rank} is slow, not stuck: no activity for {seconds_text(one.idle_ns)}{where}.",
+                sentence=f"Rank {rank} is slow{busy}: nothing has come to an end there for {seconds_text(one.idle_ns)}"
+                f"{where}, and {waiting} {verb(facts.waiting, 'waits', 'wait')} for it.",
+                alternative="an endless loop looks the same until it has lasted for long" if busy else "",
                 concerned=(rank,),
-                step=one.standing.step if one.standing else None,
+                step=one.standing.loop_step if one.standing else None,
+                call_sites={rank: one.standing.call_site} if one.standing and one.standing.call_site else None,
             )
     return None
 
@@ -96,7 +104,7 @@ def healthy(facts: Facts) -> Verdict | None:
     going = tuple(sorted({*facts.with_liveness("running", "sleeping", "dumped", "ended"), *facts.unrecorded}))
     if len(going) < len(facts.ranks):
         return None
-    if any(facts.is_stuck(rank) and not facts.is_busy(rank) for rank in (*facts.waiting, *facts.waiting_perhaps)):
+    if any(facts.is_stuck(rank) and not facts.is_only_slow(rank) for rank in (*facts.waiting, *facts.waiting_perhaps)):
         return None
     compared = sum(
         min([max(group.newest.values(), default=0), *(group.newest.get(rank, 0) for rank in facts.unrecorded)])
@@ -151,10 +159,10 @@ def _ended_apart(facts: Facts) -> Verdict | None:
         return Verdict(
             kind="missing collective",
             sentence=f"{capitalised(ranks_text(behind))} finished after collective {least} of {group_text(group)} "
-            f"and never entered the next one, which rank {ahead} launched{in_step(first.step)}: "
+            f"and never entered the next one, which rank {ahead} launched{in_step(first)}: "
             f"{collective_text(first)}{at(first.call_site)}.",
             concerned=tuple(sorted({*behind, ahead})),
-            step=known(first.step),
+            step=loop_step(first),
             group=group.name,
             number=first.number,
             call_sites={ahead: first.call_site} if first.call_site else None,
@@ -219,7 +227,7 @@ def cannot_tell(facts: Facts) -> Verdict:
                 sentence=f"{capitalised(ranks_text(gone))} {verb(gone, 'was', 'were')} ended by the process that had "
                 f"started {verb(gone, 'it', 'them')}; no error was seen before.",
                 concerned=gone,
-                step=max((one.standing.step for one in facts.ranks.values() if one.standing), default=None),
+                step=max((one.standing.loop_step for one in facts.ranks.values() if one.standing), default=None),
                 advice=("Look at the launcher's output: somebody interrupted it, or its time was up.",),
             )
         return Verdict(
@@ -228,7 +236,7 @@ def cannot_tell(facts: Facts) -> Verdict:
             if len(gone) > 1
             else f"Rank {gone[0]} was killed without logging an error.",
             concerned=gone,
-            step=max((one.standing.step for one in facts.ranks.values() if one.standing), default=None),
+            step=max((one.standing.loop_step for one in facts.ranks.values() if one.standing), default=None),
             evidence=("The order of their collectives is the same as far as they got.",),
             advice=("Look at the launcher's output, and for the OOM killer in dmesg.",),
         )

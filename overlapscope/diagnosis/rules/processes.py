@@ -57,7 +57,7 @@ def failed(facts: Facts) -> Verdict | None:
         sentence=sentence if said.endswith((".", "…")) else f"{sentence}.",
         blamed=() if len(own) == len(facts.world) > 1 else tuple(own),
         concerned=(*own, *rest),
-        step=one.standing.step if one.standing else None,
+        step=one.standing.loop_step if one.standing else None,
         call_sites={rank: f.call_site for rank in own if (f := facts.ranks[rank].failure) and f.call_site} or None,
         evidence=(*evidence, *_memory(facts, own)) if is_memory else tuple(evidence),
         advice=("Use a smaller batch, accumulate gradients, or checkpoint activations.",)
@@ -86,7 +86,7 @@ def exited(facts: Facts) -> Verdict | None:
         sentence=f"{sentence}.",
         blamed=() if len(own) == len(facts.world) > 1 else tuple(own),
         concerned=tuple(sorted({*own, *rest})),
-        step=one.standing.step if one.standing else None,
+        step=one.standing.loop_step if one.standing else None,
         call_sites={alike[0]: site} if site else None,
         evidence=(f"{capitalised(ranks_text(rest))} failed as a result, or {verb(rest, 'was', 'were')} ended.",)
         if rest
@@ -189,7 +189,7 @@ def killed(facts: Facts) -> Verdict | None:
         sentence=sentence,
         blamed=first if len(first) < len(facts.world) else (),
         concerned=tuple(sorted({*gone, *consequences})),
-        step=one.standing.step if one.standing else None,
+        step=one.standing.loop_step if one.standing else None,
         bucket=one.standing.bucket if one.standing else None,
         call_sites={rank: standing.call_site for rank, standing in standings.items() if standing.call_site} or None,
         evidence=tuple(evidence),
@@ -268,7 +268,7 @@ def _not_running(facts: Facts, ranks: tuple[int, ...], kind: FaultKind, what: st
         sentence=f"{capitalised(ranks_text(ranks))} {be} {what}{since}{where}.",
         blamed=ranks,
         concerned=tuple(sorted({*ranks, *facts.waiting})),
-        step=one.standing.step if one.standing else None,
+        step=one.standing.loop_step if one.standing else None,
         bucket=one.standing.bucket if one.standing else None,
         call_sites={ranks[0]: one.standing.call_site} if one.standing and one.standing.call_site else None,
         evidence=(f"{capitalised(ranks_text(facts.waiting))} {verb(facts.waiting, 'waits', 'wait')}.",)

@@ -9,7 +9,7 @@ import re
 from typing import Any, Final
 
 from overlapscope.diagnosis.evidence import RankEvidence, UnreadyParameter
-from overlapscope.diagnosis.facts import Facts, Wait
+from overlapscope.diagnosis.facts import Facts, Wait, is_busy, is_timeout
 from overlapscope.diagnosis.stacks import Waiting, waits_for
 from overlapscope.diagnosis.verdict import FaultKind, Verdict
 from overlapscope.diagnosis.wording import (
@@ -18,7 +18,7 @@ from overlapscope.diagnosis.wording import (
     collective_text,
     group_text,
     in_step,
-    known,
+    loop_step,
     ranks_text,
     seconds_text,
     some,
@@ -28,6 +28,7 @@ from overlapscope.diagnosis.wording import (
 from overlapscope.trace.signature import NO_BUCKET
 
 _MAY_GO_ON: Final = "something that takes this long once looks the same from here"
+_MIGHT_HAVE_GONE_ON: Final = "something that takes this long once looks the same: the job may have been ended too early"
 _WAITING: Final[dict[Waiting, str]] = {
     "data loader": "waiting for data",
     "thread": "waiting for a lock or another thread",
@@ -60,7 +61,9 @@ def _left_by(facts: Facts, rank: int) -> tuple[tuple[UnreadyParameter, ...], boo
     has_said_so = _has_complained(one)
     is_awaited = facts.wait_for((rank,)) is not None or _others_have_the_bucket(facts, rank, unready[0])
     is_over = one.standing is not None and one.standing.phase not in ("backward", "finalise", "forward")
-    is_there = one.liveness not in ("gone", "stopped", "failed") and facts.is_stuck(rank) and not facts.is_busy(rank)
+    is_there = (
+        one.liveness not in ("gone", "stopped", "failed") and facts.is_stuck(rank) and not facts.is_only_slow(rank)
+    )
     if has_said_so or (is_awaited and (is_over or is_there)):
         return unready, has_said_so or is_over
     return None
@@ -88,7 +91,7 @@ def in_no_sync(facts: Facts) -> Verdict | None:
         kind="not reduced",
         sentence=f"{capitalised(ranks_text(passed))} {verb(passed, 'has', 'have')} run every backward from step "
         f"{since} on under no_sync(), and {ranks_text(facts.waiting)} {verb(facts.waiting, 'waits', 'wait')} for "
-        f"{verb(passed, 'it', 'them')} in step {missed.step}: {collective_text(missed)}{at(missed.call_site)}.",
+        f"{verb(passed, 'it', 'them')}{in_step(missed)}: {collective_text(missed)}{at(missed.call_site)}.",
         blamed=passed if 2 * len(passed) < len(facts.world) else (),
         concerned=tuple(sorted({*passed, *facts.waiting})),
         evidence=tuple(f"Rank {rank} has done {facts.ranks[rank].steps_done} steps." for rank in passed[:4]),
@@ -113,14 +116,14 @@ def uneven_inputs(facts: Facts) -> Verdict | None:
     return Verdict(
         kind="uneven inputs",
         sentence=f"{capitalised(ranks_text(at_end))} {how}{f' ({short})' if short else ''}, and "
-        f"{ranks_text(facts.waiting)} {verb(facts.waiting, 'waits', 'wait')} for {verb(at_end, 'it', 'them')} in step "
-        f"{missed.step}: {collective_text(missed)}{at(missed.call_site)}.",
+        f"{ranks_text(facts.waiting)} {verb(facts.waiting, 'waits', 'wait')} for {verb(at_end, 'it', 'them')}"
+        f"{in_step(missed)}: {collective_text(missed)}{at(missed.call_site)}.",
         blamed=at_end if few and len(facts.world) > 2 else (),
         concerned=tuple(sorted({*at_end, *facts.waiting})),
         evidence=(f"{capitalised(ranks_text(ended))} ended without an error.",)
         if ended
         else (f"{capitalised(ranks_text(at_end))} {verb(at_end, 'is', 'are')} past the training loop.",),
-        alternative=_MAY_GO_ON if facts.evidence.is_live and not ended else "",
+        alternative="" if ended else _alternative(facts),
         advice=("Give all ranks the same number of batches (drop_last, DistributedSampler), or train inside join().",),
         **_place(facts, wait, at_end),
     )
@@ -146,6 +149,8 @@ def stuck(facts: Facts) -> Verdict | None:
         what = f"{verb(ranks, 'has', 'have')} made no progress"
         if silent:
             what = f"{verb(ranks, 'has', 'have')} been unreachable (process, host or network gone)"
+        elif is_busy(facts.ranks[ranks[0]]):
+            what = f"{verb(ranks, 'has', 'have')} been busy without getting anywhere"
         elif (waiting := waits_for(facts.ranks[ranks[0]].stacks)) is not None:
             what = f"{verb(ranks, 'has', 'have')} been {_WAITING[waiting]}"
         return _held_up(facts, ranks, "stuck", what, "Look at that rank's stacks, or run py-spy dump on its process.")
@@ -158,9 +163,16 @@ def _culprits(facts: Facts) -> tuple[int, ...]:
         for rank in facts.awaited
         if rank in facts.ranks
         and facts.is_stuck(rank)
-        and not facts.is_busy(rank)
+        and not facts.is_only_slow(rank)
         and facts.ranks[rank].liveness not in ("ended",)
     )
+
+
+def _alternative(facts: Facts) -> str:
+    """What else a standstill may be. Ranks that waited until their time was up have waited for too long in any case."""
+    if facts.evidence.is_live:
+        return _MAY_GO_ON
+    return "" if any(is_timeout(one.failure) for one in facts.ranks.values()) else _MIGHT_HAVE_GONE_ON
 
 
 def _all_inside(facts: Facts) -> Verdict | None:
@@ -174,15 +186,15 @@ def _all_inside(facts: Facts) -> Verdict | None:
     return Verdict(
         kind="stuck",
         sentence=f"All ranks that left a log have entered collective {entry.number} of {group_text(group)}"
-        f"{in_step(entry.step)} ({collective_text(entry)}{at(entry.call_site)}); it never completed.",
+        f"{in_step(entry)} ({collective_text(entry)}{at(entry.call_site)}); it never completed.",
         concerned=tuple(stuck),
-        step=known(entry.step),
+        step=loop_step(entry),
         group=group.name,
         number=entry.number,
         bucket=entry.signature.bucket if entry.signature.bucket != NO_BUCKET else None,
         parameters=entry.signature.parameters,
         windows={rank: group.windows[rank] for rank in stuck[:8]},
-        alternative=_MAY_GO_ON if facts.evidence.is_live else "",
+        alternative=_alternative(facts),
         evidence=("They agree on all collectives up to there, so no rank's order is at fault.",),
         advice=("Look at the network between the hosts, and at the backend's own log (NCCL_DEBUG=INFO).",),
     )
@@ -193,6 +205,9 @@ def _held_up(facts: Facts, ranks: tuple[int, ...], kind: FaultKind, what: str, a
     if not ranks or wait is None:
         return None
     one, missed = facts.ranks[ranks[0]], wait.missed_by(ranks)
+    place = _place(facts, wait, ranks)
+    if one.standing is not None:
+        place["step"] = one.standing.step if kind == "waits for data" else loop_step(one.standing)
     since = f" for {seconds_text(one.idle_ns)}" if one.idle_ns else ""
     where = f" ({standing_text(one.standing)})" if one.standing else ""
     evidence = []
@@ -209,8 +224,8 @@ def _held_up(facts: Facts, ranks: tuple[int, ...], kind: FaultKind, what: str, a
         concerned=tuple(sorted({*ranks, *facts.waiting})),
         evidence=tuple(evidence),
         advice=(advice,),
-        alternative=_MAY_GO_ON if facts.evidence.is_live else "",
-        **_place(facts, wait, ranks),
+        alternative=_alternative(facts),
+        **place,
     )
 
 
@@ -229,7 +244,7 @@ def _never_ready(
     names = tuple(parameter.name for parameter in unready)
     modules = sorted({parameter.module for parameter in unready})
     where = sorted({parameter.module for parameter in inside})
-    step = wait.missed_by(ranks).step if wait else one.standing.step if one.standing else None
+    step = wait.missed_by(ranks).step if wait else one.standing.loop_step if one.standing else None
     if wait is None and step and _has_complained(one):
         step -= 1  # DDP complains in the forward of the next one
     who = capitalised(ranks_text(ranks))
@@ -316,7 +331,7 @@ def _place(facts: Facts, wait: Wait, ranks: tuple[int, ...]) -> dict[str, Any]:
     signature = missed.signature
     shown = [rank for rank in (*ranks[:4], *facts.waiting[:4]) if rank in wait.group.windows]
     return {
-        "step": known(missed.step),
+        "step": loop_step(missed),
         "group": wait.group.name,
         "number": missed.number,
         "bucket": signature.bucket if signature.bucket != NO_BUCKET else None,

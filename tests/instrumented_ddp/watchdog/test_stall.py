@@ -74,8 +74,8 @@ def test_idle_time_counts_from_the_last_thing_that_happened():
 
 def test_a_job_is_ended_after_a_pause_that_is_long_by_its_own_history():
     rhythm, now_s = observed(0.05, 200)
-    assert rhythm.limit_before_stopping_s(120) == 120
+    assert rhythm.long_standstill_s(120) == 120
     rhythm.observe(now_s + 90, 200, "checkpoint")
-    assert rhythm.limit_before_stopping_s(120) > 3 * 90
+    assert rhythm.long_standstill_s(120) > 3 * 90
     slow, _ = observed(30.0, 20)
-    assert slow.limit_before_stopping_s(120) > 15 * 30
+    assert slow.long_standstill_s(120) > 15 * 30
