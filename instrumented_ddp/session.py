@@ -96,7 +96,7 @@ class Session:
     def _watch_process(self, on_incident: OnIncident) -> None:
         """How it ends, and whether the job goes on."""
         self._housekeeper.add(self.collectives.completions)
-        self._farewell = Farewell(self.folder, self.collectives.call_sites, self._process_fails)
+        self._farewell = Farewell(self.folder, self.collectives.call_sites, self.collectives.loop, self._process_fails)
         if on_incident != "off":
             self._watchdog = Watchdog(
                 self.collectives,
@@ -160,6 +160,8 @@ class Session:
             has_uneven_inputs: it is under ``join()``, where ranks may be at different steps.
         """
         try:
+            self.position.has_updated = False
+            self.collectives.loop.forward_begins()
             self.data.forward_begins(has_uneven_inputs=has_uneven_inputs)
         except Exception as error:  # of the user's variables: the position in the data stays unknown
             self.position.batch = UNKNOWN

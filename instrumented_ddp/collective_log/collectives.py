@@ -8,6 +8,7 @@ buckets, the wrapper its buffers) says so in ``purposes``; everything else is th
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -24,13 +25,14 @@ from instrumented_ddp.collective_log.call_sites import CallSites
 from instrumented_ddp.collective_log.completion import CompletionWatch
 from instrumented_ddp.collective_log.device_completion import OnEnd
 from instrumented_ddp.collective_log.dispatch import Call, Interception
+from instrumented_ddp.collective_log.loop_place import LoopPlace, frames_of
 from instrumented_ddp.collective_log.position import Position
 from instrumented_ddp.collective_log.purposes import Launch, Purpose, current_launch
 from instrumented_ddp.collective_log.signatures import SignatureTable
 from instrumented_ddp.collective_log.tensor_names import TensorNames
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.format import EVENTS_FILE, NO_CALL_SITE
-from overlapscope.trace.group_log import AWAITED, GroupHeader, GroupLog, group_file
+from overlapscope.trace.group_log import AFTER_UPDATE, AWAITED, GroupHeader, GroupLog, group_file
 from overlapscope.trace.host import host_now_ns
 from overlapscope.trace.signature import POINT_TO_POINT, Signature
 
@@ -76,6 +78,7 @@ class Collectives:
         """Of each group, and of the sends and receives in each, in the order of their first use; while it is there."""
         self.entries_of_gone_groups = 0
         self.names = TensorNames()
+        self.loop = LoopPlace()
         self.recognise: Callable[[Call], Launch | None] = lambda _: None
         """Asked about collectives of which nobody has said what for: torch's own reducer is in C++ and can't."""
         self.before_each: Callable[[], None] = lambda: None
@@ -142,12 +145,17 @@ class Collectives:
             call_site=call_site,
             batch=position.batch,
             phase=position.phase,
-            flags=position.flags | (AWAITED if is_awaited else 0),
+            flags=position.flags | (AWAITED if is_awaited else 0) | self._flag_of_iteration(),
         )
         is_meant = launch is not None and launch.group in (None, call.group)
         return Announced(
             log=log, number=entry, device=call.device, launch=launch if is_meant else None, is_awaited=is_awaited
         )
+
+    def _flag_of_iteration(self) -> int:
+        if not self.position.has_updated:
+            return 0
+        return AFTER_UPDATE if self.loop.has_begun_next(frames_of(sys._getframe(1))) is False else 0
 
     def _line_and_names(self, call: Call, purpose: Purpose | None) -> tuple[int, tuple[str, ...]]:
         """The user's line that launches it, and what its variables call the tensors."""

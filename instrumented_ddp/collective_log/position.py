@@ -32,6 +32,8 @@ class Position:
     """Call site of what DDP launches during a backward."""
     no_sync_since: int | None = None
     """The step from which on all backwards were under ``no_sync()``; None if the newest step to end was reduced."""
+    has_updated: bool = False
+    """Whether ``step`` follows an update, and no training forward has begun it."""
     has_phases: bool = False
     """Whether a recorder follows steps and phases."""
 

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from instrumented_ddp.collective_log.call_sites import CallSites, line_of, nearest_users_frame
+from instrumented_ddp.collective_log.loop_place import LoopPlace, frames_of, frames_of_traceback
 from overlapscope.diagnosis.evidence import CallSite, ExitCall, Failure
 from overlapscope.trace.format import ENDED_FILE, write_json
 from overlapscope.trace.host import host_now_ns
@@ -31,12 +32,16 @@ class Farewell:
     Args:
         folder: of the rank.
         call_sites: know which lines are the user's.
+        loop: knows where the user's loop is.
         on_exception: called with an exception that ends the process, when it has been written down.
     """
 
-    def __init__(self, folder: Path, call_sites: CallSites, on_exception: Callable[[Failure], None]) -> None:
+    def __init__(
+        self, folder: Path, call_sites: CallSites, loop: LoopPlace, on_exception: Callable[[Failure], None]
+    ) -> None:
         self._path = folder / ENDED_FILE
         self._call_sites = call_sites
+        self._loop = loop
         self._on_exception = on_exception
         self._pid = os.getpid()
         self._is_said = False
@@ -68,7 +73,7 @@ class Farewell:
             return
         error = sys.exception()
         if error is not None and not isinstance(error, SystemExit) and _is_end_of_child():
-            self._say(_as_json(failure_of(error, error.__traceback__, self._call_sites)))
+            self._say(_as_json(failure_of(error, error.__traceback__, self._call_sites, self._loop)))
             return
         text = _text_of_spawn(self._file_of_spawn)
         if text is None:
@@ -80,7 +85,7 @@ class Farewell:
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         try:
             if os.getpid() == self._pid and not self._is_said:
-                self._has_failed(failure_of(error, trace, self._call_sites))
+                self._has_failed(failure_of(error, trace, self._call_sites, self._loop))
         finally:
             self._hook_before(kind, error, trace)
 
@@ -89,12 +94,18 @@ class Farewell:
         if threading.current_thread() is threading.main_thread():
             with suppress(Exception):
                 error = sys.exception()
-                caught = None if error is None else failure_of(error, error.__traceback__, self._call_sites)
+                trace = None if error is None else error.__traceback__
+                caught = None if error is None else failure_of(error, trace, self._call_sites, self._loop)
                 # Of what is no number the interpreter prints the text, and exits with 1.
                 number = status if isinstance(status, int) else int(status is not None)
                 frame = nearest_users_frame(sys._getframe(1), self._call_sites.is_the_users)
                 site = None if frame is None else CallSite(**line_of(frame))
-                self.exit_call = ExitCall(status=number & 0xFF, call_site=site, caught=caught)
+                has_begun_next = (
+                    self._loop.has_begun_next(frames_of(frame)) if caught is None else caught.has_begun_next
+                )
+                self.exit_call = ExitCall(
+                    status=number & 0xFF, call_site=site, caught=caught, has_begun_next=has_begun_next
+                )
         self._exit_before(status)  # type: ignore[arg-type]
 
     def _has_failed(self, failure: Failure) -> None:
@@ -116,20 +127,18 @@ def _is_end_of_child() -> bool:
     return multiprocessing.parent_process() is not None and util.is_exiting()
 
 
-def failure_of(error: BaseException, trace: TracebackType | None, call_sites: CallSites) -> Failure:
+def failure_of(error: BaseException, trace: TracebackType | None, call_sites: CallSites, loop: LoopPlace) -> Failure:
     """An exception, with the innermost line of the user's code in its traceback."""
-    site: CallSite | None = None
-    while trace is not None:
-        if call_sites.is_the_users(trace.tb_frame):
-            code = trace.tb_frame.f_code
-            site = CallSite(file=code.co_filename, line=trace.tb_lineno, function=code.co_qualname)
-        trace = trace.tb_next
+    frames = frames_of_traceback(trace)
+    inside = next(((frame.f_code, line) for frame, line in frames if call_sites.is_the_users(frame)), None)
+    site = inside and CallSite(file=inside[0].co_filename, line=inside[1], function=inside[0].co_qualname)
     return Failure(
         type=type(error).__qualname__,
         message=_message_of(error),
         call_site=site,
         traceback="".join(traceback.format_exception(error)),
         time_ns=host_now_ns(),
+        has_begun_next=loop.has_begun_next(frames),
     )
 
 
@@ -137,7 +146,7 @@ def _as_json(failure: Failure) -> dict[str, Any]:
     """For ``ended.json``."""
     said = {"type": failure.type, "message": failure.message, "traceback": failure.traceback}
     site = {} if failure.call_site is None else asdict(failure.call_site)
-    return {"how": "exception", **said, **site, "time_ns": failure.time_ns}
+    return {"how": "exception", **said, **site, "time_ns": failure.time_ns, "has_begun_next": failure.has_begun_next}
 
 
 def _exit_as_json(call: ExitCall | None) -> dict[str, Any]:
@@ -146,7 +155,7 @@ def _exit_as_json(call: ExitCall | None) -> dict[str, Any]:
         return {}
     site = {} if call.call_site is None else asdict(call.call_site)
     caught = {} if call.caught is None else {"caught": _as_json(call.caught)}
-    return {"exit_status": call.status} | site | caught
+    return {"exit_status": call.status, "has_begun_next": call.has_begun_next} | site | caught
 
 
 def _message_of(error: BaseException) -> str:

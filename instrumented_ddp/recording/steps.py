@@ -134,7 +134,7 @@ class Steps:
         """An optimizer has stepped."""
         self.leave(Phase.OPTIMIZER)
         self._is_updating = False
-        self._has_updated = True
+        self._has_updated = self._position.has_updated = True
         self._tell()
 
     def _resume_update(self) -> None:
@@ -149,7 +149,7 @@ class Steps:
         now = self._timer.mark()
         if self.phase is not None:
             self._end_open_phase(now)
-        self._is_marked_by_user = True
+        self._is_marked_by_user = self._position.has_updated = True
         self._end_step(now)
         self._tell()
 

@@ -71,7 +71,12 @@ def _rank(one: Known) -> RankEvidence | None:
             rank=beat.rank,
             host=beat.host,
             pid=beat.pid,
-            standing=Standing(step=beat.step, phase=beat.phase, since_ns=beat.since_ns),
+            standing=Standing(
+                step=beat.step,
+                phase=beat.phase,
+                since_ns=beat.since_ns,
+                is_after_update=beat.phase in ("data_wait", "evaluation"),
+            ),
             steps_done=beat.step,
             unrecorded_because=beat.unrecorded_because,
         )

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from instrumented_ddp.collective_log.call_sites import line_of, nearest_users_frame
 from instrumented_ddp.collective_log.collectives import Collectives
+from instrumented_ddp.collective_log.loop_place import frames_of
 from instrumented_ddp.recording.models import Models
 from instrumented_ddp.watchdog.activity import Activity
 from instrumented_ddp.watchdog.comparison import head_of
@@ -109,6 +110,7 @@ class OwnState:
             longest_pause_ns=self._longest_pause_ns,
             cpu_share=self._activity.cpu_share(),
             is_working=is_working if is_working is None else is_working or self.process.state == "D",
+            has_begun_next=self._has_begun_next(),
             stacks=stacks(),
         )
 
@@ -244,7 +246,12 @@ class OwnState:
             bucket=self._next_bucket() if phase == "backward" else None,
             call_site=self._call_site(),
             since_ns=self._position.since_ns,
+            is_after_update=self._position.has_updated,
+            has_begun_next=self._has_begun_next() if self.failure is None else self.failure.has_begun_next,
         )
+
+    def _has_begun_next(self) -> bool | None:
+        return self._collectives.loop.has_begun_next(frames_of(_newest_frame()))
 
     def _call_site(self) -> CallSite | None:
         """The line of the user's that runs, or has failed."""

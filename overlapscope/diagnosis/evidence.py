@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from overlapscope.trace.group_log import FAILED
+from overlapscope.trace.group_log import AFTER_UPDATE, FAILED
 from overlapscope.trace.signature import Signature
 
 Liveness = Literal[
@@ -28,12 +28,6 @@ JOINING: Final = "joining"
 
 Parameters = tuple[tuple[str, tuple[int, ...], str], ...]
 """(name, shape, dtype) of parameters in order."""
-
-_BETWEEN_STEPS: Final = ("data_wait", "evaluation")
-
-
-def _loop_step(step: int, phase: str | None) -> int:
-    return step - 1 if phase in _BETWEEN_STEPS and step > 0 else step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,14 +62,9 @@ class Entry:
     completed_ns: int | None = None
 
     @property
-    def is_between_steps(self) -> bool:
-        """Whether it was launched after an update and before the next forward."""
-        return self.phase in _BETWEEN_STEPS
-
-    @property
     def loop_step(self) -> int:
         """Iteration of the user's loop, from 0: what follows the update of step 12 still belongs to it."""
-        return _loop_step(self.step, self.phase)
+        return self.step - 1 if self.flags & AFTER_UPDATE and self.step > 0 else self.step
 
     @property
     def state(self) -> Literal["announced", "launched", "failed", "completed"]:
@@ -115,6 +104,8 @@ class Failure:
     """The innermost line of the user's code."""
     traceback: str = ""
     time_ns: int = 0
+    has_begun_next: bool | None = None
+    """As in ``Standing``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +116,8 @@ class ExitCall:
     call_site: CallSite | None = None
     caught: Failure | None = None
     """The exception that was being handled."""
+    has_begun_next: bool | None = None
+    """As in ``Standing``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,16 +131,16 @@ class Standing:
     """Next bucket to be launched in a backward."""
     call_site: CallSite | None = None
     since_ns: int = 0
-
-    @property
-    def is_between_steps(self) -> bool:
-        """Whether it is after an update and before the next forward."""
-        return self.phase in _BETWEEN_STEPS
+    is_after_update: bool = False
+    """Whether no training forward has begun since the update of the step before."""
+    has_begun_next: bool | None = None
+    """If so, whether the user's loop is in its next iteration all the same; None if that is not known."""
 
     @property
     def loop_step(self) -> int:
-        """As of an ``Entry``; who waits there for the next batch is told apart by its stacks only."""
-        return _loop_step(self.step, self.phase)
+        """As of an ``Entry``; between two steps, and nobody knows in which, that of the data it may be waiting for."""
+        is_in_step_before = self.is_after_update and self.has_begun_next is False
+        return self.step - 1 if is_in_step_before and self.step > 0 else self.step
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,8 @@ def exit_call_of(ended: dict[str, Any]) -> ExitCall | None:
     if not isinstance(status, int):
         return None
     failure = failure_of({"how": "exception", **caught}) if isinstance(caught, dict) else None
-    return ExitCall(status=status, call_site=call_site_of(ended), caught=failure)
+    begun = has_begun_next_of(ended)
+    return ExitCall(status=status, call_site=call_site_of(ended), caught=failure, has_begun_next=begun)
 
 
 def failure_of(ended: dict[str, Any]) -> Failure | None:
@@ -48,7 +49,14 @@ def failure_of(ended: dict[str, Any]) -> Failure | None:
         call_site=call_site_of(ended),
         traceback=str(ended.get("traceback", "")),
         time_ns=time_ns if isinstance(time_ns := ended.get("time_ns"), int) else 0,
+        has_begun_next=has_begun_next_of(ended),
     )
+
+
+def has_begun_next_of(content: dict[str, Any]) -> bool | None:
+    """Whether the user's loop had begun its next iteration."""
+    begun = content.get("has_begun_next")
+    return begun if isinstance(begun, bool) else None
 
 
 def call_site_of(content: dict[str, Any]) -> CallSite | None:

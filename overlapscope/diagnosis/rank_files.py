@@ -25,6 +25,7 @@ from overlapscope.diagnosis.facts import is_interrupted
 from overlapscope.diagnosis.process import is_here, liveness_of
 from overlapscope.diagnosis.rank_models import models_of, unready_parameters
 from overlapscope.diagnosis.rank_standing import idle_ns, seen_in_this_standstill, stacks_of, standing_of, with_line
+from overlapscope.diagnosis.stacks import has_begun_next
 from overlapscope.trace.alive import read_alive_board
 from overlapscope.trace.exits import Exit
 from overlapscope.trace.folders import is_over, read_json
@@ -44,6 +45,7 @@ from overlapscope.trace.format import (
 from overlapscope.trace.log import Problem, Records, newest_records
 from overlapscope.trace.reports import reports_of
 from overlapscope.trace.seal import Seal
+from overlapscope.trace.signature import NO_BUCKET
 
 _NEWEST_RECORDS: Final = 2048
 """Records read from the end of the event log: some steps, even with a record for each gradient."""
@@ -120,6 +122,11 @@ def read_rank(
     unready = tuple(parameter for parameter in unready if not _was_launched(parameter, records))
     is_of_now = seen is not None or not reports
     standing = with_line(standing_of(records, newest), stacks, reports, is_of_now=is_of_now)
+    if standing is not None:
+        told = failure_of(ended) or exit_call_of(ended) or seen
+        of_backward = newest.call_site if newest is not None and newest.signature.bucket != NO_BUCKET else None
+        begun = has_begun_next(stacks, of_backward) if told is None else told.has_begun_next
+        standing = replace(standing, has_begun_next=begun)
     if not has_joined:
         standing = Standing(
             step=0, phase=JOINING, call_site=call_site_of(joining), since_ns=_int(joining.get("time_ns"), 0)

@@ -14,6 +14,8 @@ from overlapscope.trace.standstill import Standstill, read_standstill
 
 _FATAL: Final = "Fatal Python error"
 """Marks the stacks of a process that aborts."""
+_AFTER: Final = {Phase.BACKWARD: "data_wait", Phase.FINALISE: "data_wait", Phase.EVALUATION: "data_wait"}
+"""What a rank is in when a phase is over and no other has begun."""
 _LONGEST_STACKS_BYTES: Final = 64 * 1024
 
 
@@ -32,11 +34,18 @@ def standing_of(records: Records, newest: Entry | None) -> Standing | None:
         step += 1  # entered when the optimizer is done, with the number of its step, and belongs to the next one
     return Standing(
         step=step,
-        phase=phase.name.lower(),
+        phase=_AFTER.get(phase) if _is_over(records, enter) else phase.name.lower(),
         bucket=_next_bucket(records, enter) if phase is Phase.BACKWARD else None,
         call_site=site,
         since_ns=int(enter["start_ns"]),
+        is_after_update=step > 0 and phase in (Phase.DATA_WAIT, Phase.EVALUATION),
     )
+
+
+def _is_over(records: Records, enter: Any) -> bool:
+    """Whether the phase that was entered has ended."""
+    is_later = (records["kind"] == Kind.PHASE) & (records["sequence"] > enter["sequence"])
+    return bool((is_later & (records["index"] == enter["index"])).any())
 
 
 def with_line(

@@ -46,6 +46,20 @@ def waits_for(stacks: str) -> Waiting | None:
     return None
 
 
+def has_begun_next(stacks: str, of_backward: CallSite | None) -> bool | None:
+    """Whether the main thread is at an earlier line of the function that called the newest backward.
+
+    Returns:
+        None if it is not in that function, or if nobody knows which that is.
+    """
+    if of_backward is None:
+        return None
+    name = of_backward.function.rpartition(".")[2]
+    lines = (line for file, line, function in _main_thread(stacks) if (file, function) == (of_backward.file, name))
+    line = next(lines, None)
+    return None if line is None else line < of_backward.line
+
+
 def _main_thread(stacks: str) -> list[tuple[str, int, str]]:
     """File, line and function of its frames, the innermost first; faulthandler writes this thread last."""
     frames: list[tuple[str, int, str]] = []

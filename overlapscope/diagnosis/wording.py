@@ -103,16 +103,12 @@ def in_step(where: Entry | Standing) -> str:
     """`` in step 12``, `` after the update of step 12``, or nothing if steps are not counted."""
     if where.step == UNKNOWN_STEP:
         return ""
-    return f" after the update of step {where.loop_step}" if _follows_an_update(where) else f" in step {where.step}"
+    return f" in step {where.step}" if where.loop_step == where.step else f" after the update of step {where.loop_step}"
 
 
 def loop_step(where: Entry | Standing) -> int | None:
     """The iteration of the user's loop, or None if steps are not counted."""
     return None if where.step == UNKNOWN_STEP else where.loop_step
-
-
-def _follows_an_update(where: Entry | Standing) -> bool:
-    return where.is_between_steps and where.step > 0
 
 
 def unrecorded_text(one: RankEvidence) -> str:
@@ -126,15 +122,27 @@ def standing_text(standing: Standing) -> str:
         return f"last seen{at(standing.call_site)}" if standing.call_site else ""
     if standing.phase == JOINING:
         return f"in init_process_group{at(standing.call_site)}"
-    if standing.is_between_steps:
-        between = f"between steps {standing.step - 1} and {standing.step}" if standing.step > 0 else "before step 0"
-        text = f"in an evaluation {between}" if standing.phase == "evaluation" else between
+    if standing.is_after_update or standing.phase in ("data_wait", "evaluation"):
+        text = _between_steps(standing)
     else:
-        text = _PHASES.get(standing.phase or "", "outside a training step")
-        text += f" {'after' if standing.phase is None else 'of'} step {standing.step}"
+        phase = _PHASES.get(standing.phase or "")
+        text = f"in step {standing.step}" if phase is None else f"{phase} of step {standing.step}"
     if standing.bucket is not None and standing.phase in ("backward", "finalise"):
         text += f", before bucket {standing.bucket}"
     return text + (f",{at(standing.call_site)}" if standing.call_site else "")
+
+
+def _between_steps(standing: Standing) -> str:
+    step, has_begun_next = standing.step, standing.has_begun_next
+    if not standing.is_after_update and step > 0:
+        where = f"after the backward of step {step}"
+    elif has_begun_next or step == 0:
+        where = f"before the forward of step {step}"
+    else:
+        where = (
+            f"between steps {step - 1} and {step}" if has_begun_next is None else f"after the update of step {step - 1}"
+        )
+    return f"in an evaluation {where}" if standing.phase == "evaluation" else where
 
 
 def standings_text(standings: Mapping[int, Standing]) -> str:

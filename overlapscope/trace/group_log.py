@@ -43,6 +43,8 @@ FAILED: Final = 4
 """Flag: completed with an error."""
 AWAITED: Final = 8
 """Flag: the user's own, on the host, and the line that launched it went on when it was over."""
+AFTER_UPDATE: Final = 16
+"""Flag: launched after the update of the step before, when the user's loop was still in that iteration."""
 
 GROUP_LIMIT_BYTES: Final = 8 * 1024**2
 

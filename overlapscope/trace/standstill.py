@@ -25,6 +25,8 @@ class Standstill:
     """CPU use as a share of one core, in the last second or so; None if nobody had looked twice."""
     is_working: bool | None
     """Whether it moved through its Python code, or read and wrote."""
+    has_begun_next: bool | None
+    """Whether the user's loop was in its next iteration, if it was between two steps; None if that is not known."""
     stacks: str
     """Stacks of its Python threads, from faulthandler."""
 
@@ -49,12 +51,13 @@ def read_standstill(folder: Path, problems: list[Problem]) -> Standstill | None:
     if not content:
         return None
     try:
-        share, is_working = content["cpu_share"], content["is_working"]
+        share, is_working, begun = content["cpu_share"], content["is_working"], content["has_begun_next"]
         return Standstill(
             time_ns=int(content["time_ns"]),
             longest_pause_ns=int(content["longest_pause_ns"]),
             cpu_share=None if share is None else float(share),
             is_working=None if is_working is None else bool(is_working),
+            has_begun_next=None if begun is None else bool(begun),
             stacks=str(content["stacks"]),
         )
     except (KeyError, TypeError, ValueError):

@@ -186,7 +186,9 @@ def test_memory_and_silence_come_from_the_watchdogs_board(tmp_path: Path) -> Non
 def test_what_a_watchdog_saw_counts_until_something_happens(tmp_path: Path, seen_after_ns: int, is_known: bool) -> None:
     write_order(tmp_path, {0: steps(1)}, close=False)
     stacks = 'Current thread 0x1 (most recent call first):\n  File "/home/me/train.py", line 12 in main\n'
-    seen = Standstill(time_ns=seen_after_ns, longest_pause_ns=7, cpu_share=0.5, is_working=True, stacks=stacks)
+    seen = Standstill(
+        time_ns=seen_after_ns, longest_pause_ns=7, cpu_share=0.5, is_working=True, has_begun_next=None, stacks=stacks
+    )
     write_standstill(rank_folder(tmp_path, 0), seen)
     one = evidence_of(tmp_path).ranks[0]
     assert (one.cpu_share, one.is_working, one.stacks) == ((0.5, True, stacks) if is_known else (None, None, ""))
@@ -262,7 +264,7 @@ def test_what_a_rank_does_between_steps_that_others_wait_for_is_not_known_withou
     write_order(tmp_path, {0: waiting, 1: steps(2), 2: waiting}, close=False)
     for rank in (0, 2):
         stands(tmp_path, rank, Phase.FINALISE, 2)
-    stands(tmp_path, 1, Phase.DATA_WAIT, 2)
+    stands(tmp_path, 1, Phase.DATA_WAIT, 1)
     verdict = judge(evidence_of(tmp_path))
     assert (verdict.kind, verdict.suspected, verdict.step, verdict.number) == ("stuck", (1,), 2, 7)
 

@@ -129,7 +129,7 @@ def test_a_busy_rank_is_only_slow_until_nothing_in_its_history_explains_it(
     verdict = judge(held_up(late, is_live=True))
     assert (verdict.kind, verdict.certainty, verdict.blamed) == (kind, "likely", ())
     assert "busy" in verdict.sentence
-    assert verdict.step == 1
+    assert verdict.step == 2
 
 
 def test_of_a_job_that_was_ended_a_busy_rank_is_suspected_and_not_said_to_have_made_no_progress() -> None:
@@ -149,9 +149,14 @@ def test_who_was_waited_for_until_the_time_was_up_is_to_blame() -> None:
 
 def test_what_follows_an_update_belongs_to_its_step() -> None:
     late = idle(rank(1, phase="data_wait", step=2, since_ns=10**9), 5)
-    assert judge(held_up(late, is_live=True)).step == 1
-    in_loader = replace(late, stacks=IN_LOADER)
-    assert judge(held_up(in_loader, is_live=True)).step == 2
+    for has_begun_next, step, said in (
+        (False, 1, "after the update of step 1"),
+        (True, 2, "before the forward of step 2"),
+    ):
+        standing = replace(late.standing, has_begun_next=has_begun_next)
+        verdict = judge(held_up(replace(late, standing=standing), is_live=True))
+        assert verdict.step == step
+        assert said in verdict.sentence
 
 
 def test_a_rank_that_was_killed_in_backward_has_unready_gradients_for_another_reason() -> None:

@@ -207,7 +207,7 @@ def _held_up(facts: Facts, ranks: tuple[int, ...], kind: FaultKind, what: str, a
     one, missed = facts.ranks[ranks[0]], wait.missed_by(ranks)
     place = _place(facts, wait, ranks)
     if one.standing is not None:
-        place["step"] = one.standing.step if kind == "waits for data" else loop_step(one.standing)
+        place["step"] = loop_step(one.standing)
     since = f" for {seconds_text(one.idle_ns)}" if one.idle_ns else ""
     where = f" ({standing_text(one.standing)})" if one.standing else ""
     evidence = []

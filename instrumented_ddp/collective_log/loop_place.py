@@ -1,0 +1,58 @@
+"""Whether the user's loop has begun its next iteration, which no hook tells: by the lines at which its frames are."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from types import CodeType, FrameType, TracebackType
+
+_MOST_FRAMES = 64
+
+
+class LoopPlace:
+    """Compares where frames are with where they were in the newest training forward.
+
+    A loop is a frame that lives on from one forward to the next. Before the line from which it called the newest
+    forward it is in its next iteration, after that line still in the same.
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[int, tuple[CodeType, int]] = {}
+        """By identity of a frame, which may be that of a later one: so with its code. Frames are not kept alive."""
+
+    def forward_begins(self) -> None:
+        """A forward begins whose gradients are wanted."""
+        self._lines = {id(frame): (frame.f_code, line) for frame, line in frames_of(sys._getframe(1))}
+
+    def has_begun_next(self, frames: Iterable[tuple[FrameType, int]]) -> bool | None:
+        """Whether the loop is in the iteration after that of the newest forward.
+
+        Args:
+            frames: with their lines, the innermost first.
+
+        Returns:
+            None if none of them was there in that forward.
+        """
+        for frame, line in frames:
+            code, line_of_forward = self._lines.get(id(frame), (None, 0))
+            if code is frame.f_code:
+                return line < line_of_forward
+        return None
+
+
+def frames_of(frame: FrameType | None) -> Iterator[tuple[FrameType, int]]:
+    """A frame and those that have called it, with the lines at which they are."""
+    for _ in range(_MOST_FRAMES):
+        if frame is None:
+            return
+        yield frame, frame.f_lineno
+        frame = frame.f_back
+
+
+def frames_of_traceback(trace: TracebackType | None) -> list[tuple[FrameType, int]]:
+    """The frames that an exception has gone through, the innermost first, with the lines at which it did."""
+    found = []
+    while trace is not None:
+        found.append((trace.tb_frame, trace.tb_lineno))
+        trace = trace.tb_next
+    return found[::-1]

@@ -1,0 +1,89 @@
+"""Whether a loop has begun its next iteration, by the lines at which its frames are."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from instrumented_ddp.collective_log.loop_place import LoopPlace, frames_of, frames_of_traceback
+
+
+class Loop:
+    """A training in the style of people's own trainers: what is asked for is called from several depths."""
+
+    def __init__(self) -> None:
+        self.place = LoopPlace()
+        self.said: list[tuple[str, bool | None]] = []
+
+    def asks(self, where: str) -> None:
+        self.said.append((where, self.place.has_begun_next(frames_of(sys._getframe()))))
+
+    def forward(self) -> None:
+        self.place.forward_begins()
+
+    def training_step(self) -> None:
+        self.forward()
+        self.asks("in the step")
+
+    def batches(self, count: int):
+        for number in range(count):
+            self.asks("in the loader")
+            yield number
+
+    def fit(self) -> None:
+        for _ in range(2):
+            self.asks("epoch begins")
+            for _ in self.batches(2):
+                self.asks("top of the loop")
+                self.training_step()
+                self.asks("end of the loop")
+            self.asks("epoch ends")
+
+
+def test_before_the_line_of_the_forward_a_loop_is_in_its_next_iteration_and_after_it_in_the_same() -> None:
+    loop = Loop()
+    loop.fit()
+    assert set(loop.said[:3]) == {("epoch begins", None), ("in the loader", None), ("top of the loop", None)}
+    after = set(loop.said[3:])
+    assert after == {
+        ("in the step", False),
+        ("end of the loop", False),
+        ("in the loader", True),
+        ("top of the loop", True),
+        ("epoch ends", False),
+        ("epoch begins", True),
+    }
+
+
+def test_frames_that_were_not_there_in_the_forward_say_nothing() -> None:
+    place = LoopPlace()
+
+    def one_step() -> None:
+        place.forward_begins()
+
+    def elsewhere() -> None:
+        assert place.has_begun_next([(sys._getframe(), 1)]) is None
+
+    one_step()
+    elsewhere()
+
+
+def test_of_an_exception_the_lines_count_at_which_it_left_its_frames() -> None:
+    place = LoopPlace()
+
+    def fails() -> None:
+        raise ValueError("of the user")
+
+    def loop(*, at_the_end: bool) -> None:
+        for iteration in range(2):
+            if iteration and not at_the_end:
+                fails()
+            place.forward_begins()
+            if at_the_end:
+                fails()
+
+    for at_the_end in (True, False):
+        with pytest.raises(ValueError, match="of the user") as raised:
+            loop(at_the_end=at_the_end)
+        assert place.has_begun_next(frames_of_traceback(raised.value.__traceback__)) is not at_the_end
