@@ -16,9 +16,11 @@ from overlapscope.analysis.clocks import clock_offsets
 from overlapscope.analysis.heatmap import Heatmap
 from overlapscope.analysis.lanes import LanesByRank
 from overlapscope.analysis.stragglers import hosts_of
+from overlapscope.diagnosis.attempts import Attempt, read_attempts
 from overlapscope.diagnosis.diagnosis import Diagnosis
 from overlapscope.model.calibration import CALIBRATION_FILE
 from overlapscope.trace import cache
+from overlapscope.trace.attempts import attempts_beside, number_of
 from overlapscope.trace.flight_recorder_files import holds_dumps
 from overlapscope.trace.folders import find_rank_folders
 from overlapscope.trace.reader import Progress, Trace, empty_trace, read_trace
@@ -32,6 +34,7 @@ class Snapshot(Analysis):
     def __init__(self, trace: Trace) -> None:
         super().__init__(trace)
         self._diagnosed_s = 0.0
+        self._attempts_judged_s = 0.0
 
     @cached_property
     def diagnosis(self) -> Diagnosis | None:
@@ -39,11 +42,29 @@ class Snapshot(Analysis):
         self._diagnosed_s = time.monotonic()
         return Diagnosis.of(self.trace.path, clock_offsets(self.trace))
 
+    @cached_property
+    def attempts(self) -> tuple[Attempt, ...]:
+        """All attempts of a job that was started again, judged; empty for others."""
+        self._attempts_judged_s = time.monotonic()
+        return read_attempts(self.trace.path)
+
     def forget_outdated(self) -> None:
         """Drop what is no longer true, although no file has changed: a job that runs may hang by now."""
+        self._forget_attempts()
         known: Diagnosis | None = self.__dict__.get("diagnosis")
         if known is not None and known.evidence.is_live and time.monotonic() - self._diagnosed_s > _OUTDATED_AFTER_S:
             del self.diagnosis
+
+    def _forget_attempts(self) -> None:
+        """Unless they are over and no other has begun."""
+        judged: tuple[Attempt, ...] | None = self.__dict__.get("attempts")
+        if judged is None:
+            return
+        newest = max((each.number for each in judged), default=0)
+        is_old = time.monotonic() - self._attempts_judged_s > _OUTDATED_AFTER_S
+        is_live = any(each.evidence.is_live for each in judged)
+        if (is_live and is_old) or _newest_beside(self.trace.path) != newest:
+            del self.attempts
 
     @cached_property
     def lanes(self) -> LanesByRank:
@@ -102,6 +123,10 @@ class Recording:
             self._fingerprint = fingerprint
         self._snapshot.forget_outdated()
         return self._snapshot
+
+
+def _newest_beside(path: Path) -> int:
+    return max(map(number_of, attempts_beside(path)), default=0)
 
 
 def _version_of(file: Path) -> str:

@@ -30,6 +30,7 @@ from torch.distributed.distributed_c10d import _get_default_group
 from instrumented_ddp.bucket_plan import ParameterSpec
 from instrumented_ddp.collective_log.collectives import Collectives
 from instrumented_ddp.collective_log.position import Position
+from instrumented_ddp.recording.attempt import attempt_folder
 from instrumented_ddp.recording.console import log_to_stderr
 from instrumented_ddp.recording.data_position import DataPosition
 from instrumented_ddp.recording.farewell import Farewell
@@ -56,7 +57,7 @@ class Session:
     """The recording of this process, from the first thing that is recorded to the end of the process.
 
     Args:
-        trace_folder: the run's folder, the same for all ranks of a host.
+        trace_folder: of the attempt, the same for all ranks of a host.
         rank: of this process in the whole job.
         on_incident: whether there is a watchdog, and what it does when it finds something.
 
@@ -275,10 +276,16 @@ def open_session(trace_folder: Path, rank: int, on_incident: OnIncident = "repor
 
     A script that names a folder is followed there from a session that was only opened because of the environment.
 
+    Args:
+        trace_folder: the run's; a later attempt of the job gets one inside.
+        rank: of this process.
+        on_incident: as for ``Session``.
+
     Raises:
         OverlapScopeError: the folder can't be written, or the process already records into another one.
     """
     global _of_this_process
+    trace_folder = attempt_folder(trace_folder, rank)
     existing = session_of_this_process()
     is_elsewhere = existing is not None and existing.folder != rank_folder(trace_folder, rank)
     if existing is not None and is_elsewhere and existing.is_provisional and existing.recorder is None:

@@ -16,6 +16,7 @@ from dashboards.pages.shell import Arguments, render
 from dashboards.pages.standings import NOTEWORTHY, standings
 from dashboards.plots.order import OrderPlot, Selected
 from dashboards.recording import Snapshot
+from overlapscope.diagnosis.attempts import others_text
 from overlapscope.diagnosis.categories import BUCKET_SLOTS
 from overlapscope.diagnosis.diagnosis import Diagnosis
 from overlapscope.diagnosis.evidence import Evidence
@@ -75,6 +76,7 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
         roots=[plot.root, plot.axis],
         is_plain=is_plain,
         further_problems=diagnosis.problems,
+        attempts=others_text(snapshot.attempts, snapshot.trace.path),
         kind=kind_text(verdict),
         kind_class="healthy" if verdict.kind == "healthy" else "fault" if verdict.is_fault else "",
         sentence=verdict.sentence,

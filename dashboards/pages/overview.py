@@ -20,6 +20,7 @@ from overlapscope.account.wording import BLOCK_LABELS
 from overlapscope.analysis import sentences
 from overlapscope.analysis.summary import Summary
 from overlapscope.analysis.worth_doing import worth_doing
+from overlapscope.diagnosis.attempts import others_text
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.trace.reader import Trace
 from overlapscope.units import format_interval_ns, format_ns, format_share
@@ -84,6 +85,7 @@ def build(document: Document, snapshot: Snapshot, _arguments: Arguments) -> None
         rank_rows=rank_rows(snapshot.trace, snapshot.rank_means) if has_steps else [],
         shown_rows=SHOWN_ROWS,
         incident=incident_of(snapshot),
+        attempts=others_text(snapshot.attempts, snapshot.trace.path),
         has_order=snapshot.diagnosis is not None,
         has_events=snapshot.diagnosis is None or not is_order_alone(snapshot.trace),
         **_worth_variables(snapshot),

@@ -51,9 +51,11 @@ class _ChildExits:
             return
         self._seen.add(child.pid)
         with suppress(Exception):  # the folder is gone, the disk is full, or this is a Python without us
+            from overlapscope.trace.attempts import newest_attempt
             from overlapscope.trace.exits import write_exit
 
-            write_exit(self._folder, child.pid, child.returncode, told_ns=self._told_ns.get(child.pid))
+            told_ns = self._told_ns.get(child.pid)  # of the newest attempt: launchers end one before the next
+            write_exit(newest_attempt(self._folder), child.pid, child.returncode, told_ns=told_ns)
 
     def noting(self, kill: Callable[[int, int], None]) -> Callable[[int, int], None]:
         """``os.kill`` or ``os.killpg``, whose signals are remembered; children in a group of their own lead it."""

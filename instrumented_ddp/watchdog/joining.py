@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from instrumented_ddp.collective_log.call_sites import line_of, nearest_users_frame
+from instrumented_ddp.recording.attempt import attempt_folder
 from instrumented_ddp.recording.console import log_to_stderr
 from overlapscope.diagnosis.from_logs import read_evidence
 from overlapscope.diagnosis.judge import judge
@@ -99,7 +100,7 @@ def _place(
         world_size = world_size if world_size >= 0 else int(os.environ["WORLD_SIZE"])
     except (OverlapScopeError, TypeError, ValueError, KeyError):  # if they are unknown, torch raises its own error
         return None
-    return None if recording is None else (rank_folder(recording.folder, rank), rank, world_size)
+    return None if recording is None else (rank_folder(attempt_folder(recording.folder, rank), rank), rank, world_size)
 
 
 def _announce(folder: Path, rank: int, world_size: int) -> None:

@@ -4,11 +4,15 @@ Reads what all ranks left, killed ones included, and compares the order of their
 where each rank was, what the ranks did around the first difference, and what to try. Takes the folder of a recording,
 of a finished or a running job; or one dump of PyTorch's Flight Recorder, or a folder of them.
 
+Of a job that was started again, as by 'torchrun --max-restarts', one line says why each attempt ended; then comes the
+diagnosis of the last one, or of the one that --attempt or the folder of a restart asks for.
+
 The exit code is 0 if nothing is wrong, 1 if a fault was found or can't be ruled out, because a part of the recording is
 missing or damaged for instance, and 2 if nothing can be read.
 
 With --json the output is one JSON object with the keys
-  path
+  path       of the attempt
+  attempts   of a job that was started again, one object per attempt: number, path, kind, sentence
   verdict    kind, sentence, certainty, alternative (what else it could be), blamed (who did it, if certain), suspected
              (else), concerned, step (of the loop, from 0), group, number, bucket, parameters, call_sites, windows (what
              each rank did around the first difference), evidence, advice, also
@@ -30,8 +34,7 @@ from typing import TYPE_CHECKING
 from overlapscope.errors import OverlapScopeError
 
 if TYPE_CHECKING:
-    from overlapscope.diagnosis.evidence import Evidence
-    from overlapscope.trace.log import Problem
+    from overlapscope.diagnosis.attempts import Attempt
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -39,39 +42,66 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "traces", type=Path, help="the folder that 'overlapscope record -o' wrote, or Flight Recorder dumps"
     )
+    parser.add_argument("--attempt", type=int, metavar="N", help="which one of a job that was started again, from 0")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the verdict; 1 if there is a fault, 2 if nothing can be read."""
     from overlapscope.commands.diagnose_report import as_json
-    from overlapscope.diagnosis.judge import judge
+    from overlapscope.diagnosis.attempts import attempt_lines, read_attempts
     from overlapscope.diagnosis.report import report_text
 
+    attempts = read_attempts(args.traces)
     try:
-        evidence, problems = _read(args.traces)
+        asked = _asked_for(args.traces, args.attempt)
+        shown = next((each for each in attempts if each.path == asked), None) or _read(asked)
     except OverlapScopeError as error:
         print(f"overlapscope diagnose: {error}", file=sys.stderr)
         return 2
-    verdict = judge(evidence)
-    print(as_json(args.traces, verdict, evidence, problems) if args.json else report_text(verdict, evidence))
-    for problem in problems:
+    if args.json:
+        print(as_json(shown, attempts))
+    else:
+        lines = attempt_lines(attempts)
+        print("\n".join([*lines, *([""] if lines else []), report_text(shown.verdict, shown.evidence)]))
+    for problem in shown.problems:
         print(f"{problem.severity}: {problem}", file=sys.stderr)
-    return 1 if verdict.is_fault else 0
+    return 1 if shown.verdict.is_fault else 0
 
 
-def _read(path: Path) -> tuple[Evidence, list[Problem]]:
+def _asked_for(path: Path, number: int | None) -> Path:
+    """The folder of the attempt to be shown.
+
+    Raises:
+        OverlapScopeError: there is no such attempt.
+    """
+    from overlapscope.trace.attempts import attempts_beside, number_of
+
+    if number is None and number_of(path):
+        return path
+    attempts = {number_of(attempt): attempt for attempt in attempts_beside(path)}
+    if number is None:
+        return attempts[max(attempts)] if attempts else path
+    if number not in attempts:
+        known = ", ".join(map(str, attempts)) or "none"
+        raise OverlapScopeError(f"{path}: there is no attempt {number}; attempts: {known}")
+    return attempts[number]
+
+
+def _read(path: Path) -> Attempt:
     """Read a recording, with a progress bar on a terminal."""
     from rich.console import Console
     from rich.progress import Progress
 
+    from overlapscope.diagnosis.attempts import Attempt, read_attempt
     from overlapscope.diagnosis.from_flight_recorder import read_dumps
-    from overlapscope.diagnosis.from_logs import read_evidence
+    from overlapscope.diagnosis.judge import judge
     from overlapscope.trace.flight_recorder_files import holds_dumps
 
     if holds_dumps(path):
-        return read_dumps(path)
+        evidence, problems = read_dumps(path)
+        return Attempt(path=path, evidence=evidence, verdict=judge(evidence), problems=tuple(problems))
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("reading logs", total=None)
-        return read_evidence(path, lambda done, ranks: progress.update(task, completed=done, total=ranks))
+        return read_attempt(path, lambda done, ranks: progress.update(task, completed=done, total=ranks))

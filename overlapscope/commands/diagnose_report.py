@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from overlapscope.commands.json_text import json_text
-from overlapscope.diagnosis.evidence import Evidence, RankEvidence
-from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.diagnosis.attempts import Attempt
+from overlapscope.diagnosis.evidence import RankEvidence
 from overlapscope.diagnosis.wording import loop_step
-from overlapscope.trace.log import Problem
 
 
-def as_json(path: Path, verdict: Verdict, evidence: Evidence, problems: list[Problem]) -> str:
-    """The diagnosis as one JSON object, whose keys the command's help explains."""
+def as_json(shown: Attempt, attempts: Sequence[Attempt]) -> str:
+    """The diagnosis as one JSON object, whose keys the command's help explains.
+
+    Args:
+        attempts: all of the job, if it was started more than once.
+    """
+    evidence = shown.evidence
     content = {
-        "path": str(path),
-        "verdict": verdict.as_dict(),
+        "path": str(shown.path),
+        "attempts": attempts_json(attempts),
+        "verdict": shown.verdict.as_dict(),
         "expected_ranks": evidence.expected_ranks,
         "ranks": [_rank(one) for _, one in sorted(evidence.ranks.items())],
         "groups": [
@@ -32,9 +37,22 @@ def as_json(path: Path, verdict: Verdict, evidence: Evidence, problems: list[Pro
             for group in evidence.groups
         ],
         "gaps": [asdict(gap) for gap in evidence.gaps],
-        "problems": [{"severity": problem.severity, "message": problem.message} for problem in problems],
+        "problems": [{"severity": problem.severity, "message": problem.message} for problem in shown.problems],
     }
     return json_text(content)
+
+
+def attempts_json(attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
+    """The attempts of a job, for programs."""
+    return [
+        {
+            "number": each.number,
+            "path": str(each.path),
+            "kind": each.verdict.kind,
+            "sentence": each.verdict.sentence,
+        }
+        for each in attempts
+    ]
 
 
 def _rank(one: RankEvidence) -> dict[str, Any]:

@@ -7,6 +7,9 @@ with or without torch's DistributedDataParallel. With instrumented_ddp.Distribut
 the copies into buckets and back. If the training fails, or goes wrong without failing, the command says what happened,
 as 'overlapscope diagnose' does.
 
+Each attempt of a job that is started again, as by 'torchrun --max-restarts', is a recording of its own: the first in
+the folder, the next ones in restart_1, restart_2 ... inside.
+
 With --probe-buckets the training also runs other bucket sizes, for about 24 steps from its fifth on, and then its own
 again: from one such recording the cost of any bucket size can be predicted. The training's results are the same. This
 needs instrumented_ddp.DistributedDataParallel.
@@ -27,6 +30,7 @@ from overlapscope.commands import child_process, recording_folder
 from overlapscope.commands.arguments import positive
 from overlapscope.commands.probing_report import choices_in, probing_sentences
 from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.attempts import newest_attempt
 from overlapscope.trace.environment import DEFAULT_PATIENCE_S, DETAILS, ON_INCIDENT, with_startup
 from overlapscope.trace.exits import write_exit
 from overlapscope.units import format_bytes
@@ -87,7 +91,8 @@ def run(args: argparse.Namespace) -> int:
     with child_process.running(command, with_startup(environment)) as (child, received):
         child.wait()
     code = child_process.exit_code(child)
-    recorded = recording_folder.describe(args.output)
+    folder = newest_attempt(args.output)
+    recorded = recording_folder.describe(folder)
     if recorded is None:
         recording_folder.clear(args.output)
         recording_folder.remove_if_empty(args.output)
@@ -98,34 +103,38 @@ def run(args: argparse.Namespace) -> int:
         )
         return code or 1
     with suppress(OSError):  # the disk is full
-        write_exit(args.output, child.pid, child.returncode, is_job=True)
-    _say_what_went_wrong(args.output, was_interrupted=bool(received))
+        write_exit(folder, child.pid, child.returncode, is_job=True)
+    _say_what_went_wrong(folder, was_interrupted=bool(received))
     if args.probe_buckets:
-        for sentence in probing_sentences(args.output):
+        for sentence in probing_sentences(folder):
             _say(sentence)
-    for sentence in choices_in(args.output):
+    for sentence in choices_in(folder):
         _say(sentence)
     done = f"{recorded.steps} steps" if recorded.steps else f"{recorded.collectives} collectives"
     look = "serve" if recorded.steps else "diagnose"
     _say(
         f"recorded {recorded.ranks} ranks, {done}, {format_bytes(recorded.disk_bytes)} "
-        f"in {args.output}\nview it: overlapscope {look} {shlex.quote(str(args.output))}"
+        f"in {folder}\nview it: overlapscope {look} {shlex.quote(str(folder))}"
     )
     return code
 
 
 def _say_what_went_wrong(folder: Path, *, was_interrupted: bool) -> None:
-    """Print the verdict if there is a fault. Whoever interrupted the training knows how its processes ended."""
-    from overlapscope.diagnosis.from_logs import read_evidence
-    from overlapscope.diagnosis.judge import judge
+    """Print why each attempt ended if there are several, and the verdict if there is a fault in the newest.
+
+    Whoever interrupted the training knows how its processes ended.
+    """
+    from overlapscope.diagnosis.attempts import attempt_lines, read_attempt, read_attempts
     from overlapscope.diagnosis.report import report_text
 
     with suppress(OverlapScopeError):  # unreadable: commands that read the recording say so
-        evidence, _ = read_evidence(folder)
-        verdict = judge(evidence)
-        is_known = was_interrupted and verdict.kind in _ENDS
-        if verdict.is_fault and verdict.kind != "cannot tell" and not is_known:
-            print(report_text(verdict, evidence) + "\n", file=sys.stderr)
+        attempts = read_attempts(folder)
+        if attempts:
+            print("\n".join([*attempt_lines(attempts), ""]), file=sys.stderr)
+        attempt = attempts[-1] if attempts else read_attempt(folder)
+        is_known = was_interrupted and attempt.verdict.kind in _ENDS
+        if attempt.verdict.is_fault and attempt.verdict.kind != "cannot tell" and not is_known:
+            print(report_text(attempt.verdict, attempt.evidence) + "\n", file=sys.stderr)
 
 
 def _say(text: str) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.attempts import attempts_in, recorded_ranks
 from overlapscope.trace.exits import EXITS_PATTERN
 from overlapscope.trace.format import (
     ALIVE_FILE,
@@ -37,11 +37,8 @@ from overlapscope.trace.format import (
     WATCHDOG_FOLDER,
 )
 
-_LOGS: Final = (EVENTS_FILE, SIGNATURES_FILE, JOINING_FILE)
-"""One of them is in the folder of every rank that was recorded; without DDP there is no event log, and of a rank that
-still waits for the others no more than the last."""
 _RANK_FILES: Final = (
-    *_LOGS,
+    *(EVENTS_FILE, SIGNATURES_FILE, JOINING_FILE),
     *(RUN_FILE, RANK_FILE, PLANS_FILE, CALL_SITES_FILE, CLOCK_FILE, LINKS_FILE, PARAMETERS_FILE),
     *(ENDED_FILE, SEAL_FILE, ALIVE_FILE, REPORTS_FILE, STANDSTILL_FILE, UNREDUCED_FILE),
     *(BOARD_PATTERN, READY_PATTERN, INCIDENT_PATTERN, GROUP_PATTERN, POINT_TO_POINT_PATTERN, STACKS_PATTERN),
@@ -79,25 +76,32 @@ def make_ready(folder: Path) -> None:
 
 
 def holds_recording(folder: Path) -> bool:
-    """Whether a rank has recorded into this folder."""
-    return next(_rank_folders(folder), None) is not None
+    """Whether a rank has recorded into this folder, in any attempt."""
+    return bool(attempts_in(folder))
 
 
 def clear(folder: Path) -> None:
-    """Remove a recording, and nothing else that may be in its folder.
+    """Remove a recording with all attempts, and nothing else that may be in its folder.
 
     Raises:
         OverlapScopeError: a file of it can't be removed.
     """
     try:
-        for rank_dir in list(_rank_folders(folder)):
-            _remove(rank_dir, _RANK_FILES)
-        _remove(folder / TABLES_FOLDER, _TABLE_FILES)
-        _remove(folder / WATCHDOG_FOLDER, ("*",))
-        for file in list(folder.glob(EXITS_PATTERN)):
-            file.unlink()
+        _clear_attempt(folder)
+        for attempt in attempts_in(folder):
+            _clear_attempt(attempt)
+            remove_if_empty(attempt)
     except OSError as error:
         raise OverlapScopeError(f"{folder}: its recording can't be removed ({error.strerror})") from None
+
+
+def _clear_attempt(folder: Path) -> None:
+    for rank_dir in recorded_ranks(folder):
+        _remove(rank_dir, _RANK_FILES)
+    _remove(folder / TABLES_FOLDER, _TABLE_FILES)
+    _remove(folder / WATCHDOG_FOLDER, ("*",))
+    for file in list(folder.glob(EXITS_PATTERN)):
+        file.unlink()
 
 
 def describe(folder: Path) -> Recorded | None:
@@ -105,7 +109,7 @@ def describe(folder: Path) -> Recorded | None:
     from overlapscope.trace.format import Kind
     from overlapscope.trace.log import read_log
 
-    rank_dirs = list(_rank_folders(folder))
+    rank_dirs = recorded_ranks(folder)
     if not rank_dirs:
         return None
     steps = collectives = 0
@@ -139,11 +143,6 @@ def _newest_entry(log: Path) -> int:
     with suppress(OverlapScopeError):
         return GroupFile(log).newest
     return 0
-
-
-def _rank_folders(folder: Path) -> Iterator[Path]:
-    of_ranks = (path for path in folder.glob("rank_*") if path.name[5:].isdecimal())
-    return (path for path in of_ranks if any((path / log).exists() for log in _LOGS))
 
 
 def _remove(folder: Path, patterns: tuple[str, ...]) -> None:

@@ -15,7 +15,9 @@ from overlapscope.account.wording import BLOCK_LABELS, REASON_LABELS, apart_text
 from overlapscope.analysis.clocks import describe_clocks
 from overlapscope.analysis.models import describe_models
 from overlapscope.analysis.summary import Summary
+from overlapscope.commands.diagnose_report import attempts_json
 from overlapscope.commands.json_text import json_text
+from overlapscope.diagnosis.attempts import read_attempts
 from overlapscope.interval import Interval
 from overlapscope.trace.reader import Trace
 from overlapscope.units import format_share
@@ -55,6 +57,7 @@ def as_json(trace: Trace, summary: Summary) -> str:
     content = {
         "schema": 1,
         "path": str(trace.path),
+        "attempts": attempts_json(read_attempts(trace.path)),
         "run": trace.run,
         "sentence": summary.sentence,
         "account": {

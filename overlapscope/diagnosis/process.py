@@ -35,18 +35,29 @@ def liveness_of(where: dict[str, Any]) -> Liveness:
     return _STATES.get(fields[_STATE], "sleeping")
 
 
+def began_ns() -> int | None:
+    """When this process began, on the clock of its host, to a hundredth of a second; None if that is not known."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        return _on_clock_ns(int(fields[_START_TICKS]))
+    except (OSError, IndexError, ValueError):
+        return None
+
+
 def _is_of_a_later_process(start_ticks: int, where: dict[str, Any]) -> bool:
     """Whether the pid now belongs to another process, started after this one wrote ``rank.json``."""
     begun_ns = written_ns(where)
-    if begun_ns is None:
-        return False
+    return begun_ns is not None and _on_clock_ns(start_ticks) > begun_ns + _TOLERANCE_NS
+
+
+def _on_clock_ns(start_ticks: int) -> int:
     asleep_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-    return start_ticks * _TICK_NS > begun_ns + asleep_ns + _TOLERANCE_NS
+    return start_ticks * _TICK_NS - asleep_ns
 
 
 def written_ns(where: dict[str, Any]) -> int | None:
-    """When a ``rank.json`` was written, on the clock of its host; None if it does not say."""
+    """When a ``rank.json`` or ``joining.json`` was written, on the clock of its host; None if it does not say."""
     try:
-        return int(where["clock_samples"][0]["monotonic_ns"])
+        return int(where["time_ns"] if "time_ns" in where else where["clock_samples"][0]["monotonic_ns"])
     except (KeyError, IndexError, TypeError, ValueError):
         return None

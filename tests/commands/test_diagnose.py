@@ -116,3 +116,64 @@ def test_a_job_of_many_ranks_fits_on_a_page(tmp_path: Path) -> None:
     assert ran.stdout.startswith("Rank 17 was killed without logging an error")
     assert "  0-16, 18-39  failed" in ran.stdout
     assert len(ran.stdout.splitlines()) < 40
+
+
+def of_three_attempts(folder: Path) -> Path:
+    """The first failed, the second ended well, and the last has an order that differs."""
+    fail(end_of_two(folder), 1, "ValueError", "no such label")
+    end_of_two(folder / "restart_1")
+    with_extra_collective(folder / "restart_3")
+    return folder
+
+
+def test_of_a_job_that_was_started_again_a_line_says_why_each_attempt_ended(tmp_path: Path) -> None:
+    folder = of_three_attempts(tmp_path)
+    ran = overlapscope("diagnose", folder)
+    lines = ran.stdout.splitlines()
+    assert lines[0].startswith(f"Attempt 0 ({folder}): Rank 1 failed")
+    assert lines[0].endswith("ValueError: no such label.")
+    assert lines[1] == f"Attempt 1 ({folder / 'restart_1'}) came to its end."
+    assert lines[2] == "Attempt 2 left nothing: no rank came to init_process_group."
+    assert lines[3].startswith(f"Attempt 3 ({folder / 'restart_3'}): In step 3 rank 1 launched all_reduce")
+    assert lines[4] == ""
+    assert lines[5].startswith("In step 3 rank 1 launched all_reduce")
+    assert ran.returncode == 1
+
+
+@pytest.mark.parametrize("ask", [["--attempt", 1], "restart_1"], ids=["by number", "by folder"])
+def test_another_attempt_can_be_asked_for(tmp_path: Path, ask: object) -> None:
+    folder = of_three_attempts(tmp_path)
+    asked = [folder, *ask] if isinstance(ask, list) else [folder / str(ask)]
+    ran = overlapscope("diagnose", *asked)
+    assert len(ran.stdout.splitlines()) == 6
+    assert ran.stdout.endswith("\n\nAll ranks finished: 15 collectives in 1 group are the same on all ranks.\n")
+    assert ran.returncode == 0
+
+
+def test_an_attempt_that_there_is_not_is_named(tmp_path: Path) -> None:
+    ran = overlapscope("diagnose", of_three_attempts(tmp_path), "--attempt", 7)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "there is no attempt 7; attempts: 0, 1, 3" in ran.stderr
+
+
+def test_programs_get_all_attempts(tmp_path: Path) -> None:
+    folder = of_three_attempts(tmp_path)
+    content = json.loads(overlapscope("diagnose", folder, "--json").stdout)
+    found = [(each["number"], each["path"], each["kind"]) for each in content["attempts"]]
+    assert found == [
+        (0, str(folder), "failed"),
+        (1, str(folder / "restart_1"), "healthy"),
+        (3, str(folder / "restart_3"), "missing collective"),
+    ]
+    assert content["path"] == str(folder / "restart_3")
+    assert content["verdict"]["sentence"] == content["attempts"][-1]["sentence"]
+    assert json.loads(overlapscope("diagnose", end_of_two(tmp_path / "once"), "--json").stdout)["attempts"] == []
+
+
+def test_other_commands_say_of_which_attempt_a_recording_is(tmp_path: Path) -> None:
+    folder = of_three_attempts(tmp_path)
+    said = overlapscope("summary", folder).stderr
+    assert f"note: This is attempt 0 of the job. Attempt 1 ({folder / 'restart_1'}) came to its end. Attempt 3" in said
+    said = overlapscope("summary", folder / "restart_1").stderr
+    assert f"note: This is attempt 1 of the job. Attempt 0 ({folder}): Rank 1 failed" in said
+    assert "attempt" not in overlapscope("summary", end_of_two(tmp_path / "once")).stderr

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -157,6 +158,33 @@ def test_nothing_recorded_is_a_failure_with_a_reason_and_no_empty_folder(
     assert "nothing was recorded" in ran.stderr
     assert "no Python process it started called torch.distributed.init_process_group" in ran.stderr
     assert not (tmp_path / "a").exists()
+
+
+RESTARTED = """
+import os, sys
+from pathlib import Path
+from tests.synthetic import write_recording
+folder = Path(os.environ["OVERLAPSCOPE_TRACE"])
+write_recording(folder, ranks=2, steps=3)
+write_recording(folder / "restart_1", ranks=2, steps=int(sys.argv[1]))
+"""
+
+
+def test_of_a_job_that_was_started_again_all_attempts_are_described_and_replaced_together(tmp_path: Path) -> None:
+    command = ["record", "-o", tmp_path / "a", "--", sys.executable, "-c", RESTARTED, 7]
+    ran = overlapscope(*command)
+    assert f"Attempt 0 ({tmp_path / 'a'})" in ran.stderr
+    assert f"Attempt 1 ({tmp_path / 'a' / 'restart_1'})" in ran.stderr
+    assert "recorded 2 ranks, 7 steps" in ran.stderr
+    assert ran.stderr.endswith(f"overlapscope serve {tmp_path / 'a' / 'restart_1'}\n")
+    assert list((tmp_path / "a" / "restart_1").glob("exits_*"))
+    shutil.rmtree(tmp_path / "a" / "rank_0")
+    shutil.rmtree(tmp_path / "a" / "rank_1")
+    assert HINT in overlapscope(*command).stderr
+    (tmp_path / "a" / "restart_1" / "mine.txt").touch()
+    overlapscope("record", "--force", *command[1:5], "-c", TRAINER, 4)
+    assert files_in(tmp_path / "a" / "restart_1") == {"mine.txt"}
+    assert len(read_trace(tmp_path / "a").steps) == 8
 
 
 def test_the_exit_code_of_a_training_that_failed_is_kept(tmp_path: Path) -> None:

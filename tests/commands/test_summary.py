@@ -88,7 +88,7 @@ def test_json_has_every_step_and_null_for_what_is_not_a_number(tmp_path: Path) -
     silent.close()
     ran = overlapscope("summary", tmp_path, "--json")
     content = json.loads(ran.stdout, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    assert list(content) == ["schema", "path", "run", "sentence", "account", "ranks", "steps", "problems"]
+    assert list(content) == ["schema", "path", "attempts", "run", "sentence", "account", "ranks", "steps", "problems"]
     assert content["schema"] == 1
     assert content["path"] == str(tmp_path)
     assert content["run"]["backend"] == "gloo"

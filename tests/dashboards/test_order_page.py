@@ -77,6 +77,19 @@ def test_the_page_begins_with_the_verdict_and_both_call_sites(snapshot):
     assert "ranks 0 and 2" in page
 
 
+def test_of_a_job_that_was_started_again_it_says_why_the_other_attempts_ended(snapshot):
+    assert "This is attempt" not in build(snapshot)[1]
+    first = snapshot.trace.path
+    recording = Recording(healthy(first / "restart_1"))
+    assert f"This is attempt 1 of the job. Attempt 0 ({first}): In step" in build(recording.newest())[1]
+    snapshot.forget_outdated()
+    said = f"This is attempt 0 of the job. Attempt 1 ({first / 'restart_1'}) came to its end."
+    assert said in build(snapshot)[1]
+    document = Document()
+    overview.build(document, snapshot, {})
+    assert said in words(document)
+
+
 def test_what_else_a_verdict_could_be_is_said(snapshot):
     assert "not certain" not in build(snapshot)[1]
     found = snapshot.diagnosis

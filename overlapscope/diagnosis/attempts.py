@@ -1,0 +1,88 @@
+"""Why each attempt of a job ended that its launcher has started again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from overlapscope.diagnosis.evidence import Evidence
+from overlapscope.diagnosis.from_logs import Progress, read_evidence
+from overlapscope.diagnosis.judge import judge
+from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.diagnosis.wording import shortened
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.attempts import attempts_beside, number_of
+from overlapscope.trace.log import Problem
+
+_MOST: Final = 8
+"""Attempts that are judged: the newest, for a job may be started over and over."""
+_LONGEST: Final = 240
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One attempt of a job, judged."""
+
+    path: Path
+    evidence: Evidence
+    verdict: Verdict
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def number(self) -> int:
+        """From 0."""
+        return number_of(self.path)
+
+    @property
+    def line(self) -> str:
+        """Why it ended, as one line."""
+        name = f"Attempt {self.number} ({self.path})"
+        if self.verdict.kind == "healthy":
+            return f"{name} {'runs' if self.evidence.is_live else 'came to its end'}."
+        return f"{name}: {shortened(' '.join(self.verdict.sentence.split()), _LONGEST)}"
+
+
+def read_attempt(path: Path, progress: Progress | None = None) -> Attempt:
+    """Judge a recording.
+
+    Raises:
+        OverlapScopeError: there is none.
+    """
+    evidence, problems = read_evidence(path, progress)
+    return Attempt(path=path, evidence=evidence, verdict=judge(evidence), problems=tuple(problems))
+
+
+def read_attempts(path: Path) -> tuple[Attempt, ...]:
+    """Judge the newest attempts of a job, in their order; none of a job that was started once.
+
+    Args:
+        path: of any of its attempts.
+    """
+    paths = attempts_beside(path)
+    found = []
+    for each in paths[-_MOST:] if len(paths) > 1 else ():
+        try:
+            found.append(read_attempt(each))
+        except OverlapScopeError:  # unreadable: commands that read that recording say so
+            continue
+    return tuple(found)
+
+
+def attempt_lines(attempts: Sequence[Attempt]) -> list[str]:
+    """Why each attempt ended, a line each; nothing of a job that was started once."""
+    if not attempts:
+        return []
+    first, known = attempts[0].number, {each.number: each.line for each in attempts}
+    lines = [
+        known.get(number, f"Attempt {number} left nothing: no rank came to init_process_group.")
+        for number in range(first, max(known) + 1)
+    ]
+    return [f"Attempts before {first} are not listed.", *lines] if first else lines
+
+
+def others_text(attempts: Sequence[Attempt], path: Path) -> str:
+    """Which attempt a recording is of, and why the others ended; nothing of a job that was started once."""
+    others = [each.line for each in attempts if each.number != number_of(path)]
+    return " ".join([f"This is attempt {number_of(path)} of the job.", *others]) if others else ""
