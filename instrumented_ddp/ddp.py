@@ -34,6 +34,7 @@ from instrumented_ddp.recording.model_events import ModelEvents
 from instrumented_ddp.recording.recorder import Recorder
 from instrumented_ddp.recording.reduction_events import ReductionEvents
 from instrumented_ddp.recording.runtime_stats import RuntimeStats
+from instrumented_ddp.recording.settings import settings_of_model
 from instrumented_ddp.recording.warnings_to import warnings_to
 from instrumented_ddp.reduction.agreement import Wish, check_same_parameters
 from instrumented_ddp.reduction.c10d_reducer import C10dReducer
@@ -98,6 +99,7 @@ class DistributedDataParallel(TorchDDP):
         args, kwargs = arguments.args[1:], arguments.kwargs
         arguments.apply_defaults()
         # Torch's constructor calls back, to build the reducer, before it returns.
+        self._settings = settings_of_model(arguments.arguments, wrapper="instrumented_ddp")
         self._arguments = {name: value for name, value in arguments.arguments.items() if is_plain(value)}
         if self._is_auto:
             self._arguments["bucket_cap_mb"] = AUTO
@@ -123,7 +125,7 @@ class DistributedDataParallel(TorchDDP):
         parameters, is_sparse = super()._build_params_for_reducer()
         self._specs = describe_parameters(self.module, parameters, is_sparse)
         if self._session is not None:
-            self._model_number = self._session.add_model(self.module, self._specs)
+            self._model_number = self._session.add_model(self.module, self._specs, self._settings)
         self._wish = Wish.NONE
         if self._is_auto:
             self._wish = Wish.AUTO
@@ -296,11 +298,13 @@ class DistributedDataParallel(TorchDDP):
         self._comm_hooks.append((hook, state))
         self.reducer.register_comm_hook(state, hook)
         if self.recorder is not None:
-            self.recorder.note_of_model(self._model_number, "comm_hook", hook.__qualname__)
+            self.recorder.hook_is_registered(self._model_number, hook.__qualname__)
 
     def _register_builtin_comm_hook(self, comm_hook_type: BuiltinCommHookType) -> None:
         self.logger._set_comm_hook_name(str(comm_hook_type))
         self.reducer.register_builtin_comm_hook(comm_hook_type)
+        if self.recorder is not None:
+            self.recorder.hook_is_registered(self._model_number, str(comm_hook_type))
 
     def _default_broadcast_coalesced(
         self, bufs: list[torch.Tensor] | None = None, bucket_size: int | None = None, authoritative_rank: int = 0

@@ -17,7 +17,7 @@ import logging
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import util
 from pathlib import Path
@@ -142,14 +142,19 @@ class Session:
         call_at_exit(self.close)
         return self.recorder
 
-    def add_model(self, module: torch.nn.Module, parameters: Sequence[ParameterSpec]) -> int:
+    def add_model(
+        self, module: torch.nn.Module, parameters: Sequence[ParameterSpec], settings: Mapping[str, str]
+    ) -> int:
         """Write down what a DDP instance is given, before ranks compare it.
+
+        Args:
+            settings: as in ``settings_of_model``.
 
         Returns:
             Its number within the process.
         """
         try:
-            return self.models.add(module, parameters)
+            return self.models.add(module, parameters, settings)
         except Exception as error:
             self.gives_up(error)
             return 0

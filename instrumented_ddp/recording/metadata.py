@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import socket
 import sys
 import time
@@ -15,7 +14,7 @@ import torch.distributed as dist
 
 from instrumented_ddp.bucket_plan import BucketPlan, dtype_name
 from instrumented_ddp.collective_log.backends import backend_of
-from overlapscope import __version__
+from instrumented_ddp.recording.settings import environment, timeout_s, versions
 from overlapscope.trace import host
 from overlapscope.trace.checksum import json_line
 from overlapscope.trace.format import FORMAT_VERSION, PLANS_FILE
@@ -32,11 +31,9 @@ def describe_run(group: dist.ProcessGroup, device: torch.device, detail: str) ->
         "detail": detail,
         "argv": sys.argv,
         "started_unix_ns": time.time_ns(),
-        "versions": {
-            "overlapscope": __version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
+        "timeout_s": timeout_s(group, device),
+        "versions": versions(),
+        "environment": environment(),
         "models": [],
     }
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import torch
 
 from instrumented_ddp.bucket_plan import ParameterSpec
+from instrumented_ddp.collective_log.call_sites import line_of
 from instrumented_ddp.collective_log.collectives import Collectives
 from overlapscope.diagnosis.evidence import CallSite, Unreduced
 from overlapscope.trace.checksum import json_line
@@ -28,8 +29,11 @@ class Models:
         self.unreduced: Unreduced | None = None
         """The first update that has used gradients of this rank alone, see ``gradients_were_not_reduced``."""
 
-    def add(self, module: torch.nn.Module, parameters: Sequence[ParameterSpec]) -> int:
+    def add(self, module: torch.nn.Module, parameters: Sequence[ParameterSpec], settings: Mapping[str, str]) -> int:
         """Write down what a DDP instance is given, before ranks compare it.
+
+        Args:
+            settings: as in ``settings_of_model``.
 
         Returns:
             Its number within the process.
@@ -37,12 +41,15 @@ class Models:
         number = self._count
         self._count += 1
         self._collectives.names.add_module(module)
+        frame = self._collectives.call_sites.frame_of_caller()
         line = {
             "model": number,
             "class": type(module).__name__,
             "parameters": [parameter.signature for parameter in parameters],
             "frozen": [name for name, parameter in module.named_parameters() if not parameter.requires_grad],
             "modules": {name: type(part).__name__ for name, part in module.named_modules() if name},
+            "settings": dict(settings),
+            **(line_of(frame) if frame is not None else {}),
         }
         path = self._collectives.folder / PARAMETERS_FILE
         with suppress(OSError), path.open("a", encoding="utf-8") as file:

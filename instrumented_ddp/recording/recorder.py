@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from instrumented_ddp.bucket_plan import BucketPlan, dtype_name
+from instrumented_ddp.collective_log.call_sites import line_of
 from instrumented_ddp.collective_log.collectives import Collectives
 from instrumented_ddp.collective_log.purposes import Purpose, launched_for
 from instrumented_ddp.recording.bypass import Bypass
@@ -148,11 +149,18 @@ class Recorder:
         return self._bypasses.get(model)
 
     @survived
+    def hook_is_registered(self, model: int, name: str) -> None:
+        """A communication hook reduces a model from now on."""
+        frame = self.collectives.call_sites.frame_of_caller()
+        self.note_of_model(model, "comm_hook", name)
+        self.note_of_model(model, "comm_hook_call_site", line_of(frame) if frame is not None else None)
+
+    @survived
     def note_of_model(self, model: int, name: str, value: object) -> None:
         """Write something down about a model in ``run.json``.
 
         Args:
-            name: ``comm_hook``, the hook that reduces it from now on; ``probing`` or ``auto``, how far that has come.
+            name: ``probing`` or ``auto``, how far that has come; see ``hook_is_registered``.
         """
         for described in self._run["models"]:
             if described["model"] == model:

@@ -26,6 +26,7 @@ from instrumented_ddp.collective_log.purposes import Launch, Purpose, launched_f
 from instrumented_ddp.ddp import DistributedDataParallel
 from instrumented_ddp.recording.metadata import is_plain
 from instrumented_ddp.recording.recorder import Recorder
+from instrumented_ddp.recording.settings import settings_of_model
 from instrumented_ddp.recording.warnings_to import warnings_to
 from instrumented_ddp.session import Session
 from instrumented_ddp.stock.model import StockModel
@@ -51,6 +52,7 @@ class StockDDP:
         self._models: weakref.WeakKeyDictionary[TorchDDP, StockModel] = weakref.WeakKeyDictionary()
         self._described: weakref.WeakKeyDictionary[TorchDDP, tuple[int, Any, Any]] = weakref.WeakKeyDictionary()
         self._arguments: weakref.WeakKeyDictionary[TorchDDP, dict[str, Any]] = weakref.WeakKeyDictionary()
+        self._settings: weakref.WeakKeyDictionary[TorchDDP, dict[str, str]] = weakref.WeakKeyDictionary()
         self._recorder: Recorder | None = None
         self._has_joined = False
         self._in_wrapper: StockModel | None = None
@@ -74,6 +76,7 @@ class StockDDP:
             arguments = _SIGNATURE.bind(ddp, *args, **kwargs)
             arguments.apply_defaults()
             self._arguments[ddp] = {name: value for name, value in arguments.arguments.items() if is_plain(value)}
+            self._settings[ddp] = settings_of_model(arguments.arguments, wrapper="torch")
         with warnings_to(callers=2), launched_for(Purpose(role="construction")):
             original(ddp, *args, **kwargs)
 
@@ -82,7 +85,11 @@ class StockDDP:
         parameters, is_sparse = original(ddp)
         with self._training_goes_on():
             specs = describe_parameters(ddp.module, parameters, is_sparse)
-            self._described[ddp] = (self._session.add_model(ddp.module, specs), parameters, specs)
+            self._described[ddp] = (
+                self._session.add_model(ddp.module, specs, self._settings.pop(ddp, {})),
+                parameters,
+                specs,
+            )
         return parameters, is_sparse
 
     def add_reducer(self, original: Method, ddp: TorchDDP, *args: Any, **kwargs: Any) -> None:
@@ -124,7 +131,7 @@ class StockDDP:
 
     def _name_hook(self, model: StockModel, name: str) -> None:
         if self._recorder is not None:
-            self._recorder.note_of_model(model.number, "comm_hook", name)
+            self._recorder.hook_is_registered(model.number, name)
 
     # -- passes --------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from typing import Any, Final
 from instrumented_ddp.collective_log.call_sites import line_of, nearest_users_frame
 from instrumented_ddp.recording.attempt import attempt_folder
 from instrumented_ddp.recording.console import log_to_stderr
+from instrumented_ddp.recording.settings import environment, versions
 from overlapscope.diagnosis.from_logs import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.report import report_text
@@ -118,6 +119,8 @@ def _announce(folder: Path, rank: int, world_size: int) -> None:
                 "pid": os.getpid(),
                 "boot_id": host.boot_identity(),
                 "time_ns": host_now_ns(),
+                "versions": versions(),
+                "environment": environment(),
                 **(line_of(frame) if frame is not None else {}),
             },
         )

@@ -33,7 +33,10 @@ from overlapscope.diagnosis.card import Card, make_card
 from overlapscope.diagnosis.entries import phase_name
 from overlapscope.diagnosis.evidence import CallSite, ExitCall, Failure, RankEvidence, Standing
 from overlapscope.diagnosis.rank_models import models_of, unready_parameters
+from overlapscope.diagnosis.settings import settings_of
 from overlapscope.trace import host
+from overlapscope.trace.folders import read_json
+from overlapscope.trace.format import RUN_FILE
 from overlapscope.trace.group_log import GroupLog
 from overlapscope.trace.host import host_now_ns
 from overlapscope.trace.seal import Seal
@@ -230,6 +233,7 @@ class OwnState:
             memory_limit_bytes=self.memory[1] or None,
             unready=() if self.unrecorded_because is not None else unready_parameters(folder, Seal(folder, []), []),
             models=models_of(folder, []) if with_models else (),
+            settings=settings_of(folder, read_json(folder / RUN_FILE, []), []),
             unreduced=self._models.unreduced,
             no_sync_since=self._position.no_sync_since,
             world_size=self.world_size,

@@ -168,6 +168,20 @@ class ModelParameters:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How one rank was set up: its process, or one of its DDP instances."""
+
+    model: int | None = None
+    """Number of the instance; None: the process."""
+    values: dict[str, str]
+    """By name, as Python writes them."""
+    call_site: CallSite | None = None
+    """Where the instance was made."""
+    hook_call_site: CallSite | None = None
+    """Where its communication hook was registered."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Unreduced:
     """An optimizer step with gradients that had never been reduced."""
 
@@ -215,6 +229,7 @@ class RankEvidence:
     memory_limit_bytes: int | None = None
     unready: tuple[UnreadyParameter, ...] = ()
     models: tuple[ModelParameters, ...] = ()
+    settings: tuple[Settings, ...] = ()
     unreduced: Unreduced | None = None
     no_sync_since: int | None = None
     """The step from which on all of its steps that are over had their backwards under ``no_sync()``; None if the newest

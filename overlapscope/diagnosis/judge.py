@@ -4,8 +4,9 @@ The rules are asked in an order, and the first that has an answer is believed:
 
 1. What is wrong before the first step: the ranks don't agree on how many they are, one never started, their models
    differ. Whatever comes later follows from it, DDP's own exceptions included.
-2. Gradients that never came. The rank may have gone on to other collectives, so this is asked before those are
-   compared; it is only believed where others have launched the bucket, or DDP itself has complained.
+2. The settings of DDP differ, and the order of collectives just as they make it. Gradients that never came: the rank
+   may have gone on to other collectives, so this is asked before those are compared; it is only believed where others
+   have launched the bucket, or DDP itself has complained.
 3. The order of collectives. Entries are written before the launch and compared by hash, so a difference is a fact. It
    is older than any hang, abort or exception that it leads to.
 4. Processes. An exception counts unless it is of the kind that another rank's end causes, and so does an exit status
@@ -25,7 +26,7 @@ from typing import Final
 
 from overlapscope.diagnosis.evidence import Evidence
 from overlapscope.diagnosis.facts import Facts
-from overlapscope.diagnosis.rules import dumped, models, order, otherwise, processes, silent, start, waiting
+from overlapscope.diagnosis.rules import dumped, models, order, otherwise, processes, settings, silent, start, waiting
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.diagnosis.wording import capitalised, ranks_text, verb
 
@@ -35,6 +36,7 @@ _RULES: Final[tuple[Rule, ...]] = (
     start.wrong_world_size,
     start.never_started,
     models.models_differ,
+    settings.settings_differ,
     waiting.never_ready,
     order.diverged,
     waiting.in_no_sync,
@@ -93,4 +95,5 @@ def judge(evidence: Evidence) -> Verdict:
         )
     if verdict.certainty != "certain":
         verdict = replace(verdict, blamed=(), suspected=verdict.named)
-    return replace(verdict, also=(*verdict.also, *also), evidence=(*verdict.evidence, *unknown))
+    noticed = settings.noticed(facts, verdict)
+    return replace(verdict, also=(*verdict.also, *also), evidence=(*verdict.evidence, *noticed, *unknown))

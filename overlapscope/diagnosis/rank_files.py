@@ -25,6 +25,7 @@ from overlapscope.diagnosis.facts import is_interrupted
 from overlapscope.diagnosis.process import is_here, liveness_of
 from overlapscope.diagnosis.rank_models import models_of, unready_parameters
 from overlapscope.diagnosis.rank_standing import idle_ns, seen_in_this_standstill, stacks_of, standing_of, with_line
+from overlapscope.diagnosis.settings import settings_of
 from overlapscope.diagnosis.stacks import has_begun_next
 from overlapscope.trace.alive import read_alive_board
 from overlapscope.trace.exits import Exit
@@ -167,6 +168,7 @@ def read_rank(
         memory_limit_bytes=limit_bytes,
         unready=unready,
         models=models_of(folder, problems),
+        settings=settings_of(folder, run if has_joined else joining, problems),
         unreduced=_unreduced(folder / UNREDUCED_FILE, problems),
         no_sync_since=_no_sync_since(records),
         world_size=world_size if isinstance(world_size, int) else None,

@@ -10,6 +10,7 @@ from overlapscope.diagnosis.evidence import UNKNOWN_STEP, CallSite, Entry
 FaultKind = Literal[
     "healthy",
     "models differ",  # parameters in a different order, or of different shape, dtype or number
+    "settings differ",  # of DistributedDataParallel, so that ranks launch different collectives
     "different collectives",  # of a different op, size, dtype or root
     "missing collective",  # one rank left one out, or has one too many
     "swapped collectives",  # same shapes, different tensors

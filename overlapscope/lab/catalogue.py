@@ -91,6 +91,11 @@ FAULTS: Final[tuple[Fault, ...]] = (
         step=None,
         parameters=("head.bias",),
     ),
+    # settings
+    Fault(name="different-find-unused", kinds=("settings differ",), stock="SIGABRT, no cause", step=0),
+    Fault(name="different-static-graph", kinds=("settings differ",), stock="SIGABRT, no cause", step=0),
+    Fault(name="different-hooks", kinds=("settings differ",), stock="SIGABRT, no cause", step=0),
+    Fault(name="different-broadcast-buffers", kinds=("settings differ",), stock="SIGABRT, no cause", step=None),
     # gradients
     Fault(
         name="missing-branch",

@@ -1,0 +1,82 @@
+"""How this rank was set up, as far as ranks should have it in common: written down for others to compare."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from overlapscope import __version__
+
+_OF_DDP: Final = (
+    "broadcast_buffers",
+    "forward_sync_buffers",
+    "init_sync",
+    "bucket_cap_mb",
+    "bucket_cap_mb_list",
+    "find_unused_parameters",
+    "gradient_as_bucket_view",
+    "static_graph",
+    "mixed_precision",
+    "skip_all_reduce_unused_params",
+    "batched_grad_copy",
+)
+"""Arguments of torch's ``DistributedDataParallel`` that mean the same on every rank; of some version each."""
+
+_COMPARED: Final = re.compile(r"(NCCL|GLOO|TORCH)_\w+|(OMP|MKL)_NUM_THREADS|PYTORCH_CUDA_ALLOC_CONF")
+_DIFFERS_RIGHTLY: Final = re.compile(
+    r"^NCCL_DEBUG|_(IFNAME|HCA|HOSTID|FILE|DIR|PATH|HOME|OUT|TRACE|CACHE)(_|$)|TOKEN|SECRET|KEY|PASS"
+)
+"""Of each host its own, or a place, or nobody's business."""
+_PLAIN: Final = re.compile(r"[\w.,:=+-]{0,48}")
+
+
+def settings_of_model(arguments: Mapping[str, Any], *, wrapper: str) -> dict[str, str]:
+    """What a DDP instance was given, by name.
+
+    Args:
+        arguments: of its constructor, defaults included.
+        wrapper: whose class it is.
+    """
+    known = {name: _text(arguments[name]) for name in _OF_DDP if name in arguments}
+    if known.get("broadcast_buffers") == "None":  # torch 2.13: the default
+        known["broadcast_buffers"] = "True"
+    return {"wrapper": wrapper} | known
+
+
+def versions() -> dict[str, str]:
+    """Of what ranks have to have in common, by name."""
+    found = {"overlapscope": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    with suppress(Exception):  # a build without NCCL
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return found
+
+
+def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Variables by which communication and threads are set up. Values that may be a place or a secret are left out."""
+    return {
+        name: value
+        for name, value in sorted(variables.items())
+        if _COMPARED.fullmatch(name) and not _DIFFERS_RIGHTLY.search(name) and _PLAIN.fullmatch(value)
+    }
+
+
+def timeout_s(group: dist.ProcessGroup, device: torch.device) -> float | None:
+    """How long the backend of a group waits; None if it does not say."""
+    with suppress(Exception):
+        return float(group._get_backend(device).options._timeout.total_seconds())
+    return None
+
+
+def _text(value: object) -> str:
+    if is_dataclass(value):  # mixed precision
+        given = {field.name: getattr(value, field.name) for field in fields(value)}
+        return ", ".join(f"{name}={setting}" for name, setting in given.items())
+    return str(value)

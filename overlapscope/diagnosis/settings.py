@@ -1,0 +1,106 @@
+"""What ranks were set up with, as they have written it down, and where they differ: live and from files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from overlapscope.diagnosis.evidence import CallSite, RankEvidence, Settings
+from overlapscope.diagnosis.exits import call_site_of
+from overlapscope.diagnosis.wording import joined, ranks_text
+from overlapscope.trace.folders import read_lines
+from overlapscope.trace.format import PARAMETERS_FILE
+from overlapscope.trace.log import Problem
+
+HOOK: Final = "comm_hook"
+_NO_HOOK: Final = "none"
+_NOT_SET: Final = "not set"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingDifference:
+    """A setting that is not the same on all ranks that have said what it is."""
+
+    model: int | None
+    """Number of the DDP instance; None: of the process."""
+    name: str
+    ranks_with: dict[str, tuple[int, ...]]
+    """The ranks with each value, the value of most first."""
+
+    @property
+    def is_variable(self) -> bool:
+        """Whether it is an environment variable."""
+        return self.name.isupper()
+
+    def value_of(self, rank: int) -> str | None:
+        """What it is on a rank; None if that is not known."""
+        return next((value for value, ranks in self.ranks_with.items() if rank in ranks), None)
+
+    def __str__(self) -> str:
+        sides = [f"{value} on {ranks_text(ranks)}" for value, ranks in self.ranks_with.items()]
+        return f"{self.name} is {joined(sides[::-1])}"
+
+
+def settings_of(folder: Path, run: Mapping[str, Any], problems: list[Problem]) -> tuple[Settings, ...]:
+    """What a rank has written of its settings: of the process first, then of its DDP instances.
+
+    Args:
+        folder: of the rank.
+        run: content of its ``run.json``; of ``joining.json`` if it has come no further.
+    """
+    process: list[Settings] = []
+    if isinstance(run.get("environment"), dict) and isinstance(run.get("versions"), dict):  # not an older recording
+        told = {name: run[name] for name in ("backend", "timeout_s") if run.get(name) is not None}
+        told |= run["versions"] | run["environment"]
+        process = [Settings(values={str(name): str(value) for name, value in told.items()})]
+    described = run.get("models")
+    hooks = {
+        one["model"]: one
+        for one in (described if isinstance(described, list) else ())
+        if isinstance(one, dict) and "model" in one
+    }
+
+    def model_of(line: Any) -> list[Settings]:
+        if "settings" not in line:  # an older recording
+            return []
+        number = int(line["model"])
+        hook = hooks.get(number, {})
+        values = {str(name): str(value) for name, value in line["settings"].items()}
+        values[HOOK] = str(hook.get(HOOK, _NO_HOOK))
+        where = call_site_of(hook.get("comm_hook_call_site") or {})
+        return [Settings(model=number, values=values, call_site=call_site_of(line), hook_call_site=where)]
+
+    return (*process, *read_lines(folder / PARAMETERS_FILE, problems, model_of))
+
+
+def differences(ranks: Mapping[int, RankEvidence]) -> tuple[SettingDifference, ...]:
+    """The settings that ranks don't have in common, of DDP instances first."""
+    told = [(rank, settings) for rank, one in sorted(ranks.items()) for settings in one.settings]
+    variables = {name for _, settings in told for name in settings.values if name.isupper()}
+    found: dict[tuple[int | None, str], dict[str, list[int]]] = {}
+    for rank, settings in told:
+        not_set = dict.fromkeys(sorted(variables), _NOT_SET) if settings.model is None else {}
+        for name, value in (not_set | settings.values).items():
+            found.setdefault((settings.model, name), {}).setdefault(value, []).append(rank)
+    return tuple(
+        SettingDifference(
+            model=model,
+            name=name,
+            ranks_with={
+                value: tuple(with_it)
+                for value, with_it in sorted(values.items(), key=lambda side: (-len(side[1]), side[1]))
+            },
+        )
+        for (model, name), values in sorted(found.items(), key=lambda one: one[0][0] is None)
+        if len(values) > 1
+    )
+
+
+def place_of(one: RankEvidence, model: int, *, is_hook: bool = False) -> CallSite | None:
+    """The line at which a rank made a DDP instance, or registered its communication hook, if it has one."""
+    settings = next((each for each in one.settings if each.model == model), None)
+    if settings is None:
+        return None
+    return (settings.hook_call_site if is_hook else None) or settings.call_site
