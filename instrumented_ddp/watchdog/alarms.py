@@ -47,7 +47,7 @@ def what_is_amiss(
         end_s = own.rhythm.long_standstill_s(patience_s)
         if idle_s >= max(end_s, conclusions.patient_until_idle_s):
             return Alarm(by=own.rank, why="patience")
-    limit_s = PATIENCE_WITH_THE_DEAD_S if _somebody_is_gone(own, beats) else own.rhythm.limit_s
+    limit_s = PATIENCE_WITH_THE_DEAD_S if _somebody_is_gone(own, beats) else own.rhythm.noticed_after_s
     if idle_s >= max(limit_s, conclusions.quiet_until_idle_s):
         return Alarm(by=own.rank, why="stall")
     return None

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from instrumented_ddp.watchdog.messages import Alarm, Outcome
 from instrumented_ddp.watchdog.own_state import OwnState
+from instrumented_ddp.watchdog.stall import NOTICED_AT_START_S
 from overlapscope.trace.reports import ReportLog
 
 _log: Final = logging.getLogger(__name__)
@@ -62,7 +63,10 @@ class Conclusions:
             if is_judge and verdict.kind == "slow" and self.quiet_until_idle_s == 0.0:
                 _log.warning(verdict.sentence)
             idle_s = own.rhythm.idle_s(time.monotonic())
-            self.quiet_until_idle_s = self.patient_until_idle_s = own.rhythm.next_look_s(idle_s)
+            self.patient_until_idle_s = own.rhythm.next_look_s(idle_s)
+            # At the start it was said early where a rank is, which is no reason to wait longer than otherwise.
+            at_start_s = idle_s + NOTICED_AT_START_S
+            self.quiet_until_idle_s = at_start_s if own.rhythm.is_starting else self.patient_until_idle_s
             return False
         self.quiet_until_idle_s = float("inf")
         fault = (verdict.kind, verdict.group, verdict.number, *verdict.named)

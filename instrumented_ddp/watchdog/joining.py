@@ -13,6 +13,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,6 +26,7 @@ from instrumented_ddp.recording.settings import environment, versions
 from overlapscope.diagnosis.from_logs import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.report import report_text
+from overlapscope.diagnosis.wording import capitalised, ranks_text
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace import host
 from overlapscope.trace.checksum import read_json_text
@@ -53,6 +55,7 @@ def joining(init_process_group: Callable[..., None], args: tuple[Any, ...], kwar
     _is_joining.set()
     try:
         yield
+        watch.has_come = True
     finally:
         _is_joining.clear()
         watch.end()
@@ -62,16 +65,45 @@ class _Watch:
     """Watches whether the others come, on a thread of its own."""
 
     def __init__(self, folder: Path, rank: int, world_size: int) -> None:
-        self._has_joined = threading.Event()
-        self._thread = threading.Thread(
-            target=_watch, args=(folder, rank, world_size, self._has_joined), name="overlapscope-joining", daemon=True
-        )
+        self.has_come = False
+        """Whether all of them have; else this process has given up, once it is over."""
+        self._folder, self._rank, self._world_size = folder, rank, world_size
+        self._is_over = threading.Event()
+        self._began_s = time.monotonic()
+        self._thread = threading.Thread(target=self._watch, name="overlapscope-joining", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
         """They have come, or this process has given up. What was reported is taken back before others report here."""
-        self._has_joined.set()
+        self._is_over.set()
         self._thread.join(_LAST_WORDS_S)
+
+    def _watch(self) -> None:
+        """Report once why the others don't come, if the run's folder shows it, and take it back if they do."""
+        rank, world_size = self._rank, self._world_size
+        while not self._is_over.wait(_LOOK_EVERY_S):
+            sizes = _world_sizes(self._folder.parent)
+            is_late = self._waited_s() >= _PATIENCE_S and bool(set(range(world_size)) - sizes.keys())
+            if is_late and os.environ.get("LOCAL_WORLD_SIZE") != str(world_size):
+                # Ranks on other hosts may record to disks of their own: who is missing can't be told from here.
+                _log.warning("rank %d has waited in init_process_group for %.0f s", rank, self._waited_s())
+                return
+            if is_late or len(set(sizes.values())) > 1:
+                break
+        else:
+            return
+        reports, is_speaker = ReportLog(self._folder), rank == min(sizes, default=rank)
+        reported = _report(self._folder, rank, reports, is_speaker=is_speaker)
+        self._is_over.wait()
+        if reported is None or not self.has_come:
+            return
+        number, who = reported
+        reports.retract(number)
+        if is_speaker:
+            _log.warning("%s joined after %.1f s: the report is withdrawn", who, self._waited_s())
+
+    def _waited_s(self) -> float:
+        return time.monotonic() - self._began_s
 
 
 def _begin(init_process_group: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Watch | None:
@@ -126,34 +158,11 @@ def _announce(folder: Path, rank: int, world_size: int) -> None:
         )
 
 
-def _watch(folder: Path, rank: int, world_size: int, has_joined: threading.Event) -> None:
-    """Report once why the others don't come, if the run's folder shows it."""
-    waited_s = 0.0
-    while not has_joined.wait(_LOOK_EVERY_S):
-        waited_s += _LOOK_EVERY_S
-        sizes = _world_sizes(folder.parent)
-        is_late = waited_s >= _PATIENCE_S and bool(set(range(world_size)) - sizes.keys())
-        if is_late and os.environ.get("LOCAL_WORLD_SIZE") != str(world_size):
-            # Ranks on other hosts may record to disks of their own: who is missing can't be told from here.
-            _log.warning("rank %d has waited in init_process_group for %.0f s", rank, waited_s)
-            return
-        if is_late or len(set(sizes.values())) > 1:
-            break
-    else:
-        return
-    reports = ReportLog(folder)
-    number = _report(folder, rank, reports, is_speaker=rank == min(sizes, default=rank))
-    has_joined.wait()
-    if number is not None:
-        reports.retract(number)
-        _log.warning("rank %d joined after waiting %.0f s or more", rank, waited_s)
-
-
-def _report(folder: Path, rank: int, reports: ReportLog, *, is_speaker: bool) -> int | None:
+def _report(folder: Path, rank: int, reports: ReportLog, *, is_speaker: bool) -> tuple[int, str] | None:
     """Judge from what the ranks of this host have left.
 
     Returns:
-        The number of the report, if something is wrong.
+        The number of the report, if something is wrong, and who is the reason.
     """
     try:
         evidence, _ = read_evidence(folder.parent)
@@ -167,7 +176,8 @@ def _report(folder: Path, rank: int, reports: ReportLog, *, is_speaker: bool) ->
         _log.warning(message)
     else:
         _log.warning("rank %d waits in init_process_group", rank)
-    return reports.add(verdict.as_dict(), message, step=0, process_state="S")
+    number = reports.add(verdict.as_dict(), message, step=0, process_state="S")
+    return number, capitalised(ranks_text(verdict.blamed)) if verdict.blamed else "All ranks"
 
 
 def _world_sizes(trace_folder: Path) -> dict[int, int]:

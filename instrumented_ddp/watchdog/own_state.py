@@ -224,6 +224,7 @@ class OwnState:
             standing=self._standing(),
             steps_done=self.step,
             step_time_ns=self._step_ns(),
+            is_starting=self.rhythm.is_starting,
             longest_pause_ns=seen.longest_pause_ns,
             idle_ns=round(self.rhythm.idle_s(time.monotonic()) * 1e9),
             heard_ns_ago=0,

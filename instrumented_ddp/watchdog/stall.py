@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
-from overlapscope.diagnosis.facts import BUSY_PATIENCE_NS, long_standstill_ns
+from overlapscope.diagnosis.facts import BUSY_PATIENCE_NS, STUCK_AT_START_NS, long_standstill_ns
 
 PATIENCE_S: Final = 3.0
 """Least limit, however short the steps are: garbage collections, page faults and other jobs hold ranks up."""
-PATIENCE_AT_START_S: Final = 20.0
-"""Limit while the step time is unknown: compilation, autotuning and starting data loaders take their time."""
+PATIENCE_AT_START_S: Final = STUCK_AT_START_NS / 1e9
+NOTICED_AT_START_S: Final = 5.0
+"""From here on it is said for whom a rank waits while the step time is unknown, and where that one is."""
 PATIENCE_WITH_THE_DEAD_S: Final = 1.0
 """Limit for a rank that will not come any more."""
 
@@ -92,11 +93,21 @@ class Rhythm:
         return min(2 * idle_s, long_s) if idle_s < long_s else 2 * idle_s
 
     @property
+    def is_starting(self) -> bool:
+        """Whether too little has happened to know what is normal."""
+        return self.step_s is None and (self._step is not None or len(self._pauses_s) < _ENOUGH_ADVANCES)
+
+    @property
+    def noticed_after_s(self) -> float:
+        """How long a standstill is not worth a word."""
+        return min(NOTICED_AT_START_S, self.limit_s) if self.is_starting else self.limit_s
+
+    @property
     def limit_s(self) -> float:
         """How long a standstill is normal."""
         if self.step_s is not None:
             return max(PATIENCE_S, _STEPS * self.step_s)
         pauses_s = sorted(self._pauses_s)
-        if self._step is None and len(pauses_s) >= _ENOUGH_ADVANCES:
+        if not self.is_starting:
             return max(PATIENCE_S, _STEPS * pauses_s[int(_USUAL * (len(pauses_s) - 1))])
         return max(PATIENCE_AT_START_S, _STEPS * max(pauses_s, default=0.0))

@@ -174,7 +174,7 @@ class Watchdog:
         if own.look():
             self._conclusions.goes_on()
         idle_s = own.rhythm.idle_s(time.monotonic())
-        if self._inquiry is not None or idle_s > max(_IDLE_AFTER_S, own.rhythm.limit_s - _CLOSE_LOOKS_S):
+        if self._inquiry is not None or idle_s > max(_IDLE_AFTER_S, own.rhythm.noticed_after_s - _CLOSE_LOOKS_S):
             own.look_closely()
         self._conclusions.retract_if_it_goes_on()
         if self._inquiry is None and self._raising is None:

@@ -214,6 +214,8 @@ class RankEvidence:
     """Median time of its steps so far."""
     longest_pause_ns: int | None = None
     """The longest time in which nothing happened on it, and after which it went on."""
+    is_starting: bool = False
+    """Whether it runs and has not done enough to say what it usually takes: first steps may take minutes."""
     idle_ns: int | None = None
     """How long nothing has happened on it: no phase, no collective, no step; if it is gone, until it was last heard
     from."""

@@ -16,6 +16,9 @@ STUCK_AFTER_NS: Final = 3_000_000_000
 STUCK_AFTER_STEPS: Final = 4
 """... nor one shorter than this many usual steps."""
 
+STUCK_AT_START_NS: Final = 20_000_000_000
+"""Instead, while the step time is unknown: compilation, autotuning and starting data loaders take their time."""
+
 BUSY_PATIENCE_NS: Final = 60_000_000_000
 """A rank that computes, reads or writes may be in an evaluation or a checkpoint: for so long it is only slow."""
 _STEPS_OF_PATIENCE: Final = 20
@@ -140,6 +143,8 @@ class Facts:
 
     @staticmethod
     def _patience_ns(one: RankEvidence) -> int:
+        if one.is_starting:
+            return STUCK_AT_START_NS
         return max(STUCK_AFTER_NS, STUCK_AFTER_STEPS * (one.step_time_ns or 0))
 
     def hung_before(self, rank: int) -> bool:

@@ -55,6 +55,7 @@ _RULES: Final[tuple[Rule, ...]] = (
     dumped.not_launched,
     dumped.without_dump,
     waiting.stuck,
+    start.first_step,
     otherwise.slow,
     dumped.incomplete,
     otherwise.healthy,

@@ -176,7 +176,11 @@ def read_rank(
     )
     boot = where.get("boot_id")
     if liveness in ("running", "sleeping", "stopped"):
-        evidence = replace(evidence, idle_ns=idle_ns(records, newest, time.clock_gettime_ns(time.CLOCK_MONOTONIC)))
+        now_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        joins_ns = now_ns - (standing or Standing(step=0)).since_ns
+        is_starting = not len(steps) and bool(run.get("models"))
+        idle = idle_ns(records, newest, now_ns) if has_joined else joins_ns
+        evidence = replace(evidence, idle_ns=idle, is_starting=is_starting)
     elif liveness in ("gone", "unknown") and alive_ns is not None:
         evidence = replace(evidence, idle_ns=idle_ns(records, newest, alive_ns))
     elif evidence.failure is not None and is_interrupted(evidence.failure):

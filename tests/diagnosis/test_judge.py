@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from overlapscope.diagnosis.evidence import (
+    JOINING,
     EarlierVerdict,
     Evidence,
     ModelParameters,
@@ -60,6 +61,26 @@ def test_a_rank_that_has_left_nothing_never_started_if_nobody_got_anything_done_
     waiting = group({0: trained(1, is_waiting=True), 1: trained(1, is_waiting=True)}, ranks=(0, 1, 2))
     verdict = judge(job(rank(0), rank(1), groups=[waiting], world=3))
     assert (verdict.kind, verdict.blamed) == ("never started", (2,))
+
+
+def test_while_a_job_runs_who_is_missing_has_not_joined_so_far() -> None:
+    joining = [replace(rank(number, phase=JOINING), idle_ns=11 * 10**9) for number in (0, 1)]
+    verdict = judge(job(*joining, world=3, is_live=True))
+    assert (verdict.kind, verdict.blamed, verdict.certainty) == ("never started", (2,), "likely")
+    assert verdict.sentence.startswith("Rank 2 of 3 has not joined after 11 s")
+
+
+def test_a_first_step_that_takes_long_is_a_fact_and_no_fault() -> None:
+    starting = replace(rank(1, phase="forward", step=0, since_ns=10**9), is_starting=True, idle_ns=6 * 10**9)
+    starting = replace(starting, standing=replace(starting.standing, call_site=site(7)))
+    waiting = group({0: trained(1, is_waiting=True), 2: trained(1, is_waiting=True)}, ranks=(0, 1, 2))
+    early = judge(job(rank(0), starting, rank(2), groups=[waiting], is_live=True))
+    assert (early.kind, early.is_fault) == ("slow", False)
+    assert "Rank 1 has been in forward of step 0, at train.py:7 (main) for 6.0 s" in early.sentence
+    assert "ranks 0 and 2 wait for it" in early.sentence
+    later = replace(starting, idle_ns=21 * 10**9)
+    late = judge(job(rank(0), later, rank(2), groups=[waiting], is_live=True))
+    assert (late.kind, late.certainty) == ("stuck", "likely")
 
 
 def test_a_rank_whose_folder_is_lost_was_there() -> None:

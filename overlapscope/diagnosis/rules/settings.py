@@ -11,7 +11,7 @@ from overlapscope.diagnosis.facts import Facts
 from overlapscope.diagnosis.rules.order import diverged
 from overlapscope.diagnosis.settings import HOOK, SettingDifference, differences, place_of
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.diagnosis.wording import at, in_step, joined, ranks_text
+from overlapscope.diagnosis.wording import at, joined, ranks_text
 from overlapscope.trace.signature import NO_BUCKET
 
 _OTHER_PLAN: Final = "the bucket plan"
@@ -59,7 +59,7 @@ def settings_differ(facts: Facts) -> Verdict | None:
         kind="settings differ",
         sentence=f"The ranks gave different settings to DistributedDataParallel (model {model}): "
         f"{'; '.join(map(str, because))}{_lines(sites)}."
-        + ("" if is_harmless else f" So they launched different collectives{in_step(found.step or 0)}."),
+        + ("" if is_harmless else f" So they launched different collectives in step {found.step or 0}."),
         alternative="the hooks may compute the same" if is_harmless else "",
         parameters=(),
         call_sites={rank: site for rank, site in sites.items() if rank in (found.windows or ())} or None,

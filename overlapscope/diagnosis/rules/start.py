@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from overlapscope.diagnosis.evidence import CallSite, RankEvidence
 from overlapscope.diagnosis.facts import Facts, minority
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.diagnosis.wording import capitalised, joined, ranks_text, verb
+from overlapscope.diagnosis.wording import (
+    at,
+    capitalised,
+    collective_text,
+    joined,
+    ranks_text,
+    seconds_text,
+    standing_text,
+    verb,
+)
+
+_WORTH_A_WORD_NS: Final = 3_000_000_000
 
 
 def wrong_world_size(facts: Facts) -> Verdict | None:
@@ -40,9 +53,14 @@ def never_started(facts: Facts) -> Verdict | None:
         return None
     others = tuple(rank for rank in facts.world if rank not in gone)
     is_before = all(facts.newest(group, rank) is None for group in facts.evidence.groups for rank in others)
+    what = "never started"
+    if facts.evidence.is_live:
+        waited_ns = max((facts.ranks[rank].idle_ns or 0 for rank in others if rank in facts.ranks), default=0)
+        after = f" after {seconds_text(waited_ns)}" if waited_ns else " yet"
+        what = f"{verb(gone, 'has', 'have')} not joined{after}"
     return Verdict(
         kind="never started",
-        sentence=f"{capitalised(ranks_text(gone))} of {len(facts.world)} never started: the others wait for "
+        sentence=f"{capitalised(ranks_text(gone))} of {len(facts.world)} {what}: the others wait for "
         f"{verb(gone, 'it', 'them')} in {'init_process_group' if is_before else 'their first collective'}.",
         blamed=gone,
         concerned=(*gone, *others),
@@ -56,6 +74,32 @@ def never_started(facts: Facts) -> Verdict | None:
         ),
         advice=("Look at the launcher's output on that host: was the process started, and did it fail on import?",),
     )
+
+
+def first_step(facts: Facts) -> Verdict | None:
+    """The others wait for a rank that has not done a step yet: that may take minutes, or be where it hangs."""
+    for rank in facts.awaited:
+        one, wait = facts.ranks.get(rank), facts.wait_for((rank,))
+        if one is None or wait is None or not one.is_starting or one.standing is None or not one.idle_ns:
+            continue
+        if one.idle_ns < _WORTH_A_WORD_NS:
+            continue
+        standing = one.standing
+        where = at(standing.call_site) or " in its script"
+        if standing.phase is not None:
+            where = f" {standing_text(standing)}"
+        waiting = facts.waiting
+        missed = wait.missed_by((rank,))
+        return Verdict(
+            kind="slow",
+            sentence=f"Rank {rank} has been{where} for {seconds_text(one.idle_ns)}, and {ranks_text(waiting)} "
+            f"{verb(waiting, 'waits', 'wait')} for it in {collective_text(missed, with_names=False)}"
+            f"{at(missed.call_site)}. First steps may take long.",
+            concerned=(rank, *waiting),
+            step=standing.step,
+            call_sites={rank: standing.call_site} if standing.call_site else None,
+        )
+    return None
 
 
 def _line(one: RankEvidence | None) -> CallSite | None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from instrumented_ddp.watchdog.stall import PATIENCE_AT_START_S, PATIENCE_S, Rhythm
+from instrumented_ddp.watchdog.stall import NOTICED_AT_START_S, PATIENCE_AT_START_S, PATIENCE_S, Rhythm
 
 
 def observed(step_s, steps, look_every_s=0.5, counts_steps=True):
@@ -36,6 +36,20 @@ def test_the_first_steps_may_take_longer():
     rhythm.observe(0.0, 0, "construction")
     rhythm.observe(8.0, 0, "forward")
     assert rhythm.limit_s >= PATIENCE_AT_START_S
+
+
+def test_a_standstill_in_the_first_steps_is_said_early():
+    rhythm = Rhythm()
+    rhythm.observe(0.0, 0, "construction")
+    assert rhythm.is_starting
+    assert rhythm.noticed_after_s == NOTICED_AT_START_S < rhythm.limit_s
+
+
+@pytest.mark.parametrize("counts_steps", [True, False])
+def test_later_nothing_is_said_before_the_limit(counts_steps):
+    rhythm, _ = observed(10.0, 20, counts_steps=counts_steps)
+    assert not rhythm.is_starting
+    assert rhythm.noticed_after_s == rhythm.limit_s
 
 
 def test_steps_that_were_all_done_between_two_looks_count():

@@ -1,0 +1,60 @@
+"""A rank that waits in ``init_process_group`` says who has not joined, and takes it back once they have."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from instrumented_ddp.watchdog import joining as module
+from instrumented_ddp.watchdog.joining import joining
+from overlapscope.trace.environment import TRACE_VARIABLE
+from overlapscope.trace.format import REPORTS_FILE, rank_folder
+from overlapscope.trace.reports import read_reports
+
+LONG_S = 30.0
+
+
+def init_process_group(rank: int = -1, world_size: int = -1) -> None: ...
+
+
+@pytest.fixture
+def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a rank of this host is recorded that loses its patience at once."""
+    monkeypatch.setenv(TRACE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.1)
+    return tmp_path
+
+
+def wait_for_report(trace: Path) -> dict:
+    file = rank_folder(trace, 0) / REPORTS_FILE
+    deadline_s = time.monotonic() + LONG_S
+    while not file.exists() or not file.read_text().endswith("\n"):
+        assert time.monotonic() < deadline_s, "nothing was reported"
+        time.sleep(0.02)
+    return json.loads(file.read_text().splitlines()[0])["verdict"]
+
+
+def test_a_rank_that_comes_late_was_not_called_missing_for_good(trace: Path) -> None:
+    with joining(init_process_group, (), {"rank": 0, "world_size": 2}):
+        verdict = wait_for_report(trace)
+    assert verdict["sentence"].startswith("Rank 1 of 2 has not joined after ")
+    assert verdict["certainty"] == "likely"
+    (report,) = read_reports({0: rank_folder(trace, 0)})
+    assert report.retracted_ns is not None
+
+
+def give_up(trace: Path) -> None:
+    with joining(init_process_group, (), {"rank": 0, "world_size": 2}):
+        wait_for_report(trace)
+        raise TimeoutError
+
+
+def test_who_gives_up_takes_nothing_back(trace: Path) -> None:
+    with pytest.raises(TimeoutError):
+        give_up(trace)
+    (report,) = read_reports({0: rank_folder(trace, 0)})
+    assert report.retracted_ns is None
