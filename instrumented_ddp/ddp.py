@@ -40,6 +40,7 @@ from instrumented_ddp.reduction.agreement import Wish, check_same_parameters
 from instrumented_ddp.reduction.c10d_reducer import C10dReducer
 from instrumented_ddp.reduction.logging_data import Logger
 from instrumented_ddp.reduction.reducer import Reducer
+from instrumented_ddp.replicas.replica import Replica
 from instrumented_ddp.session import session_for
 from overlapscope.model.plan_file import PlanFile
 from overlapscope.trace.environment import OnIncident
@@ -77,6 +78,7 @@ class DistributedDataParallel(TorchDDP):
     recorder: Recorder | None = None
     """Writes the trace of this process, if there is one."""
     _bypass: Bypass | None = None
+    _replica: Replica | None = None
 
     def __init__(
         self,
@@ -185,6 +187,8 @@ class DistributedDataParallel(TorchDDP):
         self.reducer = C10dReducer(self._reducer, self._plans)
         if not getattr(self, "_use_python_reducer", False):  # there torch.compile reduces
             self._reducer.register_hooks()
+            if self._session is not None and self.recorder is not None:
+                self._replica = self._session.replicas.add(self._model_number, self, self._reducer)
         # Hooks live as long as the parameters, which may be wrapped again after this wrapper is gone.
         weakref.finalize(self, self._reducer.remove_hooks).atexit = False
         if self.mixed_precision is not None:  # torch calls our reducer by these numbers
@@ -222,7 +226,7 @@ class DistributedDataParallel(TorchDDP):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        for name in ("recorder", "_bypass", "_reducer", "_plans"):  # another process has its own
+        for name in ("recorder", "_bypass", "_replica", "_reducer", "_plans"):  # another process has its own
             state.pop(name, None)
         state["_session"] = None
         return state
@@ -243,6 +247,8 @@ class DistributedDataParallel(TorchDDP):
             return super()._pre_forward(*inputs, **kwargs)
         recorder.forward_is_called()
         self._follow_schedule()
+        if self._replica is not None and self._is_to_be_reduced():
+            self._replica.forward_begins(self._reducer.reductions, recorder.step)
         recorder.note_caller()
         if torch.is_grad_enabled():
             self._session.training_forward(has_uneven_inputs=self._join_config.enable)
@@ -262,8 +268,12 @@ class DistributedDataParallel(TorchDDP):
             tell_of_backward(observer, output, no_sync=not self.require_backward_grad_sync)
         return output
 
+    def _is_to_be_reduced(self) -> bool:
+        """Whether the forward that begins is, on all ranks."""
+        return torch.is_grad_enabled() and self.require_backward_grad_sync and not self._join_config.enable
+
     def _follow_schedule(self) -> None:
-        if torch.is_grad_enabled() and self.require_backward_grad_sync and not self._join_config.enable:
+        if self._is_to_be_reduced():
             self._plans.follow_schedule()
 
     def _match_all_reduce_for_bwd_pass(self) -> None:

@@ -38,6 +38,7 @@ from instrumented_ddp.recording.housekeeper import Housekeeper
 from instrumented_ddp.recording.metadata import rank_of_this_process
 from instrumented_ddp.recording.models import Models
 from instrumented_ddp.recording.recorder import Recorder
+from instrumented_ddp.replicas.replicas import Replicas
 from instrumented_ddp.watchdog.stopping import IncidentError
 from instrumented_ddp.watchdog.watchdog import Watchdog
 from overlapscope.diagnosis.evidence import Failure
@@ -84,6 +85,7 @@ class Session:
         self._housekeeper = Housekeeper(rank)
         self.collectives = Collectives(self.folder, rank, self.position, self.gives_up)
         self.models = Models(self.collectives)
+        self.replicas = Replicas(self.folder, self._housekeeper, self.gives_up)
         self.data = DataPosition(self.position, self.collectives.call_sites)
         try:
             self._watch_process(on_incident)
@@ -102,6 +104,7 @@ class Session:
             self._watchdog = Watchdog(
                 self.collectives,
                 self.models,
+                self.replicas,
                 self._housekeeper,
                 stops_after_s=self._patience_s() if on_incident == "raise" else None,
                 on_fault=self._fault_is_found,
@@ -133,6 +136,7 @@ class Session:
                 device=device,
                 detail=recording.detail,
                 limit_bytes=recording.limit_bytes,
+                update_begins=self.replicas.settings.update_begins,
                 on_error=self.gives_up,
             )
         except Exception as error:
@@ -211,9 +215,14 @@ class Session:
         self.is_recording = False
         atexit.unregister(self.close)
         recorder, farewell, watchdog = self.recorder, self._farewell, self._watchdog
-        parts: list[Callable[[], None]] = [self._close_housekeeper, self.collectives.close, self.data.close]
+        parts: list[Callable[[], None]] = [
+            self.replicas.close,
+            self._close_housekeeper,
+            self.collectives.close,
+            self.data.close,
+        ]
         if watchdog is not None:
-            parts.insert(1, watchdog.close)
+            parts.insert(2, watchdog.close)
         if watchdog is not None and farewell is not None:
             watchdog.exits(farewell.exit_call)
         if farewell is not None:

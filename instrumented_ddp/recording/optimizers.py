@@ -17,13 +17,16 @@ class Optimizers:
     """Tells of each update of the parameters that it was given.
 
     Args:
-        begins: called before an update.
+        begins: called with an optimizer before it updates.
         ends: called after it.
         on_error: called with what goes wrong here.
     """
 
     def __init__(
-        self, begins: Callable[[], None], ends: Callable[[], None], on_error: Callable[[Exception], None]
+        self,
+        begins: Callable[[torch.optim.Optimizer], None],
+        ends: Callable[[], None],
+        on_error: Callable[[Exception], None],
     ) -> None:
         self._begins = begins
         self._ends = ends
@@ -57,7 +60,7 @@ class Optimizers:
 
     def _step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if self._updates_our_parameters(optimizer):
-            self._begins()
+            self._begins(optimizer)
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if self._updates_our_parameters(optimizer):

@@ -61,6 +61,7 @@ class Recorder:
         device: where the module computes; its time line is the trace's.
         detail: ``parameters`` to record the readiness of every gradient as well.
         limit_bytes: most disk space of this rank's log.
+        update_begins: called with an optimizer and the step before it updates.
         on_error: called when something of ours went wrong, so that the recording would lack something.
 
     Raises:
@@ -77,6 +78,7 @@ class Recorder:
         device: torch.device,
         detail: Detail = "buckets",
         limit_bytes: int = DEFAULT_LIMIT_BYTES,
+        update_begins: Callable[[torch.optim.Optimizer, int], None],
         on_error: Callable[[Exception], None],
     ) -> None:
         self.gives_up = on_error
@@ -96,6 +98,7 @@ class Recorder:
         self._bypasses: dict[int, Bypass] = {}
         self._buffers: dict[tuple[int, int, str], BucketRecords] = {}
         self._has_complained = False
+        self._tell_of_update = update_begins
         self._optimizers = Optimizers(self._update_begins, self._update_ends, on_error)
         self._steps = Steps(
             self.timer,
@@ -313,7 +316,7 @@ class Recorder:
             self._complain_once("the disk is full; the newest steps are kept")
 
     @survived
-    def _update_begins(self) -> None:
+    def _update_begins(self, optimizer: torch.optim.Optimizer) -> None:
         if self.log.closed:
             return
         for model, bypass in self._bypasses.items():
@@ -321,6 +324,7 @@ class Recorder:
             if call_site != NO_CALL_SITE:
                 self._models.gradients_were_not_reduced(model, call_site)
         self._steps.update_begins()
+        self._tell_of_update(optimizer, self.step)
 
     @survived
     def _update_ends(self) -> None:

@@ -28,6 +28,7 @@ from instrumented_ddp.recording.metadata import is_plain
 from instrumented_ddp.recording.recorder import Recorder
 from instrumented_ddp.recording.settings import settings_of_model
 from instrumented_ddp.recording.warnings_to import warnings_to
+from instrumented_ddp.replicas.replica import Replica
 from instrumented_ddp.session import Session
 from instrumented_ddp.stock.model import StockModel
 from overlapscope.trace.format import Phase
@@ -53,6 +54,7 @@ class StockDDP:
         self._described: weakref.WeakKeyDictionary[TorchDDP, tuple[int, Any, Any]] = weakref.WeakKeyDictionary()
         self._arguments: weakref.WeakKeyDictionary[TorchDDP, dict[str, Any]] = weakref.WeakKeyDictionary()
         self._settings: weakref.WeakKeyDictionary[TorchDDP, dict[str, str]] = weakref.WeakKeyDictionary()
+        self._replicas: weakref.WeakKeyDictionary[TorchDDP, Replica] = weakref.WeakKeyDictionary()
         self._recorder: Recorder | None = None
         self._has_joined = False
         self._in_wrapper: StockModel | None = None
@@ -105,6 +107,8 @@ class StockDDP:
             self._recorder = recorder
             recorder.add_model(number, ddp.module, parameters, self._arguments.pop(ddp, {}))
             model = self._models[ddp] = StockModel(ddp, number, parameters, specs, recorder)
+            if (replica := self._session.replicas.add(number, ddp, model)) is not None:
+                self._replicas[ddp] = replica
             weakref.finalize(ddp, model.detach).atexit = False
 
     def register_hook(self, original: Method, ddp: TorchDDP, state: object, hook: Method) -> None:
@@ -142,6 +146,7 @@ class StockDDP:
             return original(ddp, *inputs, **kwargs)
         with self._training_goes_on():
             recorder.forward_is_called()
+            self._compare(ddp, model, recorder)
             recorder.note_caller()
             if torch.is_grad_enabled():
                 self._session.training_forward(has_uneven_inputs=ddp._join_config.enable)
@@ -152,6 +157,12 @@ class StockDDP:
             phase = Phase.FORWARD if torch.is_grad_enabled() else Phase.EVALUATION
             recorder.enter(phase, no_sync=not ddp.require_backward_grad_sync)
         return moved
+
+    def _compare(self, ddp: TorchDDP, model: StockModel, recorder: Recorder) -> None:
+        """Take fingerprints, if the forward that begins is to be reduced on all ranks."""
+        is_reduced = torch.is_grad_enabled() and ddp.require_backward_grad_sync and not ddp._join_config.enable
+        if is_reduced and (replica := self._replicas.get(ddp)) is not None:
+            replica.forward_begins(model.reductions, recorder.step)
 
     def end_forward(self, original: Method, ddp: TorchDDP, output: Any) -> Any:
         """``_post_forward``."""
@@ -193,6 +204,7 @@ class StockDDP:
                 original(ddp)
         finally:
             self._has_joined = model.is_reduced = False
+            model.reductions += original.__name__ == "_match_all_reduce_for_bwd_pass"
 
     # -- what the reducer launches -------------------------------------------------------------------------------
 

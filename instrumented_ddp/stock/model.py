@@ -65,6 +65,8 @@ class StockModel:
         self._may_skip_buckets = bool(getattr(ddp, "skip_all_reduce_unused_params", False))  # torch 2.8
         self._is_in_backward = False
         self._has_rebuilt_buckets = False
+        self.reductions = 0
+        """Backwards that were reduced, also those of a rank that has joined."""
         self.is_reduced = False
         """Whether buckets are to be expected: from the end of a forward until they are all on the wire."""
         self._read_plan(ddp, "construction")
@@ -153,6 +155,7 @@ class StockModel:
         if self._next_bucket < len(self._elements) and not self._may_skip_buckets:
             return  # gradients have not come: the reducer still waits for them, and will say so at the next forward
         self.is_reduced = False
+        self.reductions += 1
         for index in range(len(self._board)):
             self._board[index] = HAS_COME
         self._recorder.gradients_are_reduced(self.number)

@@ -83,6 +83,19 @@ class Conclusions:
             _log.warning("rank %d: %s; rank %d has the report", own.rank, own.standing_text(), outcome.judge)
         return True
 
+    def nobody_answers(self, why: str) -> None:
+        """Say, once, where this rank stands, as the others can't be asked."""
+        if self.was_said("store"):
+            return
+        self.note("store")
+        _log.warning(
+            "rank %d: %s for %.1f s, and the job's store %s: is its process, usually rank 0, still alive?",
+            self._own.rank,
+            self._own.standing_text(),
+            self._own.rhythm.idle_s(time.monotonic()),
+            why,
+        )
+
     def is_the_end(self, outcome: Outcome, alarm: Alarm, patience_s: float, *, is_news: bool) -> bool:
         """Whether the job can't go on, or has not gone on for so long that nobody would wait any longer.
 

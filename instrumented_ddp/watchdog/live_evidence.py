@@ -12,6 +12,7 @@ from overlapscope.diagnosis.card import Card
 from overlapscope.diagnosis.evidence import Evidence, Liveness, RankEvidence, Standing
 from overlapscope.diagnosis.exits import ended_with
 from overlapscope.diagnosis.order import conversations_of, orders_of
+from overlapscope.diagnosis.rank_replicas import compare_replicas
 from overlapscope.diagnosis.told_order import ToldOrder
 
 SILENT_AFTER_NS: Final = 2_500_000_000
@@ -50,11 +51,13 @@ def make_evidence(world_size: int, known: Mapping[int, Known], pointers: Sequenc
             if one.beat is not None and not one.has_answered
         },
     )
+    ranks = {rank: evidence for rank, one in sorted(known.items()) if (evidence := _rank(one)) is not None}
     return Evidence(
         expected_ranks=tuple(range(world_size)),
-        ranks={rank: evidence for rank, one in sorted(known.items()) if (evidence := _rank(one)) is not None},
+        ranks=ranks,
         groups=orders_of(source, {pointer.group: pointer.difference for pointer in pointers}),
         conversations=conversations_of(source),
+        replicas=compare_replicas(ranks, lambda _, replica: replica.table()),
         is_live=True,
     )
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from overlapscope.diagnosis.difference import NOWHERE, Difference
 from overlapscope.diagnosis.evidence import ExitCall, Failure
+from overlapscope.diagnosis.replicas import Newest
 from overlapscope.diagnosis.verdict import Verdict
 
 
@@ -69,6 +70,8 @@ class Beat:
     """By group."""
     questions: dict[int, Question] = field(default_factory=dict)
     """By the rank that is asked."""
+    replicas: dict[str, Newest] = field(default_factory=dict)
+    """What was last taken of each model, by key."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +87,7 @@ class Alarm:
     """Something is amiss on a rank."""
 
     by: int
-    why: Literal["failure", "not reduced", "stall", "patience", "difference"]
+    why: Literal["failure", "not reduced", "stall", "patience", "difference", "replicas differ"]
     """``patience``: it has stood still for so long that the job may be ended for it."""
     pointer: Pointer | None = None
     """Where the difference is, if that is why."""

@@ -20,6 +20,7 @@ from instrumented_ddp.collective_log.call_sites import line_of, nearest_users_fr
 from instrumented_ddp.collective_log.collectives import Collectives
 from instrumented_ddp.collective_log.loop_place import frames_of
 from instrumented_ddp.recording.models import Models
+from instrumented_ddp.replicas.replicas import Replicas
 from instrumented_ddp.watchdog.activity import Activity
 from instrumented_ddp.watchdog.comparison import head_of
 from instrumented_ddp.watchdog.messages import Beat, Question
@@ -32,7 +33,10 @@ from instrumented_ddp.watchdog.stall import Rhythm
 from overlapscope.diagnosis.card import Card, make_card
 from overlapscope.diagnosis.entries import phase_name
 from overlapscope.diagnosis.evidence import CallSite, ExitCall, Failure, RankEvidence, Standing
+from overlapscope.diagnosis.hyperparameters import hyperparameters_of
 from overlapscope.diagnosis.rank_models import models_of, unready_parameters
+from overlapscope.diagnosis.rank_replicas import replicas_of
+from overlapscope.diagnosis.replicas import Replica, told
 from overlapscope.diagnosis.settings import settings_of
 from overlapscope.trace import host
 from overlapscope.trace.folders import read_json
@@ -41,6 +45,7 @@ from overlapscope.trace.group_log import GroupLog
 from overlapscope.trace.host import host_now_ns
 from overlapscope.trace.seal import Seal
 from overlapscope.trace.standstill import Standstill, write_standstill
+from overlapscope.trace.sweep_file import read_sweeps
 
 _IN_FLIGHT: Final = 16
 """Collectives of a group that may be on the wire at the same time, or about."""
@@ -53,9 +58,10 @@ class OwnState:
     Args:
         collectives: the collective log of this process.
         models: the DDP instances of this process.
+        replicas: what is compared of them.
     """
 
-    def __init__(self, collectives: Collectives, models: Models) -> None:
+    def __init__(self, collectives: Collectives, models: Models, replicas: Replicas) -> None:
         self.rank = collectives.rank
         self.pid = os.getpid()
         self.process: ProcessState = look_at(self.pid)
@@ -68,6 +74,7 @@ class OwnState:
         """Why its recording has ended before it did."""
         self._collectives = collectives
         self._models = models
+        self._replicas = replicas
         self._position = collectives.position
         self._host = socket.gethostname()
         self.host_id = host.host_identity()
@@ -182,6 +189,7 @@ class OwnState:
             writes_stacks=self.writes_stacks,
             heads=heads,
             questions=dict(questions or {}),
+            replicas=self._replicas.newest(),
         )
 
     def standing_text(self) -> str:
@@ -193,17 +201,25 @@ class OwnState:
 
     # -- in full -------------------------------------------------------------------------------------------------
 
-    def card(self, differences: Mapping[str, int], *, with_models: bool, listening: Iterable[str]) -> Card:
+    def card(
+        self,
+        differences: Mapping[str, int],
+        *,
+        with_models: bool,
+        with_replicas: bool = False,
+        listening: Iterable[str],
+    ) -> Card:
         """Everything that is known here.
 
         Args:
             differences: by group, the number around which collectives are wanted; of others the newest are.
             with_models: also the parameters of all models, which are long.
+            with_replicas: also fingerprints of them, and what the optimizers are set to, which are long.
             listening: endpoints at which this process accepts connections.
         """
         known = self._collectives.signatures
         return make_card(
-            self.evidence(with_models=with_models),
+            self.evidence(with_models=with_models, with_replicas=with_replicas),
             self._logs,
             signature_of=lambda number: known[number - 1] if 0 < number <= len(known) else None,
             call_site_of=self._site,
@@ -211,7 +227,7 @@ class OwnState:
             listening=listening,
         )
 
-    def evidence(self, *, with_models: bool) -> RankEvidence:
+    def evidence(self, *, with_models: bool, with_replicas: bool = False) -> RankEvidence:
         """What the rules want to know of a rank."""
         seen, folder = self._standstill(), self._collectives.folder
         return RankEvidence(
@@ -235,11 +251,18 @@ class OwnState:
             unready=() if self.unrecorded_because is not None else unready_parameters(folder, Seal(folder, []), []),
             models=models_of(folder, []) if with_models else (),
             settings=settings_of(folder, read_json(folder / RUN_FILE, []), []),
+            replicas=self._told_replicas() if with_replicas else (),
+            hyperparameters=hyperparameters_of(folder, []) if with_replicas else (),
             unreduced=self._models.unreduced,
             no_sync_since=self._position.no_sync_since,
             world_size=self.world_size,
             stacks=seen.stacks,
         )
+
+    def _told_replicas(self) -> tuple[Replica, ...]:
+        folder = self._collectives.folder
+        known = replicas_of(folder, [])
+        return tuple(told(one, read_sweeps(folder, one.model, len(one.tensors))) for one in known)
 
     def _standing(self) -> Standing:
         if self.unrecorded_because is not None:

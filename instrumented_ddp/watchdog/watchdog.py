@@ -21,6 +21,7 @@ from typing import Final
 from instrumented_ddp.collective_log.collectives import Collectives
 from instrumented_ddp.recording.housekeeper import Housekeeper
 from instrumented_ddp.recording.models import Models
+from instrumented_ddp.replicas.replicas import Replicas
 from instrumented_ddp.watchdog.alarms import what_is_amiss
 from instrumented_ddp.watchdog.channel import Round
 from instrumented_ddp.watchdog.conclusions import Conclusions
@@ -30,6 +31,7 @@ from instrumented_ddp.watchdog.inquiry import Inquiry
 from instrumented_ddp.watchdog.messages import Alarm, Beat, Outcome, Pointer
 from instrumented_ddp.watchdog.neighbours import Neighbours, neighbours_of
 from instrumented_ddp.watchdog.own_state import OwnState
+from instrumented_ddp.watchdog.replica_check import ReplicaCheck
 from instrumented_ddp.watchdog.stopping import EXIT_CODE, listening, stop_training
 from overlapscope.diagnosis.evidence import ExitCall, Failure
 from overlapscope.diagnosis.plain import from_json, to_json
@@ -62,6 +64,7 @@ class Watchdog:
     Args:
         collectives: the collective log of this process.
         models: the DDP instances of this process.
+        replicas: what is compared of them.
         housekeeper: has it look.
         stops_after_s: what it finds ends the training, on all ranks: at once if it is proven, and a standstill that may
             only be slow after this time at least. None if it ends nothing.
@@ -75,6 +78,7 @@ class Watchdog:
         self,
         collectives: Collectives,
         models: Models,
+        replicas: Replicas,
         housekeeper: Housekeeper,
         *,
         stops_after_s: float | None,
@@ -85,7 +89,8 @@ class Watchdog:
         self._collectives = collectives
         self._models = models
         self._before_exit = before_exit
-        self._own = OwnState(collectives, models)
+        self._own = OwnState(collectives, models, replicas)
+        self._replica_check = ReplicaCheck(replicas)
         self._neighbours = Neighbours(collectives.rank, collectives.signatures)
         self._conclusions = Conclusions(collectives.folder, self._own, on_fault)
         self._conversation = Conversation(
@@ -245,6 +250,7 @@ class Watchdog:
         card = self._own.card(
             {one.group: one.difference.number for one in self._pointers},
             with_models=may_be_the_models,
+            with_replicas=inquiry.alarm.why == "replicas differ",
             listening=listening() if self._stops_after_s is not None else (),
         )
         return {f"card.{inquiry.number}.{self._own.rank}": to_json(card)}
@@ -261,6 +267,9 @@ class Watchdog:
         for pointer in found:
             self._add_pointer(pointer)
             self._raising = Alarm(by=self._own.rank, why="difference", pointer=pointer)
+        is_quiet = self._inquiry is None and self._raising is None and not self._pointers
+        if is_quiet and self._replica_check.found(self._beats):
+            self._raising = Alarm(by=self._own.rank, why="replicas differ")
         has_asked = self._neighbours.questions() != asked_before
         return has_asked or self._neighbours.is_asked(self._beats) or (bool(found) and self._inquiry is None)
 
@@ -289,6 +298,8 @@ class Watchdog:
         )
         if alarm.pointer is not None:
             self._add_pointer(alarm.pointer)
+        if alarm.why == "replicas differ":
+            self._replica_check.is_judged()
 
     def _proceed(self, inquiry: Inquiry) -> None:
         own = self._own
@@ -324,17 +335,9 @@ class Watchdog:
         if self._own.failure is not None:
             self._failure_is_told.set()
             return
-        if self._conclusions.was_said("store") or self._what_is_amiss() is None:
-            return
-        self._conclusions.note("store")
-        why = "does not answer" if round_ is None else f"can't be reached ({round_.error})"
-        _log.warning(
-            "rank %d: %s for %.1f s, and the job's store %s: is its process, usually rank 0, still alive?",
-            self._own.rank,
-            self._own.standing_text(),
-            self._own.rhythm.idle_s(time.monotonic()),
-            why,
-        )
+        if self._what_is_amiss() is not None:
+            why = "does not answer" if round_ is None else f"can't be reached ({round_.error})"
+            self._conclusions.nobody_answers(why)
 
     # -- the end -------------------------------------------------------------------------------------------------
 

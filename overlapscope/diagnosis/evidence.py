@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from overlapscope.diagnosis.hyperparameters import Hyperparameters
+from overlapscope.diagnosis.replicas import ComparedReplicas, Replica
 from overlapscope.trace.group_log import AFTER_UPDATE, FAILED
 from overlapscope.trace.signature import Signature
 
@@ -232,6 +234,8 @@ class RankEvidence:
     unready: tuple[UnreadyParameter, ...] = ()
     models: tuple[ModelParameters, ...] = ()
     settings: tuple[Settings, ...] = ()
+    replicas: tuple[Replica, ...] = ()
+    hyperparameters: tuple[Hyperparameters, ...] = ()
     unreduced: Unreduced | None = None
     no_sync_since: int | None = None
     """The step from which on all of its steps that are over had their backwards under ``no_sync()``; None if the newest
@@ -281,6 +285,8 @@ class Evidence:
     """Order of collectives by group, sorted by name."""
     conversations: tuple[GroupOrder, ...] = ()
     """Sends and receives between two ranks: ``newest`` and ``windows`` by rank."""
+    replicas: tuple[ComparedReplicas, ...] = ()
+    """Of each model; only where they were compared."""
     is_live: bool = False
     """Of a job that runs, or is thought to."""
     reports: tuple[EarlierVerdict, ...] = ()

@@ -14,6 +14,7 @@ from overlapscope.diagnosis.evidence import EarlierVerdict, Evidence, RankEviden
 from overlapscope.diagnosis.gaps import gaps_in, launched_nothing, no_collectives
 from overlapscope.diagnosis.order import conversations_of, orders_of
 from overlapscope.diagnosis.rank_files import RankFiles, read_rank, state_of
+from overlapscope.diagnosis.rank_replicas import compare_replicas
 from overlapscope.diagnosis.recorded_order import RecordedOrder
 from overlapscope.trace import host
 from overlapscope.trace.exits import read_exits
@@ -21,6 +22,7 @@ from overlapscope.trace.folders import expected_ranks_of, find_rank_folders
 from overlapscope.trace.format import EVENTS_FILE
 from overlapscope.trace.group_reader import CollectiveLogs, read_collective_logs
 from overlapscope.trace.log import Problem, is_closed
+from overlapscope.trace.sweep_file import read_sweeps
 
 Progress = Callable[[int, int], None]
 """Called with (ranks read so far, ranks in all)."""
@@ -67,6 +69,9 @@ def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidenc
         ranks=ranks,
         groups=orders,
         conversations=conversations,
+        replicas=compare_replicas(
+            ranks, lambda rank, replica: read_sweeps(folders[rank], replica.model, len(replica.tensors))
+        ),
         is_live=is_live,
         reports=reports,
         gaps=gaps,

@@ -14,7 +14,8 @@ The rules are asked in an order, and the first that has an answer is believed:
    holds the GIL; one that is gone, unless the others waited for it until they gave up: then it was still there.
 5. Who waits for whom: a cycle is groups that are interleaved; else the rank that waits for nobody is at the end of its
    data, in its data loader, or wherever it is.
-6. What does harm without stopping anything, and what watchdogs reported while the job ran.
+6. What does harm without stopping anything: gradients that were not reduced, then replicas that differ for no reason
+   that is known by then; and what watchdogs reported while the job ran.
 7. None of these: slow, healthy, or can't tell, which it is too if a part of the evidence is missing or damaged.
 """
 
@@ -26,7 +27,18 @@ from typing import Final
 
 from overlapscope.diagnosis.evidence import Evidence
 from overlapscope.diagnosis.facts import Facts
-from overlapscope.diagnosis.rules import dumped, models, order, otherwise, processes, settings, silent, start, waiting
+from overlapscope.diagnosis.rules import (
+    dumped,
+    models,
+    order,
+    otherwise,
+    processes,
+    replicas,
+    settings,
+    silent,
+    start,
+    waiting,
+)
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.diagnosis.wording import capitalised, ranks_text, verb
 
@@ -50,6 +62,7 @@ _RULES: Final[tuple[Rule, ...]] = (
     order.interleaved,
     waiting.uneven_inputs,
     silent.not_reduced,
+    replicas.differ,
     otherwise.reported,
     waiting.waits_for_data,
     dumped.not_launched,
@@ -69,6 +82,17 @@ _CONSEQUENCES: Final[tuple[Rule, ...]] = (
     silent.not_reduced,
 )
 """Rules that are also asked once the cause is known."""
+_EXPLAIN_DRIFT: Final = (
+    "replicas differ",
+    "models differ",
+    "different collectives",
+    "missing collective",
+    "swapped collectives",
+    "step behind",
+    "gradients never ready",
+    "not reduced",
+)
+"""Kinds of verdicts of which replicas that differ are a consequence, or that say it."""
 
 
 def judge(evidence: Evidence) -> Verdict:
@@ -83,6 +107,8 @@ def judge(evidence: Evidence) -> Verdict:
         if verdict.is_fault and (found := rule(facts)) is not None and found.kind != verdict.kind
     ]
     unknown: list[str] = []
+    if verdict.is_fault and verdict.kind not in _EXPLAIN_DRIFT and (drifted := replicas.differ(facts)) is not None:
+        unknown.append(drifted.sentence)
     if facts.missing and verdict.kind != "never started":
         missing = facts.missing
         unknown.append(

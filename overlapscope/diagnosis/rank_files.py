@@ -22,8 +22,10 @@ from overlapscope.diagnosis.evidence import (
 )
 from overlapscope.diagnosis.exits import call_site_of, ended_with, exit_call_of, exit_of, failure_of
 from overlapscope.diagnosis.facts import is_interrupted
+from overlapscope.diagnosis.hyperparameters import hyperparameters_of
 from overlapscope.diagnosis.process import is_here, liveness_of
 from overlapscope.diagnosis.rank_models import models_of, unready_parameters
+from overlapscope.diagnosis.rank_replicas import replicas_of
 from overlapscope.diagnosis.rank_standing import idle_ns, seen_in_this_standstill, stacks_of, standing_of, with_line
 from overlapscope.diagnosis.settings import settings_of
 from overlapscope.diagnosis.stacks import has_begun_next
@@ -169,6 +171,8 @@ def read_rank(
         unready=unready,
         models=models_of(folder, problems),
         settings=settings_of(folder, run if has_joined else joining, problems),
+        replicas=replicas_of(folder, problems),
+        hyperparameters=hyperparameters_of(folder, problems),
         unreduced=_unreduced(folder / UNREDUCED_FILE, problems),
         no_sync_since=_no_sync_since(records),
         world_size=world_size if isinstance(world_size, int) else None,

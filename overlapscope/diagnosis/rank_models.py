@@ -44,8 +44,7 @@ def unready_parameters(folder: Path, seal: Seal, problems: list[Problem]) -> tup
     }
     if not boards:
         return ()
-    buckets: dict[tuple[int, str], int] = {}
-    read_lines(folder / PLANS_FILE, problems, _noting_buckets(buckets))
+    buckets = buckets_of(folder, problems)
 
     def unready_of(line: Any) -> list[UnreadyParameter]:
         model = int(line["model"])
@@ -61,6 +60,13 @@ def unready_parameters(folder: Path, seal: Seal, problems: list[Problem]) -> tup
         ]
 
     return tuple(read_lines(folder / PARAMETERS_FILE, problems, unready_of))
+
+
+def buckets_of(folder: Path, problems: list[Problem]) -> dict[tuple[int, str], int]:
+    """The bucket of each parameter, by model and name, in the newest plan."""
+    buckets: dict[tuple[int, str], int] = {}
+    read_lines(folder / PLANS_FILE, problems, _noting_buckets(buckets))
+    return buckets
 
 
 def _noting_buckets(buckets: dict[tuple[int, str], int]) -> Callable[[Any], list[None]]:

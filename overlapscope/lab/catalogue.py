@@ -124,6 +124,34 @@ FAULTS: Final[tuple[Fault, ...]] = (
         stock="silent: averages gradients of different weights",
         step=3,
     ),
+    # replicas
+    Fault(
+        name="other-weights",
+        kinds=("replicas differ",),
+        stock="silent: weights differ from the start",
+        step=None,
+        has_line=False,
+    ),
+    Fault(
+        name="other-learning-rate",
+        kinds=("replicas differ",),
+        stock="silent: weights drift apart",
+        has_line=False,
+    ),
+    Fault(
+        name="other-optimizer-state",
+        kinds=("replicas differ",),
+        stock="silent: weights drift apart",
+        has_line=False,
+    ),
+    Fault(
+        name="flipped-bit",
+        kinds=("replicas differ",),
+        stock="silent: a weight differs",
+        step=None,
+        parameters=("layers.1.bias",),
+        has_line=False,
+    ),
     # collectives
     Fault(
         name="extra-collective",
@@ -204,4 +232,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
     _healthy("closure"),
     _healthy("two-models"),
     _healthy("jitter"),
+    _healthy("own-statistics"),
+    _healthy("scaled-loss"),
+    _healthy("sharded-optimizer"),
 )

@@ -16,6 +16,9 @@ A recording is a folder per run holding a folder per rank; nothing is shared bet
         group_0.log        the collective log of a process group (``group_log.py``); p2p_0.log: its sends and receives
         signatures.jsonl   one line per kind of collective: what the numbers in collective logs stand for
         parameters.jsonl   one line per model: its parameters, written before ranks compare them
+        replicas.jsonl     one line per model: what fingerprints are taken of, and what may make its replicas differ
+        fingerprints_0.board  fingerprints of model 0's parameters, by the number of reductions (``sweep_file.py``)
+        hyperparameters.json  the settings of optimizers, and when they last changed
         joining.json       what the process was told before it waited for the others in init_process_group
         unreduced.json     the first update with gradients that were never reduced, if there was one
         alive.board        when the watchdog was last awake, the memory then, and a checksum: four i64
@@ -80,6 +83,8 @@ STANDSTILL_FILE: Final = "standstill.json"
 STACKS_PATTERN: Final = "stacks_*.txt"
 INCIDENT_PATTERN: Final = "incident_*.log"
 BOARD_PATTERN: Final = "gradients_*.board"
+REPLICAS_FILE: Final = "replicas.jsonl"
+HYPERPARAMETERS_FILE: Final = "hyperparameters.json"
 TABLES_FOLDER: Final = "tables"
 WATCHDOG_FOLDER: Final = "watchdog"
 
@@ -323,6 +328,11 @@ def board_file(model: int) -> str:
 def ready_file(model: int) -> str:
     """Name of the file that says in older recordings which gradients of one model are ready."""
     return f"ready_{model}.board"
+
+
+def fingerprints_file(model: int) -> str:
+    """Name of the file with the fingerprints of one model's parameters."""
+    return f"fingerprints_{model}.board"
 
 
 def rank_folder(trace_folder: Path, rank: int) -> Path:

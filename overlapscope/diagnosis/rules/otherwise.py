@@ -8,7 +8,7 @@ from typing import Final
 
 from overlapscope.diagnosis.evidence import GroupOrder
 from overlapscope.diagnosis.facts import Facts, is_busy
-from overlapscope.diagnosis.rules import processes
+from overlapscope.diagnosis.rules import processes, replicas
 from overlapscope.diagnosis.verdict import FaultKind, Verdict
 from overlapscope.diagnosis.wording import (
     at,
@@ -38,6 +38,7 @@ _OBSERVED: Final[dict[str, FaultKind]] = {
     "batch skipped": "batch skipped",
     "step behind": "step behind",
     "not reduced": "not reduced",
+    "replicas differ": "replicas differ",
     "swapped collectives": "swapped collectives",
     "missing collective": "missing collective",
     "different collectives": "different collectives",
@@ -140,6 +141,7 @@ def healthy(facts: Facts) -> Verdict | None:
         kind="healthy",
         sentence=f"{what}: {said}.",
         concerned=going,
+        evidence=tuple(replicas.notes(facts)),
     )
 
 

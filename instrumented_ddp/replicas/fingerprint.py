@@ -1,0 +1,109 @@
+"""A fingerprint of one tensor: an integer that changes with any bit of it, and is the same wherever the bits are.
+
+All of it is integer arithmetic modulo 2**64, so the order of additions, the number of threads and the device don't
+matter. Words of eight bytes are added up in columns, and these with odd weights, so that two changes that cancel each
+other out would have to do so in every column. Nothing waits for a device, and nothing as large as the tensor is made.
+"""
+
+from __future__ import annotations
+
+import weakref
+from functools import cache
+from typing import Final
+
+import torch
+
+_COLUMNS: Final = 1024
+_WORD_BYTES: Final = 8
+_WORDS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""What the elements of a tensor are read as that does not consist of whole words."""
+_MOST_ODD_ELEMENTS: Final = 65_536
+"""Of such a tensor: each is widened, which takes memory."""
+_PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
+"""Classes of which it is known that their data is what they hold."""
+
+
+class Fingerprint:
+    """Takes the fingerprint of one tensor, again and again. It does not hold on to the tensor.
+
+    Args:
+        tensor: a parameter or buffer.
+        device: that the results are on; a tensor that is elsewhere has none.
+    """
+
+    def __init__(self, tensor: torch.Tensor, device: torch.device) -> None:
+        self._tensor = weakref.ref(tensor)
+        self._device = device
+        self.unfit_because = _why_unfit(tensor, device)
+        """Why it has no fingerprint; empty if it has one."""
+        self.layout = "" if self.unfit_because else f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}"
+        """Fingerprints of the same bits are the same where this is."""
+        self._described = () if self.unfit_because else (tensor.dtype, tensor.shape, tensor.stride())
+        self._elements = 0 if self.unfit_because else tensor.numel()
+        self.bytes = 0 if self.unfit_because else tensor.numel() * tensor.element_size()
+        self._has_whole_words = self.bytes % _WORD_BYTES == 0
+
+    def take(self, result: torch.Tensor) -> bool:
+        """Have the fingerprint computed into an element of ``torch.int64``, on the current stream.
+
+        Returns:
+            Whether the tensor is still there, and laid out as it was.
+        """
+        tensor = self._tensor()
+        if tensor is None or tensor.device != self._device:
+            return False
+        data = tensor.detach()
+        if (data.dtype, data.shape, data.stride()) != self._described:  # such as under DDP's mixed precision
+            return False
+        flat = data.as_strided((self._elements,), (1,))
+        if not self._has_whole_words or flat.storage_offset() * flat.element_size() % _WORD_BYTES:
+            if self._elements > _MOST_ODD_ELEMENTS:
+                return False
+            words = flat.view(_WORDS[flat.element_size()])
+        else:
+            words = flat.view(torch.int64)
+        weights, count = _weights(self._device), words.numel()
+        if count <= _MOST_ODD_ELEMENTS:
+            torch.sum(words * weights[:count], 0, out=result)
+            return True
+        rows = count // _COLUMNS
+        columns = words.as_strided((rows, _COLUMNS), (_COLUMNS, 1)).sum(0)
+        torch.sum(columns.mul_(weights[:_COLUMNS]), 0, out=result)
+        if rest := count - rows * _COLUMNS:
+            result.add_((words[rows * _COLUMNS :] * weights[-rest:]).sum())
+        return True
+
+
+def _why_unfit(tensor: torch.Tensor, device: torch.device) -> str:
+    if type(tensor) not in _PLAIN or type(tensor.data) not in _PLAIN:
+        return f"a {type(tensor).__name__}"
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        return "not dense"
+    if tensor.device != device or device.type not in ("cpu", "cuda"):
+        return f"on {tensor.device}"
+    if tensor.is_complex():
+        return "complex"
+    if not tensor.numel():
+        return "empty"
+    if not _fills_its_memory(tensor):
+        return "not dense"
+    whole = tensor.numel() * tensor.element_size() % _WORD_BYTES == 0
+    if not whole and tensor.numel() > _MOST_ODD_ELEMENTS:
+        return f"of {tensor.numel():,} elements"
+    return ""
+
+
+def _fills_its_memory(tensor: torch.Tensor) -> bool:
+    """Whether its elements lie side by side, in whatever order."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+@cache
+def _weights(device: torch.device) -> torch.Tensor:
+    """Odd numbers that have nothing to do with each other."""
+    return (torch.arange(_MOST_ODD_ELEMENTS, dtype=torch.int64, device=device) + 1) * -7046029254386353131 | 1

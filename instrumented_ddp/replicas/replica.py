@@ -1,0 +1,128 @@
+"""This rank's replica of one model: takes fingerprints of it as forwards begin, a few at a time."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import torch
+
+from instrumented_ddp.recording.guard import survived
+from instrumented_ddp.replicas.fingerprint import Fingerprint
+from instrumented_ddp.replicas.rows import DeviceRows, HostRows
+from instrumented_ddp.replicas.schedule import Schedule
+from overlapscope.trace.sweep_file import taken_at
+
+_DEVICE_NS_PER_BYTE: Final = 0.002
+"""A device reads on its own while the host goes on: what that costs is taken to be half a terabyte per second."""
+_MOST_WAITING: Final = 1024
+"""Sweeps that nobody has come for; the oldest are dropped."""
+
+
+class Sweep(NamedTuple):
+    """One that is over, as in ``overlapscope.trace.sweep_file``."""
+
+    period: int
+    first: int
+    steps: bytes
+    values: bytes
+
+
+class Replica:
+    """Of one DDP instance.
+
+    Args:
+        tensors: parameters and buffers, by name, that have fingerprints.
+        device: where they are.
+        gives_up: called when something of ours went wrong.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[tuple[str, Fingerprint]],
+        device: torch.device,
+        gives_up: Callable[[Exception], None],
+    ) -> None:
+        self.gives_up = gives_up
+        self._fingerprints = [fingerprint for _, fingerprint in tensors]
+        self._bytes = sum(fingerprint.bytes for fingerprint in self._fingerprints)
+        self._schedule = Schedule([taken_at(name) for name, _ in tensors])
+        self._rows = HostRows(len(tensors)) if device.type == "cpu" else DeviceRows(len(tensors), device)
+        self._is_on_host = device.type == "cpu"
+        self._now = -1
+        self._taken_now: tuple[int, ...] = ()
+        self._end = 0
+        self._first = 0
+        self._steps = array("I", bytes(4 * len(tensors)))
+        self._began_ns = self._cost_ns = 0
+        self._over: deque[Sweep] = deque(maxlen=_MOST_WAITING)
+
+    @survived
+    def forward_begins(self, reductions: int, step: int) -> None:
+        """A forward begins that is to be reduced: parameters are at rest.
+
+        Of several after the same reduction the last one counts: its gradients are those that are reduced next, on all
+        ranks, whatever one of them has run in between.
+
+        Args:
+            reductions: so far.
+            step: of the optimizer.
+        """
+        if reductions != self._now:
+            if reductions >= self._end or reductions < self._now:
+                self._sweep_begins(reductions)
+            self._now = reductions
+            self._taken_now = self._schedule.due(reductions)
+        if self._taken_now and (self._is_on_host or not torch.cuda.is_current_stream_capturing()):
+            began_ns = time.thread_time_ns()
+            with torch.no_grad():
+                self._take(self._taken_now, step)
+            self._cost_ns += time.thread_time_ns() - began_ns
+
+    def close(self, reductions: int | None) -> None:
+        """Hand over what was taken of the sweep that was not over.
+
+        Args:
+            reductions: so far, None if that is not known any more. What was taken since the last one is left out:
+                another forward may yet have come.
+        """
+        if self._now < 0:
+            return
+        if reductions is None or reductions <= self._now:
+            self._rows.forget(self._taken_now)
+        self._hand_over()
+        self._now, self._end = -1, 0
+
+    def sweeps(self) -> list[Sweep]:
+        """Those that are over and were not asked for. Called on another thread."""
+        self._rows.collect(self._over)
+        found = []
+        while self._over:
+            found.append(self._over.popleft())
+        return found
+
+    def _take(self, indices: tuple[int, ...], step: int) -> None:
+        fingerprints, results, is_taken = self._fingerprints, self._rows.results, self._rows.is_taken
+        for index in indices:
+            self._steps[index] = step
+            is_taken[index] = fingerprints[index].take(results[index])
+
+    def _sweep_begins(self, reductions: int) -> None:
+        now_ns, began_ns = time.perf_counter_ns(), time.thread_time_ns()
+        if self._now >= 0:
+            self._hand_over()
+            passed = reductions - self._first
+            if passed > 0:
+                device_ns = 0 if self._is_on_host else int(self._bytes * _DEVICE_NS_PER_BYTE)
+                step_ns = (now_ns - self._began_ns - self._cost_ns) / passed
+                self._schedule.sweep_is_over(self._cost_ns + device_ns, step_ns)
+        self._rows.clear()
+        self._first, self._end = reductions, reductions + self._schedule.period
+        self._began_ns, self._cost_ns = now_ns, time.thread_time_ns() - began_ns
+
+    def _hand_over(self) -> None:
+        sweep = Sweep(self._end - self._first, self._first, self._steps.tobytes(), b"")
+        self._rows.hand_over(sweep, self._over)

@@ -1,0 +1,113 @@
+"""What the optimizers of this process are set to, and when that changed: ``hyperparameters.json``."""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from overlapscope.trace.format import HYPERPARAMETERS_FILE, write_json
+
+_MOST_GROUPS: Final = 16
+"""Of parameters, of one optimizer: others are not looked at."""
+_MOST_CHANGES: Final = 512
+"""The newest are kept."""
+_MOST_OPTIMIZERS: Final = 64
+
+
+class Settings:
+    """Of all optimizers that update the parameters of DDP instances.
+
+    Args:
+        folder: of the rank's recording.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Settings] = weakref.WeakKeyDictionary()
+        self._all: list[_Settings] = []
+
+    def update_begins(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+        """Note what an optimizer is set to, if that is not what it was."""
+        settings = self._optimizers.get(optimizer)
+        if settings is None:
+            if len(self._all) >= _MOST_OPTIMIZERS:
+                return
+            settings = self._optimizers[optimizer] = _Settings(optimizer)
+            settings.key += f".{sum(settings.key == one.key.partition('.')[0] for one in self._all)}"
+            self._all.append(settings)
+        settings.update_begins(optimizer, step)
+
+    def write(self) -> None:
+        """Write down what is known so far."""
+        if self._all:
+            with suppress(OSError):
+                content = {"optimizers": [settings.as_dict() for settings in list(self._all)]}
+                write_json(self._folder / HYPERPARAMETERS_FILE, content)
+
+
+class _Settings:
+    """Of one optimizer. It is not held on to."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        groups = optimizer.param_groups[:_MOST_GROUPS]
+        named = [
+            (index, name, part)
+            for index, group in enumerate(groups)
+            for name, value in sorted(group.items())
+            for part in _parts_of(value)
+        ]
+        self._class_name = type(optimizer).__name__
+        self._names = [
+            name + (f"[{part}]" if part is not None else "") + (f" of group {index}" if len(groups) > 1 else "")
+            for index, name, part in named
+        ]
+        self._parts = [(index, name, part) for index, name, part in named]
+        keys = [list(dict.fromkeys(name for at, name, _ in named if at == index)) for index in range(len(groups))]
+        self._getters: list[Callable[[dict[str, Any]], Any] | None] = [
+            itemgetter(*one) if one else None for one in keys
+        ]
+        shapes = [[tuple(p.shape) for p in group["params"]] for group in groups]
+        same = repr((self._class_name, self._names, len(optimizer.param_groups), shapes))
+        self.key = hashlib.blake2b(same.encode(), digest_size=8).hexdigest()
+        self._before: list[Any] = []
+        self._updates = 0
+        self._changes: deque[tuple[int, int, list[float]]] = deque(maxlen=_MOST_CHANGES)
+
+    def update_begins(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+        groups = optimizer.param_groups
+        now = [getter(group) for getter, group in zip(self._getters, groups, strict=False) if getter is not None]
+        if now != self._before:
+            self._before = now
+            values = [_number(groups[index][name], part) for index, name, part in self._parts]
+            self._changes.append((self._updates, step, values))
+        self._updates += 1
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "key": self.key,
+            "class": self._class_name,
+            "names": self._names,
+            "changes": list(self._changes),
+            "updates": self._updates,
+        }
+
+
+def _parts_of(value: Any) -> list[int | None]:
+    """Which numbers a setting consists of: itself, its parts, or none. A tensor may be on a device: left out."""
+    if isinstance(value, bool | int | float):
+        return [None]
+    if isinstance(value, tuple) and all(isinstance(part, bool | int | float) for part in value):
+        return list(range(len(value)))
+    return []
+
+
+def _number(value: Any, part: int | None) -> float:
+    return float(value if part is None else value[part])

@@ -1,0 +1,117 @@
+"""The settings of optimizers (learning rate, momentum ...) on each rank, and since when they are not the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from overlapscope.trace.folders import read_json
+from overlapscope.trace.format import HYPERPARAMETERS_FILE
+from overlapscope.trace.log import Problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """What an optimizer was set to from some update on."""
+
+    update: int
+    """Of this optimizer, from 0."""
+    step: int
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hyperparameters:
+    """Of one optimizer of one rank."""
+
+    key: str
+    """The same on all ranks where it updates the same in the same way."""
+    class_name: str
+    names: tuple[str, ...]
+    """Of the values."""
+    changes: tuple[Change, ...]
+    """In order; older ones may be gone."""
+    updates: int
+    """So far."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherSetting:
+    """A setting that is not the same on all ranks."""
+
+    class_name: str
+    name: str
+    values: tuple[tuple[float, tuple[int, ...]], ...]
+    """With the ranks that have them, the value of most ranks first."""
+    step: int
+    is_since_then: bool
+    """Whether they had the same in the update before, or there was none."""
+
+
+def hyperparameters_of(folder: Path, problems: list[Problem]) -> tuple[Hyperparameters, ...]:
+    """What a rank has written down of its optimizers."""
+    path = folder / HYPERPARAMETERS_FILE
+    if not path.exists():
+        return ()
+    try:
+        return tuple(
+            Hyperparameters(
+                key=str(one["key"]),
+                class_name=str(one["class"]),
+                names=tuple(map(str, one["names"])),
+                changes=tuple(
+                    Change(update=int(update), step=int(step), values=tuple(map(float, values)))
+                    for update, step, values in one["changes"]
+                ),
+                updates=int(one["updates"]),
+            )
+            for one in read_json(path, problems).get("optimizers", ())
+        )
+    except (KeyError, TypeError, ValueError):
+        problems.append(Problem("error", f"{path}: damaged; the settings of optimizers are not known"))
+        return ()
+
+
+def compare_settings(optimizers: Mapping[int, Sequence[Hyperparameters]]) -> tuple[bool, tuple[OtherSetting, ...]]:
+    """Compare the optimizers that all ranks have in common.
+
+    Args:
+        optimizers: by rank.
+
+    Returns:
+        Whether anything was compared; and of each optimizer the first setting that is known to differ.
+    """
+    by_rank = {rank: {one.key: one for one in known} for rank, known in optimizers.items()}
+    common = set.intersection(*map(set, by_rank.values())) if len(by_rank) > 1 else set()
+    found = [_first_other({rank: known[key] for rank, known in by_rank.items()}) for key in sorted(common)]
+    return bool(common), tuple(one for one in found if one is not None)
+
+
+def _first_other(optimizers: Mapping[int, Hyperparameters]) -> OtherSetting | None:
+    known_from = max(one.changes[0].update for one in optimizers.values() if one.changes)
+    known_to = min(one.updates for one in optimizers.values())
+    moments = {change.update for one in optimizers.values() for change in one.changes}
+    for update in sorted({known_from, *moments}):
+        if not known_from <= update < known_to:
+            continue
+        now = {rank: _at(one, update) for rank, one in optimizers.items()}
+        names = next(iter(optimizers.values())).names
+        for place, name in enumerate(names):
+            sides: dict[float, list[int]] = {}
+            for rank, change in now.items():
+                sides.setdefault(change.values[place], []).append(rank)
+            if len(sides) > 1:
+                ordered = sorted(sides.items(), key=lambda side: (-len(side[1]), side[1]))
+                return OtherSetting(
+                    class_name=next(iter(optimizers.values())).class_name,
+                    name=name,
+                    values=tuple((value, tuple(ranks)) for value, ranks in ordered),
+                    step=max(change.step for change in now.values()),
+                    is_since_then=update == 0 or update > known_from,
+                )
+    return None
+
+
+def _at(one: Hyperparameters, update: int) -> Change:
+    return [change for change in one.changes if change.update <= update][-1]

@@ -1,0 +1,329 @@
+"""Whether the replicas of a model are the same on all ranks, and since when they are not: one rule, live and for files.
+
+Ranks are compared at the moments at which both have taken the fingerprint of the same tensor, told by the number of
+reductions. A difference there is a fact: until parameters are made equal again, a tensor differs from the moment at
+which it was last equal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from overlapscope.trace.sweep_file import Sweeps, sweep_dtype, taken_at
+
+TensorKind = Literal["trained", "frozen", "buffer"]
+
+_NEVER: Final = np.iinfo(np.int64).max
+_MOST_TOLD: Final = 4096
+"""Fingerprints in a card."""
+_FEWEST_SWEEPS_TOLD: Final = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Newest:
+    """A sweep in short."""
+
+    first: int
+    period: int
+    count: int
+    """How many parameters were taken."""
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replica:
+    """What one rank has of one model."""
+
+    model: int
+    """Its number within the process."""
+    key: str
+    """The same on all ranks that have replicas of this model."""
+    class_name: str
+    ranks: tuple[int, ...]
+    tensors: tuple[tuple[str, str], ...]
+    """Name and ``TensorKind``."""
+    left_out: tuple[tuple[str, str], ...] = ()
+    """Name, and why it can't be compared."""
+    processor: str = ""
+    """Updates round alike where this is the same."""
+    comm_hook: str | None = None
+    """What reduces its gradients in place of an all-reduce."""
+    init_sync: bool = True
+    """Whether DDP has made the replicas equal at construction."""
+    buckets: dict[str, int] = field(default_factory=dict)
+    """Of parameters, by name."""
+    sweeps: tuple[tuple[int, ...], ...] = ()
+    """Only in a card: period, first, steps and values of each."""
+
+    def table(self) -> Sweeps:
+        """What the card holds."""
+        table = np.zeros(len(self.sweeps), sweep_dtype(len(self.tensors)))
+        count = len(self.tensors)
+        for row, (period, first, *rest) in zip(table, self.sweeps, strict=True):
+            row["period"], row["first"], row["steps"], row["values"] = period, first, rest[:count], rest[count:]
+        return table
+
+
+TableOf = Callable[[int], Sweeps]
+"""The sweeps of a rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Tensors that are not the same on all ranks."""
+
+    names: tuple[str, ...]
+    kind: TensorKind
+    sides: tuple[tuple[int, ...], ...] = ()
+    """Ranks by what they have, the largest side first, at the first moment at which all of them can be compared."""
+    equal_at: int | None
+    """The number of reductions at which they were last equal; None if they never were."""
+    equal_step: int | None
+    """The step that began with that."""
+    differs_at: int
+    """The first number of reductions at which one is known to differ."""
+    differs_step: int
+    """The step that began with that."""
+    is_at_once: bool
+    """Whether all of them may have begun to differ at the same moment."""
+    was_made_equal: bool = False
+    """Whether they had differed before, and were the same in between."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedReplicas:
+    """The replicas of one model, compared."""
+
+    model: int
+    class_name: str
+    ranks: tuple[int, ...]
+    """That were compared."""
+    tensors: int
+    """How many parameters were."""
+    moments: int
+    """At how many numbers of reductions."""
+    newest_step: int | None
+    """That began with the newest of them; None if nothing was compared."""
+    difference: Difference | None = None
+    """Parameters that differ at the end."""
+    buffers: Difference | None = None
+    """Buffers that do."""
+    was_different: tuple[int, int] | None = None
+    """Steps between which parameters differed that are the same again."""
+    buckets: dict[str, int] = field(default_factory=dict)
+    left_out: tuple[tuple[str, str], ...] = ()
+    processors: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Ranks by processor."""
+    comm_hook: str | None = None
+    init_sync: bool = True
+
+
+def newest_of(newest: Sweeps, numbers: Sequence[int], is_parameter: Sequence[bool]) -> Newest | None:
+    """A rank's newest sweep in short; None if there is none.
+
+    Args:
+        newest: that one, or none.
+        numbers: of tensors, as of ``taken_at``.
+        is_parameter: of each; buffers may differ.
+    """
+    if not len(newest):
+        return None
+    first, period = int(newest[-1]["first"]), int(newest[-1]["period"])
+    return digest_of(newest, numbers, is_parameter, first, period)
+
+
+def digest_of(
+    table: Sweeps, numbers: Sequence[int], is_parameter: Sequence[bool], first: int, period: int
+) -> Newest | None:
+    """What a rank has of a sweep that it, or another one, has taken; None if that is nothing."""
+    moments = _moments(np.array([first]), np.array([period]), np.array(numbers))
+    values = np.where(is_parameter, _values_at(table, moments, np.array(numbers))[0], 0)
+    count = int(np.count_nonzero(values))
+    if not count:
+        return None
+    digest = hashlib.blake2b(values.astype("<i8").tobytes(), digest_size=8).hexdigest()
+    return Newest(first=first, period=period, count=count, digest=digest)
+
+
+def told(replica: Replica, table: Sweeps) -> Replica:
+    """A replica for a card: with its newest sweeps, and some of those before."""
+    most = max(_FEWEST_SWEEPS_TOLD, _MOST_TOLD // max(1, len(replica.tensors)))
+    places = np.arange(len(table))[::-1]
+    near = places[: most // 2]
+    far = places[most // 2 :]
+    if len(far) > most - len(near):
+        far = far[np.unique(np.geomspace(1, len(far), most - len(near)).astype(int) - 1)]
+    chosen = table[np.sort(np.concatenate([near, far]))]
+    rows = tuple(
+        (int(sweep["period"]), int(sweep["first"]), *sweep["steps"].tolist(), *sweep["values"].tolist())
+        for sweep in chosen
+    )
+    return replace(replica, sweeps=rows)
+
+
+def compare(replicas: Mapping[int, Replica], table_of: TableOf) -> ComparedReplicas | None:
+    """Compare the replicas of one model.
+
+    Args:
+        replicas: by rank, all with the same key.
+        table_of: the sweeps of a rank, asked for as often as they are needed.
+
+    Returns:
+        None if there is but one.
+    """
+    ranks = tuple(sorted(replicas))
+    if len(ranks) < 2:
+        return None
+    first = replicas[ranks[0]]
+    numbers = np.array([taken_at(name) for name, _ in first.tensors])
+    reference = table_of(ranks[0])
+    moments = _moments(reference["first"], reference["period"], numbers)
+    values = reference["values"]
+    compared = values != 0
+    pairs = []
+    for rank in ranks[1:]:
+        pair = _Pair.of(moments, values, _values_at(table_of(rank), moments, numbers))
+        compared &= pair.is_common
+        if pair.differs.any():
+            pairs.append(pair)
+    kinds = np.array([kind for _, kind in first.tensors])
+    is_parameter = kinds != "buffer"
+    at = np.unique(moments[compared & is_parameter])
+    newest = compared & is_parameter & (moments == (at[-1] if len(at) else -1))
+
+    def found(of: npt.NDArray[np.bool_]) -> Difference | None:
+        where = _where(first, reference, pairs, moments, of)
+        if where is None:
+            return None
+        difference, tensor = where
+        places = np.flatnonzero(compared[:, tensor] & (moments[:, tensor] >= difference.differs_at))
+        if not len(places):  # ranks have taken it at different times
+            places = np.flatnonzero(moments[:, tensor] == difference.differs_at)
+        sides: dict[int, list[int]] = {}
+        for rank in ranks:
+            value = int(_values_at(table_of(rank), moments[places[:1]], numbers)[0, tensor])
+            if value:
+                sides.setdefault(value, []).append(rank)
+        ordered = sorted(map(tuple, sides.values()), key=lambda side: (-len(side), side))
+        return replace(difference, sides=tuple(ordered))
+
+    trained = found(kinds == "trained")
+    frozen = found(kinds == "frozen") if trained is None else None
+    return ComparedReplicas(
+        model=first.model,
+        class_name=first.class_name,
+        ranks=ranks,
+        tensors=int((compared & is_parameter).any(axis=0).sum()),
+        moments=len(at),
+        newest_step=int(reference["steps"][newest][0]) if newest.any() else None,
+        difference=trained or frozen,
+        buffers=found(kinds == "buffer"),
+        was_different=None if trained or frozen else _healed(reference, pairs, is_parameter),
+        buckets=first.buckets,
+        left_out=first.left_out,
+        processors=_by_processor(replicas),
+        comm_hook=next((one.comm_hook for one in replicas.values() if one.comm_hook), None),
+        init_sync=all(one.init_sync for one in replicas.values()),
+    )
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """The reference and another rank, by tensor."""
+
+    is_common: npt.NDArray[np.bool_]
+    """By sweep and tensor."""
+    differs: npt.NDArray[np.bool_]
+    """By sweep and tensor."""
+    differs_at_end: npt.NDArray[np.bool_]
+    """By tensor."""
+
+    @classmethod
+    def of(cls, moments: npt.NDArray[np.int64], a: npt.NDArray[Any], b: npt.NDArray[Any]) -> _Pair:
+        is_common = (a != 0) & (b != 0)
+        differs = is_common & (a != b)
+        newest = np.where(is_common, moments, -1).argmax(axis=0) if len(moments) else np.zeros(moments.shape[1], int)
+        places = np.arange(moments.shape[1])
+        return cls(is_common, differs, differs[newest, places] if len(moments) else np.zeros(moments.shape[1], bool))
+
+
+def _where(
+    replica: Replica,
+    reference: Sweeps,
+    pairs: Sequence[_Pair],
+    moments: npt.NDArray[np.int64],
+    of: npt.NDArray[np.bool_],
+) -> tuple[Difference, int] | None:
+    """What differs of some tensors and since when, without the sides, and the first tensor that does."""
+    begin = np.full(moments.shape[1], _NEVER)
+    equal = np.full(moments.shape[1], -1)
+    was_made_equal = False
+    for pair in pairs:
+        equal_at = np.where(pair.is_common & ~pair.differs, moments, -1).max(axis=0, initial=-1)
+        since = np.where(pair.differs & (moments > equal_at), moments, _NEVER).min(axis=0, initial=_NEVER)
+        since = np.where(of & pair.differs_at_end, since, _NEVER)
+        was_made_equal |= bool((of & pair.differs_at_end & (pair.differs & (moments < equal_at)).any(axis=0)).any())
+        equal = np.where(since < begin, equal_at, equal)
+        begin = np.minimum(begin, since)
+    differing = np.flatnonzero(begin < _NEVER)
+    if not len(differing):
+        return None
+    earliest = int(begin.min())
+    at_once = bool((equal[differing] < earliest).all())
+    one = int(differing[np.lexsort((-equal[differing], begin[differing]))[0]])
+    last = int(differing[equal[differing].argmax()]) if at_once else one
+    equal_at = int(equal[last])
+    difference = Difference(
+        names=tuple(replica.tensors[index][0] for index in differing),
+        kind=replica.tensors[one][1],  # type: ignore[arg-type] # one of them
+        equal_at=None if equal_at < 0 else equal_at,
+        equal_step=None if equal_at < 0 else _step_of(reference, moments, equal_at, last),
+        differs_at=earliest,
+        differs_step=_step_of(reference, moments, earliest, one),
+        is_at_once=at_once,
+        was_made_equal=was_made_equal,
+    )
+    return difference, one
+
+
+def _step_of(reference: Sweeps, moments: npt.NDArray[np.int64], moment: int, tensor: int) -> int:
+    """The step that began when a tensor was taken."""
+    return int(reference["steps"][np.flatnonzero(moments[:, tensor] == moment)[-1], tensor])
+
+
+def _healed(reference: Sweeps, pairs: Sequence[_Pair], of: npt.NDArray[np.bool_]) -> tuple[int, int] | None:
+    """The first and the last step at which parameters differed."""
+    steps = [reference["steps"][pair.differs & of] for pair in pairs]
+    found = np.concatenate(steps) if steps else np.empty(0, np.int64)
+    return (int(found.min()), int(found.max())) if len(found) else None
+
+
+def _by_processor(replicas: Mapping[int, Replica]) -> dict[str, tuple[int, ...]]:
+    found: dict[str, list[int]] = {}
+    for rank, one in sorted(replicas.items()):
+        found.setdefault(one.processor, []).append(rank)
+    return {name: tuple(ranks) for name, ranks in found.items()}
+
+
+def _moments(
+    first: npt.NDArray[np.int64], period: npt.NDArray[Any], numbers: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """The number of reductions at which each tensor is taken in some sweeps: by sweep and tensor."""
+    first, period = first.astype(np.int64)[:, None], period.astype(np.int64)[:, None]
+    return first + (numbers - first) % period
+
+
+def _values_at(table: Sweeps, moments: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The fingerprints that were taken at some moments, 0 where none was: by sweep and tensor, as the moments are."""
+    if not len(table):
+        return np.zeros(moments.shape, dtype=np.int64)
+    place = np.searchsorted(table["first"], moments, side="right") - 1
+    first, period = table["first"][place], table["period"][place].astype(np.int64)
+    is_there = (place >= 0) & (moments < first + period) & ((moments - numbers) % period == 0)
+    return np.where(is_there, table["values"][place, np.arange(moments.shape[1])], 0)

@@ -1,0 +1,183 @@
+"""Replicas that have drifted apart: nothing fails, and what is trained is not one model."""
+
+from __future__ import annotations
+
+from overlapscope.diagnosis.facts import Facts, minority
+from overlapscope.diagnosis.hyperparameters import OtherSetting, compare_settings
+from overlapscope.diagnosis.replicas import ComparedReplicas, Difference
+from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.diagnosis.wording import joined, ranges, ranks_text, some, verb
+
+_AVERAGED_ON_PURPOSE = "post_localSGD"
+"""In the name of torch's hook that reduces within groups of ranks, whose replicas are averaged now and then."""
+
+
+def differ(facts: Facts) -> Verdict | None:
+    """The first model whose parameters are not the same on all ranks, and are not made so now and then."""
+    found = [one for one in facts.evidence.replicas if _is_amiss(one)]
+    if not found:
+        return None
+    compared = min(found, key=lambda one: one.difference.differs_step)  # type: ignore[union-attr]
+    difference = compared.difference
+    assert difference is not None
+    blamed = minority(difference.sides, len(compared.ranks))
+    has_settings, others = compare_settings(
+        {rank: facts.ranks[rank].hyperparameters for rank in compared.ranks if rank in facts.ranks}
+    )
+    setting = next((one for one in others if _explains(one, difference)), None)
+    earliest, latest = difference.equal_step, difference.differs_step - 1
+    if setting is not None and setting.is_since_then and earliest is not None:
+        earliest = latest = setting.step
+    return Verdict(
+        kind="replicas differ",
+        sentence=_sentence(facts, compared, difference, blamed, earliest, latest, setting),
+        alternative="; or ".join(_alternatives(compared, difference)),
+        blamed=blamed,
+        concerned=tuple(sorted(rank for side in difference.sides for rank in side)),
+        step=earliest,
+        parameters=difference.names,
+        bucket=_bucket(compared, difference),
+        evidence=tuple(_evidence(compared, difference, blamed, has_settings=has_settings and not others)),
+        advice=(_advice(difference, setting, has_settings=has_settings),),
+    )
+
+
+def notes(facts: Facts) -> list[str]:
+    """What the comparison says of a job in which nothing is wrong."""
+    said = []
+    for one in facts.evidence.replicas:
+        of = _model_text(facts, one)
+        if one.difference is not None:
+            said.append(
+                f"Parameters of {of} differ between ranks, and were made equal again before: as by averaging models."
+                if one.difference.was_made_equal
+                else f"Parameters of {of} differ between ranks, as {one.comm_hook} lets them."
+            )
+        elif one.newest_step is not None:
+            what = "parameter" if one.tensors == 1 else "parameters"
+            said.append(
+                f"{one.tensors:,} {what} of {of} {verb(range(one.tensors), 'is', 'are')} the same on "
+                f"{ranks_text(one.ranks)} in {one.moments:,} comparisons, the newest at the beginning of step "
+                f"{one.newest_step}."
+            )
+        if one.was_different is not None:
+            first, last = one.was_different
+            said.append(f"They differed from step {first} to step {last}, and were made equal again.")
+        if one.buffers is not None:
+            said.append(
+                f"Buffers of {of} differ between ranks ({some(one.buffers.names)}), as broadcast_buffers is off."
+            )
+    return said
+
+
+def _is_amiss(one: ComparedReplicas) -> bool:
+    if one.difference is None or one.difference.was_made_equal:
+        return False
+    return _AVERAGED_ON_PURPOSE not in (one.comm_hook or "")
+
+
+def _sentence(
+    facts: Facts,
+    compared: ComparedReplicas,
+    difference: Difference,
+    blamed: tuple[int, ...],
+    earliest: int | None,
+    latest: int,
+    setting: OtherSetting | None,
+) -> str:
+    count, all_of_them = len(difference.names), len(difference.names) == compared.tensors
+    number = f"all {count:,}" if all_of_them and count > 1 else f"{count:,} of {compared.tensors:,}"
+    is_since_start = earliest is None and difference.differs_at == 0
+    are = ("was" if count == 1 else "were") if is_since_start else ("is" if count == 1 else "are")
+    kind = "frozen parameters" if difference.kind == "frozen" else "parameters"
+    what = f"{number} {kind} of {_model_text(facts, compared)} ({some(difference.names)})"
+    if blamed:
+        others = [rank for rank in compared.ranks if rank not in blamed]
+        where = f"{are} not the same on {ranks_text(blamed)} as on {ranks_text(others)}"
+    else:
+        where = f"{are} not the same on {joined([ranks_text(side) for side in difference.sides])}"
+    if is_since_start:
+        if compared.init_sync:
+            return f"Before the first step {what} {where}, although DDP had made the replicas equal when it was built."
+        return f"Before the first step {what} {where}, and DDP was told not to make them equal (init_sync=False)."
+    if earliest is None:
+        when = f"step {difference.differs_step} or before"
+    elif earliest == latest:
+        when = f"step {earliest}"
+    else:
+        when = f"a step from {earliest} to {latest}"
+    sentence = f"The replicas differ since {when}: {what} {where}."
+    return sentence if setting is None else f"{sentence} {_setting_text(setting)}"
+
+
+def _setting_text(setting: OtherSetting) -> str:
+    values = joined([f"{value:g} on {ranks_text(ranks)}" for value, ranks in setting.values[::-1]])
+    since = f" since step {setting.step}" if setting.is_since_then else f" in step {setting.step}"
+    return f"The {setting.name} of {setting.class_name} is {values}{since}."
+
+
+def _explains(setting: OtherSetting, difference: Difference) -> bool:
+    """Whether the same ranks have the same, and it was so when replicas began to differ."""
+    is_same = {ranks for _, ranks in setting.values} == {tuple(sorted(side)) for side in difference.sides}
+    is_before = setting.step < difference.differs_step
+    is_first = difference.equal_step is None or not setting.is_since_then or setting.step >= difference.equal_step
+    return is_same and is_before and is_first and difference.differs_at > 0
+
+
+def _evidence(
+    compared: ComparedReplicas, difference: Difference, blamed: tuple[int, ...], *, has_settings: bool
+) -> list[str]:
+    said = []
+    if difference.equal_step is not None:
+        them = "They were" if difference.is_at_once else "The first of them was"
+        said.append(
+            f"{them} the same to the bit at the beginning of step {difference.equal_step}, and not at that of step "
+            f"{difference.differs_step}."
+        )
+    buckets = sorted({compared.buckets[name] for name in difference.names if name in compared.buckets})
+    if buckets:
+        said.append(f"They are in bucket{'s' if len(buckets) > 1 else ''} {joined(ranges(buckets))}.")
+    if has_settings and difference.differs_at:
+        said.append("The settings of the optimizers (learning rate and others) are the same on all ranks.")
+    if not blamed:
+        said.append("No side has a majority, so no rank is blamed.")
+    if compared.left_out:
+        names = some([f"{name}: {why}" for name, why in compared.left_out])
+        said.append(f"Not compared: {names}.")
+    return said
+
+
+def _advice(difference: Difference, setting: OtherSetting | None, *, has_settings: bool) -> str:
+    if setting is not None:
+        return f"Compute the {setting.name} from what all ranks have in common, such as the step or a reduced loss."
+    if difference.equal_step is None and difference.differs_at == 0:
+        return "Load weights before DDP() wraps the model, or the same ones on all ranks."
+    if len(difference.names) == 1 and has_settings:
+        return "Look for code that changes this parameter on one rank; if there is none, test that machine's memory."
+    return "Load the same optimizer state on all ranks, and let no update depend on what only one rank has seen."
+
+
+def _alternatives(compared: ComparedReplicas, difference: Difference) -> list[str]:
+    found = []
+    if len(compared.processors) > 1 and difference.differs_at > 0:
+        found.append(
+            f"ranks compute on different processors or numbers of threads, which may round differently: "
+            f"{'; '.join(f'{name} on {ranks_text(ranks)}' for name, ranks in compared.processors.items())}"
+        )
+    if compared.comm_hook is not None and difference.differs_at > 0:
+        found.append(f"the communication hook {compared.comm_hook} may mean replicas to differ")
+    if difference.kind == "frozen":
+        found.append("these parameters are not trained, and the model may keep what is each rank's own in them")
+    return found
+
+
+def _bucket(compared: ComparedReplicas, difference: Difference) -> int | None:
+    """The bucket, if it is one."""
+    buckets = {compared.buckets.get(name) for name in difference.names}
+    return buckets.pop() if len(buckets) == 1 else None
+
+
+def _model_text(facts: Facts, compared: ComparedReplicas) -> str:
+    if len(facts.evidence.replicas) == 1:
+        return f"the model ({compared.class_name})"
+    return f"model {compared.model} ({compared.class_name})"
