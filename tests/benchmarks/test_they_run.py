@@ -25,6 +25,7 @@ SWEPT = {
 """One after the other: a sweep, and what is made of it."""
 ALONE = {
     "auto_buckets": "--model tiny --link loopback --rounds 1",
+    "chaos": "--seed 284 --folder FOLDER",
     "clock_recovery": "--runs 1 --seconds 2",
     "collective_ends": "--steps 2",
     "collective_log": "--pairs 1",

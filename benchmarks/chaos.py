@@ -1,0 +1,141 @@
+"""Random trainings with random faults, as strangers write them: is what is said of them the truth?
+
+    python -m benchmarks.chaos --seconds 3600 [--ours | --stock] [--without KIND...]
+    python -m benchmarks.chaos --seed 12345
+
+Each program is written from a seed (model, loop, options, ranks, and a fault at a random step and rank, or none), run
+as a user would (`overlapscope record -- torchrun ...`), ended if it hangs, and diagnosed before and after that. Kind,
+ranks, step and line are compared with the truth, and the worst of all that was said counts:
+
+right   the kind, the ranks unless nothing proves which, and step and line where they are said
+partly  nothing of it is false, but it says less than could be known
+missed  nothing is said of a fault
+wrong   any false sentence: another kind, an innocent rank, 'healthy' of a faulty job, a fault of a healthy one
+
+A healthy program is accused if a watchdog names a fault while it runs, also if that is withdrawn, unless it says that
+it is only likely. Folders of programs that are not scored right stay; --seed runs one again, and its folder stays.
+The exit code is 1 if anything is wrong, or a healthy program was accused or ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import SystemRandom
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.chaos.judging import Judgement, judge_run
+from tests.chaos.program import EVENTS, Program, compose
+from tests.chaos.running import run
+from tests.chaos.scoring import GRADES
+
+
+def judged(program: Program, folder: Path, *, keeps: bool) -> Judgement:
+    """Run a program; its folder stays if anything about it is not right."""
+    judgement = judge_run(program, run(program, folder))
+    if not keeps and is_all_right(judgement):
+        shutil.rmtree(folder, ignore_errors=True)
+    return judgement
+
+
+def is_all_right(judgement: Judgement) -> bool:
+    has_harm = judgement.accused or judgement.suspected or judgement.was_ended or judgement.final_knows_less
+    return judgement.score.grade == "right" and not has_harm
+
+
+def seeds_for(seconds: float, first: int | None) -> Iterator[int]:
+    """Fresh seeds until the time is over, or this one."""
+    if first is not None:
+        yield first
+        return
+    until_s = time.monotonic() + seconds
+    fresh = SystemRandom()
+    while time.monotonic() < until_s:
+        yield fresh.randrange(10**8)
+
+
+def say(judgement: Judgement, folder: Path, seconds: float) -> None:
+    """A line for each run; all about it if it is not right."""
+    program, score = judgement.program, judgement.score
+    whose = "ours" if program.setting.is_ours else "stock"
+    print(f"{score.grade:<7}{program.event.name}, {whose}, seed {program.seed}, {seconds:.0f} s", flush=True)
+    if is_all_right(judgement):
+        return
+    where = f"rank {' '.join(map(str, program.blamed))}, step {program.steps}, line {program.lines[:1]}"
+    print(f"       truth: {where if program.blamed else 'healthy'}; {program.setting.ranks} ranks; {folder}")
+    if score.grade != "right":
+        print(f"       {score.why} ({judgement.said}): {judgement.verdict.sentence}")
+    for title, sentences in (("accused", judgement.accused), ("suspected", judgement.suspected)):
+        for sentence in sentences[:1]:
+            print(f"       {title}: {sentence}")
+    if judgement.was_ended:
+        print("       a healthy job did not end well")
+    if judgement.final_knows_less:
+        print("       the diagnosis afterwards knows less")
+
+
+def print_table(judgements: Sequence[Judgement]) -> None:
+    """Grades by event, for ours and stock."""
+    print(f"\n| event | {' | '.join(f'{whose}: {grade}' for whose in ('ours', 'stock') for grade in GRADES)} |")
+    print(f"|{' --- |' * (1 + 2 * len(GRADES))}")
+    counts = Counter((one.program.event.name, one.program.setting.is_ours, one.score.grade) for one in judgements)
+    for name in [event.name for event in EVENTS if any(name == event.name for name, *_ in counts)]:
+        cells = [str(counts[name, is_ours, grade] or "") for is_ours in (True, False) for grade in GRADES]
+        print(f"| {name} | {' | '.join(cells)} |")
+    for is_ours in (True, False):
+        own = [one for one in judgements if one.program.setting.is_ours == is_ours]
+        if not own:
+            continue
+        grades = Counter(one.score.grade for one in own)
+        healthy = [one for one in own if one.program.event.is_harmless]
+        raised = [one for one in healthy if one.program.setting.on_incident == "raise"]
+        print(
+            f"\n{'ours' if is_ours else 'stock'}: {len(own)} programs, "
+            + ", ".join(f"{grades[grade]} {grade} ({grades[grade] / len(own):.0%})" for grade in GRADES)
+            + f"; {len(healthy)} healthy: {sum(bool(one.accused) for one in healthy)} accused, "
+            f"{sum(bool(one.suspected) for one in healthy)} suspected, {sum(one.was_ended for one in healthy)} ended "
+            f"badly; {len(raised)} of them with --on-incident raise: {sum(one.was_ended for one in raised)} ended; "
+            f"{sum(one.final_knows_less for one in own)} known less afterwards"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=600.0, help="no program is begun after that (%(default)s)")
+    parser.add_argument("--seed", type=int, help="run this program once, and keep its folder")
+    parser.add_argument("--jobs", type=int, default=1, help="programs at a time (%(default)s)")
+    parser.add_argument("--ours", action="store_true", help="only with instrumented_ddp.DistributedDataParallel")
+    parser.add_argument("--stock", action="store_true", help="only with torch's own")
+    parser.add_argument("--without", nargs="*", default=[], metavar="KIND", help="leave out events of this name")
+    parser.add_argument("--folder", type=Path, help="where programs go (a new temporary folder)")
+    args = parser.parse_args()
+    folder = args.folder or Path(tempfile.mkdtemp(prefix="overlapscope-chaos-"))
+
+    def one(seed: int) -> Judgement:
+        program = compose(seed, args.without, is_ours=args.ours if args.ours or args.stock else None)
+        started_s = time.monotonic()
+        own = folder / str(seed)
+        judgement = judged(program, own, keeps=args.seed is not None)
+        say(judgement, own, time.monotonic() - started_s)
+        return judgement
+
+    def one_after_another(_job: int) -> list[Judgement]:
+        return [one(seed) for seed in seeds_for(args.seconds, args.seed)]
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        judgements = [judgement for own in pool.map(one_after_another, range(args.jobs)) for judgement in own]
+    print_table(judgements)
+    bad = [one for one in judgements if one.score.grade == "wrong" or one.accused or one.was_ended]
+    print(f"\nnot right, or of a healthy program accused or ended: {len(bad)}; kept in {folder}" if bad else "")
+    sys.exit(1 if bad else 0)
+
+
+if __name__ == "__main__":
+    main()

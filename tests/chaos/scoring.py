@@ -1,0 +1,69 @@
+"""Whether what is said of a random training is the truth."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from overlapscope.diagnosis.verdict import Verdict
+from tests.chaos.program import SCRIPT, Program
+
+Grade = Literal["right", "partly", "missed", "wrong"]
+"""Partly: nothing of it is false, but it says less than could be known. Missed: that something is wrong is not said."""
+GRADES: Final[tuple[Grade, ...]] = ("right", "partly", "missed", "wrong")
+
+
+@dataclass(frozen=True)
+class Score:
+    """A grade, and why it is no better."""
+
+    grade: Grade
+    why: str = ""
+
+
+def score(verdict: Verdict, program: Program) -> Score:
+    """Compare a verdict with the truth: kind, ranks, step and line."""
+    event = program.event
+    if event.is_harmless:
+        if verdict.kind in event.kinds:
+            return Score("right")
+        return Score("partly" if verdict.kind == "cannot tell" else "wrong", f"'{verdict.kind}' of a healthy job")
+    if verdict.kind == "healthy":
+        return Score("missed" if program.is_unseen else "wrong", "'healthy' of a faulty job")
+    if verdict.kind == "cannot tell":
+        return Score("partly", "cannot tell")
+    if verdict.kind == "slow" and "slow" not in event.vague:
+        return Score("missed", "'slow' of a faulty job")
+    if verdict.kind not in (*event.kinds, *event.vague):
+        return Score("wrong", f"'{verdict.kind}' instead of '{event.kinds[0]}'")
+    if innocent := set(verdict.blamed) - set(program.blamed):
+        return Score("wrong", f"blames {sorted(innocent)} instead of {list(program.blamed)}")
+    text = " ".join((verdict.sentence, *verdict.evidence))
+    if found := [phrase for phrase in event.false_phrases if phrase in text]:
+        return Score("wrong", f"'{found[0]}' is not so")
+    return _completeness(verdict, program)
+
+
+def _completeness(verdict: Verdict, program: Program) -> Score:
+    """Of a verdict of a right kind, which blames no innocent rank."""
+    event = program.event
+    is_open = event.is_disagreement and program.setting.ranks == 2
+    if verdict.kind in event.vague:
+        return Score("partly", f"'{verdict.kind}', less than '{event.kinds[0]}'")
+    if program.steps and verdict.step is not None and verdict.step not in program.steps:
+        is_near = min(abs(verdict.step - step) for step in program.steps) == 1
+        return Score("partly" if is_near else "wrong", f"step {verdict.step} instead of {program.steps[0]}")
+    if not verdict.blamed and event.blame != "all" and not is_open:
+        return Score("partly", f"blames nobody instead of {list(program.blamed)}")
+    if program.lines and not _lines_of(verdict) & set(program.lines):
+        return Score("partly", f"lines {sorted(_lines_of(verdict)) or 'unknown'} instead of {program.lines[0]}")
+    return Score("right")
+
+
+def _lines_of(verdict: Verdict) -> set[int]:
+    """The lines of the script that a verdict names."""
+    sites = (verdict.call_sites or {}).values()
+    said = re.findall(rf"{re.escape(SCRIPT)}:(\d+)", verdict.sentence)
+    return {site.line for site in sites if Path(site.file).name == SCRIPT} | {int(line) for line in said}
