@@ -50,15 +50,14 @@ def is_all_right(judgement: Judgement) -> bool:
     return judgement.score.grade == "right" and not has_harm
 
 
-def seeds_for(seconds: float, first: int | None) -> Iterator[int]:
-    """Fresh seeds until the time is over, or this one."""
-    if first is not None:
-        yield first
-        return
+def fresh_seeds(seconds: float, without: Sequence[str]) -> Iterator[int]:
+    """Seeds of programs in which none of these happens, until the time is over."""
     until_s = time.monotonic() + seconds
     fresh = SystemRandom()
     while time.monotonic() < until_s:
-        yield fresh.randrange(10**8)
+        seed = fresh.randrange(10**8)
+        if not compose(seed).event.name.startswith(tuple(without)):
+            yield seed
 
 
 def say(judgement: Judgement, folder: Path, seconds: float) -> None:
@@ -113,13 +112,15 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="programs at a time (%(default)s)")
     parser.add_argument("--ours", action="store_true", help="only with instrumented_ddp.DistributedDataParallel")
     parser.add_argument("--stock", action="store_true", help="only with torch's own")
-    parser.add_argument("--without", nargs="*", default=[], metavar="KIND", help="leave out events of this name")
+    parser.add_argument(
+        "--without", nargs="*", default=[], metavar="KIND", help="leave out what begins so, as 'silent'"
+    )
     parser.add_argument("--folder", type=Path, help="where programs go (a new temporary folder)")
     args = parser.parse_args()
     folder = args.folder or Path(tempfile.mkdtemp(prefix="overlapscope-chaos-"))
 
     def one(seed: int) -> Judgement:
-        program = compose(seed, args.without, is_ours=args.ours if args.ours or args.stock else None)
+        program = compose(seed, is_ours=args.ours if args.ours or args.stock else None)
         started_s = time.monotonic()
         own = folder / str(seed)
         judgement = judged(program, own, keeps=args.seed is not None)
@@ -127,10 +128,14 @@ def main() -> None:
         return judgement
 
     def one_after_another(_job: int) -> list[Judgement]:
-        return [one(seed) for seed in seeds_for(args.seconds, args.seed)]
+        return [one(seed) for seed in fresh_seeds(args.seconds, args.without)]
 
     with ThreadPoolExecutor(args.jobs) as pool:
-        judgements = [judgement for own in pool.map(one_after_another, range(args.jobs)) for judgement in own]
+        judgements = (
+            [one(args.seed)]
+            if args.seed is not None
+            else [judgement for own in pool.map(one_after_another, range(args.jobs)) for judgement in own]
+        )
     print_table(judgements)
     bad = [one for one in judgements if one.score.grade == "wrong" or one.accused or one.was_ended]
     print(f"\nnot right, or of a healthy program accused or ended: {len(bad)}; kept in {folder}" if bad else "")

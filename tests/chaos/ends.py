@@ -120,8 +120,8 @@ ENDS: Final = (
     Event(
         name="exception swallowed",
         write=_raises(_ERRORS[:6]),
-        kinds=("failed", "uneven inputs"),
-        vague=("missing collective",),
+        kinds=("failed", "uneven inputs", "missing collective"),  # that it has finished is all that can be known
+        has_line=False,
         false_phrases=("ran out of data",),
         wants=_READS_IN_ORDER | _NOT_FLAT | _NO_EVALUATION | {"ending": "swallow"},
         weight=2,

@@ -16,6 +16,17 @@ _HEALTHY: Final[dict[str, Any]] = {
     "has_line": False,
 }
 _ONE_MODEL: Final = {"model": ("mlp", "batchnorm", "conv", "embedding", "transformer")}
+_UNEVEN: Final[dict[str, Any]] = {
+    "epochs": 1,
+    "loop": "for",
+    "loader": ("iterable", "generator", "list"),
+    "accumulation": 1,
+    "habits": ((),),
+    "ddp_options": ((), ("bucket_cap_mb=0.2",)),
+    "logging": ("", "print"),
+    "evaluation": "",
+    "checkpoint": ("", "first"),
+}
 
 
 def _pause(place: str, *texts: str) -> Write:
@@ -121,6 +132,15 @@ HARMLESS: Final = (
         name="healthy: unused branch",
         write=lambda _setting, _random: {"forward": "$model($x, use_branch=($step + $rank) % 3 > 0)"},
         wants=_ONE_MODEL | {"has_branch": True, "ddp_options": (("find_unused_parameters=True",),)},
+        **_HEALTHY,
+    ),
+    Event(
+        name="healthy: uneven data, joined",
+        write=lambda setting, _random: {
+            "around": "$model.join()",
+            "batches": f"BATCHES - 5 * ($rank == {setting.rank})",
+        },
+        wants=_ONE_MODEL | _UNEVEN,
         **_HEALTHY,
     ),
     Event(name="healthy: ends apart", write=_ends_apart, extra_s=6, **_HEALTHY),

@@ -53,7 +53,7 @@ def script_of(setting: Setting, slots: Slots) -> str:
     Args:
         slots: ``definitions``, ``sample``, ``generate``, ``in_forward``, ``build``, ``setup``, ``before``, ``between``,
             ``before_update``, ``after``, ``epoch_end`` and ``end`` are lines; ``net``, ``forward``, ``context``,
-            ``backward``, ``update`` and ``batches`` stand in place of what is usual there.
+            ``update`` and ``batches`` stand in place of what is usual there; ``around`` is a context of the loop.
     """
     names = dict(setting.names)
     top = [
@@ -166,6 +166,11 @@ def _setup(setting: Setting, slots: Slots) -> str:
 
 
 def _loop(setting: Setting, body: str, slots: Slots) -> str:
+    loop = _bare_loop(setting, body, slots)
+    return f"with {slots['around']}:\n{_indented(loop)}" if "around" in slots else loop
+
+
+def _bare_loop(setting: Setting, body: str, slots: Slots) -> str:
     loader = "loader()" if setting.loader == "generator" else "loader"
     if setting.loop == "while":
         return f"""iterator = iter({loader})
@@ -202,7 +207,7 @@ def _usual_step(setting: Setting, slots: Slots) -> str:
     if setting.amp:
         lines = ['with torch.autocast("cpu", dtype=torch.bfloat16):', *(f"    {line}" for line in lines)]
     scaled = "scaler.scale($loss)" if setting.amp == "scaler" else "$loss"
-    lines += [slots.get("between", ""), slots.get("backward", f"{scaled}.backward(){SEEN}")]
+    lines += [slots.get("between", ""), f"{scaled}.backward(){SEEN}"]
     context = slots.get("context")
     if context is None and setting.accumulation > 1:
         context = f"$model.no_sync() if ($step + 1) % {setting.accumulation} else nullcontext()"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
@@ -13,8 +12,9 @@ from tests.chaos.event import FAULT, Event
 from tests.chaos.harmless import HARMLESS
 from tests.chaos.loops import SEEN, script_of
 from tests.chaos.setting import Setting, draw
+from tests.chaos.silent import SILENT
 
-EVENTS: Final = (*HARMLESS, *DISAGREEMENTS, *ENDS)
+EVENTS: Final = (*HARMLESS, *DISAGREEMENTS, *ENDS, *SILENT)
 SCRIPT: Final = "train.py"
 _HARMLESS_SHARE: Final = 0.35
 
@@ -65,16 +65,15 @@ class Program:
         return ["torchrun", "--standalone", "--nproc-per-node", str(self.setting.ranks), SCRIPT]
 
 
-def compose(seed: int, without: Collection[str] = (), *, is_ours: bool | None = None) -> Program:
+def compose(seed: int, *, is_ours: bool | None = None) -> Program:
     """The program of a seed: always the same.
 
     Args:
-        without: names of events that are not to happen.
         is_ours: whose DistributedDataParallel it uses; None to leave that to chance.
     """
     random = Random(seed)
     is_harmless = random.random() < _HARMLESS_SHARE
-    events = [event for event in EVENTS if event.is_harmless == is_harmless and event.name not in without]
+    events = [event for event in EVENTS if event.is_harmless == is_harmless]
     (event,) = random.choices(events, [event.weight for event in events])
     wants = {field: _chosen(random, wanted) for field, wanted in event.wants.items()}
     setting = draw(random, wants if is_ours is None else wants | {"is_ours": is_ours})

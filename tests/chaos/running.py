@@ -25,7 +25,9 @@ RECORDING: Final = "traces"
 OUTPUT: Final = "output.txt"
 _STARTS_WITHIN_S: Final = 90.0
 _HANGS_FOR_S: Final = 22.0
-"""A job that does nothing for so long hangs; longer than the longest pause of a healthy one."""
+"""A job that does nothing for so long hangs ..."""
+_SLOW_FOR_S: Final = 70.0
+"""... but processes of a healthy one may take as long to end, on a crowded machine."""
 _QUIET_AFTER_REPORTS_S: Final = 7.0
 _SILENT: Final = ("batch skipped", "step behind", "not reduced", "swapped collectives")
 """A job goes on with these."""
@@ -95,7 +97,7 @@ def _wait(process: subprocess.Popen[bytes], program: Program, recording: Path) -
             return None
         if (newest := _progress(recording)) > progress:
             progress, since_s = newest, time.monotonic()
-            patience_s = _HANGS_FOR_S + program.event.extra_s
+            patience_s = (_SLOW_FOR_S if program.event.is_harmless else _HANGS_FOR_S) + program.event.extra_s
         time.sleep(_LOOK_EVERY_S)
     return None
 
