@@ -61,23 +61,22 @@ def fresh_seeds(seconds: float, without: Sequence[str]) -> Iterator[int]:
 
 
 def say(judgement: Judgement, folder: Path, seconds: float) -> None:
-    """A line for each run; all about it if it is not right."""
+    """What was true, and what was said."""
     program, score = judgement.program, judgement.score
     whose = "ours" if program.setting.is_ours else "stock"
-    print(f"{score.grade:<7}{program.event.name}, {whose}, seed {program.seed}, {seconds:.0f} s", flush=True)
-    if is_all_right(judgement):
-        return
+    lines = [f"{score.grade:<7}{program.event.name}, {whose}, seed {program.seed}, {seconds:.0f} s"]
     where = f"rank {' '.join(map(str, program.blamed))}, step {program.steps}, line {program.lines[:1]}"
-    print(f"       truth: {where if program.blamed else 'healthy'}; {program.setting.ranks} ranks; {folder}")
-    if score.grade != "right":
-        print(f"       {score.why} ({judgement.said}): {judgement.verdict.sentence}")
+    lines.append(f"truth: {where if program.blamed else 'healthy'}; {program.setting.ranks} ranks; {folder}")
+    lines.append(f"{judgement.said}: {judgement.verdict.sentence}")
+    if score.why:
+        lines.append(f"not right: {score.why}")
     for title, sentences in (("accused", judgement.accused), ("suspected", judgement.suspected)):
-        for sentence in sentences[:1]:
-            print(f"       {title}: {sentence}")
+        lines += [f"{title}: {sentence}" for sentence in sentences[:1]]
     if judgement.was_ended:
-        print("       a healthy job did not end well")
+        lines.append("a healthy job did not end well")
     if judgement.final_knows_less:
-        print("       the diagnosis afterwards knows less")
+        lines.append("the diagnosis afterwards knows less")
+    print("\n       ".join(lines), flush=True)
 
 
 def print_table(judgements: Sequence[Judgement]) -> None:
