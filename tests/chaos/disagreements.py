@@ -191,7 +191,7 @@ DISAGREEMENTS: Final = (
             "after", f"dist.recv(torch.zeros(1), src={(setting.rank + 1) % setting.ranks})"
         )(setting, random),
         kinds=("missing collective", "stuck"),
-        is_disagreement=True,
+        is_between_two=True,
         is_seen_elsewhere=False,
     ),
     Event(
@@ -206,7 +206,7 @@ DISAGREEMENTS: Final = (
         write=_pair,
         kinds=("missing collective", "stuck"),
         vague=("groups interleaved",),
-        is_disagreement=True,
+        is_between_two=True,
         is_seen_elsewhere=False,
         wants={"ranks": (3, 4)},
     ),
@@ -253,7 +253,7 @@ DISAGREEMENTS: Final = (
     Event(
         name="validation through the wrapper on one rank",
         write=lambda setting, _random: {
-            "after": f"if $step == {setting.step} and $rank == 0:\n    with torch.no_grad():\n        $model($x){FAULT}"
+            "after": f"if $step == {setting.step} and $rank == 0:\n    validation = $model($x){FAULT}"
         },
         kinds=_ORDER,
         blame="first",

@@ -31,7 +31,7 @@ _HANGS: Final = (
     "time.sleep(100000)",
     "threading.Event().wait()",
     "(lambda lock: (lock.acquire(), lock.acquire()))(threading.Lock())",
-    "socket.socketpair()[0].recv(1)",
+    "(lambda pair: pair[0].recv(1))(socket.socketpair())",
     "queue.Queue().get()",
     "subprocess.run(['sleep', '100000'])",
     "os.read(os.pipe()[0], 1)",
@@ -114,6 +114,7 @@ ENDS: Final = (
         name="out of memory",
         write=_raises(_OUT_OF_MEMORY),
         kinds=("out of memory",),
+        vague=("failed",),  # if it was caught
         wants=_READS_IN_ORDER | _NO_EVALUATION,
         weight=2,
     ),
@@ -128,9 +129,15 @@ ENDS: Final = (
     ),
     Event(
         name="exit with an error",
-        write=_exits(("sys.exit(1)", "sys.exit(3)", "sys.exit('giving up')", "os._exit(1)", "os._exit(17)")),
+        write=_exits(("sys.exit(1)", "sys.exit(3)", "sys.exit('giving up')")),
         kinds=("failed",),
         weight=2,
+    ),
+    Event(
+        name="exit at once with an error",
+        write=_exits(("os._exit(1)", "os._exit(17)")),
+        kinds=("failed",),
+        has_line=False,
     ),
     Event(
         name="exit without an error",

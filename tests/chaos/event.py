@@ -32,6 +32,8 @@ class Event:
     blame: Blame = "one"
     is_disagreement: bool = False
     """Whether the side at fault can't be told among two ranks."""
+    is_between_two: bool = False
+    """Whether it is one of two ranks that disagree, however many others there are."""
     has_step: bool = True
     has_line: bool = True
     false_phrases: tuple[str, ...] = ()

@@ -49,7 +49,7 @@ def score(verdict: Verdict, program: Program) -> Score:
 def _completeness(verdict: Verdict, program: Program) -> Score:
     """Of a verdict of a right kind, which blames no innocent rank."""
     event = program.event
-    is_open = event.is_disagreement and program.setting.ranks == 2
+    is_open = event.is_between_two or (event.is_disagreement and program.setting.ranks == 2)
     if verdict.kind in event.vague:
         return Score("partly", f"'{verdict.kind}', less than '{event.kinds[0]}'")
     if program.steps and verdict.step is not None and verdict.step not in program.steps:

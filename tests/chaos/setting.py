@@ -148,7 +148,9 @@ def draw(random: Random, wants: Mapping[str, Any]) -> Setting:
     drawn = replace(drawn, **wants)
     drawn = replace(drawn, rank=min(drawn.rank, drawn.ranks - 1))
     if drawn.model == "gan":
-        drawn = replace(drawn, accumulation=1, amp="", has_branch=False, evaluation=pick(("", "first")), ddp_options=())
+        style = "main" if drawn.style == "trainer" else drawn.style  # batches of the trainer know one model
+        drawn = replace(drawn, accumulation=1, amp="", has_branch=False, ddp_options=(), style=style)
+        drawn = replace(drawn, evaluation=pick(("", "first")))
     if drawn.style == "flat":
         drawn = replace(drawn, ending="none")
     if drawn.loader == "list":

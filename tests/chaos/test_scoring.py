@@ -86,6 +86,7 @@ def test_of_two_ranks_that_disagree_nobody_need_be_blamed() -> None:
     assert grade(of("extra collective", 2), blamed=()) == "right"
     assert grade(of("extra collective", 3), blamed=()) == "partly"
     assert grade(of("killed", 2), blamed=()) == "partly"
+    assert grade(of("member missing", 3), blamed=()) == "right"  # the third is no member
 
 
 def test_what_all_do_alike_is_laid_to_all_or_to_none() -> None:
