@@ -18,6 +18,8 @@ from instrumented_ddp.collective_log.position import Position
 from overlapscope.trace.group_log import UNEVEN_INPUTS, UNKNOWN
 
 _FRAMES_SEARCHED: Final = 5
+_MOST_REPEATED: Final = 4
+"""Forwards in a row with a batch that a data loader has yielded before; after that the loader is out of use."""
 _STEADY_AFTER: Final = 3
 """A variable that grows by one this many times in a row counts the loop."""
 
@@ -35,6 +37,8 @@ class DataPosition:
         self._call_sites = call_sites
         self._yielded: int | None = None
         """Batches from the data loader that was last asked; None if none was since the last forward."""
+        self._repeated = _MOST_REPEATED
+        """How often in a row a forward was given no new batch of a data loader."""
         self._counter: tuple[CodeType, str] | None = None
         self._growing: dict[tuple[CodeType, str], tuple[int, int]] = {}
         """Candidates for the loop's counter: their newest value, and how often in a row they have grown by one."""
@@ -54,7 +58,9 @@ class DataPosition:
         """
         self._position.flags = UNEVEN_INPUTS if has_uneven_inputs else 0
         if self._yielded is not None:
-            self._position.batch, self._yielded = self._yielded, None
+            self._position.batch, self._yielded, self._repeated = self._yielded, None, 0
+        elif self._repeated < _MOST_REPEATED:
+            self._repeated += 1  # the newest batch once more
         else:
             self._position.batch = self._count_of_loop(self._call_sites.frame_of_caller())
 

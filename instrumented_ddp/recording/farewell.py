@@ -79,8 +79,10 @@ class Farewell:
         if text is None:
             self._say({"how": "ended"} | _exit_as_json(self.exit_call))
         else:  # torch.multiprocessing.spawn has caught it, and no hook was called
+            # and exits with status 1 in its except block.
+            caught = None if self.exit_call is None else self.exit_call.caught
             kind, _, message = text.strip().splitlines()[-1].partition(": ")
-            self._has_failed(Failure(type=kind, message=message, traceback=text, time_ns=host_now_ns()))
+            self._has_failed(caught or Failure(type=kind, message=message, traceback=text, time_ns=host_now_ns()))
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         try:

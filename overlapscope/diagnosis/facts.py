@@ -10,6 +10,7 @@ from typing import Final
 
 from overlapscope.diagnosis.evidence import Entry, Evidence, Failure, GroupOrder, RankEvidence
 from overlapscope.trace.signature import POINT_TO_POINT
+from overlapscope.trace.user_code import is_users_file
 
 STUCK_AFTER_NS: Final = 3_000_000_000
 """A standstill shorter than this is not called stuck while the job runs ..."""
@@ -35,6 +36,8 @@ _OF_OTHERS: Final = re.compile(
     r"|by peer|time[d]? ?out|ncclRemoteError|ncclSystemError|recvBytes|sendBytes|watchdog|abort|process group.*shut",
     re.IGNORECASE,
 )
+_FRAMES: Final = re.compile(r'^ +File "(.+)", line \d+, in .+(?:\n +(.*))?', re.MULTILINE)
+_TORCHS_OWN: Final = re.compile(r"/(torch|instrumented_ddp)/")
 _TIMEOUT: Final = re.compile(r"time[d]? ?out", re.IGNORECASE)
 
 
@@ -232,7 +235,9 @@ def is_consequence(failure: Failure | None) -> bool:
     """Whether a failure says that another rank died or was waited for too long, or that someone interrupted it."""
     if failure is None:
         return False
-    return is_interrupted(failure) or (_is_of_the_backend(failure) and _OF_OTHERS.search(failure.message) is not None)
+    return is_interrupted(failure) or (
+        _is_of_the_backend(failure) and _OF_OTHERS.search(failure.message) is not None and _may_come_from_c10d(failure)
+    )
 
 
 def is_interrupted(failure: Failure | None) -> bool:
@@ -242,12 +247,30 @@ def is_interrupted(failure: Failure | None) -> bool:
 
 def is_timeout(failure: Failure | None) -> bool:
     """Whether a failure is a timeout on a rank that was there: a rank that dies closes its connections."""
-    return failure is not None and _is_of_the_backend(failure) and _TIMEOUT.search(failure.message) is not None
+    if failure is None or not _is_of_the_backend(failure) or not _may_come_from_c10d(failure):
+        return False
+    return _TIMEOUT.search(failure.message) is not None
 
 
 def _is_of_the_backend(failure: Failure) -> bool:
     name = failure.type.rpartition(".")[2]
     return name in _BACKEND_ERRORS or name.startswith("Dist")
+
+
+def _may_come_from_c10d(failure: Failure) -> bool:
+    """Whether the innermost frame can be one that launches a collective or waits for it.
+
+    File servers and data loaders close connections and time out, too. C++ has no frames: a ``work.wait()`` of the
+    user's ends at the user's line, but Python's own exceptions never come from there.
+    """
+    frames = _FRAMES.findall(failure.traceback)
+    if not frames:
+        return True
+    file, source = frames[-1]
+    if _TORCHS_OWN.search(file):
+        return "/torch/utils/data/" not in file
+    is_pythons = failure.type.rpartition(".")[2] in ("ConnectionError", "TimeoutError")
+    return is_users_file(file) and not is_pythons and not source.startswith("raise ")
 
 
 def minority(sides: Iterable[Iterable[int]], members: int) -> tuple[int, ...]:

@@ -66,7 +66,7 @@ def test_a_rank_that_has_left_nothing_never_started_if_nobody_got_anything_done_
 def test_while_a_job_runs_who_is_missing_has_not_joined_so_far() -> None:
     joining = [replace(rank(number, phase=JOINING), idle_ns=11 * 10**9) for number in (0, 1)]
     verdict = judge(job(*joining, world=3, is_live=True))
-    assert (verdict.kind, verdict.blamed, verdict.certainty) == ("never started", (2,), "likely")
+    assert (verdict.kind, verdict.suspected, verdict.certainty) == ("never started", (2,), "likely")
     assert verdict.sentence.startswith("Rank 2 of 3 has not joined after 11 s")
 
 
@@ -187,6 +187,17 @@ def test_a_rank_whose_batch_goes_on_by_two_has_skipped_one() -> None:
     assert (verdict.kind, verdict.blamed, verdict.step) == ("batch skipped", (1,), 2)
 
 
+def test_a_rank_whose_batch_does_not_go_on_has_replayed_one_also_if_it_is_not_known_which() -> None:
+    def window(*batches: int | None) -> list[object]:
+        return [replace(entry(n, bucket(0), step=n), batch=batch) for n, batch in enumerate(batches, start=1)]
+
+    for repeated, number in ((5, 2), (None, 3)):
+        windows = {0: window(5, 6, 7), 1: window(15, repeated and 15, 16), 2: window(5, 6, 7)}
+        order = group(windows, first_divergence=number, divergence="batch")  # type: ignore[arg-type]
+        verdict = judge(job(*(rank(n, "ended") for n in range(3)), groups=[order]))
+        assert (verdict.kind, verdict.blamed, verdict.step) == ("batch skipped", (1,), number)
+
+
 def test_with_two_ranks_a_disagreement_is_nobodys_fault() -> None:
     windows = {0: [entry(1, all_reduce("x", 1000))], 1: [entry(1, all_reduce("x", 1001))]}
     order = group(windows, first_divergence=1, divergence="signature")
@@ -218,7 +229,8 @@ def test_groups_entered_in_different_orders_wait_for_each_other() -> None:
 def test_of_interleaved_groups_the_minority_is_named() -> None:
     a = group({0: trained(1, is_waiting=True), 2: trained(1, is_waiting=True)}, name="a", ranks=(0, 1, 2))
     b = group({1: trained(1, is_waiting=True)}, name="b", ranks=(0, 1, 2))
-    assert judge(job(rank(0), rank(1), rank(2), groups=[a, b])).blamed == (1,)
+    verdict = judge(job(rank(0), rank(1), rank(2), groups=[a, b]))
+    assert (verdict.suspected, verdict.blamed) == ((1,), ())
 
 
 def test_a_member_that_is_in_the_next_step_has_left_the_collective_of_its_subgroup_out() -> None:

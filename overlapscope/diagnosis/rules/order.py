@@ -31,7 +31,7 @@ _ADVICE: Final[dict[str, str]] = {
     "missing collective": "Look for a collective inside an `if` that depends on the rank or on the data.",
     "swapped collectives": "Launch collectives in the same order on all ranks, not in that of a set or of completion.",
     "step behind": "Enter no_sync() and skip steps (NaN checks) on all ranks or on none; let the ranks agree first.",
-    "batch skipped": "Skip a batch on all ranks or on none; DistributedSampler and join() keep ranks together.",
+    "batch skipped": "Skip or repeat a batch on all ranks or none; DistributedSampler and join() keep them together.",
 }
 
 
@@ -112,10 +112,14 @@ def interleaved(facts: Facts) -> Verdict | None:
         f"for {ranks_text(wait.late)}"
         for wait in waits
     ]
+    # Who is in one of the groups only has no choice where to wait, so that it does not count.
+    common = set.intersection(*(set(wait.group.ranks) for wait in waits))
+    of_both = {name: [rank for rank in ranks if rank in common] for name, ranks in sides.items()}
     return Verdict(
         kind="groups interleaved",
         sentence=f"Ranks have entered process groups in different orders and wait for each other: {joined(said)}.",
-        blamed=minority(sides.values(), len(facts.world)),
+        alternative=f"{ranks_text(first.late)} may have left out the collective that rank {first.rank} waits in",
+        blamed=minority(of_both.values(), len(common)),
         concerned=tuple(sorted(wait.rank for wait in waits)),
         step=loop_step(first.entry),
         group=first.group.name,
@@ -243,15 +247,20 @@ def _sides(group: GroupOrder, at_number: dict[int, Entry]) -> list[list[int]]:
 
 
 def _batch_offsets(group: GroupOrder) -> dict[int, int]:
-    """How far each rank's batch has advanced at the first difference."""
+    """How far each rank's batch has advanced at the first difference, since an entry at which all know theirs."""
     number = group.first_divergence or 0
-    offsets = {}
-    for rank, window in group.windows.items():
-        known = [entry for entry in window if entry.batch is not None and entry.number <= number]
-        if len(known) > 1 and known[-1].number == number:
-            before = [entry for entry in known[:-1] if entry.step < known[-1].step] or known[:-1]
-            offsets[rank] = (known[-1].batch or 0) - (before[-1].batch or 0)
-    return offsets
+    known = {
+        rank: batches
+        for rank, window in group.windows.items()
+        if number in (batches := {entry.number: entry for entry in window if entry.batch is not None})
+    }
+    common = set.intersection(*(set(batches) for batches in known.values())) if known else set()
+    before = {one for one in common if one < number}
+    earlier = {one for one in before if all(batches[one].step < batches[number].step for batches in known.values())}
+    if not before:
+        return {}
+    since = max(earlier or before)
+    return {rank: (batches[number].batch or 0) - (batches[since].batch or 0) for rank, batches in known.items()}
 
 
 def _two_sides(sides: list[list[int]], blamed: tuple[int, ...]) -> tuple[list[int], list[int]]:

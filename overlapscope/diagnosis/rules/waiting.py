@@ -111,7 +111,7 @@ def uneven_inputs(facts: Facts) -> Verdict | None:
     steps = {rank: one.steps_done for rank, one in facts.ranks.items()}
     short = ", ".join(f"rank {rank} after {steps[rank]} steps" for rank in at_end[:4] if steps[rank])
     call = facts.ranks[at_end[0]].exit_call
-    how = "ran out of data" if call is None else f"exited with status {call.status}{at(call.call_site)}"
+    how = "left the training loop" if call is None else f"exited with status {call.status}{at(call.call_site)}"
     few = 2 * len(at_end) < len(facts.world)
     return Verdict(
         kind="uneven inputs",
@@ -124,7 +124,10 @@ def uneven_inputs(facts: Facts) -> Verdict | None:
         if ended
         else (f"{capitalised(ranks_text(at_end))} {verb(at_end, 'is', 'are')} past the training loop.",),
         alternative="" if ended else _alternative(facts),
-        advice=("Give all ranks the same number of batches (drop_last, DistributedSampler), or train inside join().",),
+        advice=(
+            "Give all ranks the same number of batches (drop_last, DistributedSampler), or train inside join().",
+            "If it was a break or an early stop: let the ranks agree on it, with an all_reduce of the decision.",
+        ),
         **_place(facts, wait, at_end),
     )
 
@@ -314,7 +317,7 @@ def _others_have_the_bucket(facts: Facts, rank: int, unready: UnreadyParameter) 
 
 
 def _is_at_its_end(one: RankEvidence | None) -> bool:
-    if one is None:
+    if one is None or one.failure is not None or one.exit_status:
         return False
     return one.liveness == "ended" or (
         one.standing is not None
