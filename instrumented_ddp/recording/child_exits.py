@@ -38,7 +38,8 @@ def watch_children(folder: Path) -> None:
 class _ChildExits:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._told_ns: dict[int, int] = {}
+        self._told: dict[int, tuple[int, int]] = {}
+        """When each was first sent a signal, and which, by process number."""
         self._seen: set[int] = set()
 
     def look(self, child: Any) -> None:
@@ -54,16 +55,17 @@ class _ChildExits:
             from overlapscope.trace.attempts import newest_attempt
             from overlapscope.trace.exits import write_exit
 
-            told_ns = self._told_ns.get(child.pid)  # of the newest attempt: launchers end one before the next
-            write_exit(newest_attempt(self._folder), child.pid, child.returncode, told_ns=told_ns)
+            told_ns, told_signal = self._told.get(child.pid, (None, None))
+            folder = newest_attempt(self._folder)  # for launchers end one before the next
+            write_exit(folder, child.pid, child.returncode, told_ns=told_ns, told_signal=told_signal)
 
     def noting(self, kill: Callable[[int, int], None]) -> Callable[[int, int], None]:
         """``os.kill`` or ``os.killpg``, whose signals are remembered; children in a group of their own lead it."""
 
         @functools.wraps(kill)
         def kill_and_remember(pid: int, number: int, /) -> None:
-            if number and len(self._told_ns) < _MOST:
-                self._told_ns.setdefault(pid, time.monotonic_ns())  # host_now_ns, which is not imported
+            if number and len(self._told) < _MOST:
+                self._told.setdefault(pid, (time.monotonic_ns(), int(number)))  # host_now_ns, which is not imported
             kill(pid, number)
 
         return kill_and_remember

@@ -5,6 +5,8 @@ A process that is killed or aborts writes nothing: the missing file is the sign.
 
 from __future__ import annotations
 
+import builtins
+import functools
 import multiprocessing
 import os
 import pickle
@@ -17,13 +19,18 @@ from dataclasses import asdict
 from multiprocessing import util
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from instrumented_ddp.collective_log.call_sites import CallSites, line_of, nearest_users_frame
 from instrumented_ddp.collective_log.loop_place import LoopPlace, frames_of, frames_of_traceback
 from overlapscope.diagnosis.evidence import CallSite, ExitCall, Failure
 from overlapscope.trace.format import ENDED_FILE, write_json
 from overlapscope.trace.host import host_now_ns
+
+_EXITS: Final = ((sys, "exit"), (builtins, "exit"), (builtins, "quit"))
+"""What scripts call; the last two only exist where ``site`` was imported."""
+_LONGEST_TEXT: Final = 2_000
+"""Characters of what is given to ``sys.exit``."""
 
 
 class Farewell:
@@ -48,10 +55,12 @@ class Farewell:
         self._unrecorded_because: str | None = None
         self._hook_before = sys.excepthook
         sys.excepthook = self._uncaught
-        self._exit_before = sys.exit
-        sys.exit = self._exit
+        self._exits_before = {(module, name): getattr(module, name) for module, name in _EXITS if hasattr(module, name)}
+        self._exits = {place: self._noting(before) for place, before in self._exits_before.items()}
+        for (module, name), noting in self._exits.items():
+            setattr(module, name, noting)
         self.exit_call: ExitCall | None = None
-        """The last call of ``sys.exit``."""
+        """The last call of ``sys.exit`` or ``exit``."""
         self._file_of_spawn = _error_file_of_spawn()
 
     def recording_ends(self, why: str) -> None:
@@ -67,8 +76,9 @@ class Farewell:
         """Write how the process, or its recording, ends. May be called twice."""
         if sys.excepthook == self._uncaught:
             sys.excepthook = self._hook_before
-        if sys.exit == self._exit:
-            sys.exit = self._exit_before
+        for (module, name), noting in self._exits.items():
+            if getattr(module, name, None) is noting:
+                setattr(module, name, self._exits_before[module, name])
         if self._is_said or os.getpid() != self._pid:
             return
         error = sys.exception()
@@ -91,8 +101,17 @@ class Farewell:
         finally:
             self._hook_before(kind, error, trace)
 
-    def _exit(self, status: object = None, /) -> NoReturn:
-        """``sys.exit``, which the interpreter tells nobody about."""
+    def _noting(self, before: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
+        """``sys.exit`` or ``exit``, which the interpreter tells nobody about."""
+
+        @functools.wraps(before)
+        def note_and_exit(*args: Any, **kwargs: Any) -> NoReturn:
+            self._note(next(iter([*args, *kwargs.values()]), None))
+            before(*args, **kwargs)
+
+        return note_and_exit
+
+    def _note(self, status: object) -> None:
         if threading.current_thread() is threading.main_thread():
             with suppress(Exception):
                 error = sys.exception()
@@ -100,15 +119,13 @@ class Farewell:
                 caught = None if error is None else failure_of(error, trace, self._call_sites, self._loop)
                 # Of what is no number the interpreter prints the text, and exits with 1.
                 number = status if isinstance(status, int) else int(status is not None)
-                frame = nearest_users_frame(sys._getframe(1), self._call_sites.is_the_users)
+                frame = nearest_users_frame(sys._getframe(2), self._call_sites.is_the_users)
                 site = None if frame is None else CallSite(**line_of(frame))
-                has_begun_next = (
-                    self._loop.has_begun_next(frames_of(frame)) if caught is None else caught.has_begun_next
-                )
+                begun = self._loop.has_begun_next(frames_of(frame)) if caught is None else caught.has_begun_next
+                text = "" if status is None or isinstance(status, int) else str(status)[:_LONGEST_TEXT]
                 self.exit_call = ExitCall(
-                    status=number & 0xFF, call_site=site, caught=caught, has_begun_next=has_begun_next
+                    status=number & 0xFF, call_site=site, caught=caught, text=text, has_begun_next=begun
                 )
-        self._exit_before(status)  # type: ignore[arg-type]
 
     def _has_failed(self, failure: Failure) -> None:
         self._say(_as_json(failure))
@@ -157,7 +174,8 @@ def _exit_as_json(call: ExitCall | None) -> dict[str, Any]:
         return {}
     site = {} if call.call_site is None else asdict(call.call_site)
     caught = {} if call.caught is None else {"caught": _as_json(call.caught)}
-    return {"exit_status": call.status, "has_begun_next": call.has_begun_next} | site | caught
+    text = {"exit_text": call.text} if call.text else {}
+    return {"exit_status": call.status, "has_begun_next": call.has_begun_next} | site | caught | text
 
 
 def _message_of(error: BaseException) -> str:

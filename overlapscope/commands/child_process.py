@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import IO
+from typing import IO, NamedTuple
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.environment import (
@@ -24,8 +24,17 @@ from overlapscope.trace.environment import (
     Detail,
     OnIncident,
 )
+from overlapscope.trace.host import host_now_ns
 
 Child = subprocess.Popen[bytes]
+
+
+class Received(NamedTuple):
+    """A signal that came to this process and is meant for the command."""
+
+    number: int
+    time_ns: int
+    """On the clock of the recordings of this host."""
 
 
 def recording_environment(
@@ -72,7 +81,7 @@ def plain_environment() -> dict[str, str]:
 @contextmanager
 def running(
     command: Sequence[str], environment: Mapping[str, str], output: IO[bytes] | None = None
-) -> Iterator[tuple[Child, list[int]]]:
+) -> Iterator[tuple[Child, list[Received]]]:
     """Run a command in this terminal's foreground, and leave Ctrl-C and SIGTERM to it.
 
     So it ends in its own way, and this process outlives it: wait for it inside. Ctrl-C reaches the child from the
@@ -89,10 +98,10 @@ def running(
         OverlapScopeError: there is no such command.
     """
     child: Child | None = None
-    received: list[int] = []
+    received: list[Received] = []
 
     def note(number: int, _frame: FrameType | None) -> None:
-        received.append(number)
+        received.append(Received(number, host_now_ns()))
         if number == signal.SIGTERM and child is not None:
             child.send_signal(number)
 
@@ -100,7 +109,7 @@ def running(
     before = {number: signal.signal(number, note) for number in noted}
     try:
         child = _start(command, environment, output)
-        if signal.SIGTERM in received:  # the signal came before there was a child to pass it on to
+        if any(each.number == signal.SIGTERM for each in received):  # it came before there was a child
             child.send_signal(signal.SIGTERM)
         yield child, received
     finally:

@@ -24,7 +24,6 @@ import shlex
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
 from overlapscope.commands import child_process, recording_folder
 from overlapscope.commands.arguments import positive
@@ -34,8 +33,6 @@ from overlapscope.trace.attempts import newest_attempt
 from overlapscope.trace.environment import DEFAULT_PATIENCE_S, DETAILS, ON_INCIDENT, with_startup
 from overlapscope.trace.exits import write_exit
 from overlapscope.units import format_bytes
-
-_ENDS: Final = ("killed", "failed", "stopped")
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -103,8 +100,9 @@ def run(args: argparse.Namespace) -> int:
         )
         return code or 1
     with suppress(OSError):  # the disk is full
-        write_exit(folder, child.pid, child.returncode, is_job=True)
-    _say_what_went_wrong(folder, was_interrupted=bool(received))
+        told_signal, told_ns = received[0] if received else (None, None)
+        write_exit(folder, child.pid, child.returncode, told_ns=told_ns, told_signal=told_signal, is_job=True)
+    _say_what_went_wrong(folder)
     if args.probe_buckets:
         for sentence in probing_sentences(folder):
             _say(sentence)
@@ -119,11 +117,8 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def _say_what_went_wrong(folder: Path, *, was_interrupted: bool) -> None:
-    """Print why each attempt ended if there are several, and the verdict if there is a fault in the newest.
-
-    Whoever interrupted the training knows how its processes ended.
-    """
+def _say_what_went_wrong(folder: Path) -> None:
+    """Print why each attempt ended if there are several, and the verdict if the newest did not end well."""
     from overlapscope.diagnosis.attempts import attempt_lines, read_attempt, read_attempts
     from overlapscope.diagnosis.report import report_text
 
@@ -132,8 +127,9 @@ def _say_what_went_wrong(folder: Path, *, was_interrupted: bool) -> None:
         if attempts:
             print("\n".join([*attempt_lines(attempts), ""]), file=sys.stderr)
         attempt = attempts[-1] if attempts else read_attempt(folder)
-        is_known = was_interrupted and attempt.verdict.kind in _ENDS
-        if attempt.verdict.is_fault and attempt.verdict.kind != "cannot tell" and not is_known:
+        if attempt.verdict.kind == "interrupted":
+            print(attempt.verdict.sentence + "\n", file=sys.stderr)
+        elif attempt.verdict.is_fault and attempt.verdict.kind != "cannot tell":
             print(report_text(attempt.verdict, attempt.evidence) + "\n", file=sys.stderr)
 
 

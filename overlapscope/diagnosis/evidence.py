@@ -118,6 +118,8 @@ class ExitCall:
     call_site: CallSite | None = None
     caught: Failure | None = None
     """The exception that was being handled."""
+    text: str = ""
+    """What it was given in place of a status, which Python prints."""
     has_begun_next: bool | None = None
     """As in ``Standing``."""
 
@@ -206,8 +208,12 @@ class RankEvidence:
     exit_status: int | None = None
     """With which its process exited; -N if signal N killed it; None if nobody has seen it."""
     exit_call: ExitCall | None = None
-    was_told_to_end: bool = False
-    """Whether the process that had started it sent it a signal before it came to its end."""
+    told_ns: int | None = None
+    """When the process that had started it sent it a signal, before it came to its end; None if it did not."""
+    told_signal: int | None = None
+    """That signal; None too if that is not known."""
+    ended_ns: int | None = None
+    """When it came to its end, if it has said so."""
     is_end_lost: bool = False
     """Whether it has written how it ended, and that can't be read."""
     standing: Standing | None = None
@@ -244,6 +250,11 @@ class RankEvidence:
     """Number of ranks that it was told there are."""
     stacks: str = ""
     """Stacks of its Python threads, from faulthandler."""
+
+    @property
+    def was_told_to_end(self) -> bool:
+        """Whether the process that had started it sent it a signal before it came to its end."""
+        return self.told_ns is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,3 +306,7 @@ class Evidence:
     """What is missing or damaged of a recording."""
     job_status: int | None = None
     """Exit status of the command that was recorded, -N if signal N killed it; None if that is not known."""
+    job_told_ns: int | None = None
+    """When the command was sent Ctrl-C or SIGTERM, on a clock that all ranks share; None if not so."""
+    job_signal: int | None = None
+    """That signal; also known without such a clock."""

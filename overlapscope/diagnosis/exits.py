@@ -35,8 +35,13 @@ def exit_call_of(ended: dict[str, Any]) -> ExitCall | None:
     if not isinstance(status, int):
         return None
     failure = failure_of({"how": "exception", **caught}) if isinstance(caught, dict) else None
-    begun = has_begun_next_of(ended)
-    return ExitCall(status=status, call_site=call_site_of(ended), caught=failure, has_begun_next=begun)
+    return ExitCall(
+        status=status,
+        call_site=call_site_of(ended),
+        caught=failure,
+        text=str(ended.get("exit_text") or ""),
+        has_begun_next=has_begun_next_of(ended),
+    )
 
 
 def failure_of(ended: dict[str, Any]) -> Failure | None:

@@ -28,7 +28,7 @@ _PAUSES_OF_PATIENCE: Final = 3
 BUSY_CPU_SHARE: Final = 0.2
 """Share of a core: a waiting rank uses next to none, a computing one gets at least this, even on a crowded host."""
 
-_OF_ENDS: Final = ("killed", "failed", "out of memory", "slow", "healthy", "cannot tell")
+_OF_ENDS: Final = ("killed", "failed", "out of memory", "slow", "healthy", "interrupted", "cannot tell")
 """Kinds of reports that don't mean that a job hung."""
 _BACKEND_ERRORS: Final = ("RuntimeError", "ConnectionError", "TimeoutError")
 _OF_OTHERS: Final = re.compile(
@@ -142,20 +142,26 @@ class Facts:
             return True
         if one is None or one.idle_ns is None:
             return not self.evidence.is_live or (one is not None and one.liveness == "stopped")
-        return one.idle_ns >= self._patience_ns(one)
+        return one.idle_ns >= self.patience_ns(one)
 
     @staticmethod
-    def _patience_ns(one: RankEvidence) -> int:
+    def patience_ns(one: RankEvidence) -> int:
+        """For how long a rank may stand still and not be called stuck."""
         if one.is_starting:
             return STUCK_AT_START_NS
         return max(STUCK_AFTER_NS, STUCK_AFTER_STEPS * (one.step_time_ns or 0))
+
+    def reported_before(self, time_ns: int | None) -> bool:
+        """Whether a watchdog had reported more than an end before; at any time if None."""
+        reports = [report for report in self.evidence.reports if report.kind not in _OF_ENDS]
+        return any(time_ns is None or report.time_ns < time_ns for report in reports)
 
     def hung_before(self, rank: int) -> bool:
         """Whether a rank had long stood still, and others with it, when last heard from: its end came later."""
         one = self.ranks[rank]
         if rank not in self.waiting and rank not in self.awaited:
             return False
-        if one.idle_ns is not None and one.idle_ns >= self._patience_ns(one):
+        if one.idle_ns is not None and one.idle_ns >= self.patience_ns(one):
             return True
         failures_ns = [other.failure.time_ns for other in self.ranks.values() if other.failure]
         reports_ns = [report.time_ns for report in self.evidence.reports if report.kind not in _OF_ENDS]

@@ -64,6 +64,7 @@ def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidenc
     gaps = gaps_in(folders, files, orders, problems, is_live=is_live)
     if not (orders or conversations or is_live or launched_nothing(folders, files, gaps)):
         gaps = (*gaps, no_collectives())
+    command = next((each for each in exits if each.is_job), None)
     evidence = Evidence(
         expected_ranks=_expected_ranks(files),
         ranks=ranks,
@@ -75,7 +76,9 @@ def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidenc
         is_live=is_live,
         reports=reports,
         gaps=gaps,
-        job_status=next((each.status for each in exits if each.is_job), None),
+        job_status=None if command is None else command.status,
+        job_told_ns=command.told_ns if command and {command.boot_id} == {one.boot for one in files.values()} else None,
+        job_signal=None if command is None else command.told_signal,
     )
     return evidence, problems
 

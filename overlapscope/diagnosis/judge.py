@@ -9,7 +9,8 @@ The rules are asked in an order, and the first that has an answer is believed:
    have launched the bucket, or DDP itself has complained.
 3. The order of collectives. Entries are written before the launch and compared by hash, so a difference is a fact. It
    is older than any hang, abort or exception that it leads to.
-4. Processes. An exception counts unless it is of the kind that another rank's end causes, and so does an exit status
+4. Processes. A signal from outside that ended all ranks explains how they ended, unless one had failed or the job had
+   hung before. An exception counts unless it is of the kind that another rank's end causes, and so does an exit status
    that says so, unless the launcher had told the process to end before; a stopped process; one that
    holds the GIL; one that is gone, unless the others waited for it until they gave up: then it was still there.
 5. Who waits for whom: a cycle is groups that are interleaved; else the rank that waits for nobody is at the end of its
@@ -29,6 +30,7 @@ from overlapscope.diagnosis.evidence import Evidence
 from overlapscope.diagnosis.facts import Facts
 from overlapscope.diagnosis.rules import (
     dumped,
+    interrupted,
     models,
     order,
     otherwise,
@@ -53,6 +55,7 @@ _RULES: Final[tuple[Rule, ...]] = (
     order.diverged,
     waiting.in_no_sync,
     order.left_out,
+    interrupted.interrupted,
     processes.failed,
     processes.exited,
     processes.stopped,
@@ -114,6 +117,8 @@ def judge(evidence: Evidence) -> Verdict:
         unknown.append(
             f"{capitalised(ranks_text(missing))} left no log: what {verb(missing, 'it', 'they')} did is unknown."
         )
+    if evidence.job_signal is not None and verdict.kind != "interrupted":
+        unknown.append(f"The command was sent {interrupted.signal_text(evidence.job_signal)} while it ran.")
     for rank in facts.unrecorded[:_MOST_UNRECORDED]:
         one = facts.ranks[rank]
         where = f" in step {one.standing.step}" if one.standing is not None else ""

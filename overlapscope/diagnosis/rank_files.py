@@ -23,7 +23,7 @@ from overlapscope.diagnosis.evidence import (
 from overlapscope.diagnosis.exits import call_site_of, ended_with, exit_call_of, exit_of, failure_of
 from overlapscope.diagnosis.facts import is_interrupted
 from overlapscope.diagnosis.hyperparameters import hyperparameters_of
-from overlapscope.diagnosis.process import is_here, liveness_of
+from overlapscope.diagnosis.process import is_here, liveness_of, written_ns
 from overlapscope.diagnosis.rank_models import models_of, unready_parameters
 from overlapscope.diagnosis.rank_replicas import replicas_of
 from overlapscope.diagnosis.rank_standing import idle_ns, seen_in_this_standstill, stacks_of, standing_of, with_line
@@ -145,6 +145,11 @@ def read_rank(
     has_ended = (folder / ENDED_FILE).exists()
     own_exit, exit_call = exit_of(where, exits), exit_call_of(ended)
     exit_status = own_exit.status if own_exit is not None else exit_call.status if exit_call is not None else None
+    ended_ns, told_ns = written_ns(ended), None if own_exit is None else own_exit.told_ns
+    if told_ns is not None and ended_ns is not None and ended_ns < told_ns:  # it was about to exit
+        told_ns = None
+        if exit_status is not None and exit_status < 0:
+            exit_status = None if exit_call is None else exit_call.status
     liveness = ended_with(_liveness(ended, where, is_closed=is_closed, has_ended=has_ended), exit_status)
     if state_before is not None and has_gone_on:
         liveness = state_before
@@ -158,7 +163,9 @@ def read_rank(
         failure=failure_of(ended),
         exit_status=exit_status,
         exit_call=exit_call,
-        was_told_to_end=own_exit is not None and own_exit.told_ns is not None,
+        told_ns=told_ns,
+        told_signal=own_exit.told_signal if own_exit is not None and told_ns is not None else None,
+        ended_ns=ended_ns,
         is_end_lost=has_ended and not ended and not has_gone_on,
         standing=standing,
         steps_done=int(steps["step"][-1]) + 1 if len(steps) else standing.step if standing else 0,

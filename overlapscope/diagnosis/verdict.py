@@ -31,6 +31,7 @@ FaultKind = Literal[
     "never started",
     "wrong world size",
     "slow",  # no fault
+    "interrupted",  # from outside, and no fault before
     "cannot tell",
 ]
 
@@ -76,7 +77,7 @@ class Verdict:
     @property
     def is_fault(self) -> bool:
         """Whether something is wrong with the job, or that can't be ruled out."""
-        return self.kind not in ("healthy", "slow")
+        return self.kind not in ("healthy", "slow", "interrupted")
 
     @property
     def named(self) -> tuple[int, ...]:

@@ -32,12 +32,23 @@ class Exit:
     time_ns: int
     """When that was noticed, on its host's clock."""
     told_ns: int | None = None
-    """When it was first sent a signal by the process that had started it; None if it came to its end without."""
+    """When it was first sent a signal by the process that had started it; None if it came to its end without. Of the
+    command: when the first Ctrl-C or SIGTERM came that was meant for it."""
+    told_signal: int | None = None
+    """That signal; None too if that is not known, as in older recordings."""
     is_job: bool = False
     """Whether it is the command that was recorded, and no rank."""
 
 
-def write_exit(folder: Path, pid: int, status: int, *, told_ns: int | None = None, is_job: bool = False) -> None:
+def write_exit(
+    folder: Path,
+    pid: int,
+    status: int,
+    *,
+    told_ns: int | None = None,
+    told_signal: int | None = None,
+    is_job: bool = False,
+) -> None:
     """Add a line.
 
     Raises:
@@ -49,6 +60,7 @@ def write_exit(folder: Path, pid: int, status: int, *, told_ns: int | None = Non
         "status": status,
         "time_ns": host.host_now_ns(),
         "told_ns": told_ns,
+        "told_signal": told_signal,
         "is_job": is_job,
     }
     with (folder / f"exits_{socket.gethostname()}_{os.getpid()}.jsonl").open("a", encoding="utf-8") as file:
@@ -62,12 +74,13 @@ def read_exits(folder: Path, problems: list[Problem]) -> list[Exit]:
 
 
 def _exit_of(line: dict[str, Any]) -> Exit:
-    told_ns, boot_id = line["told_ns"], line["boot_id"]
+    told_ns, told_signal, boot_id = line["told_ns"], line.get("told_signal"), line["boot_id"]
     return Exit(
         pid=int(line["pid"]),
         boot_id=None if boot_id is None else str(boot_id),
         status=int(line["status"]),
         time_ns=int(line["time_ns"]),
         told_ns=None if told_ns is None else int(told_ns),
+        told_signal=None if told_signal is None else int(told_signal),
         is_job=bool(line["is_job"]),
     )

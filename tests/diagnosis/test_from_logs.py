@@ -19,6 +19,7 @@ from overlapscope.diagnosis.evidence import Evidence
 from overlapscope.diagnosis.from_logs import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.trace.board import ReadinessBoard
+from overlapscope.trace.exits import write_exit
 from overlapscope.trace.format import (
     ALIVE_FILE,
     ENDED_FILE,
@@ -275,3 +276,16 @@ def test_nothing_of_pandas_is_needed() -> None:
         "assert not {'pandas', 'pyarrow', 'rich', 'torch'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(("told_s", "is_told"), [(8, True), (12, False)])
+def test_a_rank_that_was_about_to_exit_was_not_ended_by_its_launcher(
+    tmp_path: Path, told_s: int, is_told: bool
+) -> None:
+    write_order(tmp_path, {0: steps(2), 1: steps(2)})
+    lives_here(tmp_path, 0, 2**22 - 1)
+    write_json(tmp_path / "rank_0" / ENDED_FILE, {"how": "ended", "time_ns": 10 * BEGIN_NS, "exit_status": 3})
+    write_exit(tmp_path, 2**22 - 1, -15, told_ns=told_s * BEGIN_NS, told_signal=15)
+    one = evidence_of(tmp_path).ranks[0]
+    assert (one.was_told_to_end, one.told_signal) == ((True, 15) if is_told else (False, None))
+    assert one.exit_status == (-15 if is_told else 3)

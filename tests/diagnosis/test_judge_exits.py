@@ -20,7 +20,7 @@ def failing(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
 def test_a_rank_that_catches_its_error_and_exits_with_a_status_has_failed() -> None:
     call = ExitCall(status=1, call_site=site(90), caught=BAD_LABEL)
     ranks = (
-        rank(0, "gone", was_told_to_end=True, exit_status=-15),
+        rank(0, "gone", told_ns=1, exit_status=-15),
         rank(1, "failed", phase="forward", step=2, exit_status=1, exit_call=call),
         rank(2, "failed", failure=CLOSED),
     )
@@ -30,7 +30,7 @@ def test_a_rank_that_catches_its_error_and_exits_with_a_status_has_failed() -> N
         "Rank 1 exited with status 1 in forward of step 2 at train.py:90 (main), after catching ValueError: "
         "no such label at train.py:40 (main)."
     )
-    assert verdict.evidence == ("Ranks 0 and 2 failed as a result, or were ended.",)
+    assert verdict.evidence == ("Rank 2 failed as a result.", "Rank 0 was ended by the launcher after that.")
 
 
 def test_a_rank_that_exits_because_another_one_is_gone_is_not_blamed() -> None:
@@ -45,17 +45,18 @@ def test_a_rank_that_exits_because_another_one_is_gone_is_not_blamed() -> None:
 
 
 def test_ranks_that_their_launcher_ended_were_not_killed() -> None:
-    told = {"was_told_to_end": True, "exit_status": -15}
+    told = {"told_ns": 1, "exit_status": -15}
     ranks = (rank(0, "gone", **told), rank(1, "gone", exit_status=-11), *(rank(n, "gone", **told) for n in range(2, 8)))
     verdict = judge(job(*ranks))
     assert (verdict.kind, verdict.blamed) == ("killed", (1,))
     assert "Rank 1 was killed by signal 11 (SIGSEGV)" in verdict.sentence
 
 
-def test_if_the_launcher_ended_all_ranks_nobody_is_blamed() -> None:
-    verdict = judge(job(*(rank(n, "gone", was_told_to_end=True, exit_status=-15) for n in range(3))))
-    assert (verdict.kind, verdict.blamed) == ("killed", ())
-    assert "ended by the process that had started them; no error was seen before" in verdict.sentence
+def test_the_text_given_to_exit_is_shown() -> None:
+    call = ExitCall(status=1, call_site=site(9), text="no such data set: /data/x\nsee the manual")
+    verdict = judge(job(rank(0, "failed", failure=CLOSED), rank(1, "failed", exit_status=1, exit_call=call)))
+    assert (verdict.kind, verdict.blamed) == ("failed", (1,))
+    assert verdict.sentence.endswith("at train.py:9 (main): no such data set: /data/x.")
 
 
 def test_a_rank_that_ends_without_cleaning_up_is_named_by_its_status() -> None:
@@ -70,7 +71,7 @@ def test_a_rank_that_ends_without_cleaning_up_is_named_by_its_status() -> None:
 
 
 def test_a_rank_that_aborts_when_its_script_is_over_is_named() -> None:
-    ranks = (rank(0, "gone", exit_status=-15, was_told_to_end=True), rank(1, "ended", exit_status=-6))
+    ranks = (rank(0, "gone", exit_status=-15, told_ns=1), rank(1, "ended", exit_status=-6))
     verdict = judge(job(*ranks, groups=[group(dict.fromkeys(range(2), trained(9)))], job_status=1))
     assert (verdict.kind, verdict.blamed) == ("killed", (1,))
     assert "came to the end of its script and was then killed by signal 6 (SIGABRT)" in verdict.sentence

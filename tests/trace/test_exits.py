@@ -11,15 +11,15 @@ from overlapscope.trace.log import Problem
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     write_exit(tmp_path, 12, -9)
-    write_exit(tmp_path, 13, 1, told_ns=7)
+    write_exit(tmp_path, 13, 1, told_ns=7, told_signal=15)
     write_exit(tmp_path, 11, 1, is_job=True)
     problems: list[Problem] = []
     found = read_exits(tmp_path, problems)
     assert not problems
-    assert [(each.pid, each.status, each.told_ns, each.is_job) for each in found] == [
-        (12, -9, None, False),
-        (13, 1, 7, False),
-        (11, 1, None, True),
+    assert [(each.pid, each.status, each.told_ns, each.told_signal, each.is_job) for each in found] == [
+        (12, -9, None, None, False),
+        (13, 1, 7, 15, False),
+        (11, 1, None, None, True),
     ]
     assert {each.boot_id for each in found} == {host.boot_identity()}
     assert all(isinstance(each, Exit) and each.time_ns <= host.host_now_ns() for each in found)

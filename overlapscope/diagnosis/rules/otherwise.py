@@ -107,11 +107,7 @@ def healthy(facts: Facts) -> Verdict | None:
         return None
     if any(facts.is_stuck(rank) and not facts.is_only_slow(rank) for rank in (*facts.waiting, *facts.waiting_perhaps)):
         return None
-    compared = sum(
-        min([max(group.newest.values(), default=0), *(group.newest.get(rank, 0) for rank in facts.unrecorded)])
-        for group in facts.evidence.groups
-    )
-    groups = _counted(facts.evidence.groups)
+    compared, groups = _compared(facts), _counted(facts.evidence.groups)
     if facts.evidence.gaps:
         return _incomplete(facts, going)
     if facts.unrecorded:
@@ -134,14 +130,25 @@ def healthy(facts: Facts) -> Verdict | None:
             advice=("Look at the command's output: what failed is not in what its ranks have recorded.",),
         )
     what = "All ranks finished" if is_over else "Healthy so far"
-    said = f"{compared:,} collectives in {groups} are the same on all ranks"
-    if not facts.evidence.groups:
-        said = "no collectives were launched" + (", only sends and receives" if facts.evidence.conversations else "")
     return Verdict(
         kind="healthy",
-        sentence=f"{what}: {said}.",
+        sentence=f"{what}: {compared_text(facts)}.",
         concerned=going,
         evidence=tuple(replicas.notes(facts)),
+    )
+
+
+def compared_text(facts: Facts) -> str:
+    """What is the same on all ranks, where nothing differs: part of a sentence."""
+    if not facts.evidence.groups:
+        return "no collectives were launched" + (", only sends and receives" if facts.evidence.conversations else "")
+    return f"{_compared(facts):,} collectives in {_counted(facts.evidence.groups)} are the same on all ranks"
+
+
+def _compared(facts: Facts) -> int:
+    return sum(
+        min([max(group.newest.values(), default=0), *(group.newest.get(rank, 0) for rank in facts.unrecorded)])
+        for group in facts.evidence.groups
     )
 
 
@@ -193,13 +200,14 @@ def _incomplete(facts: Facts, going: tuple[int, ...]) -> Verdict:
     agreed = f" What is there agrees: {number:,} collectives in {_counted(compared)} are the same on {where}."
     return Verdict(
         kind="cannot tell",
-        sentence=f"Whether anything is wrong can't be told, because {_lacking(facts)}{agreed if number else ''}",
+        sentence=f"Whether anything is wrong can't be told, because {lacking_text(facts)}{agreed if number else ''}",
         concerned=going,
-        advice=_advice(facts),
+        advice=advice_on_gaps(facts),
     )
 
 
-def _lacking(facts: Facts) -> str:
+def lacking_text(facts: Facts) -> str:
+    """What is missing or damaged: the end of a sentence."""
     gaps = facts.evidence.gaps
     said = "; ".join(gap.what for gap in gaps[:_MOST_GAPS])
     if len(gaps) > _MOST_GAPS:
@@ -207,7 +215,8 @@ def _lacking(facts: Facts) -> str:
     return f"part of the recording is missing or damaged: {said}."
 
 
-def _advice(facts: Facts) -> tuple[str, ...]:
+def advice_on_gaps(facts: Facts) -> tuple[str, ...]:
+    """What to do about what is missing or damaged."""
     return tuple(dict.fromkeys(gap.advice for gap in facts.evidence.gaps))
 
 
@@ -222,16 +231,6 @@ def cannot_tell(facts: Facts) -> Verdict:
         if rank not in facts.unrecorded and not facts.ranks[rank].is_end_lost
     )
     if gone and len(gone) == len(facts.ranks):
-        told = [rank for rank in gone if facts.ranks[rank].was_told_to_end]
-        if len(told) == len(gone):
-            return Verdict(
-                kind="killed",
-                sentence=f"{capitalised(ranks_text(gone))} {verb(gone, 'was', 'were')} ended by the process that had "
-                f"started {verb(gone, 'it', 'them')}; no error was seen before.",
-                concerned=gone,
-                step=max((one.standing.loop_step for one in facts.ranks.values() if one.standing), default=None),
-                advice=("Look at the launcher's output: somebody interrupted it, or its time was up.",),
-            )
         return Verdict(
             kind="killed",
             sentence="All ranks were killed without logging an error; their logs don't say why, or which died first."
@@ -260,10 +259,10 @@ def cannot_tell(facts: Facts) -> Verdict:
         what = verb(unknown, "it died or is running", "they died or are running")
         said.append(f"{ranks_text(unknown)} left logs that were never closed, so {what} elsewhere")
     sentence = "; ".join([*said, ""]) + "the order of their collectives is the same as far as it is known."
-    lacking = f" {capitalised(_lacking(facts))}" if facts.evidence.gaps else ""
+    lacking = f" {capitalised(lacking_text(facts))}" if facts.evidence.gaps else ""
     return Verdict(
         kind="cannot tell",
         sentence=capitalised(sentence) + lacking,
         concerned=tuple(sorted(facts.ranks)),
-        advice=_advice(facts),
+        advice=advice_on_gaps(facts),
     )

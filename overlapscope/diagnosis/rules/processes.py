@@ -80,17 +80,17 @@ def exited(facts: Facts) -> Verdict | None:
         caught = call.caught
         said = shortened(f"{caught.type}: {caught.message.strip().partition(chr(10))[0]}".rstrip(": "), 300)
         sentence += f", after catching {said.removesuffix('.')}{at(caught.call_site)}"
+    elif call is not None and (text := call.text.strip()):
+        sentence += f": {shortened(text.partition(chr(10))[0], 300).removesuffix('.')}"
     rest = [rank for rank, other in sorted(facts.ranks.items()) if _followed(other)]
     return Verdict(
         kind="failed",
-        sentence=f"{sentence}.",
+        sentence=sentence if sentence.endswith("…") else f"{sentence}.",
         blamed=() if len(own) == len(facts.world) > 1 else tuple(own),
         concerned=tuple(sorted({*own, *rest})),
         step=one.standing.loop_step if one.standing else None,
         call_sites={alike[0]: site} if site else None,
-        evidence=(f"{capitalised(ranks_text(rest))} failed as a result, or {verb(rest, 'was', 'were')} ended.",)
-        if rest
-        else (),
+        evidence=_what_followed(facts, rest),
         advice=("Look at what the script prints before it exits; the other ranks' errors are consequences.",),
     )
 
@@ -100,6 +100,16 @@ def _has_exited_with_an_error(one: RankEvidence) -> bool:
     caught = one.exit_call.caught if one.exit_call is not None else None
     is_status = one.exit_status is not None and one.exit_status > 0
     return is_status and one.failure is None and not one.was_told_to_end and not is_consequence(caught)
+
+
+def _what_followed(facts: Facts, rest: list[int]) -> tuple[str, ...]:
+    """What became of ranks that came to their end because another one had."""
+    told = [rank for rank in rest if facts.ranks[rank].was_told_to_end and facts.ranks[rank].failure is None]
+    failed = [rank for rank in rest if rank not in told]
+    said = [f"{capitalised(ranks_text(failed))} failed as a result."] if failed else []
+    if told:
+        said.append(f"{capitalised(ranks_text(told))} {verb(told, 'was', 'were')} ended by the launcher after that.")
+    return tuple(said)
 
 
 def _followed(one: RankEvidence) -> bool:

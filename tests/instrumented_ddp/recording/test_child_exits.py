@@ -53,12 +53,13 @@ def test_status_and_signal_are_written_down_and_whether_the_launcher_sent_it(tmp
     )
     pids = {name: int(pid) for name, pid in (pair.split("=") for pair in ran.stdout.split())}
     exits: dict[int, Exit] = {each.pid: each for each in read_exits(tmp_path, [])}
-    found = {name: (exits[pid].status, exits[pid].told_ns is not None) for name, pid in pids.items()}
+    found = {name: (exits[pid].status, exits[pid].told_signal) for name, pid in pids.items()}
     assert found == {
-        "failing": (4, False),
-        "terminated": (-signal.SIGTERM, True),
-        "killed": (-signal.SIGKILL, True),
-        "status": (5, False),
-        "signal": (-signal.SIGKILL, False),
+        "failing": (4, None),
+        "terminated": (-signal.SIGTERM, signal.SIGTERM),
+        "killed": (-signal.SIGKILL, signal.SIGKILL),
+        "status": (5, None),
+        "signal": (-signal.SIGKILL, None),
     }
     assert len(exits) == len(pids)
+    assert all((each.told_ns is None) == (each.told_signal is None) for each in exits.values())

@@ -1,0 +1,136 @@
+"""A job that was ended from outside: Ctrl-C, a scheduler, a launcher that was told to."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from signal import SIGHUP, SIGINT, SIGTERM, Signals
+from typing import Final
+
+from overlapscope.diagnosis.evidence import Failure, RankEvidence
+from overlapscope.diagnosis.facts import STUCK_AFTER_NS, Facts, Wait
+from overlapscope.diagnosis.rules import silent
+from overlapscope.diagnosis.rules.otherwise import advice_on_gaps, compared_text, lacking_text
+from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.diagnosis.wording import capitalised, ranks_text, seconds_text, verb
+
+_FROM_OUTSIDE: Final = (-SIGINT, -SIGTERM, -SIGHUP)
+"""Exit statuses of processes that nobody kills for what they do."""
+_NOTED_LATE_NS: Final = 100_000_000
+"""A signal to all processes of a terminal reaches some before ``record`` has noted it."""
+
+
+def interrupted(facts: Facts) -> Verdict | None:
+    """All ranks came to their end because of a signal from outside, and had not failed or hung before."""
+    ranks = facts.ranks
+    if facts.evidence.is_live or facts.missing or not ranks or _has_finished(facts):
+        return None
+    if not all(one.liveness in ("ended", "failed", "gone") for one in ranks.values()):
+        return None
+    since_ns = _since_ns(facts)
+    if not all(_is_explained(one, since_ns) for one in ranks.values()) or _is_wrong_before(facts, since_ns):
+        return None
+    steps = [one.standing.step for one in ranks.values() if one.standing is not None]
+    step = max(steps, default=None)
+    what = _what(facts) + ("" if step is None else f" in step {step}")
+    unknown = _unknown(facts, since_ns)
+    return Verdict(
+        kind="cannot tell" if unknown else "interrupted",
+        sentence=what + (unknown or f"; nothing was found wrong until then: {compared_text(facts)}."),
+        concerned=tuple(sorted(ranks)),
+        step=step,
+        advice=advice_on_gaps(facts),
+    )
+
+
+def signal_text(number: int) -> str:
+    """``SIGTERM``; of Ctrl-C both names."""
+    name = f"signal {number}"
+    with suppress(ValueError):
+        name = Signals(number).name
+    return f"Ctrl-C, {name}" if number == SIGINT else name
+
+
+def _has_finished(facts: Facts) -> bool:
+    """Whether the job came to its end all the same, as one that ignores Ctrl-C or saves its work and stops."""
+    return not facts.evidence.job_status and len(facts.with_liveness("ended")) == len(facts.ranks)
+
+
+def _since_ns(facts: Facts) -> int | None:
+    """When the first signal came, if times of ranks can be compared."""
+    if facts.evidence.job_told_ns is not None:
+        return facts.evidence.job_told_ns - _NOTED_LATE_NS
+    if len({one.host for one in facts.ranks.values()}) > 1:
+        return None
+    return min([ns for one in facts.ranks.values() if (ns := _signalled_ns(one)) is not None], default=None)
+
+
+def _signalled_ns(one: RankEvidence) -> int | None:
+    """When the signal came to a rank, on its own clock."""
+    caught_ns = one.failure.time_ns if one.failure is not None and _is_interrupt(one.failure) else 0
+    return min([ns for ns in (one.told_ns, caught_ns) if ns], default=None)
+
+
+def _is_explained(one: RankEvidence, since_ns: int | None) -> bool:
+    """Whether a rank came to its end by a signal from outside, or after it."""
+    if one.failure is None and (one.was_told_to_end or one.exit_status in _FROM_OUTSIDE):
+        return True
+    if _is_interrupt(one.failure):
+        return True
+    return since_ns is not None and one.ended_ns is not None and one.ended_ns >= since_ns
+
+
+def _is_interrupt(failure: Failure | None) -> bool:
+    return failure is not None and failure.type == "KeyboardInterrupt"
+
+
+def _is_wrong_before(facts: Facts, since_ns: int | None) -> bool:
+    """Whether the job had hung, or had been found to do harm."""
+    if facts.reported_before(since_ns) or silent.not_reduced(facts) is not None:
+        return True
+    return any(_has_waited_for_long(facts, wait, since_ns) for wait in facts.waits)
+
+
+def _has_waited_for_long(facts: Facts, wait: Wait, since_ns: int | None) -> bool:
+    """Whether a rank waited for longer before the signal than may be called slow; also if that is not known."""
+    one = facts.ranks[wait.rank]
+    until_ns = since_ns if since_ns is not None else _signalled_ns(one)
+    waited_ns = one.idle_ns if until_ns is None else until_ns - wait.entry.announced_ns
+    return waited_ns is None or waited_ns > facts.patience_ns(one)
+
+
+def _unknown(facts: Facts, since_ns: int | None) -> str:
+    """Why it can't be said that nothing was wrong; empty if it can."""
+    if facts.evidence.gaps:
+        return f". Whether anything was wrong before can't be told, because {lacking_text(facts)}"
+    if facts.unrecorded:
+        who = f"{ranks_text(facts.unrecorded)} {verb(facts.unrecorded, 'was', 'were')}"
+        return f". Whether anything was wrong before can't be told, because {who} not recorded to the end."
+    if since_ns is None:
+        return ""
+    times = [one.standing.since_ns for one in facts.ranks.values() if one.standing is not None]
+    for group in facts.evidence.groups:
+        times += [max(e.announced_ns, e.completed_ns or 0) for w in group.windows.values() for e in w[-1:]]
+    quiet_ns = since_ns - max(times, default=since_ns)
+    if quiet_ns < max([STUCK_AFTER_NS, *map(facts.patience_ns, facts.ranks.values())]):
+        return ""
+    return f", when nothing had been recorded for {seconds_text(quiet_ns)}: whether it hung can't be told."
+
+
+def _what(facts: Facts) -> str:
+    """Who ended what, by which signal, as far as that is known."""
+    ranks = list(facts.ranks.values())
+    number = facts.evidence.job_signal
+    if number is None and any(_is_interrupt(one.failure) for one in ranks):
+        return "The job was interrupted (KeyboardInterrupt, as by Ctrl-C)"
+    if number == SIGINT:
+        return f"The job was interrupted ({signal_text(number)})"
+    if number is not None:
+        return f"The job was ended from outside ({signal_text(number)})"
+    told = {one.told_signal for one in ranks if one.was_told_to_end}
+    if not told:
+        died_of = sorted({-one.exit_status for one in ranks if one.exit_status in _FROM_OUTSIDE and one.exit_status})
+        return f"The job was ended from outside ({', '.join(map(signal_text, died_of))})"
+    by = " and ".join(signal_text(one) for one in sorted(each for each in told if each is not None))
+    who = tuple(sorted(facts.ranks))
+    which = f"{capitalised(ranks_text(who))} {verb(who, 'was', 'were')} ended by the process that had started"
+    return f"{which} {verb(who, 'it', 'them')}{f' ({by})' if by else ''}"
