@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
@@ -12,7 +13,7 @@ from instrumented_ddp.collective_log.call_sites import line_of
 from instrumented_ddp.collective_log.collectives import Collectives
 from overlapscope.diagnosis.evidence import CallSite, Unreduced
 from overlapscope.trace.checksum import json_line
-from overlapscope.trace.format import PARAMETERS_FILE, UNREDUCED_FILE, write_json
+from overlapscope.trace.format import FROZEN_FILE, PARAMETERS_FILE, UNREDUCED_FILE, write_json
 from overlapscope.trace.host import host_now_ns
 
 
@@ -26,6 +27,7 @@ class Models:
     def __init__(self, collectives: Collectives) -> None:
         self._collectives = collectives
         self._count = 0
+        self._given: dict[int, tuple[weakref.ref[torch.nn.Module], frozenset[str]]] = {}
         self.unreduced: Unreduced | None = None
         """The first update that has used gradients of this rank alone, see ``gradients_were_not_reduced``."""
 
@@ -41,6 +43,7 @@ class Models:
         number = self._count
         self._count += 1
         self._collectives.names.add_module(module)
+        self._given[number] = weakref.ref(module), frozenset(parameter.name for parameter in parameters)
         frame = self._collectives.call_sites.frame_of_caller()
         line = {
             "model": number,
@@ -55,6 +58,22 @@ class Models:
         with suppress(OSError), path.open("a", encoding="utf-8") as file:
             file.write(json_line(line))
         return number
+
+    def note_frozen(self) -> None:
+        """Write down which parameters don't require gradients any more that did when they were given to DDP.
+
+        Called when something is amiss, on the watchdog's thread.
+        """
+        frozen: dict[str, list[str]] = {}
+        with suppress(RuntimeError):  # the training thread may just be changing the module
+            for number, (reference, names) in list(self._given.items()):
+                module = reference()
+                parameters = () if module is None else module.named_parameters()
+                frozen[str(number)] = [name for name, one in parameters if name in names and not one.requires_grad]
+        path = self._collectives.folder / FROZEN_FILE
+        if any(frozen.values()) or path.exists():
+            with suppress(OSError):
+                write_json(path, {"step": self._collectives.position.step, "models": frozen})
 
     def gradients_were_not_reduced(self, model: int, call_site: int) -> None:
         """An update uses gradients that were never averaged. Written down once; every step would say the same.

@@ -230,6 +230,7 @@ class OwnState:
     def evidence(self, *, with_models: bool, with_replicas: bool = False) -> RankEvidence:
         """What the rules want to know of a rank."""
         seen, folder = self._standstill(), self._collectives.folder
+        self._models.note_frozen()
         return RankEvidence(
             rank=self.rank,
             host=self._host,

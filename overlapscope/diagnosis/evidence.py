@@ -156,6 +156,8 @@ class UnreadyParameter:
     module: str
     """Where it is in the module tree, with the class: ``layers.3.mlp (Linear)``."""
     bucket: int
+    frozen_in: int | None = None
+    """The step in which it was seen that its ``requires_grad`` is False now; None if that was not seen."""
 
 
 @dataclass(frozen=True, kw_only=True)

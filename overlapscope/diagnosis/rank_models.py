@@ -11,8 +11,8 @@ from typing import Any
 
 from overlapscope.diagnosis.evidence import ModelParameters, UnreadyParameter
 from overlapscope.trace.board import models_with_board, read_has_come
-from overlapscope.trace.folders import read_checked_lines, read_lines
-from overlapscope.trace.format import PARAMETERS_FILE, PLANS_FILE, board_file
+from overlapscope.trace.folders import read_checked_lines, read_json, read_lines
+from overlapscope.trace.format import FROZEN_FILE, PARAMETERS_FILE, PLANS_FILE, board_file
 from overlapscope.trace.log import Problem
 from overlapscope.trace.seal import Seal
 
@@ -46,6 +46,8 @@ def unready_parameters(folder: Path, seal: Seal, problems: list[Problem]) -> tup
         return ()
     buckets = buckets_of(folder, problems)
 
+    frozen_in, frozen = _frozen(folder, problems)
+
     def unready_of(line: Any) -> list[UnreadyParameter]:
         model = int(line["model"])
         return [
@@ -54,6 +56,7 @@ def unready_parameters(folder: Path, seal: Seal, problems: list[Problem]) -> tup
                 name=name,
                 module=_module_of(name, line.get("modules", {})),
                 bucket=buckets.get((model, name), -1),
+                frozen_in=frozen_in if name in frozen.get(str(model), ()) else None,
             )
             for (name, *_), has_come in zip(line["parameters"], boards.get(model, ()), strict=False)
             if not has_come
@@ -67,6 +70,14 @@ def buckets_of(folder: Path, problems: list[Problem]) -> dict[tuple[int, str], i
     buckets: dict[tuple[int, str], int] = {}
     read_lines(folder / PLANS_FILE, problems, _noting_buckets(buckets))
     return buckets
+
+
+def _frozen(folder: Path, problems: list[Problem]) -> tuple[int | None, dict[str, list[str]]]:
+    """In which step it was seen that parameters were frozen after they had been given to DDP, and which, by model."""
+    path = folder / FROZEN_FILE
+    content = read_json(path, problems) if path.exists() else {}
+    step, models = content.get("step"), content.get("models")
+    return (step, models) if isinstance(step, int) and isinstance(models, dict) else (None, {})
 
 
 def _noting_buckets(buckets: dict[tuple[int, str], int]) -> Callable[[Any], list[None]]:

@@ -16,6 +16,8 @@ import torch.distributed as dist
 from torch import nn
 
 from instrumented_ddp import DistributedDataParallel, IncidentError
+from overlapscope.diagnosis.from_logs import read_evidence
+from overlapscope.diagnosis.judge import judge
 from overlapscope.trace.environment import PATIENCE_VARIABLE
 from overlapscope.trace.format import REPORTS_FILE, rank_folder
 from tests.cluster.ranks import run_ranks
@@ -125,6 +127,26 @@ def test_swapped_sums_are_reported_although_the_training_goes_on(tmp_path):
         assert report["verdict"]["step"] == FAULT_AT
         assert report["verdict"]["blamed"] == [1]
         assert "swap_two_sums" in report["message"]
+
+
+def freeze_one_parameter(trace: str) -> None:
+    training = Training(trace)
+    for number in range(FAULT_AT + 1):
+        if number == FAULT_AT and training.rank == 1:
+            training.model.module.head.bias.requires_grad_(False)
+        training.step()
+    deadline = time.monotonic() + LONG_S
+    while time.monotonic() < deadline and not reports_of(Path(trace), training.rank):
+        time.sleep(0.05)
+
+
+def test_a_parameter_that_was_frozen_on_one_rank_is_said_to_be(tmp_path):
+    run_ranks(freeze_one_parameter, 2, str(tmp_path))
+    (report,) = reports_of(tmp_path, 1)
+    later = judge(read_evidence(tmp_path)[0])
+    for kind, sentence in ((report["verdict"]["kind"], report["verdict"]["sentence"]), (later.kind, later.sentence)):
+        assert kind == "gradients never ready"
+        assert "head.bias is frozen on rank 1 (requires_grad is False)" in sentence
 
 
 def skip_one_batch(trace: str) -> None:

@@ -89,6 +89,15 @@ UNREADY = (
 )
 
 
+@pytest.mark.parametrize(("seen_in", "is_said"), [(2, True), (3, True), (1, False), (None, False)])
+def test_who_was_frozen_after_it_was_wrapped_is_said_to_be(seen_in: int | None, is_said: bool) -> None:
+    at_bucket_1 = group({0: WAITING, 1: trained(7), 2: WAITING})
+    unready = (replace(UNREADY[0], frozen_in=seen_in), UNREADY[1])
+    late = rank(1, "sleeping", phase="optimizer", step=2, since_ns=10**9, unready=unready)
+    verdict = judge(job(rank(0, step=2), late, rank(2, step=2), groups=[at_bucket_1]))
+    assert ("branch.weight is frozen on rank 1 (requires_grad is False)" in verdict.sentence) == is_said
+
+
 def test_gradients_that_never_came_are_named_with_their_modules() -> None:
     at_bucket_1 = group({0: WAITING, 1: trained(7), 2: WAITING})
     late = rank(1, "sleeping", phase="optimizer", step=2, since_ns=10**9, unready=UNREADY)

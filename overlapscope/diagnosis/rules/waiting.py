@@ -6,6 +6,7 @@ As long as a job runs, a standstill is a suspicion: what takes long once looks t
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 from overlapscope.diagnosis.evidence import RankEvidence, UnreadyParameter
@@ -266,7 +267,8 @@ def _never_ready(
         kind="gradients never ready",
         sentence=f"{not_launched} bucket {bucket}"
         f"{f' of step {step}' if step is not None else ''}{whom}: {len(inside)} of its parameters "
-        f"{'got' if is_over else 'have'} no gradient ({some([p.name for p in inside])}; in {some(where)}).",
+        f"{'got' if is_over else 'have'} no gradient ({some([p.name for p in inside])}; in {some(where)})"
+        f"{_frozen_text(inside, ranks, step)}.",
         alternative="" if is_over else f"the backward of {ranks_text(ranks)} may not have been over",
         blamed=() if everywhere else ranks,
         concerned=tuple(sorted({*ranks, *facts.waiting})),
@@ -283,6 +285,16 @@ def _never_ready(
             )
         ),
         **place,
+    )
+
+
+def _frozen_text(unready: Sequence[UnreadyParameter], ranks: tuple[int, ...], step: int | None) -> str:
+    """Which of these were frozen after they had been given to DDP, as seen in this step or when DDP complained."""
+    frozen = [p.name for p in unready if p.frozen_in is not None and step is not None and 0 <= p.frozen_in - step <= 1]
+    if not frozen:
+        return ""
+    return (
+        f": {some(frozen)} {'is' if len(frozen) == 1 else 'are'} frozen on {ranks_text(ranks)} (requires_grad is False)"
     )
 
 
