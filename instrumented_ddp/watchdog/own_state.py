@@ -23,6 +23,7 @@ from instrumented_ddp.recording.models import Models
 from instrumented_ddp.replicas.replicas import Replicas
 from instrumented_ddp.watchdog.activity import Activity
 from instrumented_ddp.watchdog.comparison import head_of
+from instrumented_ddp.watchdog.group_making import group_in_the_making, groups_made
 from instrumented_ddp.watchdog.messages import Beat, Question
 from instrumented_ddp.watchdog.process_state import (
     ProcessState,
@@ -256,6 +257,8 @@ class OwnState:
             hyperparameters=hyperparameters_of(folder, []) if with_replicas else (),
             unreduced=self._models.unreduced,
             no_sync_since=self._position.no_sync_since,
+            new_groups=groups_made(),
+            making_group=group_in_the_making(self._frames()),
             world_size=self.world_size,
             stacks=seen.stacks,
         )

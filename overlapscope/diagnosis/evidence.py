@@ -248,6 +248,10 @@ class RankEvidence:
     no_sync_since: int | None = None
     """The step from which on all of its steps that are over had their backwards under ``no_sync()``; None if the newest
     was reduced, or that is not known."""
+    new_groups: int | None = None
+    """How many process groups it has begun to make, the default one included; None if unknown."""
+    making_group: tuple[int, ...] = ()
+    """The members of the group that it is in ``new_group`` for, if it is."""
     world_size: int | None = None
     """Number of ranks that it was told there are."""
     stacks: str = ""
