@@ -28,6 +28,8 @@ from overlapscope.trace.sweep_file import SweepFile, taken_at
 _log: Final = logging.getLogger(__name__)
 
 _COLLECTED_EVERY_S: Final = 1.0
+_MOST_TOLD: Final = 16
+"""Models of which neighbours are told: the newest."""
 
 
 class Counted(Protocol):
@@ -92,8 +94,9 @@ class Replicas:
         self.collect()
         return {
             kept.key: newest
-            for kept in self._kept
-            if (newest := newest_of(kept.file.newest(), kept.numbers, kept.is_parameter)) is not None
+            for kept in self._kept[-_MOST_TOLD:]
+            if kept.counted() is not None
+            and (newest := newest_of(kept.file.newest(), kept.numbers, kept.is_parameter)) is not None
         }
 
     def agrees(self, key: str, theirs: Newest) -> bool | None:

@@ -14,7 +14,7 @@ _LASTS_S: Final = 1.5
 
 
 class ReplicaCheck:
-    """Of one rank, until a difference was found.
+    """Of one rank, and each model until it was judged.
 
     Args:
         replicas: of this process.
@@ -23,16 +23,16 @@ class ReplicaCheck:
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
         self._differ_since_s: dict[tuple[int, str], float] = {}
-        self._is_over = False
+        self._judged: set[str] = set()
+        """Keys of models that were found to differ."""
 
     def found(self, beats: Mapping[int, Beat]) -> bool:
         """Look at what the neighbours have said: whether one of them has had other parameters for a while."""
-        if self._is_over:
-            return False
         now_s = time.monotonic()
         for rank, beat in beats.items():
             for key, theirs in beat.replicas.items():
-                agrees = self._replicas.agrees(key, theirs) if rank in self._replicas.ranks_of(key) else None
+                is_of_both = key not in self._judged and rank in self._replicas.ranks_of(key)
+                agrees = self._replicas.agrees(key, theirs) if is_of_both else None
                 if agrees:
                     self._differ_since_s.pop((rank, key), None)
                 elif agrees is False and now_s - self._differ_since_s.setdefault((rank, key), now_s) >= _LASTS_S:
@@ -40,6 +40,7 @@ class ReplicaCheck:
         return False
 
     def is_judged(self) -> None:
-        """All ranks say what they have: it is kept, and looked for no more."""
-        self._is_over = True
+        """All ranks say what they have: it is kept, and what differs now is looked for no more."""
+        self._judged.update(key for _, key in self._differ_since_s)
+        self._differ_since_s.clear()
         self._replicas.pin()

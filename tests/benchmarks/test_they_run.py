@@ -30,6 +30,7 @@ ALONE = {
     "collective_ends": "--steps 2",
     "collective_log": "--pairs 1",
     "diagnose": "--ranks 4 --collectives 2000",
+    "drift": "--models tiny --steps 10 --healthy-steps 6 --loops with_own_buffers --faults other-weights",
     "false_alarms": "--recordings 2 --ranks 2 --steps 30 --delay 0.1",
     "fault_table": "--ranks 2 failed-rank",
     "healthy_recordings": "FOLDER --recordings 1 --steps 8 --busy 1",

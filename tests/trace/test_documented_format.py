@@ -15,6 +15,7 @@ from overlapscope.trace.format import HEADER_BYTES, OPS, RECORD_BYTES, Kind, Log
 from overlapscope.trace.group_log import ENTRY_DTYPE, GroupHeader
 from overlapscope.trace.log import RECORD_DTYPE
 from overlapscope.trace.reader import Trace, read_trace
+from overlapscope.trace.sweep_file import sweep_dtype
 from tests.synthetic import write_recording
 
 PAGE = (Path(__file__).parents[2] / "docs" / "trace-format.md").read_text()
@@ -65,6 +66,18 @@ def test_the_header_of_a_collective_log_is_laid_out_as_documented() -> None:
     assert struct.unpack_from("<Q", page, offsets[5]) == (9,)
     (length,) = struct.unpack_from("<I", page, offsets[6])
     assert json.loads(page[offsets[7] : offsets[7] + length])["ranks"] == [0, 3]
+
+
+def test_a_sweep_is_laid_out_as_documented() -> None:
+    tensors = 5
+    documented = {}
+    for offset, kind, name, _ in rows("offset", "type", "sweep field", "meaning"):
+        start, _, per_tensor = offset.partition("+")
+        number = int(start) + (tensors * int(per_tensor.replace("`T`", "")) if per_tensor else 0)
+        documented[name.strip("`")] = (number, np.dtype(TYPES[kind.removeprefix("`T` ")]), kind.startswith("`T`"))
+    fields = sweep_dtype(tensors).fields
+    assert fields is not None
+    assert documented == {name: (at, kind.base, kind.shape == (tensors,)) for name, (kind, at) in fields.items()}
 
 
 def test_every_number_has_its_documented_meaning() -> None:

@@ -87,6 +87,7 @@ def _sentence(
 ) -> str:
     count, all_of_them = len(difference.names), len(difference.names) == compared.tensors
     number = f"all {count:,}" if all_of_them and count > 1 else f"{count:,} of {compared.tensors:,}"
+    number = "both" if all_of_them and count == 2 else number
     is_since_start = earliest is None and difference.differs_at == 0
     are = ("was" if count == 1 else "were") if is_since_start else ("is" if count == 1 else "are")
     kind = "frozen parameters" if difference.kind == "frozen" else "parameters"
