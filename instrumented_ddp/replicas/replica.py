@@ -46,7 +46,8 @@ class Replica:
         device: torch.device,
         gives_up: Callable[[Exception], None],
     ) -> None:
-        self.gives_up = gives_up
+        self._gives_up = gives_up
+        self._is_over = False
         self._fingerprints = [fingerprint for _, fingerprint in tensors]
         self._bytes = sum(fingerprint.bytes for fingerprint in self._fingerprints)
         self._schedule = Schedule([taken_at(name) for name, _ in tensors])
@@ -60,6 +61,11 @@ class Replica:
         self._began_ns = self._cost_ns = 0
         self._over: deque[Sweep] = deque(maxlen=_MOST_WAITING)
 
+    def gives_up(self, error: Exception) -> None:
+        """Something of ours went wrong: nothing more is taken."""
+        self._is_over = True
+        self._gives_up(error)
+
     @survived
     def forward_begins(self, reductions: int, step: int) -> None:
         """A forward begins that is to be reduced: parameters are at rest.
@@ -71,14 +77,16 @@ class Replica:
             reductions: so far.
             step: of the optimizer.
         """
+        if self._is_over:
+            return
         if reductions != self._now:
             if reductions >= self._end or reductions < self._now:
                 self._sweep_begins(reductions)
             self._now = reductions
             self._taken_now = self._schedule.due(reductions)
-        if self._taken_now and (self._is_on_host or not torch.cuda.is_current_stream_capturing()):
+        if self._taken_now and self._can_take():
             began_ns = time.thread_time_ns()
-            with torch.no_grad():
+            with torch.no_grad(), torch._C.DisableTorchFunction():
                 self._take(self._taken_now, step)
             self._cost_ns += time.thread_time_ns() - began_ns
 
@@ -103,6 +111,11 @@ class Replica:
         while self._over:
             found.append(self._over.popleft())
         return found
+
+    def _can_take(self) -> bool:
+        """Whether what is computed here is computed now, and nobody else sees it."""
+        is_captured = not self._is_on_host and torch.cuda.is_current_stream_capturing()
+        return not is_captured and not torch._C._len_torch_dispatch_stack()
 
     def _take(self, indices: tuple[int, ...], step: int) -> None:
         fingerprints, results, is_taken = self._fingerprints, self._rows.results, self._rows.is_taken

@@ -140,6 +140,8 @@ class Replicas:
         self.settings.write()
 
     def _add(self, model: int, ddp: TorchDDP, counted: Counted) -> Replica | None:
+        if not dist.is_initialized():
+            return None
         ranks = tuple(dist.get_process_group_ranks(ddp.process_group))
         device = next(p.device for p in ddp.module.parameters() if p.requires_grad)
         tensors = [(name, kind, Fingerprint(tensor, device)) for name, kind, tensor in _tensors_of(ddp)]

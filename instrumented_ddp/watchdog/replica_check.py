@@ -22,7 +22,8 @@ class ReplicaCheck:
 
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
-        self._differ_since_s: dict[tuple[int, str], float] = {}
+        self._differ_since: dict[tuple[int, str], tuple[float, int]] = {}
+        """Since when on the clock, and from which number of reductions on, by rank and key."""
         self._judged: set[str] = set()
         """Keys of models that were found to differ."""
 
@@ -34,13 +35,16 @@ class ReplicaCheck:
                 is_of_both = key not in self._judged and rank in self._replicas.ranks_of(key)
                 agrees = self._replicas.agrees(key, theirs) if is_of_both else None
                 if agrees:
-                    self._differ_since_s.pop((rank, key), None)
-                elif agrees is False and now_s - self._differ_since_s.setdefault((rank, key), now_s) >= _LASTS_S:
-                    return True
+                    self._differ_since.pop((rank, key), None)
+                elif agrees is False:
+                    since_s, since = self._differ_since.setdefault((rank, key), (now_s, theirs.first))
+                    longest = max(other.replicas[key].period for other in beats.values() if key in other.replicas)
+                    if now_s - since_s >= _LASTS_S and theirs.first >= since + longest:  # all have taken it by now
+                        return True
         return False
 
     def is_judged(self) -> None:
         """All ranks say what they have: it is kept, and what differs now is looked for no more."""
-        self._judged.update(key for _, key in self._differ_since_s)
-        self._differ_since_s.clear()
+        self._judged.update(key for _, key in self._differ_since)
+        self._differ_since.clear()
         self._replicas.pin()

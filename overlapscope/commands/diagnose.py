@@ -14,8 +14,9 @@ With --json the output is one JSON object with the keys
   path       of the attempt
   attempts   of a job that was started again, one object per attempt: number, path, kind, sentence
   verdict    kind, sentence, certainty, alternative (what else it could be), blamed (who did it, if certain), suspected
-             (else), concerned, step (of the loop, from 0), group, number, bucket, parameters, call_sites, windows (what
-             each rank did around the first difference), evidence, advice, also
+             (else), concerned, step (of the loop, from 0), last_step (if it began in a step from one to the other),
+             group, number, bucket, parameters, call_sites, windows (what each rank did around the first difference),
+             evidence, advice, also
   ranks      one object per rank: rank, host, pid, liveness, step, phase, bucket, call_site, failure
   groups     one object per group: name, ranks, newest (number of its newest collective by rank), first_divergence,
              divergence

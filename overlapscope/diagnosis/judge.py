@@ -30,6 +30,7 @@ from overlapscope.diagnosis.evidence import Evidence
 from overlapscope.diagnosis.facts import Facts
 from overlapscope.diagnosis.rules import (
     dumped,
+    gradients,
     interrupted,
     models,
     new_group,
@@ -52,7 +53,7 @@ _RULES: Final[tuple[Rule, ...]] = (
     start.never_started,
     models.models_differ,
     settings.settings_differ,
-    waiting.never_ready,
+    gradients.never_ready,
     order.diverged,
     waiting.in_no_sync,
     order.left_out,

@@ -57,6 +57,8 @@ class Verdict:
     """Ranks that the sentence mentions, blamed or not."""
     step: int | None = None
     """Where it began."""
+    last_step: int | None = None
+    """If it may have begun in one of several steps, from ``step`` on: the last of them."""
     group: str | None = None
     number: int | None = None
     """Number, in its group, of the first entry that differs or never completed."""

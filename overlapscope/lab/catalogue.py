@@ -148,7 +148,6 @@ FAULTS: Final[tuple[Fault, ...]] = (
         name="flipped-bit",
         kinds=("replicas differ",),
         stock="silent: a weight differs",
-        step=None,
         parameters=("layers.1.bias",),
         has_line=False,
     ),

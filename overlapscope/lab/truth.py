@@ -33,7 +33,7 @@ def compare(fault: Fault, world_size: int, verdict: Verdict) -> tuple[Check, ...
     )
     checks = [kind, _ranks(fault, world_size, verdict)]
     if fault.step is not None:
-        checks.append(_equal("step", fault.step, verdict.step))
+        checks.append(_step(fault.step, verdict))
     if fault.bucket is not None:
         checks.append(_equal("bucket", fault.bucket, verdict.bucket))
     if fault.parameters:
@@ -54,6 +54,12 @@ def _ranks(fault: Fault, world_size: int, verdict: Verdict) -> Check:
 
 def _equal(point: str, expected: int, said: int | None) -> Check:
     return Check(point=point, expected=str(expected), said=str(said), is_right=said == expected)
+
+
+def _step(expected: int, verdict: Verdict) -> Check:
+    said = str(verdict.step) if verdict.last_step is None else f"{verdict.step} to {verdict.last_step}"
+    is_right = verdict.step is not None and verdict.step <= expected <= (verdict.last_step or verdict.step)
+    return Check(point="step", expected=str(expected), said=said, is_right=is_right)
 
 
 def _parameters(fault: Fault, verdict: Verdict) -> Check:

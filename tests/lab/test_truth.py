@@ -69,6 +69,13 @@ def test_each_point_can_be_wrong(point: str, change: dict) -> None:
     assert wrong_points(replace(RIGHT, **change)) == [point]
 
 
+@pytest.mark.parametrize(
+    ("step", "last_step", "wrong"), [(9, 12, []), (12, 40, []), (9, 11, ["step"]), (13, 20, ["step"])]
+)
+def test_a_step_may_be_one_of_several(step: int, last_step: int, wrong: list[str]) -> None:
+    assert wrong_points(replace(RIGHT, step=step, last_step=last_step)) == wrong
+
+
 def test_the_line_is_that_of_a_rank_that_is_blamed() -> None:
     right = line_of(BRANCH.script, faulty_lines(BRANCH)[0])
     sites = {0: right, 1: line_of(BRANCH.script, 1)}

@@ -6,7 +6,16 @@ from overlapscope.diagnosis.evidence import CallSite
 from overlapscope.diagnosis.facts import STUCK_AFTER_NS, Facts, minority
 from overlapscope.diagnosis.stacks import waits_for
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.diagnosis.wording import at, capitalised, collective_text, in_step, joined, known, ranks_text, verb
+from overlapscope.diagnosis.wording import (
+    at,
+    capitalised,
+    collective_text,
+    in_step,
+    joined,
+    loop_step,
+    ranks_text,
+    verb,
+)
 
 
 def not_called(facts: Facts) -> Verdict | None:
@@ -30,11 +39,11 @@ def not_called(facts: Facts) -> Verdict | None:
             sentence=f"Rank {rank} waits in new_group({list(one.making_group)}){at(sites[rank])} for "
             f"{ranks_text(late)}, which {verb(late, 'has', 'have')} not called it and "
             f"{verb(late, 'waits', 'wait')} for rank {rank} in "
-            f"{collective_text(wait.entry)}{at(wait.entry.call_site)}{in_step(wait.entry.step)}.",
+            f"{collective_text(wait.entry)}{at(wait.entry.call_site)}{in_step(wait.entry)}.",
             alternative="" if is_inside else f"{ranks_text(late)} may still come to it",
             blamed=minority([called, without], len(facts.world)),
             concerned=tuple(sorted({*called, *without})),
-            step=known(wait.entry.step),
+            step=loop_step(wait.entry),
             group=wait.group.name,
             number=wait.entry.number,
             call_sites={each: site for each, site in sorted(sites.items()) if site} or None,
@@ -50,4 +59,4 @@ def not_called(facts: Facts) -> Verdict | None:
 
 
 def _stands_still(facts: Facts, rank: int) -> bool:
-    return not facts.is_busy(rank) and (facts.ranks[rank].idle_ns or 0) >= STUCK_AFTER_NS
+    return not facts.is_only_slow(rank) and (facts.ranks[rank].idle_ns or 0) >= STUCK_AFTER_NS

@@ -35,6 +35,7 @@ def differ(facts: Facts) -> Verdict | None:
         blamed=blamed,
         concerned=tuple(sorted(rank for side in difference.sides for rank in side)),
         step=earliest,
+        last_step=None if earliest == latest or earliest is None else latest,
         parameters=difference.names,
         bucket=_bucket(compared, difference),
         evidence=tuple(_evidence(compared, difference, blamed, has_settings=has_settings and not others)),
@@ -140,6 +141,8 @@ def _evidence(
         said.append(f"They are in bucket{'s' if len(buckets) > 1 else ''} {joined(ranges(buckets))}.")
     if has_settings and difference.differs_at:
         said.append("The settings of the optimizers (learning rate and others) are the same on all ranks.")
+    if unknown := sorted(set(compared.ranks).difference(*difference.sides)):
+        said.append(f"What {ranks_text(unknown)} had at the same time is not known.")
     if not blamed:
         said.append("No side has a majority, so no rank is blamed.")
     if compared.left_out:

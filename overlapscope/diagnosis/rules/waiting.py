@@ -6,10 +6,9 @@ As long as a job runs, a standstill is a suspicion: what takes long once looks t
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any, Final
 
-from overlapscope.diagnosis.evidence import RankEvidence, UnreadyParameter
+from overlapscope.diagnosis.evidence import RankEvidence
 from overlapscope.diagnosis.facts import Facts, Wait, is_busy, is_timeout
 from overlapscope.diagnosis.stacks import Waiting, waits_for
 from overlapscope.diagnosis.verdict import FaultKind, Verdict
@@ -22,7 +21,6 @@ from overlapscope.diagnosis.wording import (
     loop_step,
     ranks_text,
     seconds_text,
-    some,
     standing_text,
     verb,
 )
@@ -38,41 +36,7 @@ _WAITING: Final[dict[Waiting, str]] = {
     "file": "reading or writing a file",
     "torch.distributed": "in a call of torch.distributed",
 }
-_UNFINISHED_REDUCTION: Final = "Expected to have finished reduction"
 _END_OF_SCRIPT: Final = re.compile(r"in (destroy_process_group|_shutdown|barrier|_exit_function|_python_exit)\b")
-
-
-def never_ready(facts: Facts) -> Verdict | None:
-    """Some gradients of a rank's newest backward are missing, so their bucket was never launched."""
-    found = {rank: left for rank in sorted(facts.ranks) if (left := _left_by(facts, rank)) is not None}
-    if not found:
-        return None
-    first, is_over = next(((rank, is_over) for rank, (_, is_over) in found.items() if is_over), (min(found), False))
-    unready, _ = found[first]
-    alike = tuple(rank for rank, left in found.items() if left == (unready, is_over))
-    return _never_ready(facts, alike, unready, facts.wait_for(alike), is_over=is_over)
-
-
-def _left_by(facts: Facts, rank: int) -> tuple[tuple[UnreadyParameter, ...], bool] | None:
-    """The parameters that a rank's newest backward has left without a gradient, and whether it is certainly over."""
-    one = facts.ranks[rank]
-    unready = _unready(one)
-    if not unready or rank in facts.unrecorded:
-        return None
-    has_said_so = _has_complained(one)
-    is_awaited = facts.wait_for((rank,)) is not None or _others_have_the_bucket(facts, rank, unready[0])
-    is_over = one.standing is not None and one.standing.phase not in ("backward", "finalise", "forward")
-    is_there = (
-        one.liveness not in ("gone", "stopped", "failed") and facts.is_stuck(rank) and not facts.is_only_slow(rank)
-    )
-    if has_said_so or (is_awaited and (is_over or is_there)):
-        return unready, has_said_so or is_over
-    return None
-
-
-def _has_complained(one: RankEvidence) -> bool:
-    """Whether DDP has said so itself, in the forward of the step after."""
-    return one.failure is not None and _UNFINISHED_REDUCTION in one.failure.message
 
 
 def in_no_sync(facts: Facts) -> Verdict | None:
@@ -97,7 +61,7 @@ def in_no_sync(facts: Facts) -> Verdict | None:
         concerned=tuple(sorted({*passed, *facts.waiting})),
         evidence=tuple(f"Rank {rank} has done {facts.ranks[rank].steps_done} steps." for rank in passed[:4]),
         advice=("Enter no_sync() on all ranks or on none, for the same batches.",),
-        **_place(facts, wait, passed),
+        **place_of(facts, wait, passed),
     )
 
 
@@ -129,7 +93,7 @@ def uneven_inputs(facts: Facts) -> Verdict | None:
             "Give all ranks the same number of batches (drop_last, DistributedSampler), or train inside join().",
             "If it was a break or an early stop: let the ranks agree on it, with an all_reduce of the decision.",
         ),
-        **_place(facts, wait, at_end),
+        **place_of(facts, wait, at_end),
     )
 
 
@@ -209,7 +173,7 @@ def _held_up(facts: Facts, ranks: tuple[int, ...], kind: FaultKind, what: str, a
     if not ranks or wait is None:
         return None
     one, missed = facts.ranks[ranks[0]], wait.missed_by(ranks)
-    place = _place(facts, wait, ranks)
+    place = place_of(facts, wait, ranks)
     if one.standing is not None:
         place["step"] = loop_step(one.standing)
     since = f" for {seconds_text(one.idle_ns)}" if one.idle_ns else ""
@@ -233,101 +197,6 @@ def _held_up(facts: Facts, ranks: tuple[int, ...], kind: FaultKind, what: str, a
     )
 
 
-def _never_ready(
-    facts: Facts, ranks: tuple[int, ...], unready: tuple[UnreadyParameter, ...], wait: Wait | None, *, is_over: bool
-) -> Verdict:
-    """What is said of it.
-
-    Args:
-        ranks: all with the same parameters.
-        is_over: their backward has certainly ended.
-    """
-    one, everywhere = facts.ranks[ranks[0]], len(ranks) == len(facts.world) > 1
-    bucket = unready[0].bucket
-    inside = [parameter for parameter in unready if parameter.bucket == bucket]
-    names = tuple(parameter.name for parameter in unready)
-    modules = sorted({parameter.module for parameter in unready})
-    where = sorted({parameter.module for parameter in inside})
-    step = wait.missed_by(ranks).step if wait else one.standing.loop_step if one.standing else None
-    if wait is None and step and _has_complained(one):
-        step -= 1  # DDP complains in the forward of the next one
-    who = capitalised(ranks_text(ranks))
-    not_launched = f"{who} never launched" if is_over else f"{who} {verb(ranks, 'has', 'have')} not launched"
-    if everywhere:
-        not_launched = f"No rank {'launched' if is_over else 'has launched'}"
-    whom = ""
-    if facts.waiting:
-        waits = verb(facts.waiting, "waits", "wait")
-        whom = f", so {ranks_text(facts.waiting)} {waits} for {verb(ranks, 'it', 'them')}"
-    site = one.failure.call_site if one.failure is not None else one.standing.call_site if one.standing else None
-    place = (_place(facts, wait, ranks) if wait else {"step": step}) | {"bucket": bucket, "parameters": names}
-    if not place.get("call_sites") and site is not None:
-        place["call_sites"] = {ranks[0]: site}
-    return Verdict(
-        kind="gradients never ready",
-        sentence=f"{not_launched} bucket {bucket}"
-        f"{f' of step {step}' if step is not None else ''}{whom}: {len(inside)} of its parameters "
-        f"{'got' if is_over else 'have'} no gradient ({some([p.name for p in inside])}; in {some(where)})"
-        f"{_frozen_text(inside, ranks, step)}.",
-        alternative="" if is_over else f"the backward of {ranks_text(ranks)} may not have been over",
-        blamed=() if everywhere else ranks,
-        concerned=tuple(sorted({*ranks, *facts.waiting})),
-        evidence=(
-            f"The backward of {ranks_text(ranks)} {'left' if is_over else verb(ranks, 'has', 'have')} {len(names)} "
-            f"parameters without a gradient: {some(names)}.",
-        ),
-        advice=(
-            ("Pass find_unused_parameters=True, or leave what forward does not use out of the model.",)
-            if everywhere
-            else (
-                "Use the same branches of the model on all ranks, or pass find_unused_parameters=True.",
-                f"Look at what forward does with {some(modules)} on {ranks_text(ranks)}.",
-            )
-        ),
-        **place,
-    )
-
-
-def _frozen_text(unready: Sequence[UnreadyParameter], ranks: tuple[int, ...], step: int | None) -> str:
-    """Which of these were frozen after they had been given to DDP, as seen in this step or when DDP complained."""
-    frozen = [p.name for p in unready if p.frozen_in is not None and step is not None and 0 <= p.frozen_in - step <= 1]
-    if not frozen:
-        return ""
-    return (
-        f": {some(frozen)} {'is' if len(frozen) == 1 else 'are'} frozen on {ranks_text(ranks)} (requires_grad is False)"
-    )
-
-
-def _unready(one: RankEvidence) -> tuple[UnreadyParameter, ...]:
-    """The parameters without a gradient, if others of the same model have theirs: else the backward had not begun."""
-    by_model: dict[int, list[UnreadyParameter]] = {}
-    for parameter in one.unready:
-        by_model.setdefault(parameter.model, []).append(parameter)
-    sizes = {model.model: len(model.parameters) for model in one.models}
-    for model, parameters in sorted(by_model.items()):
-        if len(parameters) < sizes.get(model, len(parameters) + 1):
-            return tuple(sorted(parameters, key=lambda parameter: parameter.bucket))
-    return ()
-
-
-def _others_have_the_bucket(facts: Facts, rank: int, unready: UnreadyParameter) -> bool:
-    """Whether others launched the bucket where this rank has something else, or nothing yet."""
-    for group in facts.evidence.groups:
-        own = group.windows.get(rank, ())
-        number = group.newest.get(rank, 0) + 1
-        if group.first_divergence is not None:
-            number = group.first_divergence
-        if any(entry.number == number and entry.signature.bucket != NO_BUCKET for entry in own):
-            continue
-        for other, window in group.windows.items():
-            for entry in window:
-                signature = entry.signature
-                is_it = signature.bucket != NO_BUCKET and signature.model == unready.model
-                if other != rank and entry.number == number and is_it and signature.bucket <= unready.bucket:
-                    return True
-    return False
-
-
 def _is_at_its_end(one: RankEvidence | None) -> bool:
     if one is None or one.failure is not None or one.exit_status:
         return False
@@ -338,7 +207,7 @@ def _is_at_its_end(one: RankEvidence | None) -> bool:
     )
 
 
-def _place(facts: Facts, wait: Wait, ranks: tuple[int, ...]) -> dict[str, Any]:
+def place_of(facts: Facts, wait: Wait, ranks: tuple[int, ...]) -> dict[str, Any]:
     """The fields of a verdict that say where the others wait."""
     missed = wait.missed_by(ranks)
     sites = {rank: s.call_site for rank in ranks if rank in facts.ranks and (s := facts.ranks[rank].standing)}

@@ -1,0 +1,60 @@
+"""Fingerprints cost a thousandth of a step, and ranks with different periods share those of the longer one."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from instrumented_ddp.replicas.schedule import COST_SHARE, LONGEST_PERIOD, Schedule
+
+NUMBERS = [17, 4, 4, 1023, 999_999_937, 8]
+
+costs = st.integers(1_000, 50_000_000)
+steps = st.floats(1e6, 1e10)
+
+
+def settled(cost_ns: int, step_ns: float) -> Schedule:
+    """After some sweeps that have all cost the same."""
+    schedule = Schedule(NUMBERS)
+    for _ in range(8):
+        schedule.sweep_is_over(cost_ns, step_ns)
+    return schedule
+
+
+@given(costs, steps)
+def test_the_cost_is_a_thousandth_of_a_step_or_the_period_as_long_as_it_may_be(cost_ns: int, step_ns: float) -> None:
+    period = settled(cost_ns, step_ns).period
+    assert cost_ns / period <= COST_SHARE * step_ns or period == LONGEST_PERIOD
+    assert period == 1 or cost_ns / period > COST_SHARE * step_ns / 5  # and no longer than that takes
+
+
+@given(costs, steps)
+def test_in_a_sweep_each_tensor_is_due_once(cost_ns: int, step_ns: float) -> None:
+    schedule = settled(cost_ns, step_ns)
+    begin = 12_345
+    due = [index for reductions in range(begin, begin + schedule.period) for index in schedule.due(reductions)]
+    assert sorted(due) == list(range(len(NUMBERS)))
+
+
+@given(costs, costs, steps)
+def test_what_is_due_at_the_longer_period_is_due_at_the_shorter_one(a_ns: int, b_ns: int, step_ns: float) -> None:
+    one, other = sorted((settled(a_ns, step_ns), settled(b_ns, step_ns)), key=lambda schedule: schedule.period)
+    assert all(set(other.due(at)) <= set(one.due(at)) for at in range(0, 2 * LONGEST_PERIOD, 7))
+
+
+def test_the_first_sweeps_are_whole_and_one_slow_moment_among_them_counts_for_nothing() -> None:
+    schedule = Schedule(NUMBERS)
+    for cost_ns in (900_000_000, 10_000, 80_000_000):
+        schedule.sweep_is_over(cost_ns, 1e7)
+        assert schedule.period == 1
+    schedule.sweep_is_over(10_000, 1e7)
+    assert schedule.period == 1
+
+
+def test_the_period_follows_steps_that_become_shorter_and_longer() -> None:
+    schedule = settled(1_000_000, 1e8)
+    assert schedule.period == 16
+    schedule.sweep_is_over(1_000_000, 1e7)
+    assert schedule.period == 128
+    schedule.sweep_is_over(1_000_000, 1e10)
+    assert schedule.period == 1
