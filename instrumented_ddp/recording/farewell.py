@@ -50,7 +50,7 @@ class Farewell:
         self._call_sites = call_sites
         self._loop = loop
         self._on_exception = on_exception
-        self._pid = os.getpid()
+        self._pid, self._parent = os.getpid(), os.getppid()
         self._is_said = False
         self._unrecorded_because: str | None = None
         self._hook_before = sys.excepthook
@@ -87,9 +87,10 @@ class Farewell:
             return
         text = _text_of_spawn(self._file_of_spawn)
         if text is None:
-            self._say({"how": "ended"} | _exit_as_json(self.exit_call))
+            has_lost_parent = self._file_of_spawn is not None and os.getppid() != self._parent
+            self._say({"how": "ended", "has_lost_parent": has_lost_parent} | _exit_as_json(self.exit_call))
         else:  # torch.multiprocessing.spawn has caught it, and no hook was called
-            # and exits with status 1 in its except block.
+            # It exits with status 1 while it handles it.
             caught = None if self.exit_call is None else self.exit_call.caught
             kind, _, message = text.strip().splitlines()[-1].partition(": ")
             self._has_failed(caught or Failure(type=kind, message=message, traceback=text, time_ns=host_now_ns()))

@@ -15,9 +15,7 @@ import torch.distributed as dist
 
 from instrumented_ddp.recording.tcp_sockets import endpoint, tcp_sockets
 from overlapscope.errors import OverlapScopeError
-
-EXIT_CODE: Final = 70
-"""Exit code of a process that could not be made to raise: it sleeps, or holds the GIL, in uninterruptible code."""
+from overlapscope.trace.exits import STATUS_OF_STOPPED
 
 _RAISES_WITHIN_S: Final = 2.0
 _ABORTS_WITHIN_S: Final = 1.0
@@ -55,7 +53,7 @@ def stop_training(sentence: str, listeners: set[str], last_act: Callable[[], Non
     _shut_down(listeners)
     if not _is_raised.wait(_RAISES_WITHIN_S):
         last_act()
-        os._exit(EXIT_CODE)
+        os._exit(STATUS_OF_STOPPED)
 
 
 def _abort(groups: list[dist.ProcessGroup]) -> None:

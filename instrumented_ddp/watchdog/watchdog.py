@@ -32,10 +32,11 @@ from instrumented_ddp.watchdog.messages import Alarm, Beat, Outcome, Pointer
 from instrumented_ddp.watchdog.neighbours import Neighbours, neighbours_of
 from instrumented_ddp.watchdog.own_state import OwnState
 from instrumented_ddp.watchdog.replica_check import ReplicaCheck
-from instrumented_ddp.watchdog.stopping import EXIT_CODE, listening, stop_training
+from instrumented_ddp.watchdog.stopping import listening, stop_training
 from overlapscope.diagnosis.evidence import ExitCall, Failure
 from overlapscope.diagnosis.plain import from_json, to_json
 from overlapscope.trace.alive import alive_board
+from overlapscope.trace.exits import STATUS_OF_STOPPED
 from overlapscope.trace.format import ALIVE_FILE
 from overlapscope.trace.group_log import GroupLog
 from overlapscope.trace.host import host_now_ns
@@ -328,7 +329,7 @@ class Watchdog:
     def _flush(self) -> None:
         """The process is about to be ended."""
         self._before_exit()
-        _log.warning("rank %d: ended with exit code %d: it did not respond", self._own.rank, EXIT_CODE)
+        _log.warning("rank %d: ended with exit code %d: it did not respond", self._own.rank, STATUS_OF_STOPPED)
 
     def _speak_alone(self, round_: Round | None) -> None:
         """The others can't be asked, nor their folders be seen."""

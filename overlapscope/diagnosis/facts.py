@@ -223,6 +223,11 @@ class Facts:
         return None if has_gone_on else (group, entry)
 
 
+def has_finished(one: RankEvidence) -> bool:
+    """Whether a rank came to its end of its own accord, and well."""
+    return one.liveness == "ended" and not one.exit_status and not one.was_told_to_end
+
+
 def is_busy(one: RankEvidence) -> bool:
     """Whether a rank computes, reads or writes, or did when last heard from."""
     return not one.holds_gil and (bool(one.is_working) or (one.cpu_share or 0.0) >= BUSY_CPU_SHARE)

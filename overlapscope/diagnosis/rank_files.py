@@ -30,7 +30,7 @@ from overlapscope.diagnosis.rank_standing import idle_ns, seen_in_this_standstil
 from overlapscope.diagnosis.settings import settings_of
 from overlapscope.diagnosis.stacks import has_begun_next
 from overlapscope.trace.alive import read_alive_board
-from overlapscope.trace.exits import Exit
+from overlapscope.trace.exits import STATUS_OF_STOPPED, Exit
 from overlapscope.trace.folders import is_over, read_json
 from overlapscope.trace.format import (
     ALIVE_FILE,
@@ -150,6 +150,10 @@ def read_rank(
         told_ns = None
         if exit_status is not None and exit_status < 0:
             exit_status = None if exit_call is None else exit_call.status
+    is_ended_by_watchdog = bool(reports) and exit_status == STATUS_OF_STOPPED
+    # A process of torch.multiprocessing.spawn is sent SIGINT when its parent ends, and passes over it.
+    if told_ns is None and (is_ended_by_watchdog or ended.get("has_lost_parent") is True):
+        told_ns = ended_ns or alive_ns or 0
     liveness = ended_with(_liveness(ended, where, is_closed=is_closed, has_ended=has_ended), exit_status)
     if state_before is not None and has_gone_on:
         liveness = state_before

@@ -17,6 +17,8 @@ from overlapscope.trace.checksum import json_line
 from overlapscope.trace.folders import read_lines
 from overlapscope.trace.log import Problem
 
+STATUS_OF_STOPPED: Final = 70
+"""Of a process that its watchdog ended because it did not react."""
 EXITS_PATTERN: Final = "exits_*.jsonl"
 
 

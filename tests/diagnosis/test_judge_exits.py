@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from overlapscope.diagnosis.evidence import Entry, ExitCall, Failure
+from overlapscope.diagnosis.evidence import EarlierVerdict, Entry, ExitCall, Failure
 from overlapscope.diagnosis.judge import judge
 from overlapscope.trace.group_log import FAILED
-from tests.diagnosis.jobs import CLOSED, HELD_UP, TIMED_OUT, group, job, rank, site, trained
+from tests.diagnosis.jobs import CLOSED, HELD_UP, TIMED_OUT, group, idle, job, rank, site, trained
 
 BAD_LABEL = Failure(type="ValueError", message="no such label\nsecond line", call_site=site(40))
 
@@ -27,7 +27,7 @@ def test_a_rank_that_catches_its_error_and_exits_with_a_status_has_failed() -> N
     verdict = judge(job(*ranks, groups=[HELD_UP], job_status=1))
     assert (verdict.kind, verdict.blamed, verdict.step) == ("failed", (1,), 2)
     assert verdict.sentence == (
-        "Rank 1 exited with status 1 in forward of step 2 at train.py:90 (main), after catching ValueError: "
+        "Rank 1 exited with status 1 in step 2 at train.py:90 (main), after catching ValueError: "
         "no such label at train.py:40 (main)."
     )
     assert verdict.evidence == ("Rank 2 failed as a result.", "Rank 0 was ended by the launcher after that.")
@@ -97,3 +97,33 @@ def test_the_root_of_a_broadcast_may_be_further_than_the_others() -> None:
     ranks = [rank(n, "ended") for n in range(3)]
     logs = group({0: trained(9), 1: trained(8), 2: trained(8)})
     assert judge(job(*ranks, groups=[logs])).kind == "healthy"
+
+
+def test_a_rank_that_was_told_to_end_has_not_left_its_loop_whatever_its_handler_returns() -> None:
+    """A script that saves a checkpoint at SIGTERM and exits with 0: the job had hung before."""
+    hung = idle(rank(1, "ended", phase="forward", step=2, told_ns=10**12, exit_status=0), 20)
+    told = EarlierVerdict(
+        rank=0,
+        time_ns=10**9,
+        kind="stuck",
+        sentence="Rank 1 has been waiting for another process for 6.5 s.",
+        alternative="it may go on",
+        suspected=(1,),
+    )
+    others = [rank(number, "gone", step=2, told_ns=10**12, exit_status=-15) for number in (0, 2)]
+    verdict = judge(job(*others, hung, groups=[HELD_UP], reports=(told,), job_status=1))
+    assert (verdict.kind, verdict.suspected, verdict.certainty) == ("stuck", (1,), "likely")
+
+
+def test_who_failed_first_is_named_and_not_who_has_the_lowest_number() -> None:
+    first = rank(2, "failed", exit_status=3, ended_ns=10**9)
+    ranks = (rank(0, "failed", exit_status=1, ended_ns=2 * 10**9), rank(1, "ended"), first)
+    verdict = judge(job(*ranks, groups=[HELD_UP]))
+    assert verdict.sentence.startswith("Rank 2 exited with status 3")
+
+
+def test_memory_that_ran_out_and_was_caught_is_said_to_have_run_out() -> None:
+    caught = Failure(type="RuntimeError", message="DefaultCPUAllocator: can't allocate memory", call_site=site(40))
+    call = ExitCall(status=1, call_site=site(90), caught=caught)
+    ranks = (rank(0), rank(1, "failed", exit_status=1, exit_call=call), rank(2))
+    assert judge(job(*ranks, groups=[HELD_UP])).kind == "out of memory"

@@ -157,3 +157,30 @@ def test_a_stopped_rank_is_named() -> None:
 def test_a_rank_that_holds_the_gil_is_named() -> None:
     verdict = judge(held_up(rank(1, "running", phase="forward", holds_gil=True), is_live=True))
     assert (verdict.kind, verdict.suspected) == ("holds the GIL", (1,))
+
+
+OF_A_FILE_SERVER = (
+    "Traceback (most recent call last):\n"
+    '  File "/home/me/train.py", line 59, in __getitem__\n'
+    '    raise TimeoutError("The read operation timed out")\n'
+)
+OF_A_SOCKET = (
+    'Traceback (most recent call last):\n  File "/home/me/train.py", line 12, in main\n    data = connection.recv(10)\n'
+)
+OF_A_WORK = 'Traceback (most recent call last):\n  File "/home/me/train.py", line 12, in main\n    work.wait()\n'
+
+
+@pytest.mark.parametrize(
+    ("type_", "traceback", "kind"),
+    [
+        ("TimeoutError", OF_A_FILE_SERVER, "failed"),
+        ("ConnectionError", OF_A_SOCKET, "failed"),
+        ("RuntimeError", OF_A_FILE_SERVER, "failed"),
+        ("RuntimeError", OF_A_WORK, "cannot tell"),
+    ],
+)
+def test_a_time_out_of_the_users_own_is_no_consequence(type_: str, traceback: str, kind: str) -> None:
+    failure = Failure(type=type_, message="The read operation timed out", call_site=site(59), traceback=traceback)
+    ranks = (rank(0, "failed", failure=failure), rank(1, "failed", failure=CLOSED))
+    same = group({0: trained(6), 1: trained(6)})
+    assert judge(job(*ranks, groups=[same])).kind == kind

@@ -68,6 +68,8 @@ def diverged(facts: Facts) -> Verdict | None:
     if unreduced:
         has = verb(unreduced, "has", "have")
         evidence.append(f"{capitalised(ranks_text(unreduced))} {has} run every backward since then under no_sync().")
+    if already := _already_elsewhere(group, number, side[0], other[0]):
+        evidence.append(already)
     if not blamed:
         evidence.append("No side has a majority, so no rank is blamed.")
     return Verdict(
@@ -85,6 +87,20 @@ def diverged(facts: Facts) -> Verdict | None:
         evidence=tuple(evidence),
         advice=(_ADVICE[kind],),
     )
+
+
+def _already_elsewhere(group: GroupOrder, number: int, a: int, b: int) -> str:
+    """Where two ranks have launched the same before the first difference, at lines that differ and had not before."""
+    lines = [
+        {entry.number: entry.call_site for entry in group.windows[rank] if entry.number < number} for rank in (a, b)
+    ]
+    common = sorted(lines[0].keys() & lines[1].keys())
+    apart = [one for one in common if lines[0][one] != lines[1][one]]
+    if not apart or apart[0] == common[0] or apart != common[common.index(apart[0]) :]:
+        return ""
+    first = apart[0]
+    sites = [f"{lines[index][first]} on rank {rank}" for index, rank in enumerate((a, b)) if lines[index][first]]
+    return f"Already collective {first} was launched at different lines: {' and '.join(sites)}." if sites else ""
 
 
 def _is_in_no_sync(facts: Facts, rank: int, step: int) -> bool:

@@ -154,6 +154,8 @@ def _compared(facts: Facts) -> int:
 
 def _ended_apart(facts: Facts) -> Verdict | None:
     """Ranks that finished although not all of them came to the newest collective of a group."""
+    if any(one.was_told_to_end for one in facts.ranks.values()):
+        return None
     for group in facts.evidence.groups:
         there = {rank: group.newest.get(rank, 0) for rank in group.ranks if rank in facts.ranks}
         least, most = min(there.values(), default=0), max(there.values(), default=0)

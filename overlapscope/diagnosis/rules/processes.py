@@ -8,12 +8,13 @@ from dataclasses import replace
 from signal import Signals
 from typing import Final
 
-from overlapscope.diagnosis.evidence import RankEvidence
+from overlapscope.diagnosis.evidence import CallSite, Failure, RankEvidence
 from overlapscope.diagnosis.facts import Facts, is_consequence, is_interrupted, is_timeout
 from overlapscope.diagnosis.verdict import FaultKind, Verdict
 from overlapscope.diagnosis.wording import (
     at,
     capitalised,
+    in_step,
     ranks_text,
     seconds_text,
     shortened,
@@ -26,6 +27,7 @@ _MEMORY_ERRORS: Final = ("MemoryError", "OutOfMemoryError")
 _OUT_OF_MEMORY: Final = re.compile(r"out of memory|can'?t allocate memory|cannot allocate memory", re.IGNORECASE)
 _PLACE_IN_TORCH: Final = re.compile(r"^\[[^\]]+\.(cc|cpp|h|hpp):\d+\]\s*")
 """Prefixes such as ``[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553]``, which help nobody."""
+_LESS_MEMORY: Final = "Use a smaller batch, accumulate gradients, or checkpoint activations."
 _NEARLY_ALL_MEMORY: Final = 0.9
 _SAME_TIME_NS: Final = 1_000_000_000
 
@@ -43,13 +45,15 @@ def failed(facts: Facts) -> Verdict | None:
     one = facts.ranks[first]
     failure = one.failure
     assert failure is not None
-    is_memory = failure.type.rpartition(".")[2] in _MEMORY_ERRORS or _OUT_OF_MEMORY.search(failure.message)
+    is_memory = _is_of_memory(failure)
     message = failure.message.strip().splitlines()[0] if failure.message.strip() else ""
     what = f"{failure.type}: {message}" if message else failure.type
     how = "ran out of memory" if is_memory else "failed"
     alike = [rank for rank in own if facts.ranks[rank].failure.type == failure.type]  # type: ignore[union-attr]
     said = shortened(what, 300)
-    sentence = f"{capitalised(ranks_text(alike))} {how}{_in_step(one)}{at(failure.call_site)}: {said}"
+    sentence = (
+        f"{capitalised(ranks_text(alike))} {how}{_in_step(one, failure.call_site)}{at(failure.call_site)}: {said}"
+    )
     rest = [rank for rank, other in sorted(facts.ranks.items()) if is_consequence(other.failure)]
     evidence = [f"{capitalised(ranks_text(rest))} failed as a result: {_first_line(facts, rest)}"] if rest else []
     return Verdict(
@@ -60,9 +64,7 @@ def failed(facts: Facts) -> Verdict | None:
         step=one.standing.loop_step if one.standing else None,
         call_sites={rank: f.call_site for rank in own if (f := facts.ranks[rank].failure) and f.call_site} or None,
         evidence=(*evidence, *_memory(facts, own)) if is_memory else tuple(evidence),
-        advice=("Use a smaller batch, accumulate gradients, or checkpoint activations.",)
-        if is_memory
-        else ("Fix this exception; the other ranks' errors are consequences.",),
+        advice=(_LESS_MEMORY if is_memory else "Fix this exception; the other ranks' errors are consequences.",),
     )
 
 
@@ -71,11 +73,13 @@ def exited(facts: Facts) -> Verdict | None:
     own = [rank for rank, one in sorted(facts.ranks.items()) if _has_exited_with_an_error(one)]
     if not own:
         return None
-    alike = [rank for rank in own if facts.ranks[rank].exit_status == facts.ranks[own[0]].exit_status]
-    one = facts.ranks[alike[0]]
+    first = min(own, key=lambda rank: facts.ranks[rank].ended_ns or 0)
+    alike = [rank for rank in own if facts.ranks[rank].exit_status == facts.ranks[first].exit_status]
+    one = facts.ranks[first]
     call = one.exit_call
+    is_memory = call is not None and call.caught is not None and _is_of_memory(call.caught)
     site = call.call_site if call is not None else None
-    sentence = f"{capitalised(ranks_text(alike))} exited with status {one.exit_status}{_in_step(one)}{at(site)}"
+    sentence = f"{capitalised(ranks_text(alike))} exited with status {one.exit_status}{_in_step(one, site)}{at(site)}"
     if call is not None and call.caught is not None:
         caught = call.caught
         said = shortened(f"{caught.type}: {caught.message.strip().partition(chr(10))[0]}".rstrip(": "), 300)
@@ -84,14 +88,16 @@ def exited(facts: Facts) -> Verdict | None:
         sentence += f": {shortened(text.partition(chr(10))[0], 300).removesuffix('.')}"
     rest = [rank for rank, other in sorted(facts.ranks.items()) if _followed(other)]
     return Verdict(
-        kind="failed",
+        kind="out of memory" if is_memory else "failed",
         sentence=sentence if sentence.endswith("…") else f"{sentence}.",
         blamed=() if len(own) == len(facts.world) > 1 else tuple(own),
         concerned=tuple(sorted({*own, *rest})),
         step=one.standing.loop_step if one.standing else None,
-        call_sites={alike[0]: site} if site else None,
+        call_sites={first: site} if site else None,
         evidence=_what_followed(facts, rest),
-        advice=("Look at what the script prints before it exits; the other ranks' errors are consequences.",),
+        advice=(_LESS_MEMORY,)
+        if is_memory
+        else ("Look at what the script prints before it exits; the other ranks' errors are consequences.",),
     )
 
 
@@ -300,8 +306,15 @@ def _memory(facts: Facts, ranks: tuple[int, ...] | list[int]) -> list[str]:
     ]
 
 
-def _in_step(one: RankEvidence) -> str:
-    return f" {standing_text(one.standing).partition(',')[0]}" if one.standing else ""
+def _is_of_memory(failure: Failure) -> bool:
+    return failure.type.rpartition(".")[2] in _MEMORY_ERRORS or _OUT_OF_MEMORY.search(failure.message) is not None
+
+
+def _in_step(one: RankEvidence, site: CallSite | None) -> str:
+    """Where it was; the phase that it was in says less than the line, if that is known, and may be over."""
+    if one.standing is None:
+        return ""
+    return in_step(one.standing) if site is not None else f" {standing_text(one.standing).partition(',')[0]}"
 
 
 def _first_line(facts: Facts, ranks: list[int]) -> str:

@@ -9,7 +9,7 @@ import re
 from typing import Any, Final
 
 from overlapscope.diagnosis.evidence import RankEvidence
-from overlapscope.diagnosis.facts import Facts, Wait, is_busy, is_timeout
+from overlapscope.diagnosis.facts import Facts, Wait, has_finished, is_busy, is_timeout
 from overlapscope.diagnosis.stacks import Waiting, waits_for
 from overlapscope.diagnosis.verdict import FaultKind, Verdict
 from overlapscope.diagnosis.wording import (
@@ -198,9 +198,9 @@ def _held_up(facts: Facts, ranks: tuple[int, ...], kind: FaultKind, what: str, a
 
 
 def _is_at_its_end(one: RankEvidence | None) -> bool:
-    if one is None or one.failure is not None or one.exit_status:
+    if one is None or one.failure is not None or one.exit_status or one.was_told_to_end:
         return False
-    return one.liveness == "ended" or (
+    return has_finished(one) or (
         one.standing is not None
         and one.standing.phase in (None, "data_wait")
         and _END_OF_SCRIPT.search(one.stacks) is not None
