@@ -9,6 +9,8 @@ from overlapscope.diagnosis.verdict import FaultKind
 
 FAULT_STEP: Final = 12
 """Step of faults that need not happen earlier or later."""
+_PATIENCE_WITH_SILENCE_S: Final = 60.0
+"""A job whose replicas drift apart goes on, and comes to its end."""
 DEFAULT_WORLD_SIZE: Final = 3
 """The smallest world size with which a minority can be told from the others."""
 
@@ -131,18 +133,21 @@ FAULTS: Final[tuple[Fault, ...]] = (
         stock="silent: weights differ from the start",
         step=None,
         has_line=False,
+        patience_s=_PATIENCE_WITH_SILENCE_S,
     ),
     Fault(
         name="other-learning-rate",
         kinds=("replicas differ",),
         stock="silent: weights drift apart",
         has_line=False,
+        patience_s=_PATIENCE_WITH_SILENCE_S,
     ),
     Fault(
         name="other-optimizer-state",
         kinds=("replicas differ",),
         stock="silent: weights drift apart",
         has_line=False,
+        patience_s=_PATIENCE_WITH_SILENCE_S,
     ),
     Fault(
         name="flipped-bit",
@@ -150,6 +155,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
         stock="silent: a weight differs",
         parameters=("layers.1.bias",),
         has_line=False,
+        patience_s=_PATIENCE_WITH_SILENCE_S,
     ),
     # collectives
     Fault(
