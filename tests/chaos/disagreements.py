@@ -114,6 +114,7 @@ DISAGREEMENTS: Final = (
         write=instead("update", "if not ($when):\n    $optimizer.step()"),
         kinds=("step behind",),
         is_disagreement=True,
+        false_phrases=("launched no bucket",),
         wants=_ONE_MODEL | {"amp": ("", "bf16")},
         weight=2,
     ),
@@ -216,7 +217,6 @@ DISAGREEMENTS: Final = (
         kinds=("batch skipped", "step behind"),
         vague=("uneven inputs", *_ORDER),
         is_disagreement=True,
-        false_phrases=("left out",),
         weight=3,
     ),
     Event(
@@ -225,6 +225,7 @@ DISAGREEMENTS: Final = (
         kinds=("batch skipped", "step behind"),
         vague=("uneven inputs", *_ORDER),
         is_disagreement=True,
+        false_phrases=("launched no bucket",),
         wants=_ONE_MODEL | {"ddp_options": ((), ("bucket_cap_mb=0.2",))},
         weight=2,
     ),
