@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import atexit
 import logging
-import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from multiprocessing import util
 from pathlib import Path
 from typing import Final
 
@@ -33,7 +31,7 @@ from instrumented_ddp.collective_log.position import Position
 from instrumented_ddp.recording.attempt import attempt_folder
 from instrumented_ddp.recording.console import log_to_stderr
 from instrumented_ddp.recording.data_position import DataPosition
-from instrumented_ddp.recording.farewell import Farewell
+from instrumented_ddp.recording.farewell import Farewell, call_at_exit
 from instrumented_ddp.recording.housekeeper import Housekeeper
 from instrumented_ddp.recording.metadata import rank_of_this_process
 from instrumented_ddp.recording.models import Models
@@ -260,13 +258,6 @@ class Session:
         if self.recorder is not None:
             self.recorder.log.close()
         self.collectives.stop()
-
-
-def call_at_exit(callback: Callable[[], None]) -> None:
-    """Have something called when this process ends, also if multiprocessing has forked it: then nobody asks atexit."""
-    atexit.register(callback)
-    if multiprocessing.parent_process() is not None:
-        util.Finalize(None, callback, exitpriority=0)
 
 
 _of_this_process: Session | None = None

@@ -5,6 +5,7 @@ A process that is killed or aborts writes nothing: the missing file is the sign.
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import functools
 import multiprocessing
@@ -140,6 +141,13 @@ class Farewell:
         lost = {} if self._unrecorded_because is None else {"unrecorded_because": self._unrecorded_because}
         with suppress(OSError):
             write_json(self._path, {"time_ns": host_now_ns()} | what | lost)
+
+
+def call_at_exit(callback: Callable[[], None]) -> None:
+    """Have something called when this process ends, also if multiprocessing has forked it: then nobody asks atexit."""
+    atexit.register(callback)
+    if multiprocessing.parent_process() is not None:
+        util.Finalize(None, callback, exitpriority=0)
 
 
 def _is_end_of_child() -> bool:

@@ -105,6 +105,8 @@ class Conclusions:
             is_news: nothing of it was said before.
         """
         verdict, own = outcome.verdict, self._own
+        if own.failure is not None:
+            return False  # it ends already
         if verdict.is_fault and (verdict.certainty == "certain" or alarm.why == "patience"):
             return True
         if is_news and outcome.judge == own.rank:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import socket
-import sys
-import tempfile
-import threading
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from types import FrameType
 from typing import Any, Final, Literal
 
 import torch.distributed as dist
@@ -24,6 +19,7 @@ from instrumented_ddp.replicas.replicas import Replicas
 from instrumented_ddp.watchdog.activity import Activity
 from instrumented_ddp.watchdog.comparison import head_of
 from instrumented_ddp.watchdog.group_making import group_in_the_making, groups_made
+from instrumented_ddp.watchdog.main_thread import frames_of_main_thread, newest_frame, stacks
 from instrumented_ddp.watchdog.messages import Beat, Question
 from instrumented_ddp.watchdog.process_state import (
     ProcessState,
@@ -107,7 +103,7 @@ class OwnState:
 
     def look_closely(self) -> None:
         """Take a sample of what it does, while it is asked whether it does anything; now and then write it down."""
-        self._activity.sample(self._frames())
+        self._activity.sample(frames_of_main_thread())
         now_s = time.monotonic()
         if self.rhythm.idle_s(now_s) >= _WRITTEN_DOWN_EVERY_S <= now_s - self._written_down_s:
             self._written_down_s = now_s
@@ -258,7 +254,7 @@ class OwnState:
             unreduced=self._models.unreduced,
             no_sync_since=self._position.no_sync_since,
             new_groups=groups_made(),
-            making_group=group_in_the_making(self._frames()),
+            making_group=group_in_the_making(frames_of_main_thread()),
             world_size=self.world_size,
             stacks=seen.stacks,
         )
@@ -283,13 +279,13 @@ class OwnState:
         )
 
     def _has_begun_next(self) -> bool | None:
-        return self._collectives.loop.has_begun_next(frames_of(_newest_frame()))
+        return self._collectives.loop.has_begun_next(frames_of(newest_frame()))
 
     def _call_site(self) -> CallSite | None:
         """The line of the user's that runs, or has failed."""
         if self.failure is not None:
             return self.failure.call_site
-        frame = nearest_users_frame(_newest_frame(), self._collectives.call_sites.is_the_users)
+        frame = nearest_users_frame(newest_frame(), self._collectives.call_sites.is_the_users)
         return None if frame is None else CallSite(**line_of(frame))
 
     def _next_bucket(self) -> int:
@@ -329,25 +325,3 @@ class OwnState:
     def _site(self, number: int) -> CallSite | None:
         place = self._collectives.call_sites.place(number)
         return None if place is None else CallSite(file=place[0], line=place[1], function=place[2])
-
-    def _frames(self) -> list[FrameType]:
-        """The main thread's frames, the innermost first."""
-        frame, frames = _newest_frame(), []
-        while frame is not None:
-            frames.append(frame)
-            frame = frame.f_back
-        return frames
-
-
-def _newest_frame() -> FrameType | None:
-    """Of the main thread."""
-    return sys._current_frames().get(threading.main_thread().ident or 0)
-
-
-def stacks() -> str:
-    """What Python is doing, on all threads, as faulthandler says it."""
-    with suppress(OSError, RuntimeError), tempfile.TemporaryFile() as file:
-        faulthandler.dump_traceback(file, all_threads=True)
-        file.seek(0)
-        return file.read().decode(errors="replace")
-    return ""

@@ -310,11 +310,8 @@ class Watchdog:
         if inquiry.outcome is not None:
             self._inquiry = None
             is_news = self._conclusions.draw(inquiry.outcome)
-            if (
-                self._stops_after_s is not None
-                and own.failure is None
-                and self._conclusions.is_the_end(inquiry.outcome, inquiry.alarm, self._stops_after_s, is_news=is_news)
-            ):
+            limit_s, alarm = self._stops_after_s, inquiry.alarm
+            if limit_s is not None and self._conclusions.is_the_end(inquiry.outcome, alarm, limit_s, is_news=is_news):
                 self._stop(inquiry.outcome)
             if own.failure is not None:
                 self._failure_is_told.set()
