@@ -55,7 +55,8 @@ class Replica:
         self._is_on_host = device.type == "cpu"
         self._now = -1
         self._taken_now: tuple[int, ...] = ()
-        self._end = 0
+        self._end = self._next = 0
+        self._agenda: deque[tuple[int, tuple[int, ...]]] = deque()
         self._first = 0
         self._steps = array("I", bytes(4 * len(tensors)))
         self._began_ns = self._cost_ns = 0
@@ -66,7 +67,6 @@ class Replica:
         self._is_over = True
         self._gives_up(error)
 
-    @survived
     def forward_begins(self, reductions: int, step: int) -> None:
         """A forward begins that is to be reduced: parameters are at rest.
 
@@ -77,13 +77,20 @@ class Replica:
             reductions: so far.
             step: of the optimizer.
         """
-        if self._is_over:
-            return
+        if not self._now < reductions < self._next and not self._is_over:
+            self._take_what_is_due(reductions, step)
+
+    @survived
+    def _take_what_is_due(self, reductions: int, step: int) -> None:
         if reductions != self._now:
             if reductions >= self._end or reductions < self._now:
                 self._sweep_begins(reductions)
             self._now = reductions
-            self._taken_now = self._schedule.due(reductions)
+            while self._agenda and self._agenda[0][0] < reductions:  # as after a while under join()
+                self._agenda.popleft()
+            is_due = self._agenda and self._agenda[0][0] == reductions
+            self._taken_now = self._agenda.popleft()[1] if is_due else ()
+            self._next = self._agenda[0][0] if self._agenda else self._end
         if self._taken_now and self._can_take():
             began_ns = time.thread_time_ns()
             with torch.no_grad(), torch._C.DisableTorchFunction():
@@ -103,6 +110,7 @@ class Replica:
             self._rows.forget(self._taken_now)
         self._hand_over()
         self._now, self._end = -1, 0
+        self._is_over = True
 
     def sweeps(self) -> list[Sweep]:
         """Those that are over and were not asked for. Called on another thread."""
@@ -134,6 +142,7 @@ class Replica:
                 self._schedule.sweep_is_over(self._cost_ns + device_ns, step_ns)
         self._rows.clear()
         self._first, self._end = reductions, reductions + self._schedule.period
+        self._agenda = deque(self._schedule.agenda(reductions))
         self._began_ns, self._cost_ns = now_ns, time.thread_time_ns() - began_ns
 
     def _hand_over(self) -> None:

@@ -16,6 +16,8 @@ _WARM_UP: Final = 1
 """Sweeps that are not measured ..."""
 _MEASURED: Final = 3
 """... and so many after them that are, before the first period is chosen. All these are of a single step."""
+_COSTS_MORE_ALONE: Final = 4
+"""What is done to one tensor after another finds its code in the processor's caches; done once a step, it does not."""
 _SHRINKS_BELOW: Final = 0.4
 """Of the allowed cost: then half the period would do, with some room to spare."""
 
@@ -30,15 +32,20 @@ class Schedule:
     def __init__(self, numbers: Sequence[int]) -> None:
         self._numbers = numbers
         self.period = 1
-        self._due: list[tuple[int, ...]] = []
+        self._due: dict[int, tuple[int, ...]] = {}
+        """Tensors, by the number of reductions modulo the period."""
         self._cost_ns = 0.0
         self._sweeps = 0
         self._measured: list[tuple[int, float]] = []
         self._set_period(1)
 
-    def due(self, reductions: int) -> tuple[int, ...]:
-        """The tensors that are due."""
-        return self._due[reductions % self.period]
+    def agenda(self, first: int) -> list[tuple[int, tuple[int, ...]]]:
+        """The numbers of reductions at which something is due in a sweep, in order, with the tensors that are.
+
+        Args:
+            first: number of reductions at its beginning.
+        """
+        return sorted((first + (number - first) % self.period, indices) for number, indices in self._due.items())
 
     def sweep_is_over(self, cost_ns: int, step_ns: float) -> None:
         """Choose the next period, by what a sweep has cost.
@@ -54,7 +61,7 @@ class Schedule:
             self._measured.append((cost_ns, step_ns))
             if self._sweeps < _WARM_UP + _MEASURED:
                 return
-            self._cost_ns = min(cost for cost, _ in self._measured)
+            self._cost_ns = _COSTS_MORE_ALONE * min(cost for cost, _ in self._measured)
             step_ns = sum(step for _, step in self._measured) / len(self._measured)
         else:
             self._cost_ns = (self._cost_ns + cost_ns) / 2
@@ -69,7 +76,7 @@ class Schedule:
 
     def _set_period(self, period: int) -> None:
         self.period = period
-        due: list[list[int]] = [[] for _ in range(period)]
+        due: dict[int, list[int]] = {}
         for index, number in enumerate(self._numbers):
-            due[number % period].append(index)
-        self._due = list(map(tuple, due))
+            due.setdefault(number % period, []).append(index)
+        self._due = {number: tuple(indices) for number, indices in due.items()}
