@@ -27,8 +27,8 @@ class Program:
     event: Event
     setting: Setting
     text: str
-    is_after_update: bool
-    """Whether the update of its step is over when the fault happens."""
+    is_after_backward: bool
+    """Whether the fault happens after the step's last bucket: others may be found waiting in the next step."""
 
     @property
     def blamed(self) -> tuple[int, ...]:
@@ -42,7 +42,7 @@ class Program:
         if not self.event.has_step or self.setting.model == "gan":  # of which DDP can't tell the steps by itself
             return None
         update = self.setting.update
-        return (update, update + 1) if self.is_after_update else (update,)
+        return (update, update + 1) if self.is_after_backward else (update,)
 
     @property
     def lines(self) -> tuple[int, ...]:
@@ -87,7 +87,7 @@ def compose(seed: int, *, is_ours: bool | None = None) -> Program:
         event=event,
         setting=setting,
         text=script_of(setting, slots),
-        is_after_update=any(FAULT in slots.get(slot, "") for slot in ("update", "after")),
+        is_after_backward=any(FAULT in slots.get(slot, "") for slot in ("before_update", "update", "after")),
     )
 
 
