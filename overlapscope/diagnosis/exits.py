@@ -11,7 +11,12 @@ from overlapscope.trace.exits import Exit
 
 
 def ended_with(liveness: Liveness, exit_status: int | None) -> Liveness:
-    """The state of a process of which the exit status is known: to its end with an error is no good end."""
+    """The state of a process of which the exit status is known: to its end with an error is no good end.
+
+    ``os._exit(0)`` leaves no word, and is an end all the same.
+    """
+    if liveness == "gone" and exit_status == 0:
+        return "ended"
     return "failed" if liveness == "ended" and exit_status is not None and exit_status > 0 else liveness
 
 

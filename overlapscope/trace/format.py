@@ -86,6 +86,7 @@ INCIDENT_PATTERN: Final = "incident_*.log"
 BOARD_PATTERN: Final = "gradients_*.board"
 REPLICAS_FILE: Final = "replicas.jsonl"
 HYPERPARAMETERS_FILE: Final = "hyperparameters.json"
+FINGERPRINTS_PATTERN: Final = "fingerprints_*.board"
 TABLES_FOLDER: Final = "tables"
 WATCHDOG_FOLDER: Final = "watchdog"
 

@@ -203,6 +203,16 @@ def test_a_bucket_of_another_step_means_that_a_rank_left_one_out() -> None:
     assert (verdict.kind, verdict.blamed, verdict.step, verdict.bucket) == ("step behind", (1,), 1, 0)
 
 
+def test_a_bucket_of_another_step_after_one_of_this_means_that_a_rank_has_not_updated() -> None:
+    """All ranks have reduced step 1; rank 1 then left its update out, so that it counts one step less."""
+    windows = {n: (entry(3, bucket(0), step=1), entry(4, bucket(0), step=1 if n == 1 else 2)) for n in range(3)}
+    order = group(windows, first_divergence=4, divergence="step")
+    verdict = judge(job(*(rank(n, "ended") for n in range(3)), groups=[order]))
+    assert (verdict.kind, verdict.blamed, verdict.step) == ("step behind", (1,), 1)
+    assert "rank 1 has reduced again in step 1, without an update of the optimizer in between" in verdict.sentence
+    assert "launched no" not in verdict.sentence
+
+
 def test_a_rank_whose_batch_goes_on_by_two_has_skipped_one() -> None:
     def window(*batches: int) -> list[object]:
         return [replace(entry(n, bucket(0), step=n), batch=batch) for n, batch in enumerate(batches, start=1)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from overlapscope.diagnosis.evidence import EarlierVerdict, Entry, ExitCall, Failure
+from overlapscope.diagnosis.exits import ended_with
 from overlapscope.diagnosis.judge import judge
 from overlapscope.trace.group_log import FAILED
 from tests.diagnosis.jobs import CLOSED, HELD_UP, TIMED_OUT, group, idle, job, rank, site, trained
@@ -127,3 +128,10 @@ def test_memory_that_ran_out_and_was_caught_is_said_to_have_run_out() -> None:
     call = ExitCall(status=1, call_site=site(90), caught=caught)
     ranks = (rank(0), rank(1, "failed", exit_status=1, exit_call=call), rank(2))
     assert judge(job(*ranks, groups=[HELD_UP])).kind == "out of memory"
+
+
+def test_an_exit_without_a_word_and_without_an_error_is_an_end() -> None:
+    """``os._exit(0)``: its launcher knows."""
+    assert ended_with("gone", 0) == "ended"
+    assert ended_with("gone", None) == ended_with("gone", -9) == "gone"
+    assert ended_with("ended", 3) == "failed"

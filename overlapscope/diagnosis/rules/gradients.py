@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from overlapscope.diagnosis.evidence import RankEvidence, UnreadyParameter
+from overlapscope.diagnosis.evidence import Entry, RankEvidence, UnreadyParameter
 from overlapscope.diagnosis.facts import Facts, Wait
 from overlapscope.diagnosis.rules.waiting import place_of
 from overlapscope.diagnosis.verdict import Verdict
@@ -33,7 +33,7 @@ def _left_by(facts: Facts, rank: int) -> tuple[tuple[UnreadyParameter, ...], boo
     if not unready or rank in facts.unrecorded:
         return None
     has_said_so = _has_complained(one)
-    is_awaited = facts.wait_for((rank,)) is not None or _others_have_the_bucket(facts, rank, unready[0])
+    is_awaited = facts.wait_for((rank,)) is not None or _bucket_of_others(facts, rank, unready[0]) is not None
     is_over = one.standing is not None and one.standing.phase not in ("backward", "finalise", "forward")
     is_there = (
         one.liveness not in ("gone", "stopped", "failed") and facts.is_stuck(rank) and not facts.is_only_slow(rank)
@@ -63,8 +63,10 @@ def _never_ready(
     names = tuple(parameter.name for parameter in unready)
     modules = sorted({parameter.module for parameter in unready})
     where = sorted({parameter.module for parameter in inside})
-    step = wait.missed_by(ranks).step if wait else one.standing.loop_step if one.standing else None
-    if wait is None and step and _has_complained(one):
+    step = one.standing.loop_step if one.standing else None
+    if (launched := wait.missed_by(ranks) if wait else _bucket_of_others(facts, ranks[0], unready[0])) is not None:
+        step = launched.step
+    elif step and _has_complained(one):
         step -= 1  # DDP complains in the forward of the next one
     who = capitalised(ranks_text(ranks))
     not_launched = f"{who} never launched" if is_over else f"{who} {verb(ranks, 'has', 'have')} not launched"
@@ -97,6 +99,7 @@ def _never_ready(
             else (
                 "Use the same branches of the model on all ranks, or pass find_unused_parameters=True.",
                 f"Look at what forward does with {some(modules)} on {ranks_text(ranks)}.",
+                "If the script catches exceptions in its loop: one in backward leaves gradients out as well.",
             )
         ),
         **place,
@@ -115,8 +118,8 @@ def _unready(one: RankEvidence) -> tuple[UnreadyParameter, ...]:
     return ()
 
 
-def _others_have_the_bucket(facts: Facts, rank: int, unready: UnreadyParameter) -> bool:
-    """Whether others launched the bucket where this rank has something else, or nothing yet."""
+def _bucket_of_others(facts: Facts, rank: int, unready: UnreadyParameter) -> Entry | None:
+    """The bucket, if another rank has launched it where this rank has something else, or nothing yet."""
     for group in facts.evidence.groups:
         own = group.windows.get(rank, ())
         number = group.newest.get(rank, 0) + 1
@@ -129,8 +132,8 @@ def _others_have_the_bucket(facts: Facts, rank: int, unready: UnreadyParameter) 
                 signature = entry.signature
                 is_it = signature.bucket != NO_BUCKET and signature.model == unready.model
                 if other != rank and entry.number == number and is_it and signature.bucket <= unready.bucket:
-                    return True
-    return False
+                    return entry
+    return None
 
 
 def _frozen_text(unready: Sequence[UnreadyParameter], ranks: tuple[int, ...], step: int | None) -> str:

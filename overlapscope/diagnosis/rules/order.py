@@ -262,6 +262,14 @@ def _sides(group: GroupOrder, at_number: dict[int, Entry]) -> list[list[int]]:
     return sorted(sides.values(), key=lambda ranks: (-len(ranks), ranks))
 
 
+def _has_reduced(group: GroupOrder, rank: int, step: int, before: int) -> bool:
+    """Whether a rank has launched a bucket of a step before an entry."""
+    return any(
+        entry.step == step and entry.number < before and entry.signature.bucket != NO_BUCKET
+        for entry in group.windows[rank]
+    )
+
+
 def _batch_offsets(group: GroupOrder) -> dict[int, int]:
     """How far each rank's batch has advanced at the first difference, since an entry at which all know theirs."""
     number = group.first_divergence or 0
@@ -301,6 +309,13 @@ def _say(
     if group.divergence == "step":
         ahead, behind = (other, side) if b.step > a.step else (side, other)
         before, after = min(a.step, b.step), max(a.step, b.step)
+        if _has_reduced(group, ahead[0], before, number):
+            return "step behind", (
+                f"From step {before} on, gradients of different steps are averaged: {ranks_text(behind)} "
+                f"{verb(behind, 'has', 'have')} reduced again in step {before}, without an update of the optimizer in "
+                f"between, and {ranks_text(ahead)} {verb(ahead, 'is', 'are')} in step {after} by then ({where}, "
+                f"{collective_text(a)})."
+            )
         return "step behind", (
             f"From step {before} on, gradients of different steps are averaged: {ranks_text(ahead)} launched no "
             f"bucket in step {before}, so {verb(ahead, 'its', 'their')} step {after} is averaged with step "
