@@ -10,6 +10,7 @@ from overlapscope.diagnosis.card import Card, make_card
 from overlapscope.diagnosis.rank_files import read_rank
 from overlapscope.diagnosis.recorded_order import RecordedOrder
 from overlapscope.diagnosis.stacks import user_line
+from overlapscope.trace.exits import read_exits
 from overlapscope.trace.format import ALIVE_FILE, rank_folder
 from overlapscope.trace.group_reader import read_collective_logs
 
@@ -28,7 +29,8 @@ def card_of(run_folder: Path, rank: int, differences: Mapping[str, int]) -> Card
         return None
     logs = read_collective_logs({rank: folder})
     source = RecordedOrder(logs)
-    evidence = read_rank(rank, folder, source.newest_of(rank), is_closed=False).evidence
+    exits = read_exits(run_folder, [])  # who has started it may have seen its end by now
+    evidence = read_rank(rank, folder, source.newest_of(rank), is_closed=False, exits=exits).evidence
     site = user_line(evidence.stacks)  # it was asked for them just now, if it could be
     if evidence.standing is not None and site is not None:
         evidence = replace(evidence, standing=replace(evidence.standing, call_site=site))

@@ -219,6 +219,7 @@ class Facts:
             and standing.since_ns > entry.announced_ns
             and standing.phase != "finalise"
             and not is_consequence(one.failure)
+            and not (one.exit_call is not None and is_consequence(one.exit_call.caught))
         )
         return None if has_gone_on else (group, entry)
 

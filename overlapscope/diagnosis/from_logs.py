@@ -65,6 +65,9 @@ def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidenc
     if not (orders or conversations or is_live or launched_nothing(folders, files, gaps)):
         gaps = (*gaps, no_collectives())
     command = next((each for each in exits if each.is_job), None)
+    job_told_ns = command.told_ns if command and {command.boot_id} == {one.boot for one in files.values()} else None
+    if command is not None and command.status and job_told_ns is not None:
+        ranks = {rank: _told_with_the_job(one, job_told_ns) for rank, one in ranks.items()}
     evidence = Evidence(
         expected_ranks=_expected_ranks(files),
         ranks=ranks,
@@ -77,10 +80,17 @@ def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidenc
         reports=reports,
         gaps=gaps,
         job_status=None if command is None else command.status,
-        job_told_ns=command.told_ns if command and {command.boot_id} == {one.boot for one in files.values()} else None,
+        job_told_ns=job_told_ns,
         job_signal=None if command is None else command.told_signal,
     )
     return evidence, problems
+
+
+def _told_with_the_job(one: RankEvidence, told_ns: int) -> RankEvidence:
+    """A rank that ended after the whole job was told to did not do so of its own accord."""
+    if one.liveness != "ended" or one.ended_ns is None or one.ended_ns < told_ns:
+        return one
+    return replace(one, liveness="gone", told_ns=told_ns)
 
 
 def _closed_logs(logs: CollectiveLogs) -> dict[int, bool]:

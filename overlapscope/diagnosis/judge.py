@@ -1,6 +1,6 @@
 """From evidence to a verdict: which of the things that are wrong is the cause.
 
-The rules are asked in an order, and the first that has an answer is believed:
+The rules are asked in an order, and the first that has an answer is believed, unless the evidence refutes it:
 
 1. What is wrong before the first step: the ranks don't agree on how many they are, one never started, their models
    differ. Whatever comes later follows from it, DDP's own exceptions included.
@@ -28,9 +28,11 @@ from typing import Final
 
 from overlapscope.diagnosis.evidence import Evidence
 from overlapscope.diagnosis.facts import Facts
+from overlapscope.diagnosis.refutations import is_refuted
 from overlapscope.diagnosis.rules import (
     dumped,
     gradients,
+    groups,
     interrupted,
     models,
     new_group,
@@ -56,7 +58,7 @@ _RULES: Final[tuple[Rule, ...]] = (
     gradients.never_ready,
     order.diverged,
     waiting.in_no_sync,
-    order.left_out,
+    groups.left_out,
     interrupted.interrupted,
     processes.failed,
     processes.exited,
@@ -65,7 +67,7 @@ _RULES: Final[tuple[Rule, ...]] = (
     processes.killed,
     processes.killed_at_the_end,
     new_group.not_called,
-    order.interleaved,
+    groups.interleaved,
     waiting.uneven_inputs,
     silent.not_reduced,
     replicas.differ,
@@ -104,7 +106,8 @@ _EXPLAIN_DRIFT: Final = (
 def judge(evidence: Evidence) -> Verdict:
     """Judge a job: what is wrong with it, if anything is."""
     facts = Facts(evidence)
-    verdict = next((found for rule in _RULES if (found := rule(facts)) is not None), None)
+    found_by_rules = (found for rule in _RULES if (found := rule(facts)) is not None)
+    verdict = next((found for found in found_by_rules if not is_refuted(facts, found)), None)
     if verdict is None:
         verdict = otherwise.cannot_tell(facts)
     also = [

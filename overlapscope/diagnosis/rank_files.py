@@ -157,6 +157,8 @@ def read_rank(
     liveness = ended_with(_liveness(ended, where, is_closed=is_closed, has_ended=has_ended), exit_status)
     if state_before is not None and has_gone_on:
         liveness = state_before
+    if told_ns is not None and liveness == "ended":
+        liveness = "gone"  # its handler, or spawn, made a good end of it
     world_size = run.get("world_size")
     evidence = RankEvidence(
         rank=rank,

@@ -137,7 +137,7 @@ ENDS: Final = (
     Event(
         name="exit at once with an error",
         write=_exits(("os._exit(1)", "os._exit(17)")),
-        kinds=("failed",),
+        kinds=("failed", "killed"),
         has_line=False,
     ),
     Event(

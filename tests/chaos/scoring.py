@@ -38,7 +38,7 @@ def score(verdict: Verdict, program: Program) -> Score:
         return Score("missed", "'slow' of a faulty job")
     if verdict.kind not in (*event.kinds, *event.vague):
         return Score("wrong", f"'{verdict.kind}' instead of '{event.kinds[0]}'")
-    if innocent := set(verdict.blamed) - set(program.blamed):
+    if innocent := set(verdict.named) - set(program.blamed):
         return Score("wrong", f"blames {sorted(innocent)} instead of {list(program.blamed)}")
     text = " ".join((verdict.sentence, *verdict.evidence))
     if found := [phrase for phrase in event.false_phrases if phrase in text]:
@@ -52,14 +52,19 @@ def _completeness(verdict: Verdict, program: Program) -> Score:
     is_open = event.is_between_two or (event.is_disagreement and program.setting.ranks == 2)
     if verdict.kind in event.vague:
         return Score("partly", f"'{verdict.kind}', less than '{event.kinds[0]}'")
-    if program.steps and verdict.step is not None and verdict.step not in program.steps:
+    if program.steps and verdict.step is not None and not _steps_of(verdict) & set(program.steps):
         is_near = min(abs(verdict.step - step) for step in program.steps) == 1
         return Score("partly" if is_near else "wrong", f"step {verdict.step} instead of {program.steps[0]}")
-    if not verdict.blamed and event.blame != "all" and not is_open:
+    if not verdict.named and event.blame != "all" and not is_open:
         return Score("partly", f"blames nobody instead of {list(program.blamed)}")
     if program.lines and not _lines_of(verdict) & set(program.lines):
         return Score("partly", f"lines {sorted(_lines_of(verdict)) or 'unknown'} instead of {program.lines[0]}")
     return Score("right")
+
+
+def _steps_of(verdict: Verdict) -> set[int]:
+    """The steps in one of which it began, as far as a verdict says."""
+    return set() if verdict.step is None else set(range(verdict.step, (verdict.last_step or verdict.step) + 1))
 
 
 def _lines_of(verdict: Verdict) -> set[int]:

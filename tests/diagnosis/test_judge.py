@@ -280,6 +280,29 @@ def test_a_member_that_is_in_the_next_step_has_left_the_collective_of_its_subgro
     assert (verdict.call_sites or {})[0].line == 88
 
 
+@pytest.mark.parametrize(("batch", "kind"), [(2, "groups interleaved"), (5, "missing collective")])
+def test_a_rank_that_is_at_a_later_batch_of_the_same_step_has_left_the_collective_out(batch: int, kind: str) -> None:
+    """Gradients are accumulated, so that many batches are one step."""
+    before = [entry(1, bucket(0), step=1)]
+    waits = replace(entry(4, all_reduce("metric"), step=2, is_done=False), batch=2, announced_ns=10**6)
+    pair = group({0: [waits]}, name="pair", ranks=(0, 1))
+    further = replace(entry(2, bucket(0), step=2, is_done=False), batch=batch, announced_ns=10**6)
+    everyone = group({0: before, 1: [*before, further], 2: [*before, further]}, ranks=(0, 1, 2))
+    assert judge(job(rank(0, step=2), rank(1, step=2), rank(2, step=2), groups=[everyone, pair])).kind == kind
+
+
+def test_lines_that_were_apart_before_the_first_difference_are_said() -> None:
+    """An extra forward of DDP on one rank: its buffers are first matched with those of the others' next forward."""
+    buffers = Signature(op="broadcast", elements=9, dtype="float32", role="buffers")
+    others = [entry(n, one, line=80 + n) for n, one in enumerate([bucket(0), buffers, bucket(0)], start=1)]
+    own = [others[0], replace(others[1], call_site=site(99)), entry(3, buffers, line=81)]
+    order = group({0: others, 1: own, 2: others}, first_divergence=3, divergence="signature")
+    verdict = judge(job(*(rank(n) for n in range(3)), groups=[order]))
+    assert verdict.blamed == (1,)
+    assert any("Already collective 2 was launched at different lines" in said for said in verdict.evidence)
+    assert (verdict.call_sites or {})[1] == site(99)
+
+
 def test_a_send_that_nobody_receives_is_a_missing_one() -> None:
     sends = Signature(op="send", elements=10, dtype="float32", peer=1)
     later = [replace(entry(9, bucket(0), step=3, is_done=False), announced_ns=10**9)]

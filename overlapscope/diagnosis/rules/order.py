@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from overlapscope.diagnosis.evidence import Entry, GroupOrder
-from overlapscope.diagnosis.facts import Facts, Wait, minority
+from overlapscope.diagnosis.facts import Facts, minority
 from overlapscope.diagnosis.rules.continuation import Continuation, continuation_of
+from overlapscope.diagnosis.rules.groups import MISSING_COLLECTIVE_ADVICE
 from overlapscope.diagnosis.verdict import FaultKind, Verdict
 from overlapscope.diagnosis.wording import (
     at,
@@ -14,21 +15,17 @@ from overlapscope.diagnosis.wording import (
     collective_text,
     group_text,
     in_step,
-    joined,
     loop_step,
     ranks_text,
     verb,
 )
-from overlapscope.trace.group_log import FAILED
 from overlapscope.trace.signature import NO_BUCKET
 
 _SEVERITY: Final = ("signature", "step", "batch", "names")
 _MOST_SHOWN: Final = 8
-_STEPS_LEFT_BEHIND: Final = 2
-"""Steps of grace: a collective of the previous step may still be about to be launched, say by another thread."""
 _ADVICE: Final[dict[str, str]] = {
     "different collectives": "Make all ranks take the same branch, with tensors of the same size and dtype.",
-    "missing collective": "Look for a collective inside an `if` that depends on the rank or on the data.",
+    "missing collective": MISSING_COLLECTIVE_ADVICE,
     "swapped collectives": "Launch collectives in the same order on all ranks, not in that of a set or of completion.",
     "step behind": "Enter no_sync() and skip steps (NaN checks) on all ranks or on none; let the ranks agree first.",
     "batch skipped": "Skip or repeat a batch on all ranks or none; DistributedSampler and join() keep them together.",
@@ -69,7 +66,11 @@ def diverged(facts: Facts) -> Verdict | None:
         has = verb(unreduced, "has", "have")
         evidence.append(f"{capitalised(ranks_text(unreduced))} {has} run every backward since then under no_sync().")
     if already := _already_elsewhere(group, number, side[0], other[0]):
-        evidence.append(already)
+        evidence.append(
+            f"Already collective {already[0].number} was launched at different lines:{at(already[0].call_site)} on "
+            f"rank {side[0]},{at(already[1].call_site)} on rank {other[0]}."
+        )
+        sites |= {rank: e.call_site for rank, e in zip((side[0], other[0]), already, strict=True) if e.call_site}
     if not blamed:
         evidence.append("No side has a majority, so no rank is blamed.")
     return Verdict(
@@ -89,151 +90,20 @@ def diverged(facts: Facts) -> Verdict | None:
     )
 
 
-def _already_elsewhere(group: GroupOrder, number: int, a: int, b: int) -> str:
-    """Where two ranks have launched the same before the first difference, at lines that differ and had not before."""
-    lines = [
-        {entry.number: entry.call_site for entry in group.windows[rank] if entry.number < number} for rank in (a, b)
-    ]
-    common = sorted(lines[0].keys() & lines[1].keys())
-    apart = [one for one in common if lines[0][one] != lines[1][one]]
+def _already_elsewhere(group: GroupOrder, number: int, a: int, b: int) -> tuple[Entry, Entry] | None:
+    """Where two ranks first launched the same, before they differ, at lines that differ and had not before."""
+    of_a, of_b = ({e.number: e for e in group.windows[rank] if e.number < number} for rank in (a, b))
+    common = sorted(of_a.keys() & of_b.keys())
+    apart = [one for one in common if of_a[one].call_site != of_b[one].call_site]
     if not apart or apart[0] == common[0] or apart != common[common.index(apart[0]) :]:
-        return ""
-    first = apart[0]
-    sites = [f"{lines[index][first]} on rank {rank}" for index, rank in enumerate((a, b)) if lines[index][first]]
-    return f"Already collective {first} was launched at different lines: {' and '.join(sites)}." if sites else ""
+        return None
+    return of_a[apart[0]], of_b[apart[0]]
 
 
 def _is_in_no_sync(facts: Facts, rank: int, step: int) -> bool:
     """Whether a rank has gone through a step without reducing anything, and does not reduce since."""
     one = facts.ranks.get(rank)
     return one is not None and one.no_sync_since is not None and one.no_sync_since <= step < one.steps_done
-
-
-def interleaved(facts: Facts) -> Verdict | None:
-    """Ranks wait for each other, each in a group whose next collective another of them has not reached."""
-    waits = _cycle(facts)
-    if len({(wait.group.name, wait.is_point_to_point) for wait in waits}) < 2:
-        return None
-    first = min(waits, key=lambda wait: wait.entry.step)
-    gone_on = tuple(wait.rank for wait in waits if wait.rank in first.late and wait.entry.step > first.entry.step)
-    if gone_on:
-        return _left_out(facts, first, gone_on)
-    if len({wait.group.name for wait in waits}) == 1:
-        return _unanswered(waits)
-    sides: dict[str, list[int]] = {}
-    for wait in facts.waits:
-        sides.setdefault(wait.group.name, []).append(wait.rank)
-    said = [
-        f"rank {wait.rank} waits in {group_text(wait.group)} ({collective_text(wait.entry)}{at(wait.entry.call_site)}) "
-        f"for {ranks_text(wait.late)}"
-        for wait in waits
-    ]
-    # Who is in one of the groups only has no choice where to wait, so that it does not count.
-    common = set.intersection(*(set(wait.group.ranks) for wait in waits))
-    of_both = {name: [rank for rank in ranks if rank in common] for name, ranks in sides.items()}
-    return Verdict(
-        kind="groups interleaved",
-        sentence=f"Ranks have entered process groups in different orders and wait for each other: {joined(said)}.",
-        alternative=f"{ranks_text(first.late)} may have left out the collective that rank {first.rank} waits in",
-        blamed=minority(of_both.values(), len(common)),
-        concerned=tuple(sorted(wait.rank for wait in waits)),
-        step=loop_step(first.entry),
-        group=first.group.name,
-        number=first.entry.number,
-        call_sites={wait.rank: wait.entry.call_site for wait in waits if wait.entry.call_site} or None,
-        windows={wait.rank: wait.group.windows[wait.rank] for wait in waits},
-        evidence=("Within each group the order is the same on all ranks, as far as they got.",),
-        advice=("Launch the collectives of different groups in the same order on all ranks.",),
-    )
-
-
-def _unanswered(waits: list[Wait]) -> Verdict:
-    """A send or a recv whose other side waits in something else of the same group."""
-    wait = next(one for one in waits if one.is_point_to_point)
-    (peer,) = wait.late
-    other = next((one for one in waits if one.rank == peer), None)
-    does = "sent" if wait.entry.signature.op == "recv" else "received"
-    elsewhere = ""
-    if other is not None:
-        elsewhere = (
-            f": it waits for {ranks_text(other.late)} in {collective_text(other.entry)}{at(other.entry.call_site)}"
-        )
-    return Verdict(
-        kind="missing collective",
-        sentence=f"Rank {wait.rank} waits in {collective_text(wait.entry)}{at(wait.entry.call_site)}"
-        f"{in_step(wait.entry)}, and rank {peer} has not {does}{elsewhere}.",
-        concerned=tuple(sorted(one.rank for one in waits)),
-        step=loop_step(wait.entry),
-        group=wait.group.name,
-        number=wait.entry.number,
-        call_sites={one.rank: one.entry.call_site for one in waits if one.entry.call_site} or None,
-        windows={one.rank: one.group.windows[one.rank] for one in waits},
-        advice=("Give every recv a send on the other side, before either of the two enters a collective.",),
-    )
-
-
-def left_out(facts: Facts) -> Verdict | None:
-    """A collective failed, or does not end, because a rank of its group never entered it and went on."""
-    if facts.is_from_dumps:
-        return None
-    known = facts.ranks.keys() - set(facts.unrecorded)
-    for group in facts.evidence.groups:
-        newest = {rank: group.newest.get(rank, 0) for rank in group.ranks if rank in known}
-        number = min(newest.values(), default=0) + 1
-        entries = [(rank, e) for rank, window in group.windows.items() for e in window if e.number == number]
-        if not entries or any(e.state == "completed" for _, e in entries):
-            continue
-        rank, entry = min(entries, key=lambda pair: pair[1].announced_ns)
-        late = tuple(other for other, reached in newest.items() if reached < number)
-        has_failed = any(e.flags & FAILED for _, e in entries)
-        steps = 1 if has_failed else _STEPS_LEFT_BEHIND
-        gone_on = tuple(other for other in late if _newest_step(facts, other) >= entry.step + steps)
-        if gone_on:
-            return _left_out(facts, Wait(rank, group, entry, late), gone_on)
-    return None
-
-
-def _newest_step(facts: Facts, rank: int) -> int:
-    entries = [entry for group in facts.evidence.groups if (entry := facts.newest(group, rank)) is not None]
-    return max((entry.step for entry in entries), default=0)
-
-
-def _cycle(facts: Facts) -> list[Wait]:
-    """Ranks that each wait for the next one, and the last for the first."""
-    if facts.awaited or not any(facts.is_stuck(rank) for rank in facts.waiting):
-        return []
-    by_rank = {wait.rank: wait for wait in facts.waits}
-    path: list[int] = []
-    rank = min(by_rank, default=None)
-    while rank is not None and rank not in path:
-        path.append(rank)
-        rank = next((late for late in by_rank[rank].late if late in by_rank), None)
-    return [] if rank is None else [by_rank[one] for one in path[path.index(rank) :]]
-
-
-def _left_out(facts: Facts, wait: Wait, ranks: tuple[int, ...]) -> Verdict:
-    """Ranks are in a later step already, although others still wait for them in an earlier one."""
-    missed = wait.missed_by(ranks)
-    whom = f"{ranks_text(ranks)}, which {verb(ranks, 'has', 'have')} gone on to the next step without it"
-    fate = (
-        f"which failed because {ranks_text(ranks)} never joined it and went on to the next step"
-        if missed.flags & FAILED
-        else f"and waits there for {whom}"
-    )
-    return Verdict(
-        kind="missing collective",
-        sentence=f"{capitalised(in_step(missed).lstrip())} rank {wait.rank} launched {collective_text(missed)}"
-        f"{at(missed.call_site)} in {group_text(wait.group)}{',' if missed.flags & FAILED else ''} {fate}.",
-        blamed=ranks if len(facts.world) > 2 else (),
-        concerned=tuple(sorted({wait.rank, *ranks})),
-        step=loop_step(missed),
-        group=wait.group.name,
-        number=missed.number,
-        parameters=missed.signature.parameters,
-        call_sites={wait.rank: missed.call_site} if missed.call_site else None,
-        windows={rank: wait.group.windows[rank] for rank in sorted({wait.rank, *ranks}) if rank in wait.group.windows},
-        advice=(_ADVICE["missing collective"],),
-    )
 
 
 def _when(group: GroupOrder) -> tuple[int, int, int]:

@@ -8,6 +8,7 @@ from typing import Final
 
 from overlapscope.diagnosis.evidence import GroupOrder
 from overlapscope.diagnosis.facts import Facts, is_busy
+from overlapscope.diagnosis.refutations import SILENT_FAULTS
 from overlapscope.diagnosis.rules import processes, replicas
 from overlapscope.diagnosis.verdict import FaultKind, Verdict
 from overlapscope.diagnosis.wording import (
@@ -42,14 +43,20 @@ _OBSERVED: Final[dict[str, FaultKind]] = {
     "swapped collectives": "swapped collectives",
     "missing collective": "missing collective",
     "different collectives": "different collectives",
+    "models differ": "models differ",
+    "settings differ": "settings differ",
 }
 
 
 def reported(facts: Facts) -> Verdict | None:
     """What a watchdog saw while the job ran, if the job did not end well: some faults leave no trace."""
-    if {*facts.with_liveness("ended"), *facts.unrecorded} == set(facts.world):
-        return None
-    reports = [report for report in facts.evidence.reports if report.kind in _OBSERVED]
+    has_ended_well = {*facts.with_liveness("ended"), *facts.unrecorded} == set(facts.world)
+    reports = [
+        report
+        for report in facts.evidence.reports
+        if report.kind in _OBSERVED
+        and (not has_ended_well or (report.kind in SILENT_FAULTS and not report.alternative))
+    ]
     if not reports:
         return None
     first = min(reports, key=lambda report: report.time_ns)

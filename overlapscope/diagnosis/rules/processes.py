@@ -268,7 +268,7 @@ def _how_it_died(one: RankEvidence) -> str:
     ):
         if text in one.stacks:
             return how
-    return "killed"
+    return "killed, or ended by os._exit,"
 
 
 def _not_running(facts: Facts, ranks: tuple[int, ...], kind: FaultKind, what: str, advice: str) -> Verdict | None:

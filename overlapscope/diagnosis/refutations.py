@@ -1,0 +1,114 @@
+"""What refutes a verdict: evidence with which it can't be true, whichever rule has found it.
+
+Rules say what they need; this says what must not be. ``docs/faults.md`` has both as a table for people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from overlapscope.diagnosis.evidence import RankEvidence
+from overlapscope.diagnosis.facts import Facts, is_consequence
+from overlapscope.diagnosis.verdict import FaultKind, Verdict
+
+Refutation = Callable[[Facts, Verdict], bool]
+
+
+def is_refuted(facts: Facts, verdict: Verdict) -> bool:
+    """Whether the evidence contradicts a verdict."""
+    return any(refutes(facts, verdict) for refutes in _REFUTATIONS.get(verdict.kind, ()))
+
+
+def _named(facts: Facts, verdict: Verdict) -> Iterable[RankEvidence]:
+    return (facts.ranks[rank] for rank in verdict.named if rank in facts.ranks)
+
+
+def _was_unrecorded(facts: Facts, verdict: Verdict) -> bool:
+    """What a rank has not done is said of one that was not recorded."""
+    return bool(set(verdict.named) & set(facts.unrecorded))
+
+
+def _did_not_end_well(facts: Facts, verdict: Verdict) -> bool:
+    return any(one.failure or one.exit_status or one.was_told_to_end for one in _named(facts, verdict))
+
+
+def _was_not_killed(facts: Facts, verdict: Verdict) -> bool:
+    return any(
+        one.was_told_to_end or (one.exit_status is not None and one.exit_status >= 0) for one in _named(facts, verdict)
+    )
+
+
+def _has_not_failed(facts: Facts, verdict: Verdict) -> bool:
+    return any(
+        is_consequence(one.failure) or (one.failure is None and not (one.exit_status or 0) > 0)
+        for one in _named(facts, verdict)
+    )
+
+
+def _has_begun(facts: Facts, verdict: Verdict) -> bool:
+    return any(group.newest.get(rank) for rank in verdict.named for group in facts.evidence.groups)
+
+
+def _has_launched_it(facts: Facts, verdict: Verdict) -> bool:
+    """A bucket that never was ready is in the log; of several models nobody knows whose it is."""
+    return verdict.bucket is not None and any(
+        (entry.signature.bucket, entry.step) == (verdict.bucket, verdict.step)
+        for one in _named(facts, verdict)
+        if len(one.models) == 1
+        for group in facts.evidence.groups
+        for entry in group.windows.get(one.rank, ())
+    )
+
+
+def _goes_on(facts: Facts, verdict: Verdict) -> bool:
+    """Of a job that runs: it computes, has come to its end, or has moved a moment ago."""
+    if not facts.evidence.is_live:
+        return False
+    return any(
+        one.liveness == "ended" or facts.is_only_slow(one.rank) or not facts.is_stuck(one.rank)
+        for one in _named(facts, verdict)
+    )
+
+
+def _runs_again(facts: Facts, verdict: Verdict) -> bool:
+    return facts.evidence.is_live and any(one.liveness != "stopped" for one in _named(facts, verdict))
+
+
+def _lets_others_run(facts: Facts, verdict: Verdict) -> bool:
+    return facts.evidence.is_live and any(not one.holds_gil for one in _named(facts, verdict))
+
+
+def _something_is_amiss(facts: Facts, _: Verdict) -> bool:
+    """Something is missing or has failed, or was reported and not taken back."""
+    evidence = facts.evidence
+    ended_badly = any(one.failure or (one.exit_status or 0) > 0 for one in facts.ranks.values())
+    is_lacking = bool(evidence.gaps or facts.unrecorded)
+    silent = any(report.kind in SILENT_FAULTS and not report.alternative for report in evidence.reports)
+    return ended_badly or is_lacking or silent or bool(evidence.job_status) or bool(facts.with_liveness("gone"))
+
+
+SILENT_FAULTS: Final[tuple[FaultKind, ...]] = (
+    "models differ",
+    "settings differ",
+    "swapped collectives",
+    "step behind",
+    "batch skipped",
+    "not reduced",
+    "replicas differ",
+)
+"""With which a job comes to its end all the same."""
+
+_REFUTATIONS: Final[dict[FaultKind, tuple[Refutation, ...]]] = {
+    "healthy": (_something_is_amiss,),
+    "uneven inputs": (_was_unrecorded, _did_not_end_well),
+    "gradients never ready": (_was_unrecorded, _has_launched_it),
+    "waits for data": (_was_unrecorded, _goes_on),
+    "stuck": (_was_unrecorded, _goes_on),
+    "stopped": (_runs_again,),
+    "holds the GIL": (_lets_others_run,),
+    "killed": (_was_not_killed,),
+    "failed": (_has_not_failed,),
+    "out of memory": (_has_not_failed,),
+    "never started": (_has_begun,),
+}
