@@ -39,6 +39,7 @@ class DataPosition:
         """Batches from the data loader that was last asked; None if none was since the last forward."""
         self._repeated = _MOST_REPEATED
         """How often in a row a forward was given no new batch of a data loader."""
+        self._had_uneven_inputs = False
         self._counter: tuple[CodeType, str] | None = None
         self._growing: dict[tuple[CodeType, str], tuple[int, int]] = {}
         """Candidates for the loop's counter: their newest value, and how often in a row they have grown by one."""
@@ -56,7 +57,8 @@ class DataPosition:
         Args:
             has_uneven_inputs: it is under ``join()``, where ranks may be at different steps.
         """
-        self._position.flags = UNEVEN_INPUTS if has_uneven_inputs else 0
+        self._had_uneven_inputs |= has_uneven_inputs  # ranks count different steps from then on
+        self._position.flags = UNEVEN_INPUTS if self._had_uneven_inputs else 0
         if self._yielded is not None:
             self._position.batch, self._yielded, self._repeated = self._yielded, None, 0
         elif self._repeated < _MOST_REPEATED:

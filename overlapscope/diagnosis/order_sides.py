@@ -12,7 +12,7 @@ from overlapscope.trace.signature import Signature
 from overlapscope.units import format_bytes, format_ns
 
 _FLAG_TEXTS: Final = {
-    UNEVEN_INPUTS: "inside join()",
+    UNEVEN_INPUTS: "inside join() or after it",
     SHADOW: "by a rank that has joined, in place of another's",
 }
 

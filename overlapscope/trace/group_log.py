@@ -36,7 +36,7 @@ UNKNOWN: Final = 0xFFFFFFFF
 UNKNOWN_PHASE: Final = 0xFF
 
 UNEVEN_INPUTS: Final = 1
-"""Flag: launched inside ``join()``, where ranks may be at different steps."""
+"""Flag: launched inside ``join()``, or after one, where ranks may be at different steps."""
 SHADOW: Final = 2
 """Flag: launched by a rank that has joined, in place of another rank's."""
 FAILED: Final = 4

@@ -96,6 +96,8 @@ def train_healthily(trace: str, how: str) -> None:
     if how == "join":
         with training.model.join():
             loop()
+        batches = 10  # together again, and with different numbers of steps behind them
+        loop()
     else:
         loop()
 

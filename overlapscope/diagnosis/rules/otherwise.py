@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from overlapscope.diagnosis.evidence import GroupOrder
-from overlapscope.diagnosis.facts import Facts, is_busy
+from overlapscope.diagnosis.facts import Facts, is_busy, minority
 from overlapscope.diagnosis.refutations import SILENT_FAULTS
 from overlapscope.diagnosis.rules import processes, replicas
 from overlapscope.diagnosis.verdict import FaultKind, Verdict
@@ -179,6 +179,7 @@ def _ended_apart(facts: Facts) -> Verdict | None:
             sentence=f"{capitalised(ranks_text(behind))} finished after collective {least} of {group_text(group)} "
             f"and never entered the next one, which rank {ahead} launched{in_step(first)}: "
             f"{collective_text(first)}{at(first.call_site)}.",
+            blamed=minority([behind, [rank for rank in there if rank not in behind]], len(group.ranks)),
             concerned=tuple(sorted({*behind, ahead})),
             step=loop_step(first),
             group=group.name,
