@@ -12,6 +12,9 @@ from overlapscope.diagnosis.evidence import RankEvidence
 from overlapscope.diagnosis.facts import Facts, is_consequence
 from overlapscope.diagnosis.verdict import FaultKind, Verdict
 
+_AWAKE_NS: Final = 2_000_000_000
+"""A watchdog that was heard of so recently runs Python code."""
+
 Refutation = Callable[[Facts, Verdict], bool]
 
 
@@ -76,7 +79,10 @@ def _runs_again(facts: Facts, verdict: Verdict) -> bool:
 
 
 def _lets_others_run(facts: Facts, verdict: Verdict) -> bool:
-    return facts.evidence.is_live and any(not one.holds_gil for one in _named(facts, verdict))
+    return facts.evidence.is_live and any(
+        not one.holds_gil and one.heard_ns_ago is not None and one.heard_ns_ago < _AWAKE_NS
+        for one in _named(facts, verdict)
+    )
 
 
 def _something_is_amiss(facts: Facts, _: Verdict) -> bool:

@@ -90,7 +90,7 @@ def test_ranks_that_all_finish_after_an_error_that_they_caught_are_not_healthy()
     ranks = [rank(n, "ended") for n in range(3)]
     logs = group({0: failing(trained(9)), 1: trained(6), 2: failing(trained(9))})
     verdict = judge(job(*ranks, groups=[logs], job_status=0))
-    assert (verdict.kind, verdict.blamed, verdict.number) == ("missing collective", (), 7)
+    assert (verdict.kind, verdict.blamed, verdict.number) == ("missing collective", (1,), 7)
     assert "Rank 1 finished after collective 6 of the default group and never entered the next one" in verdict.sentence
 
 

@@ -28,7 +28,7 @@ LATE = idle(rank(1, phase="data_wait", step=2, since_ns=10**9, stacks=IN_LOADER)
         ("stuck", LATE, replace(LATE, is_working=True)),
         ("stuck", LATE, replace(LATE, unrecorded_because="a full disk")),
         ("stopped", rank(1, "stopped"), rank(1, "sleeping")),
-        ("holds the GIL", rank(1, "running", holds_gil=True), rank(1, "running")),
+        ("holds the GIL", rank(1, "running"), rank(1, "running", heard_ns_ago=0)),
         ("killed", rank(1, "gone", exit_status=-9), rank(1, "gone", exit_status=1)),
         ("killed", rank(1, "gone"), rank(1, "gone", exit_status=-15, told_ns=1)),
         ("failed", rank(1, "failed", failure=OWN), rank(1, "failed", failure=CLOSED)),
