@@ -27,7 +27,9 @@ from overlapscope.diagnosis.wording import (
 from overlapscope.trace.signature import NO_BUCKET
 
 _MAY_GO_ON: Final = "something that takes this long once looks the same from here"
-_MIGHT_HAVE_GONE_ON: Final = "something that takes this long once looks the same: the job may have been ended too early"
+_MIGHT_HAVE_GONE_ON: Final = (
+    "something that takes this long once looks the same, and the job may have been ended too early"
+)
 _WAITING: Final[dict[Waiting, str]] = {
     "data loader": "waiting for data",
     "thread": "waiting for a lock or another thread",
