@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
-from overlapscope.diagnosis.facts import BUSY_PATIENCE_NS, STUCK_AT_START_NS, long_standstill_ns
+from overlapscope.diagnosis.facts import BUSY_PATIENCE_NS, ENOUGH_STEPS, STUCK_AT_START_NS, long_standstill_ns
 
 PATIENCE_S: Final = 3.0
 """Least limit, however short the steps are: garbage collections, page faults and other jobs hold ranks up."""
@@ -19,7 +19,6 @@ PATIENCE_WITH_THE_DEAD_S: Final = 1.0
 """Limit for a rank that will not come any more."""
 
 _STEPS: Final = 4
-_ENOUGH_STEPS: Final = 4
 _ENOUGH_ADVANCES: Final = 8
 _KEPT: Final = 64
 _USUAL: Final = 0.9
@@ -76,7 +75,7 @@ class Rhythm:
     @property
     def step_s(self) -> float | None:
         """The median step time; None while too few steps were seen."""
-        return median(self._steps_s) if self._steps_seen >= _ENOUGH_STEPS else None
+        return median(self._steps_s) if self._steps_seen >= ENOUGH_STEPS else None
 
     def idle_s(self, now_s: float) -> float:
         """How long nothing has happened."""

@@ -17,6 +17,8 @@ STUCK_AFTER_NS: Final = 3_000_000_000
 STUCK_AFTER_STEPS: Final = 4
 """... nor one shorter than this many usual steps."""
 
+ENOUGH_STEPS: Final = 4
+"""After so many it is known what a step usually takes."""
 STUCK_AT_START_NS: Final = 20_000_000_000
 """Instead, while the step time is unknown: compilation, autotuning and starting data loaders take their time."""
 

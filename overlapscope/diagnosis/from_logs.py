@@ -27,6 +27,8 @@ from overlapscope.trace.sweep_file import read_sweeps
 Progress = Callable[[int, int], None]
 """Called with (ranks read so far, ranks in all)."""
 
+_LONGEST_SLEEP_NS: Final = 1_500_000_000
+"""Between two signs of life of a watchdog, on a busy host."""
 _SEEN_STANDING: Final = ("slow", "stuck", "waits for data", "stopped", "holds the GIL", "killed")
 """Kinds of reports that tell the line where a rank is."""
 
@@ -67,7 +69,7 @@ def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidenc
     command = next((each for each in exits if each.is_job), None)
     job_told_ns = command.told_ns if command and {command.boot_id} == {one.boot for one in files.values()} else None
     if command is not None and command.status and job_told_ns is not None:
-        ranks = {rank: _told_with_the_job(one, job_told_ns) for rank, one in ranks.items()}
+        ranks = {rank: _told_with_the_job(one, files[rank].alive_ns, job_told_ns) for rank, one in ranks.items()}
     evidence = Evidence(
         expected_ranks=_expected_ranks(files),
         ranks=ranks,
@@ -86,11 +88,20 @@ def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidenc
     return evidence, problems
 
 
-def _told_with_the_job(one: RankEvidence, told_ns: int) -> RankEvidence:
-    """A rank that ended after the whole job was told to did not do so of its own accord."""
-    if one.liveness != "ended" or one.ended_ns is None or one.ended_ns < told_ns:
-        return one
-    return replace(one, liveness="gone", told_ns=told_ns)
+def _told_with_the_job(one: RankEvidence, alive_ns: int | None, told_ns: int) -> RankEvidence:
+    """A rank that ended after the whole job was told to, or was there until then, did not do so of its own accord.
+
+    Args:
+        alive_ns: when its watchdog was last awake.
+    """
+    has_ended_since = one.liveness == "ended" and one.ended_ns is not None and one.ended_ns >= told_ns
+    is_gone_since = (
+        one.liveness == "gone"
+        and one.exit_status is None
+        and alive_ns is not None
+        and alive_ns >= told_ns - _LONGEST_SLEEP_NS
+    )
+    return replace(one, liveness="gone", told_ns=told_ns) if has_ended_since or is_gone_since else one
 
 
 def _closed_logs(logs: CollectiveLogs) -> dict[int, bool]:

@@ -21,7 +21,7 @@ from overlapscope.diagnosis.evidence import (
     Unreduced,
 )
 from overlapscope.diagnosis.exits import call_site_of, ended_with, exit_call_of, exit_of, failure_of
-from overlapscope.diagnosis.facts import is_interrupted
+from overlapscope.diagnosis.facts import ENOUGH_STEPS, is_interrupted
 from overlapscope.diagnosis.hyperparameters import hyperparameters_of
 from overlapscope.diagnosis.process import is_here, liveness_of, written_ns
 from overlapscope.diagnosis.rank_models import models_of, unready_parameters
@@ -195,7 +195,7 @@ def read_rank(
     if liveness in ("running", "sleeping", "stopped"):
         now_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         joins_ns = now_ns - (standing or Standing(step=0)).since_ns
-        is_starting = not len(steps) and bool(run.get("models"))
+        is_starting = evidence.steps_done < ENOUGH_STEPS and bool(run.get("models"))
         idle = idle_ns(records, newest, now_ns) if has_joined else joins_ns
         evidence = replace(evidence, idle_ns=idle, is_starting=is_starting)
     elif liveness in ("gone", "unknown") and alive_ns is not None:

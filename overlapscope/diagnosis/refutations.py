@@ -75,7 +75,7 @@ def _goes_on(facts: Facts, verdict: Verdict) -> bool:
 
 
 def _runs_again(facts: Facts, verdict: Verdict) -> bool:
-    return facts.evidence.is_live and any(one.liveness != "stopped" for one in _named(facts, verdict))
+    return facts.evidence.is_live and any(one.liveness in ("running", "sleeping") for one in _named(facts, verdict))
 
 
 def _lets_others_run(facts: Facts, verdict: Verdict) -> bool:
