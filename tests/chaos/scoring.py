@@ -38,8 +38,10 @@ def score(verdict: Verdict, program: Program) -> Score:
         return Score("missed", "'slow' of a faulty job")
     if verdict.kind not in (*event.kinds, *event.vague):
         return Score("wrong", f"'{verdict.kind}' instead of '{event.kinds[0]}'")
-    if innocent := set(verdict.named) - set(program.blamed):
+    if innocent := set(verdict.blamed) - set(program.blamed):
         return Score("wrong", f"blames {sorted(innocent)} instead of {list(program.blamed)}")
+    if innocent := set(verdict.suspected) - set(program.blamed):
+        return Score("partly", f"suspects {sorted(innocent)} instead of {list(program.blamed)}")
     text = " ".join((verdict.sentence, *verdict.evidence))
     if found := [phrase for phrase in event.false_phrases if phrase in text]:
         return Score("wrong", f"'{found[0]}' is not so")

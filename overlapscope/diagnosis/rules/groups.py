@@ -151,6 +151,9 @@ def _left_out(facts: Facts, wait: Wait, ranks: tuple[int, ...]) -> Verdict:
         kind="missing collective",
         sentence=f"{capitalised(in_step(missed).lstrip())} rank {wait.rank} launched {collective_text(missed)}"
         f"{at(missed.call_site)} in {group_text(wait.group)}{',' if missed.flags & FAILED else ''} {fate}.",
+        alternative=f"the {missed.signature.op} of rank {wait.rank} may be one too many"
+        if wait.is_point_to_point
+        else "",
         blamed=ranks if len(facts.world) > 2 else (),
         concerned=tuple(sorted({wait.rank, *ranks})),
         step=loop_step(missed),
