@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from overlapscope.diagnosis.evidence import (
+    ExitCall,
     Failure,
     UnreadyParameter,
 )
@@ -166,6 +167,16 @@ def test_what_follows_an_update_belongs_to_its_step() -> None:
         verdict = judge(held_up(replace(late, standing=standing), is_live=True))
         assert verdict.step == step
         assert said in verdict.sentence
+
+
+@pytest.mark.parametrize("is_caught", [False, True])
+def test_a_rank_that_failed_in_backward_has_unready_gradients_because_of_that(is_caught: bool) -> None:
+    own = Failure(type="RuntimeError", message="element 0 of tensors does not require grad", call_site=site(30))
+    ended = {"exit_status": 1, "exit_call": ExitCall(status=1, caught=own)} if is_caught else {"failure": own}
+    late = rank(1, "failed", phase="optimizer", step=2, unready=UNREADY, **ended)
+    ranks = (rank(0, "failed", step=2, failure=CLOSED), late, rank(2, "failed", step=2, failure=CLOSED))
+    verdict = judge(job(*ranks, groups=[HELD_UP]))
+    assert (verdict.kind, verdict.blamed, verdict.also) == ("failed", (1,), ())
 
 
 def test_a_rank_that_was_killed_in_backward_has_unready_gradients_for_another_reason() -> None:

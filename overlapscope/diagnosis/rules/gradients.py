@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from overlapscope.diagnosis.evidence import Entry, RankEvidence, UnreadyParameter
-from overlapscope.diagnosis.facts import Facts, Wait
+from overlapscope.diagnosis.evidence import Entry, Failure, RankEvidence, UnreadyParameter
+from overlapscope.diagnosis.facts import Facts, Wait, is_consequence
 from overlapscope.diagnosis.rules.waiting import place_of
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.diagnosis.wording import capitalised, ranks_text, some, verb
@@ -30,7 +30,7 @@ def _left_by(facts: Facts, rank: int) -> tuple[tuple[UnreadyParameter, ...], boo
     """The parameters that a rank's newest backward has left without a gradient, and whether it is certainly over."""
     one = facts.ranks[rank]
     unready = _unready(one)
-    if not unready or rank in facts.unrecorded:
+    if not unready or rank in facts.unrecorded or _has_failed_itself(one):
         return None
     has_said_so = _has_complained(one)
     is_awaited = facts.wait_for((rank,)) is not None or _bucket_of_others(facts, rank, unready[0]) is not None
@@ -43,9 +43,20 @@ def _left_by(facts: Facts, rank: int) -> tuple[tuple[UnreadyParameter, ...], boo
     return None
 
 
+def _failures(one: RankEvidence) -> list[Failure]:
+    """The exception that ended it, and the one that it was handling when it exited."""
+    caught = one.exit_call.caught if one.exit_call is not None else None
+    return [failure for failure in (one.failure, caught) if failure is not None]
+
+
 def _has_complained(one: RankEvidence) -> bool:
     """Whether DDP has said so itself, in the forward of the step after."""
-    return one.failure is not None and _UNFINISHED_REDUCTION in one.failure.message
+    return any(_UNFINISHED_REDUCTION in failure.message for failure in _failures(one))
+
+
+def _has_failed_itself(one: RankEvidence) -> bool:
+    """Whether an exception of its own ended it: then that is why gradients are missing."""
+    return not _has_complained(one) and any(not is_consequence(failure) for failure in _failures(one))
 
 
 def _never_ready(
