@@ -84,7 +84,7 @@ def test_a_fault_is_named_with_its_step_rank_and_parameters(ranks: Ranks, tmp_pa
     assert ranks.call(train_with_fault, tmp_path, ddp, fault) == [None] * 3
     evidence, _ = read_evidence(tmp_path)
     verdict = judge(evidence)
-    assert (verdict.kind, verdict.blamed) == ("replicas differ", (replicated.FAULTY_RANK,))
+    assert (verdict.kind, verdict.named) == ("replicas differ", (replicated.FAULTY_RANK,))
     assert verdict.step == (None if fault == "other weights" else replicated.FAULT_STEP)
     assert verdict.certainty == ("likely" if fault == "frozen" else "certain")
     assert "on rank 1 as on ranks 0 and 2" in verdict.sentence

@@ -149,6 +149,15 @@ def plans(folder: Path, rank: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / f"rank_{rank}" / "plans.jsonl").read_text().splitlines()]
 
 
+def described(folder: Path, rank: int, *, wrapper: str) -> list[dict[str, Any]]:
+    """What each model was given to DDP as; whose DDP it is apart."""
+    lines = [json.loads(line) for line in (folder / f"rank_{rank}" / "parameters.jsonl").read_text().splitlines()]
+    for line in lines:
+        assert line["settings"].pop("wrapper") == wrapper
+        del line["crc32"]
+    return lines
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
 def test_what_stock_ddp_launches_is_recorded_as_if_ours_had_launched_it(
     tmp_path: Path, script: Callable[[type[TorchDDP]], Job]
@@ -160,8 +169,7 @@ def test_what_stock_ddp_launches_is_recorded_as_if_ours_had_launched_it(
     for rank in range(2):
         assert of_ddp(stock, rank) == of_ddp(ours, rank)
         assert plans(stock, rank) == plans(ours, rank)
-        parameters = [(folder / f"rank_{rank}" / "parameters.jsonl").read_text() for folder in (stock, ours)]
-        assert parameters[0] == parameters[1]
+        assert described(stock, rank, wrapper="torch") == described(ours, rank, wrapper="instrumented_ddp")
         assert all(read_has_come(stock / f"rank_{rank}", 0, []))
 
 
