@@ -107,6 +107,7 @@ def run_rank(
     watchdog = PacedWatchdog(
         session.collectives,
         session.models,
+        session.replicas,
         housekeeper,
         stops_after_s=None,
         on_fault=lambda: None,
