@@ -145,7 +145,7 @@ def test_after_a_long_silence_of_all_ranks_nothing_is_said_to_have_been_well() -
     ends = [rank(n, "failed", step=3, **interrupt(60 * SECOND_NS)) for n in range(3)]
     verdict = judge(of_three(*ends, number=SIGINT, job_told_ns=60 * SECOND_NS))
     assert (verdict.kind, verdict.blamed) == ("cannot tell", ())
-    assert "in step 3, when nothing had been recorded for 60 s: whether it hung can't be told." in verdict.sentence
+    assert "in step 3, when nothing had been recorded for 59 s: whether it hung can't be told." in verdict.sentence
 
 
 def test_where_a_part_is_missing_nothing_is_said_to_have_been_well() -> None:

@@ -15,8 +15,8 @@ from overlapscope.diagnosis.wording import capitalised, ranks_text, seconds_text
 
 _FROM_OUTSIDE: Final = (-SIGINT, -SIGTERM, -SIGHUP)
 """Exit statuses of processes that nobody kills for what they do."""
-_NOTED_LATE_NS: Final = 100_000_000
-"""A signal to all processes of a terminal reaches some before ``record`` has noted it."""
+_NOTED_LATE_NS: Final = 500_000_000
+"""A signal to all processes of a terminal reaches some before ``record`` has noted it, on a busy host by far."""
 
 
 def interrupted(facts: Facts) -> Verdict | None:
