@@ -160,7 +160,8 @@ def basis_of(verdict: Verdict, diagnosis: Diagnosis) -> str:
     elif verdict.concerned and verdict.is_fault:
         parts.append(f"{capitalised(ranks_text(verdict.concerned))} (no rank is blamed)")
     if verdict.step is not None:
-        parts.append(f"step {verdict.step}")
+        is_range = verdict.last_step not in (None, verdict.step)
+        parts.append(f"a step from {verdict.step} to {verdict.last_step}" if is_range else f"step {verdict.step}")
     group = next((group for group in diagnosis.groups if group.name == verdict.group), None)
     if group is not None:
         parts.append(f"group {group.title}")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from types import CodeType, FrameType, TracebackType
+from typing import Final
 
-_MOST_FRAMES = 64
+_MOST_FRAMES: Final = 64
 
 
 class LoopPlace:

@@ -19,7 +19,7 @@ FaultKind = Literal[
     "gradients never ready",
     "not reduced",  # the optimizer used gradients of this rank alone
     "replicas differ",  # parameters that should be the same on all ranks are not
-    "uneven inputs",  # a rank ran out of data before the others
+    "uneven inputs",  # a rank left its loop before the others
     "groups interleaved",  # two groups, entered in different orders
     "waits for data",
     "stuck",  # somewhere else

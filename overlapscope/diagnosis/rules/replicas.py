@@ -158,7 +158,9 @@ def _advice(difference: Difference, setting: OtherSetting | None, *, has_setting
         return "Load weights before DDP() wraps the model, or the same ones on all ranks."
     if len(difference.names) == 1 and has_settings:
         return "Look for code that changes this parameter on one rank; if there is none, test that machine's memory."
-    return "Load the same optimizer state on all ranks, and let no update depend on what only one rank has seen."
+    return (
+        "Load the same weights and optimizer state on all ranks; let no update depend on what one rank alone has seen."
+    )
 
 
 def _alternatives(compared: ComparedReplicas, difference: Difference) -> list[str]:

@@ -1,4 +1,4 @@
-"""Ranks that the others wait for: out of data, without gradients, in the data loader, or elsewhere.
+"""Ranks that the others wait for: past their loop, in no_sync(), in the data loader, or elsewhere.
 
 As long as a job runs, a standstill is a suspicion: what takes long once looks the same until it is over.
 """
@@ -68,7 +68,7 @@ def in_no_sync(facts: Facts) -> Verdict | None:
 
 
 def uneven_inputs(facts: Facts) -> Verdict | None:
-    """A rank ran out of data, and the others wait for it in a step that it never began."""
+    """A rank has left its loop, and the others wait for it in a step that it never began."""
     at_end = tuple(rank for rank in facts.awaited if _is_at_its_end(facts.ranks.get(rank)))
     wait = facts.wait_for(at_end)
     if wait is None:
