@@ -14,7 +14,7 @@ from instrumented_ddp.recording.guard import survived
 from instrumented_ddp.replicas.fingerprint import Fingerprint
 from instrumented_ddp.replicas.rows import DeviceRows, HostRows
 from instrumented_ddp.replicas.schedule import Schedule
-from overlapscope.trace.sweep_file import taken_at
+from overlapscope.trace.sweep_file import AT_END, taken_at
 
 _DEVICE_NS_PER_BYTE: Final = 0.002
 """A device reads on its own while the host goes on: what that costs is taken to be half a terabyte per second."""
@@ -98,7 +98,7 @@ class Replica:
             self._cost_ns += time.thread_time_ns() - began_ns
 
     def close(self, reductions: int | None) -> None:
-        """Hand over what was taken of the sweep that was not over.
+        """Hand over what was taken of the sweep that was not over, and what all tensors are now.
 
         Args:
             reductions: so far, None if that is not known any more. What was taken since the last one is left out:
@@ -108,8 +108,14 @@ class Replica:
             return
         if reductions is None or reductions <= self._now:
             self._rows.forget(self._taken_now)
-        self._hand_over()
+        self._hand_over(self._end - self._first)
         self._now, self._end = -1, 0
+        if reductions is not None and not self._is_over and self._can_take():
+            self._rows.clear()
+            self._first = reductions
+            with torch.no_grad(), torch._C.DisableTorchFunction():
+                self._take(tuple(range(len(self._fingerprints))), 0)
+            self._hand_over(AT_END)
         self._is_over = True
 
     def sweeps(self) -> list[Sweep]:
@@ -134,7 +140,7 @@ class Replica:
     def _sweep_begins(self, reductions: int) -> None:
         now_ns, began_ns = time.perf_counter_ns(), time.thread_time_ns()
         if self._now >= 0:
-            self._hand_over()
+            self._hand_over(self._end - self._first)
             passed = reductions - self._first
             if passed > 0:
                 device_ns = 0 if self._is_on_host else int(self._bytes * _DEVICE_NS_PER_BYTE)
@@ -145,6 +151,6 @@ class Replica:
         self._agenda = deque(self._schedule.agenda(reductions))
         self._began_ns, self._cost_ns = now_ns, time.thread_time_ns() - began_ns
 
-    def _hand_over(self) -> None:
-        sweep = Sweep(self._end - self._first, self._first, self._steps.tobytes(), b"")
+    def _hand_over(self, period: int) -> None:
+        sweep = Sweep(period, self._first, self._steps.tobytes(), b"")
         self._rows.hand_over(sweep, self._over)

@@ -22,7 +22,7 @@ from overlapscope.trace.folders import expected_ranks_of, find_rank_folders
 from overlapscope.trace.format import EVENTS_FILE
 from overlapscope.trace.group_reader import CollectiveLogs, read_collective_logs
 from overlapscope.trace.log import Problem, is_closed
-from overlapscope.trace.sweep_file import read_sweeps
+from overlapscope.trace.sweep_file import read_last, read_sweeps
 
 Progress = Callable[[int, int], None]
 """Called with (ranks read so far, ranks in all)."""
@@ -76,7 +76,9 @@ def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidenc
         groups=orders,
         conversations=conversations,
         replicas=compare_replicas(
-            ranks, lambda rank, replica: read_sweeps(folders[rank], replica.model, len(replica.tensors))
+            ranks,
+            lambda rank, replica: read_sweeps(folders[rank], replica.model, len(replica.tensors)),
+            lambda rank, replica: read_last(folders[rank], replica.model, len(replica.tensors)),
         ),
         is_live=is_live,
         reports=reports,

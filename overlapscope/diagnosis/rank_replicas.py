@@ -46,21 +46,29 @@ def replicas_of(folder: Path, problems: list[Problem]) -> tuple[Replica, ...]:
 
 
 def compare_replicas(
-    ranks: Mapping[int, RankEvidence], table_of: Callable[[int, Replica], Sweeps]
+    ranks: Mapping[int, RankEvidence],
+    table_of: Callable[[int, Replica], Sweeps],
+    last_of: Callable[[int, Replica], Sweeps] | None = None,
 ) -> tuple[ComparedReplicas, ...]:
     """Compare the replicas of all models.
 
     Args:
         ranks: what is known of them.
         table_of: the sweeps that a rank has of a model, asked for as often as they are needed.
+        last_of: what it had at its end, one sweep or none; None while ranks run.
     """
     by_key: dict[str, dict[int, Replica]] = {}
     for rank, one in sorted(ranks.items()):
         for replica in one.replicas:
             if rank in replica.ranks:
                 by_key.setdefault(replica.key, {})[rank] = replica
-    found = [
-        compare(replicas, lambda rank, replicas=replicas: table_of(rank, replicas[rank]))  # type: ignore[misc]
-        for replicas in by_key.values()
-    ]
+
+    def compared(replicas: Mapping[int, Replica]) -> ComparedReplicas | None:
+        return compare(
+            replicas,
+            lambda rank: table_of(rank, replicas[rank]),
+            None if last_of is None else lambda rank: last_of(rank, replicas[rank]),
+        )
+
+    found = [compared(replicas) for replicas in by_key.values()]
     return tuple(one for one in found if one is not None)

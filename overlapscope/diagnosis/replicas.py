@@ -97,6 +97,16 @@ class Difference:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AtEnd:
+    """The parameters of ranks whose recordings have ended after the same number of reductions."""
+
+    differing: tuple[str, ...]
+    """Empty if all are the same."""
+    sides: tuple[tuple[int, ...], ...]
+    """Ranks by what they have of the first that differs, the largest side first; one side if all are the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ComparedReplicas:
     """The replicas of one model, compared."""
 
@@ -122,6 +132,8 @@ class ComparedReplicas:
     """Ranks by processor."""
     comm_hook: str | None = None
     init_sync: bool = True
+    at_end: AtEnd | None = None
+    """None if they can't be compared there."""
 
 
 def newest_of(newest: Sweeps, numbers: Sequence[int], is_parameter: Sequence[bool]) -> Newest | None:
@@ -167,12 +179,15 @@ def told(replica: Replica, table: Sweeps) -> Replica:
     return replace(replica, sweeps=rows)
 
 
-def compare(replicas: Mapping[int, Replica], table_of: TableOf) -> ComparedReplicas | None:
+def compare(
+    replicas: Mapping[int, Replica], table_of: TableOf, last_of: TableOf | None = None
+) -> ComparedReplicas | None:
     """Compare the replicas of one model.
 
     Args:
         replicas: by rank, all with the same key.
         table_of: the sweeps of a rank, asked for as often as they are needed.
+        last_of: what a rank had at its end, one sweep or none; None while ranks run.
 
     Returns:
         None if there is but one.
@@ -230,6 +245,24 @@ def compare(replicas: Mapping[int, Replica], table_of: TableOf) -> ComparedRepli
         processors=_by_processor(replicas),
         comm_hook=next((one.comm_hook for one in replicas.values() if one.comm_hook), None),
         init_sync=all(one.init_sync for one in replicas.values()),
+        at_end=None if last_of is None else _at_end(first, {rank: last_of(rank) for rank in ranks}),
+    )
+
+
+def _at_end(replica: Replica, last: Mapping[int, Sweeps]) -> AtEnd | None:
+    if any(not len(one) for one in last.values()) or len({int(one["first"][0]) for one in last.values()}) > 1:
+        return None
+    values = np.stack([one["values"][0] for one in last.values()])
+    is_parameter = np.array([kind != "buffer" for _, kind in replica.tensors])
+    compared = is_parameter & (values != 0).all(axis=0)
+    if not compared.any():
+        return None
+    differing = np.flatnonzero(compared & (values != values[0]).any(axis=0))
+    column = values[:, differing[0]] if len(differing) else np.zeros(len(values))
+    sides = [tuple(rank for rank, one in zip(last, column, strict=True) if one == value) for value in set(column)]
+    return AtEnd(
+        differing=tuple(replica.tensors[index][0] for index in differing),
+        sides=tuple(sorted(sides, key=lambda side: (-len(side), side))),
     )
 
 

@@ -5,6 +5,9 @@ the number of reductions so far. Not all parameters have theirs taken every time
 a power of two, each is taken once, at the reduction whose number is congruent to the CRC-32 of its name. So ranks
 with different periods have all those of the longer one in common.
 
+What parameters are when the recording ends is a sweep of its own, with ``AT_END`` in place of a period: much may have
+happened to them since the last forward.
+
 The file has a fixed number of slots, a sweep each. When they are full, old ones make room: what is left of a
 long job is dense at its end, and thinner and thinner towards its beginning.
 """
@@ -31,6 +34,8 @@ SWEEP_FIELDS: Final = (
 )
 """Name and numpy type of each field of a sweep, packed. Two arrays follow: ``steps``, a u32 per tensor, and ``values``,
 an i64 per tensor, 0 if it was not taken."""
+AT_END: Final = 2**32 - 1
+"""In place of the period of what was taken when the recording ended."""
 MOST_SWEEPS: Final = 512
 _MOST_BYTES: Final = 4 * 1024**2
 _FEWEST_SWEEPS: Final = 32
@@ -84,7 +89,7 @@ class SweepFile:
         """Write a sweep, in place of an old one if there is no slot left.
 
         Args:
-            period: of the sweep.
+            period: of the sweep; ``AT_END`` if it is the last, which does not count as one of ``sweeps``.
             first: number of reductions at its beginning.
             steps: in which each tensor was taken.
             values: of the tensors.
@@ -97,7 +102,8 @@ class SweepFile:
         self._buffer[offset : offset + _CHECKSUM.size] = bytes(_CHECKSUM.size)
         self._buffer[offset + _CHECKSUM.size : offset + self._slots.dtype.itemsize] = content
         self._buffer[offset : offset + _CHECKSUM.size] = _CHECKSUM.pack(crc32(content))
-        self._order.append(slot)
+        if period != AT_END:
+            self._order.append(slot)
 
     @property
     def sweeps(self) -> Sweeps:
@@ -124,10 +130,22 @@ class SweepFile:
 
 
 def read_sweeps(folder: Path, model: int, tensors: int) -> Sweeps:
-    """The sweeps that a rank has left of a model, those that are whole, by ``first``.
+    """The sweeps that a rank has left of a model, those that are whole, by ``first``; not that of its end.
 
     A sweep that is being written, or was when the process was killed, is left out like one that is damaged.
     """
+    found = _whole_slots(folder, model, tensors)
+    found = found[found["period"] != AT_END]
+    return found[np.argsort(found["first"], kind="stable")]
+
+
+def read_last(folder: Path, model: int, tensors: int) -> Sweeps:
+    """What a rank's parameters were when its recording ended; empty if that is not known."""
+    found = _whole_slots(folder, model, tensors)
+    return found[found["period"] == AT_END][-1:]
+
+
+def _whole_slots(folder: Path, model: int, tensors: int) -> Sweeps:
     dtype = sweep_dtype(tensors)
     try:
         data = (folder / fingerprints_file(model)).read_bytes()
@@ -139,5 +157,4 @@ def read_sweeps(folder: Path, model: int, tensors: int) -> Sweeps:
         slot["period"] > 0 and int(slot["crc32"]) == crc32(data[number * size + _CHECKSUM.size : (number + 1) * size])
         for number, slot in enumerate(slots)
     ]
-    found = slots[np.array(is_whole, dtype=bool)]
-    return found[np.argsort(found["first"], kind="stable")]
+    return slots[np.array(is_whole, dtype=bool)]

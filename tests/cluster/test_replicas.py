@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
@@ -13,7 +14,7 @@ from instrumented_ddp.session import session_of_this_process
 from overlapscope.diagnosis.evidence import Evidence
 from overlapscope.diagnosis.from_logs import read_evidence
 from overlapscope.diagnosis.judge import judge
-from overlapscope.diagnosis.replicas import ComparedReplicas
+from overlapscope.diagnosis.replicas import AtEnd, ComparedReplicas
 from overlapscope.trace.format import REPORTS_FILE
 from tests.cluster import replicated
 from tests.cluster.ranks import Ranks, run_ranks
@@ -70,6 +71,33 @@ def train_with_fault(folder: Path, ddp: str, fault: str) -> None:
     assert session is not None
     session.close()
     dist.barrier()
+
+
+def train_and_change_at_the_end(folder: Path, ddp: str) -> None:
+    dist.barrier()
+    attach(folder)
+    model = KINDS[ddp](replicated.net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(6):
+        optimizer.zero_grad()
+        replicated.loss(model).backward()
+        optimizer.step()
+    if dist.get_rank() == replicated.FAULTY_RANK:
+        with torch.no_grad():
+            model.module.branch.bias[0] += 1
+    session = session_of_this_process()
+    assert session is not None
+    session.close()
+    dist.barrier()
+
+
+@pytest.mark.parametrize("ddp", KINDS)
+def test_what_differs_only_after_the_last_forward_is_told(ranks: Ranks, tmp_path: Path, ddp: str) -> None:
+    assert ranks.call(train_and_change_at_the_end, tmp_path, ddp) == [None] * 3
+    evidence, _ = read_evidence(tmp_path)
+    (one,) = evidence.replicas
+    assert one.at_end == AtEnd(differing=("branch.bias",), sides=((0, 2), (1,)))
+    assert judge(evidence).kind == "healthy"
 
 
 def difference_of(evidence: Evidence) -> ComparedReplicas:

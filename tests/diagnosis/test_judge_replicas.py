@@ -9,7 +9,7 @@ import pytest
 from overlapscope.diagnosis.evidence import Unreduced
 from overlapscope.diagnosis.hyperparameters import Change, Hyperparameters
 from overlapscope.diagnosis.judge import judge
-from overlapscope.diagnosis.replicas import ComparedReplicas, Difference
+from overlapscope.diagnosis.replicas import AtEnd, ComparedReplicas, Difference
 from overlapscope.diagnosis.verdict import Verdict
 from tests.diagnosis.jobs import entry, group, held_up, idle, job, rank, trained
 from tests.ordered import all_reduce
@@ -114,6 +114,19 @@ def test_settings_that_differ_are_no_fault_while_parameters_are_the_same() -> No
         "2 parameters of the model (Net) are the same on ranks 0-2 in 40 comparisons, the newest at the beginning of "
         "step 50.",
     )
+
+
+def test_parameters_that_differ_only_at_the_end_are_told_without_an_accusation() -> None:
+    """One rank may have loaded the best checkpoint."""
+    at_end = AtEnd(differing=("head.bias",), sides=((1, 2), (0,)))
+    verdict = verdict_of(replace(DRIFTED, difference=None, at_end=at_end))
+    assert (verdict.kind, verdict.blamed, verdict.suspected) == ("healthy", (), ())
+    assert "1 of them (head.bias) was not the same on rank 0 as on ranks 1 and 2" in verdict.evidence[1]
+
+
+def test_parameters_that_are_the_same_at_the_end_are_told_so() -> None:
+    verdict = verdict_of(replace(DRIFTED, difference=None, at_end=AtEnd(differing=(), sides=((0, 1, 2),))))
+    assert verdict.evidence[0].endswith("the newest at the beginning of step 50, and when the recording ended.")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.diagnosis.replicas import (
+    AtEnd,
     ComparedReplicas,
     Replica,
     compare,
@@ -17,7 +18,7 @@ from overlapscope.diagnosis.replicas import (
     newest_of,
     told,
 )
-from overlapscope.trace.sweep_file import Sweeps, sweep_dtype, taken_at
+from overlapscope.trace.sweep_file import AT_END, Sweeps, sweep_dtype, taken_at
 
 NAMES = tuple(f"layers.{number}.weight" for number in range(7))
 NUMBERS = [taken_at(name) for name in NAMES]
@@ -48,12 +49,21 @@ def differs_from(step: int, tensors: range = range(len(NAMES)), until: int = 10*
     return lambda moment, tensor: equal(moment, tensor) + 500 * (tensor in tensors and step < moment <= until)
 
 
-def compared(tables: Mapping[int, Sweeps], kinds: Mapping[int, str] | None = None) -> ComparedReplicas:
+def last(value_at: ValueAt, reductions: int) -> Sweeps:
+    """What a rank has when its recording ends after so many reductions."""
+    table = sweeps(value_at, reductions + 1, 1, begin=reductions)
+    table["period"] = AT_END
+    return table
+
+
+def compared(
+    tables: Mapping[int, Sweeps], kinds: Mapping[int, str] | None = None, last: Mapping[int, Sweeps] | None = None
+) -> ComparedReplicas:
     tensors = tuple((name, (kinds or {}).get(place, "trained")) for place, name in enumerate(NAMES))
     replicas = {
         rank: Replica(model=0, key="a.0", class_name="Net", ranks=tuple(tables), tensors=tensors) for rank in tables
     }
-    found = compare(replicas, tables.__getitem__)
+    found = compare(replicas, tables.__getitem__, None if last is None else last.__getitem__)
     assert found is not None
     return found
 
@@ -169,3 +179,25 @@ def test_a_card_holds_the_newest_sweeps_and_is_read_as_the_file_is() -> None:
     assert (held[-100:] == table[-100:]).all()
     assert set(held["first"]) <= set(table["first"])
     assert held["first"][0] < 200
+
+
+def test_what_only_the_last_update_has_made_different_is_seen_at_the_end() -> None:
+    tables = dict.fromkeys(range(3), sweeps(equal, 20, 4))
+    ends = {0: last(equal, 20), 1: last(differs_from(19, range(2, 4)), 20), 2: last(equal, 20)}
+    found = compared(tables, last=ends)
+    assert found.difference is None
+    assert found.at_end == AtEnd(differing=NAMES[2:4], sides=((0, 2), (1,)))
+
+
+def test_ends_are_the_same_whatever_buffers_are() -> None:
+    tables, ends = (
+        dict.fromkeys(range(2), sweeps(equal, 20, 4)),
+        {0: last(equal, 20), 1: last(differs_from(0, range(1)), 20)},
+    )
+    assert compared(tables, {0: "buffer"}, ends).at_end == AtEnd(differing=(), sides=((0, 1),))
+
+
+def test_ends_after_different_numbers_of_reductions_say_nothing() -> None:
+    tables = dict.fromkeys(range(2), sweeps(equal, 20, 4))
+    assert compared(tables, last={0: last(equal, 20), 1: last(equal, 21)}).at_end is None
+    assert compared(tables, last={0: last(equal, 20), 1: last(equal, 20)[:0]}).at_end is None

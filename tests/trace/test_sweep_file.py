@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from overlapscope.trace.format import fingerprints_file
-from overlapscope.trace.sweep_file import MOST_SWEEPS, SweepFile, read_sweeps
+from overlapscope.trace.sweep_file import AT_END, MOST_SWEEPS, SweepFile, read_last, read_sweeps
 
 TENSORS = 3
 
@@ -27,6 +27,18 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert found["values"][3].tolist() == [12, 13, 14]
     assert found["steps"][3].tolist() == [12, 12, 12]
     assert (file.sweeps == found).all()
+
+
+def test_what_is_there_at_the_end_is_read_apart(tmp_path: Path) -> None:
+    file = SweepFile(tmp_path, 0, TENSORS)
+    for first in range(MOST_SWEEPS):
+        add(file, first)
+    assert not len(read_last(tmp_path, 0, TENSORS))
+    add(file, MOST_SWEEPS, AT_END)
+    (last,) = read_last(tmp_path, 0, TENSORS)
+    assert last["first"] == MOST_SWEEPS
+    assert AT_END not in read_sweeps(tmp_path, 0, TENSORS)["period"]
+    assert AT_END not in file.sweeps["period"]
 
 
 def test_a_long_job_is_dense_at_its_end_and_reaches_back_to_its_beginning(tmp_path: Path) -> None:

@@ -59,8 +59,9 @@ def notes(facts: Facts) -> list[str]:
             said.append(
                 f"{one.tensors:,} {what} of {of} {verb(range(one.tensors), 'is', 'are')} the same on "
                 f"{ranks_text(one.ranks)} in {one.moments:,} comparisons, the newest at the beginning of step "
-                f"{one.newest_step}."
+                f"{one.newest_step}{_same_at_end_text(one)}."
             )
+            said += _differ_at_end(one)
         if one.was_different is not None:
             first, last = one.was_different
             said.append(f"They differed from step {first} to step {last}, and were made equal again.")
@@ -69,6 +70,24 @@ def notes(facts: Facts) -> list[str]:
                 f"Buffers of {of} differ between ranks ({some(one.buffers.names)}), as broadcast_buffers is off."
             )
     return said
+
+
+def _same_at_end_text(one: ComparedReplicas) -> str:
+    return ", and when the recording ended" if one.at_end is not None and not one.at_end.differing else ""
+
+
+def _differ_at_end(one: ComparedReplicas) -> list[str]:
+    if one.at_end is None or not one.at_end.differing:
+        return []
+    odd = minority(one.at_end.sides, len(one.ranks))
+    others = [rank for rank in one.ranks if rank not in odd]
+    where = f"{ranks_text(odd)} as on {ranks_text(others)}" if odd else joined(list(map(ranks_text, one.at_end.sides)))
+    names = one.at_end.differing
+    were = verb(range(len(names)), "was", "were")
+    return [
+        f"When the recording ended, {len(names):,} of them ({some(names)}) {were} not the same on {where}: either the "
+        f"last updates differ, or what came after them is not done on all ranks, such as loading the best checkpoint."
+    ]
 
 
 def _is_amiss(one: ComparedReplicas) -> bool:
