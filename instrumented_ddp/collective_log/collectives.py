@@ -78,7 +78,7 @@ class Collectives:
         """Of each group, and of the sends and receives in each, in the order of their first use; while it is there."""
         self.entries_of_gone_groups = 0
         self.names = TensorNames()
-        self.loop = LoopPlace()
+        self.loop = LoopPlace(self.position)
         self.recognise: Callable[[Call], Launch | None] = lambda _: None
         """Asked about collectives of which nobody has said what for: torch's own reducer is in C++ and can't."""
         self.before_each: Callable[[], None] = lambda: None

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from types import CodeType, FrameType, TracebackType
 from typing import Final
 
+from instrumented_ddp.collective_log.position import Position
+
 _MOST_FRAMES: Final = 64
 
 
@@ -15,9 +17,13 @@ class LoopPlace:
 
     A loop is a frame that lives on from one forward to the next. Before the line from which it called the newest
     forward it is in its next iteration, after that line still in the same.
+
+    Args:
+        position: knows whether there was an update since the newest forward.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, position: Position) -> None:
+        self._position = position
         self._lines: dict[int, tuple[CodeType, int]] = {}
         """By identity of a frame, which may be that of a later one: so with its code. Frames are not kept alive."""
 
@@ -26,14 +32,16 @@ class LoopPlace:
         self._lines = {id(frame): (frame.f_code, line) for frame, line in frames_of(sys._getframe(1))}
 
     def has_begun_next(self, frames: Iterable[tuple[FrameType, int]]) -> bool | None:
-        """Whether the loop is in the iteration after that of the newest forward.
+        """Whether the loop is in the iteration after that of the newest update.
 
         Args:
             frames: with their lines, the innermost first.
 
         Returns:
-            None if none of them was there in that forward.
+            None if none of them was there in the newest forward, or there was no forward.
         """
+        if self._lines and not self._position.has_updated:
+            return True
         for frame, line in frames:
             code, line_of_forward = self._lines.get(id(frame), (None, 0))
             if code is frame.f_code:

@@ -90,7 +90,7 @@ def _rank(one: Known) -> RankEvidence | None:
         exit_status=exit_status,
         exit_call=beat.exit_call,
         step_time_ns=beat.step_time_ns,
-        idle_ns=one.silent_ns,
+        idle_ns=told.idle_ns if liveness == "gone" else one.silent_ns,  # not since when it is gone
         heard_ns_ago=one.silent_ns,
         cpu_share=one.cpu_share,
         is_working=None,

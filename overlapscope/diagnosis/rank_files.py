@@ -154,9 +154,10 @@ def read_rank(
     # A process of torch.multiprocessing.spawn is sent SIGINT when its parent ends, and passes over it.
     if told_ns is None and (is_ended_by_watchdog or ended.get("has_lost_parent") is True):
         told_ns = ended_ns or alive_ns or 0
-    liveness = ended_with(_liveness(ended, where, is_closed=is_closed, has_ended=has_ended), exit_status)
+    liveness = _liveness(ended, where, is_closed=is_closed, has_ended=has_ended)
     if state_before is not None and has_gone_on:
         liveness = state_before
+    liveness = ended_with(liveness, exit_status)
     if told_ns is not None and liveness == "ended":
         liveness = "gone"  # its handler, or spawn, made a good end of it
     world_size = run.get("world_size")
@@ -174,7 +175,7 @@ def read_rank(
         ended_ns=ended_ns,
         is_end_lost=has_ended and not ended and not has_gone_on,
         standing=standing,
-        steps_done=int(steps["step"][-1]) + 1 if len(steps) else standing.step if standing else 0,
+        steps_done=max(int(steps["step"][-1]) + 1 if len(steps) else 0, standing.step if standing else 0),
         step_time_ns=int(np.median(steps["end_ns"] - steps["start_ns"])) if len(steps) else None,
         longest_pause_ns=None if seen is None else seen.longest_pause_ns,
         cpu_share=None if seen is None else seen.cpu_share,

@@ -6,12 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from overlapscope.diagnosis.evidence import EarlierVerdict, Entry, Standing
 from overlapscope.diagnosis.stacks import user_line
 from overlapscope.trace.format import NO_INDEX, STACKS_PATTERN, Kind, Phase
 from overlapscope.trace.log import Problem, Records
 from overlapscope.trace.standstill import Standstill, read_standstill
 
+_NOT_OF_THE_TRAINING: Final = (Kind.PAUSE, Kind.INCIDENT)
+"""Garbage is collected, and a watchdog reports, while nothing goes on."""
 _FATAL: Final = "Fatal Python error"
 """Marks the stacks of a process that aborts."""
 _AFTER: Final = {Phase.BACKWARD: "data_wait", Phase.FINALISE: "data_wait", Phase.EVALUATION: "data_wait"}
@@ -103,8 +107,8 @@ def _next_bucket(records: Records, backward: Any) -> int:
 
 
 def _newest_ns(records: Records, newest: Entry | None) -> int:
-    """When the rank last wrote down anything; 0 if it never did."""
-    own = records[records["kind"] != Kind.PAUSE]  # a collection of garbage is nothing that the training does
+    """When the training last came to anything; 0 if it never did."""
+    own = records[~np.isin(records["kind"], _NOT_OF_THE_TRAINING)]
     times = [int(own["end_ns"].max())] if len(own) else [0]
     if newest is not None:
         times += [newest.announced_ns, newest.completed_ns or 0]

@@ -289,3 +289,36 @@ def test_a_rank_that_was_about_to_exit_was_not_ended_by_its_launcher(
     one = evidence_of(tmp_path).ranks[0]
     assert (one.was_told_to_end, one.told_signal) == ((True, 15) if is_told else (False, None))
     assert one.exit_status == (-15 if is_told else 3)
+
+
+@pytest.mark.parametrize(("status", "liveness"), [(0, "ended"), (-9, "gone")])
+def test_a_rank_that_left_without_a_word_has_ended_if_its_launcher_says_so(
+    tmp_path: Path, status: int, liveness: str
+) -> None:
+    """``os._exit(0)`` closes no log."""
+    write_order(tmp_path, {0: steps(2), 1: steps(2)}, close=False)
+    lives_here(tmp_path, 0, 2**22 - 1)
+    write_exit(tmp_path, 2**22 - 1, status)
+    assert evidence_of(tmp_path).ranks[0].liveness == liveness
+
+
+@pytest.mark.parametrize("kind", [Kind.PAUSE, Kind.INCIDENT])
+def test_what_is_written_while_nothing_goes_on_does_not_end_a_standstill(
+    tmp_path: Path, process: subprocess.Popen[bytes], kind: Kind
+) -> None:
+    write_order(tmp_path, {0: steps(1)}, close=False)
+    lives_here(tmp_path, 0, process.pid)
+    now_ns = time.monotonic_ns()
+    log = EventLog(rank_folder(tmp_path, 0) / EVENTS_FILE, 2**20)
+    log.append(pack_body(Kind.ENTER, index=Phase.FORWARD), 1, now_ns - 20 * 10**9, now_ns - 20 * 10**9)
+    log.append(pack_body(kind), 1, now_ns, now_ns)
+    idle_ns = evidence_of(tmp_path).ranks[0].idle_ns
+    assert idle_ns is not None
+    assert idle_ns >= 20 * 10**9
+
+
+def test_a_rank_that_did_a_step_and_left_no_record_of_it_has_done_it(tmp_path: Path) -> None:
+    """The record of a step is written as the next one begins."""
+    write_order(tmp_path, {0: steps(3)})
+    stands(tmp_path, 0, Phase.DATA_WAIT, 2)
+    assert evidence_of(tmp_path).ranks[0].steps_done == 3

@@ -183,3 +183,25 @@ def test_a_send_that_nobody_receives_is_a_missing_one() -> None:
     verdict = judge(replace(job(*ranks, groups=[everyone]), conversations=(talk,)))
     assert (verdict.kind, verdict.suspected, verdict.step) == ("missing collective", (1,), 2)
     assert "the send of rank 0 may be one too many" in verdict.alternative
+
+
+def after_update(step: int, rank_1: list[Signature], **more: object) -> Evidence:
+    """Ranks 0 and 2 reduce in a step in which rank 1 has launched something else, after its update."""
+    same = tuple(entry(number, bucket(number - 1), step=step - 1) for number in (1, 2))
+    usual = (*same, *(entry(number, bucket(number - 3), step=step) for number in (3, 4)))
+    other = (*same, *(entry(number, one, step=step + 1, line=88) for number, one in enumerate(rank_1, start=3)))
+    order = group({0: usual, 1: other, 2: usual}, first_divergence=3, divergence="signature")
+    return job(*(rank(n, "gone") for n in range(3)), groups=[order])
+
+
+def test_a_rank_that_has_updated_and_not_reduced_is_a_step_behind_whatever_it_launches_next() -> None:
+    verdict = judge(after_update(7, [all_reduce()]))
+    assert (verdict.kind, verdict.blamed, verdict.step) == ("step behind", (1,), 7)
+    assert verdict.sentence.startswith("Rank 1 launched no bucket in step 7: ")
+
+
+def test_a_rank_whose_log_does_not_reach_back_to_the_step_before_may_have_reduced() -> None:
+    evidence = after_update(7, [all_reduce()])
+    order = evidence.groups[0]
+    windows = {one: window[2:] for one, window in order.windows.items()}
+    assert judge(replace(evidence, groups=(replace(order, windows=windows),))).kind == "different collectives"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
-from overlapscope.diagnosis.evidence import Entry, Failure, RankEvidence, UnreadyParameter
+from overlapscope.diagnosis.evidence import CallSite, Entry, Failure, RankEvidence, UnreadyParameter
 from overlapscope.diagnosis.facts import Facts, Wait, is_consequence
 from overlapscope.diagnosis.rules.waiting import place_of
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.diagnosis.wording import capitalised, ranks_text, some, verb
+from overlapscope.diagnosis.wording import at, capitalised, ranks_text, some, verb
 from overlapscope.trace.signature import NO_BUCKET
 
 _UNFINISHED_REDUCTION: Final = "Expected to have finished reduction"
@@ -88,9 +88,16 @@ def _never_ready(
         waits = verb(facts.waiting, "waits", "wait")
         whom = f", so {ranks_text(facts.waiting)} {waits} for {verb(ranks, 'it', 'them')}"
     site = one.failure.call_site if one.failure is not None else one.standing.call_site if one.standing else None
-    place = (place_of(facts, wait, ranks) if wait else {"step": step}) | {"bucket": bucket, "parameters": names}
-    if not place.get("call_sites") and site is not None:
-        place["call_sites"] = {ranks[0]: site}
+    place: dict[str, Any] = (place_of(facts, wait, ranks) if wait else {"step": step}) | {
+        "bucket": bucket,
+        "parameters": names,
+    }
+    backward = _line_of_backward(facts, ranks[0]) if is_over else None
+    if not _has_complained(one):
+        site = backward or site
+    sites: dict[int, CallSite] = place.get("call_sites") or {}
+    if site is not None and (is_over or not sites):
+        place["call_sites"] = sites | {ranks[0]: site}
     return Verdict(
         kind="gradients never ready",
         sentence=f"{not_launched} bucket {bucket}"
@@ -101,8 +108,8 @@ def _never_ready(
         blamed=() if everywhere else ranks,
         concerned=tuple(sorted({*ranks, *facts.waiting})),
         evidence=(
-            f"The backward of {ranks_text(ranks)} {'left' if is_over else verb(ranks, 'has', 'have')} {len(names)} "
-            f"parameters without a gradient: {some(names)}.",
+            f"The backward of {ranks_text(ranks)}{at(backward)} {'left' if is_over else verb(ranks, 'has', 'have')} "
+            f"{len(names)} parameters without a gradient: {some(names)}.",
         ),
         advice=(
             ("Pass find_unused_parameters=True, or leave what forward does not use out of the model.",)
@@ -115,6 +122,13 @@ def _never_ready(
         ),
         **place,
     )
+
+
+def _line_of_backward(facts: Facts, rank: int) -> CallSite | None:
+    """Where the rank last launched a bucket; it may have gone on from the backward that left gradients out."""
+    entries = [entry for group in facts.evidence.groups for entry in group.windows.get(rank, ())]
+    launched = [entry for entry in entries if entry.signature.bucket != NO_BUCKET and entry.call_site is not None]
+    return max(launched, key=lambda entry: entry.announced_ns).call_site if launched else None
 
 
 def _unready(one: RankEvidence) -> tuple[UnreadyParameter, ...]:

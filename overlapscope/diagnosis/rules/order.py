@@ -140,6 +140,16 @@ def _has_reduced(group: GroupOrder, rank: int, step: int, before: int) -> bool:
     )
 
 
+def _has_passed_over_reducing(group: GroupOrder, rank: int, other: int) -> bool:
+    """Whether a rank has updated in the step in which another one begins to reduce, and has reduced nothing in it."""
+    number = group.first_divergence or 0
+    own = {entry.number: entry for entry in group.windows[rank]}
+    theirs = next(entry for entry in group.windows[other] if entry.number == number)
+    reaches_back = any(entry.step < theirs.step for one, entry in own.items() if one < number)
+    is_reducing = theirs.signature.bucket != NO_BUCKET and own[number].signature.bucket == NO_BUCKET
+    return is_reducing and reaches_back and not _has_reduced(group, rank, theirs.step, number)
+
+
 def _batch_offsets(group: GroupOrder) -> dict[int, int]:
     """How far each rank's batch has advanced at the first difference, since an entry at which all know theirs."""
     number = group.first_divergence or 0
@@ -201,6 +211,9 @@ def _say(
         f"{in_step(b)} {those} launched {collective_text(b)}{at(b.call_site)} {where}, where {these} "
         f"launched {collective_text(a)}{at(a.call_site)}{in_step(a) if a.loop_step != b.loop_step else ''}"
     ).lstrip()
+    for ranks, own, step in ((side, a, b.step), (other, b, a.step)):
+        if own.step > step and _has_passed_over_reducing(group, ranks[0], other[0] if ranks is side else side[0]):
+            return "step behind", f"{capitalised(ranks_text(ranks))} launched no bucket in step {step}: {differ}."
     if group.divergence == "names" or continuation.kind == "swapped":
         return "swapped collectives", capitalised(differ) + ", and the reverse nearby: the results are mixed up."
     if continuation.kind == "missing":

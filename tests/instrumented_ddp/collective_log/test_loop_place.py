@@ -7,13 +7,14 @@ import sys
 import pytest
 
 from instrumented_ddp.collective_log.loop_place import LoopPlace, frames_of, frames_of_traceback
+from instrumented_ddp.collective_log.position import Position
 
 
 class Loop:
     """A training in the style of people's own trainers: what is asked for is called from several depths."""
 
     def __init__(self) -> None:
-        self.place = LoopPlace()
+        self.place = LoopPlace(Position(has_updated=True))
         self.said: list[tuple[str, bool | None]] = []
 
     def asks(self, where: str) -> None:
@@ -57,7 +58,7 @@ def test_before_the_line_of_the_forward_a_loop_is_in_its_next_iteration_and_afte
 
 
 def test_frames_that_were_not_there_in_the_forward_say_nothing() -> None:
-    place = LoopPlace()
+    place = LoopPlace(Position(has_updated=True))
 
     def one_step() -> None:
         place.forward_begins()
@@ -70,7 +71,7 @@ def test_frames_that_were_not_there_in_the_forward_say_nothing() -> None:
 
 
 def test_of_an_exception_the_lines_count_at_which_it_left_its_frames() -> None:
-    place = LoopPlace()
+    place = LoopPlace(Position(has_updated=True))
 
     def fails() -> None:
         raise ValueError("of the user")
@@ -87,3 +88,15 @@ def test_of_an_exception_the_lines_count_at_which_it_left_its_frames() -> None:
         with pytest.raises(ValueError, match="of the user") as raised:
             loop(at_the_end=at_the_end)
         assert place.has_begun_next(frames_of_traceback(raised.value.__traceback__)) is not at_the_end
+
+
+def test_a_forward_that_has_begun_since_the_update_is_of_the_next_iteration_wherever_its_frames_are() -> None:
+    """Such as one in which DDP complains of the backward before it."""
+    position = Position()
+    place = LoopPlace(position)
+    here = (sys._getframe(), 10**6)
+    assert place.has_begun_next([here]) is None
+    place.forward_begins()
+    assert place.has_begun_next([here]) is True
+    position.has_updated = True
+    assert place.has_begun_next([here]) is False
