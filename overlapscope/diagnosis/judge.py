@@ -57,6 +57,7 @@ _RULES: Final[tuple[Rule, ...]] = (
     settings.settings_differ,
     gradients.never_ready,
     order.diverged,
+    groups.made_again,
     waiting.in_no_sync,
     groups.left_out,
     interrupted.interrupted,

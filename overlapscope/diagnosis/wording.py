@@ -93,10 +93,17 @@ def at(site: CallSite | None) -> str:
 
 def group_text(group: GroupOrder) -> str:
     """``the default group``, ``group 'pipeline'``."""
+    if is_made_again(group):
+        return f"the default group{group.name[group.name.index(' ') :]}"
     if group.name in ("default", "0") or group.description in ("default", "default_pg"):
         return "the default group"
     name = group.name if group.description in _NO_DESCRIPTIONS else group.description
     return f"group '{name}' of {ranks_text(group.ranks)}"
+
+
+def is_made_again(group: GroupOrder) -> bool:
+    """Whether it is a later default group of the same process, see ``Collectives``."""
+    return group.name.startswith(("default (", "0 ("))
 
 
 def in_step(where: Entry | Standing) -> str:

@@ -205,3 +205,15 @@ def test_a_rank_whose_log_does_not_reach_back_to_the_step_before_may_have_reduce
     order = evidence.groups[0]
     windows = {one: window[2:] for one, window in order.windows.items()}
     assert judge(replace(evidence, groups=(replace(order, windows=windows),))).kind == "different collectives"
+
+
+def test_a_rank_that_has_made_the_default_group_again_waits_there_and_nobody_is_to_blame() -> None:
+    old = group({n: trained(9, is_waiting=n != 1) for n in range(3)}, name="0")
+    again = group(
+        {1: [replace(entry(1, all_reduce(), is_done=False), announced_ns=10**7)]}, name="0 (2)", ranks=(0, 1, 2)
+    )
+    ranks = [idle(rank(n, step=2), 30) for n in range(3)]
+    verdict = judge(job(*ranks, groups=[old, again], is_live=True))
+    assert (verdict.kind, verdict.certainty, verdict.blamed) == ("missing collective", "likely", ())
+    assert "Rank 1 has called destroy_process_group() and init_process_group() again" in verdict.sentence
+    assert verdict.alternative == "ranks 0 and 2 may still be on the way there"

@@ -12,6 +12,7 @@ from overlapscope.diagnosis.wording import (
     collective_text,
     group_text,
     in_step,
+    is_made_again,
     joined,
     loop_step,
     ranks_text,
@@ -117,6 +118,36 @@ def left_out(facts: Facts) -> Verdict | None:
         gone_on = tuple(other for other in late if _newest_step(facts, other) >= entry.step + steps)
         if gone_on:
             return _left_out(facts, Wait(rank, group, entry, late), gone_on)
+    return None
+
+
+def made_again(facts: Facts) -> Verdict | None:
+    """Some ranks have left the default group and made it again, as to recover from an exception; others have not."""
+    for group in facts.evidence.groups:
+        made = tuple(rank for rank in group.ranks if group.newest.get(rank))
+        others = tuple(rank for rank in group.ranks if rank in facts.ranks and not group.newest.get(rank))
+        waits = [wait for wait in facts.waits if wait.group is group and facts.is_stuck(wait.rank)]
+        if not (is_made_again(group) and waits and others) or set(others) & set(facts.unrecorded):
+            continue
+        wait = waits[0]
+        still = [rank for rank in others if facts.evidence.is_live and facts.ranks[rank].liveness != "ended"]
+        return Verdict(
+            kind="missing collective",
+            sentence=f"{capitalised(ranks_text(made))} {verb(made, 'has', 'have')} called destroy_process_group() and "
+            f"init_process_group() again, which {ranks_text(others)} {verb(others, 'has', 'have')} not, and "
+            f"{verb(made, 'waits', 'wait')}{in_step(wait.entry)} for {verb(others, 'it', 'them')} in "
+            f"{collective_text(wait.entry)}{at(wait.entry.call_site)}.",
+            alternative=f"{ranks_text(still)} may still be on the way there" if still else "",
+            concerned=tuple(sorted({*made, *others})),
+            step=loop_step(wait.entry),
+            group=group.name,
+            number=wait.entry.number,
+            call_sites={one.rank: one.entry.call_site for one in facts.waits if one.entry.call_site} or None,
+            windows={rank: group.windows[rank] for rank in made if rank in group.windows},
+            advice=(
+                "Recover from an exception on all ranks or on none: end the process, and let torchrun restart all.",
+            ),
+        )
     return None
 
 
