@@ -217,3 +217,11 @@ def test_a_rank_that_has_made_the_default_group_again_waits_there_and_nobody_is_
     assert (verdict.kind, verdict.certainty, verdict.blamed) == ("missing collective", "likely", ())
     assert "Rank 1 has called destroy_process_group() and init_process_group() again" in verdict.sentence
     assert verdict.alternative == "ranks 0 and 2 may still be on the way there"
+
+
+def test_a_forward_begun_where_the_others_reduce_is_explained() -> None:
+    buffers = Signature(op="broadcast", elements=9, dtype="float32", role="buffers")
+    verdict = judge(diverged("signature", [buffers], [bucket(1)]))
+    assert any("rank 1 has begun another one instead of reducing" in said for said in verdict.evidence)
+    verdict = judge(diverged("signature", [all_reduce()], [bucket(1)]))
+    assert not any("begins a forward" in said for said in verdict.evidence)

@@ -71,6 +71,12 @@ def diverged(facts: Facts) -> Verdict | None:
             f"rank {side[0]},{at(already[1].call_site)} on rank {other[0]}."
         )
         sites |= {rank: e.call_site for rank, e in zip((side[0], other[0]), already, strict=True) if e.call_site}
+    if (again := _begins_another_forward(a, b)) is not None:
+        evidence.append(
+            f"A broadcast of DDP's buffers begins a forward: {ranks_text(side if again is a else other)} "
+            f"{verb(side if again is a else other, 'has', 'have')} begun another one instead of reducing, as after "
+            "a batch that was skipped, after a backward under no_sync(), or to evaluate."
+        )
     if not blamed:
         evidence.append("No side has a majority, so no rank is blamed.")
     return Verdict(
@@ -88,6 +94,14 @@ def diverged(facts: Facts) -> Verdict | None:
         evidence=tuple(evidence),
         advice=(_ADVICE[kind],),
     )
+
+
+def _begins_another_forward(a: Entry, b: Entry) -> Entry | None:
+    """The entry with which a forward begins where other ranks are in the backward of the same step."""
+    for one, other in ((a, b), (b, a)):
+        if one.signature.role == "buffers" and other.signature.bucket != NO_BUCKET and one.step == other.step:
+            return one
+    return None
 
 
 def _already_elsewhere(group: GroupOrder, number: int, a: int, b: int) -> tuple[Entry, Entry] | None:
