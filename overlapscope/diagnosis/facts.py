@@ -254,6 +254,13 @@ def is_consequence(failure: Failure | None) -> bool:
     )
 
 
+def failed_by_itself(one: RankEvidence) -> bool:
+    """Whether an exception of its own ended a rank: no consequence, and not of its being told to end."""
+    if one.failure is None or is_consequence(one.failure):
+        return False
+    return one.told_ns is None or one.failure.time_ns < one.told_ns
+
+
 def is_interrupted(failure: Failure | None) -> bool:
     """Whether someone, or its watchdog, ended the rank."""
     return failure is not None and failure.type.rpartition(".")[2] in ("KeyboardInterrupt", "IncidentError")

@@ -23,7 +23,7 @@ from tests.chaos.program import SCRIPT, Program
 
 RECORDING: Final = "traces"
 OUTPUT: Final = "output.txt"
-_STARTS_WITHIN_S: Final = 90.0
+_STARTS_WITHIN_S: Final = 240.0
 _HANGS_FOR_S: Final = 22.0
 """A job that does nothing for so long hangs ..."""
 _SLOW_FOR_S: Final = 70.0
@@ -70,12 +70,13 @@ def run(program: Program, folder: Path) -> Outcome:
         try:
             exit_code = _wait(process, program, folder / RECORDING)
             live = None if exit_code is not None else diagnose(folder / RECORDING)[0]
+            said = tuple(reports_in(folder / RECORDING))  # what ranks say of their end is not about the program
         finally:
             _end(process, signal.Signals[program.setting.end_signal])
     return Outcome(
         seconds=time.monotonic() - started_s,
         exit_code=exit_code,
-        reports=tuple(reports_in(folder / RECORDING)),
+        reports=said,
         live=live,
         final=diagnose(folder / RECORDING)[0],
     )

@@ -185,3 +185,28 @@ def test_times_of_several_hosts_are_not_compared() -> None:
     assert is_no_fault(judge(of_three(*ends, groups=[group(HANGING)])))  # each knows for how long it has waited
     closed = rank(2, "failed", host="node2", **fails(CLOSED, AFTER_NS))
     assert judge(of_three(*ends[:2], closed)).kind == "cannot tell"
+
+
+WORKER_GONE = Failure(type="RuntimeError", message="DataLoader worker (pid 17) is killed by signal: Terminated.")
+
+
+@pytest.mark.parametrize(("time_ns", "kind"), [(SOON_NS, "failed"), (AFTER_NS, "interrupted")])
+def test_an_exception_after_a_rank_was_told_to_end_is_not_why(time_ns: int, kind: str) -> None:
+    ends = [rank(n, "failed", **fails(WORKER_GONE, time_ns), told_ns=TOLD_NS) for n in range(3)]
+    assert judge(of_three(*ends, number=SIGTERM)).kind == kind
+
+
+def test_exceptions_after_the_end_of_a_job_that_hung_do_not_hide_why_it_hung() -> None:
+    ends = [
+        rank(
+            n,
+            "failed",
+            phase="forward" if n == 1 else "finalise",
+            step=2,
+            **fails(WORKER_GONE, AFTER_NS),
+            told_ns=TOLD_NS,
+        )
+        for n in range(3)
+    ]
+    report = EarlierVerdict(rank=0, time_ns=SOON_NS, kind="stuck", sentence="Rank 1 has made no progress.", blamed=(1,))
+    assert judge(of_three(*ends, number=SIGTERM, groups=[group(HANGING)], reports=(report,))).kind == "stuck"

@@ -9,7 +9,7 @@ from signal import Signals
 from typing import Final
 
 from overlapscope.diagnosis.evidence import CallSite, Failure, RankEvidence
-from overlapscope.diagnosis.facts import Facts, is_consequence, is_interrupted, is_timeout
+from overlapscope.diagnosis.facts import Facts, failed_by_itself, is_consequence, is_interrupted, is_timeout
 from overlapscope.diagnosis.verdict import FaultKind, Verdict
 from overlapscope.diagnosis.wording import (
     at,
@@ -37,7 +37,7 @@ def failed(facts: Facts) -> Verdict | None:
     own = [
         rank
         for rank, one in sorted(facts.ranks.items())
-        if one.failure and not is_consequence(one.failure) and one.failure.type != "SystemExit"
+        if one.failure and failed_by_itself(one) and one.failure.type != "SystemExit"
     ]
     if not own:
         return None
