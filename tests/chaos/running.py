@@ -26,6 +26,10 @@ OUTPUT: Final = "output.txt"
 _STARTS_WITHIN_S: Final = 240.0
 _HANGS_FOR_S: Final = 22.0
 """A job that does nothing for so long hangs ..."""
+_HANGS_AT_START_FOR_S: Final = 60.0
+"""... or until it has done a few steps, as on a crowded machine processes take long to start ..."""
+_STARTED_AFTER: Final = 60
+"""Collectives of all ranks together."""
 _SLOW_FOR_S: Final = 70.0
 """... but processes of a healthy one may take as long to end, on a crowded machine."""
 _QUIET_AFTER_REPORTS_S: Final = 7.0
@@ -98,7 +102,8 @@ def _wait(process: subprocess.Popen[bytes], program: Program, recording: Path) -
             return None
         if (newest := _progress(recording)) > progress:
             progress, since_s = newest, time.monotonic()
-            patience_s = (_SLOW_FOR_S if program.event.is_harmless else _HANGS_FOR_S) + program.event.extra_s
+            usual_s = _HANGS_AT_START_FOR_S if newest < _STARTED_AFTER else _HANGS_FOR_S
+            patience_s = (_SLOW_FOR_S if program.event.is_harmless else usual_s) + program.event.extra_s
         time.sleep(_LOOK_EVERY_S)
     return None
 
