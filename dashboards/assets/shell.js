@@ -36,13 +36,16 @@ window.overlapscope = (() => {
     paintPlots()
   }
 
-  function setAddress(entries) {
+  // isNew: going back undoes it.
+  function setAddress(entries, {isNew = false} = {}) {
     const query = new URLSearchParams(location.search)
     for (const [name, value] of Object.entries(entries)) {
       if (value == null) query.delete(name)
       else query.set(name, value)
     }
-    history.replaceState(null, "", `${location.pathname}?${query}`)
+    const address = `${location.pathname}?${query}`
+    if (isNew) history.pushState(null, "", address)
+    else history.replaceState(null, "", address)
   }
 
   function toggleTheme() {
@@ -67,7 +70,7 @@ window.overlapscope = (() => {
   // Acts by key, for when nothing is being typed.
   function onKeys(acts) {
     document.addEventListener("keydown", (event) => {
-      const isTyping = event.target.closest?.("textarea, select, input:not([type=radio])")
+      const isTyping = event.target.closest?.("textarea, select, dialog, input:not([type=radio])")
       const act = acts[event.key.length === 1 ? event.key.toLowerCase() : event.key]
       if (isTyping || !act || event.ctrlKey || event.metaKey || event.altKey) return
       event.preventDefault()

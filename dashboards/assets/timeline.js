@@ -17,6 +17,11 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     },
   })
   const {show, zoom, move} = view
+  const strip = window.overlapscope.stepStrip(fit, (time, isFirst) => {
+    const half = (range.end - range.start) / 2
+    if (isFirst) jump(() => show(time - half, time + half))
+    else show(time - half, time + half)
+  })
 
   let shownAccount
   function answered() {
@@ -37,11 +42,13 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     rememberSoon(step)
   }
 
+  const markStrip = () => strip.mark(range.start, range.end)
+
   // --- moving ---------------------------------------------------------------------------------------------------
-  const showAll = () => show(fit[0], fit[1])
+  const showAll = () => jump(() => show(fit[0], fit[1]))
 
   function pickStep(step, moveBy) {
-    plot.pick.data = {step: [step], move: [moveBy]}
+    jump(() => (plot.pick.data = {step: [step], move: [moveBy]}))
   }
 
   const pointer = {x: null}
@@ -55,7 +62,10 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     "+": () => zoom(0.8),
     "-": () => zoom(1.25),
     0: showAll,
-    f: showAll,
+    f: zoomToSelection,
+    "/": () => element("search")?.focus(),
+    "?": () => element("keys")?.showModal(),
+    Escape: clearSelection,
     "[": () => pickStep(Number(element("step").value), -1),
     "]": () => pickStep(Number(element("step").value), 1),
     i: () => element("ideal").click(),
@@ -72,13 +82,36 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   }, {capture: true, passive: false})
 
   // --- address --------------------------------------------------------------------------------------------------
-  // Written when the view has come to rest, in place: going back leaves the page instead of undoing a drag.
+  // Written when the view has come to rest. Going back undoes a jump or a zoom; what is only moved stays in place.
   let remembering
+  let isJump = false
+  let remembered = range.end - range.start
   const place = () => ({from: Math.round(range.start), to: Math.round(range.end)})
+
+  function jump(act) {
+    isJump = true
+    act()
+  }
+
   function rememberSoon(step) {
     clearTimeout(remembering)
-    remembering = setTimeout(() => window.overlapscope.setAddress({step, ...place()}), 250)
+    remembering = setTimeout(() => {
+      const length = range.end - range.start
+      const isZoomed = Math.abs(Math.log(length / remembered)) > 0.2
+      const isNew = (isJump || isZoomed) && new URLSearchParams(location.search).has("from")
+      window.overlapscope.setAddress({step, ...place()}, {isNew})
+      isJump = false
+      remembered = length
+    }, 250)
   }
+
+  window.addEventListener("popstate", () => {
+    const query = new URLSearchParams(location.search)
+    const [from, to] = [Number(query.get("from")), Number(query.get("to"))]
+    isJump = false
+    remembered = to - from
+    if (to > from) show(from, to)
+  })
 
   // Other ranks are another figure: the page is opened again, at the same view.
   function chooseRanks(input) {
@@ -132,19 +165,61 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     if (under && id[0] === pointings) tip.fill(title[0], label, value)
   }
 
+  // --- selecting spans ------------------------------------------------------------------------------------------
+  let selection = null
+  const panel = window.overlapscope.selectionPanel({clear: () => clearSelection(), zoomTo: () => zoomToSelection()})
+
+  function select(event) {
+    const span = spanAt(event.x, event.y)
+    if (!span) return clearSelection()
+    plot.chosen.data = {lane: [span.lane], row: [span.row]}
+  }
+
+  function clearSelection() {
+    selection = null
+    panel.hide()
+    plot.chosen.data = {lane: [], row: []}
+  }
+
+  function zoomToSelection() {
+    if (!selection) return showAll()
+    const {from, to} = selection
+    const margin = Math.max((to - from) / 4, 2 * minViewNs)
+    jump(() => show(from - margin, to + margin))
+  }
+
+  function selected() {
+    const {from_ns, to_ns, markup, note} = plot.selection.data
+    element("search-note").textContent = note[0]
+    if (!markup[0]) return
+    selection = {from: from_ns[0], to: to_ns[0]}
+    hideTip()
+    panel.show(markup[0])
+  }
+
+  function search(input) {
+    if (!input.value.trim()) return
+    jump(() => (plot.sought.data = {text: [input.value], from_ns: [range.start]}))
+    input.blur()
+  }
+
   // --- wiring ---------------------------------------------------------------------------------------------------
   const on = (model, property, act) => model.property(property).change.connect(act)
   on(plot.spans, "data", view.holdDrawing)
   on(plot.answer, "data", answered)
   on(plot.tooltip, "data", fillTip)
+  on(plot.selection, "data", selected)
   on(plot.picked, "data", () => show(plot.picked.data.from_ns[0], plot.picked.data.to_ns[0]))
   for (const figure of [root, axis]) figure.on_event("doubletap", showAll)
   root.on_event("mousemove", point)
+  root.on_event("tap", select)
   area.addEventListener("mouseleave", () => {
     pointer.x = null
     hideTip()
   })
   on(range, "start", hideTip)
+  for (const end of ["start", "end"]) on(range, end, markStrip)
+  markStrip()
   area.addEventListener("pointerdown", () => (isDragging = true), {capture: true})
   window.addEventListener("pointerup", () => (isDragging = false), {capture: true})
 
@@ -156,6 +231,8 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     event.target.blur()
   })
 
+  element("help")?.addEventListener("click", () => element("keys").showModal())
+  element("search")?.addEventListener("change", (event) => search(event.target))
   element("chosen-ranks")?.addEventListener("change", (event) => chooseRanks(event.target))
   element("ideal").addEventListener("change", (event) => {
     window.overlapscope.setAddress({ideal: event.target.checked ? 1 : null})

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any, Final
 
 from bokeh.document import Document
 
 from dashboards.pages.account import account_variables
 from dashboards.pages.rank_choice import choose_ranks, format_ranks, suggest_ranks
+from dashboards.pages.selection import describe_selected
 from dashboards.pages.shell import Arguments, is_order_alone, render, render_part
 from dashboards.plots.timeline import MIN_VIEW_NS, TimelinePlot, step_view
 from dashboards.plots.timeline_content import View
 from dashboards.recording import Snapshot
 from overlapscope.analysis.lanes import BUCKET_SLOTS, LANE_NAMES, Timeline
+from overlapscope.analysis.step_strip import step_strip
 from overlapscope.analysis.summary import Summary
+from overlapscope.trace.reader import Trace
 from overlapscope.trace.tables import PHASE_NAMES
+from overlapscope.units import format_ns
+
+_MOST_NAMES: Final = 2_000
 
 
 def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_plain: bool = False) -> None:
@@ -24,10 +31,11 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
         return
     choice = choose_ranks(snapshot.trace.ranks, arguments)
     timeline = snapshot.lanes.timeline(choice.shown)
-    view = view_of_address(timeline, arguments)
+    view = view_of_address(timeline, arguments) or _typical_view(timeline, snapshot.summary)
 
     account = None if is_plain else partial(_account, snapshot.summary)
-    plot = TimelinePlot(snapshot, timeline, view, account)
+    describe = None if is_plain else partial(describe_selected, snapshot.trace, timeline)
+    plot = TimelinePlot(snapshot, timeline, view, account, describe)
     document.js_on_event("document_ready", plot.start_script)
     render(
         document,
@@ -41,6 +49,8 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
         choice=choice,
         chosen=format_ranks(choice.shown),
         suggestions=suggest_ranks(snapshot.trace.ranks) if choice.is_part else [],
+        strip=_strip(snapshot.summary, timeline, plot.fit),
+        names=[] if is_plain else _names(snapshot.trace),
         is_ideal=arguments.get("ideal") == [b"1"],
         lane_labels=[(name, plot.layout.lane_px(LANE_NAMES.index(name))) for name in plot.layout.labelled_lanes],
         phase_legend=[(name.replace("_", " "), name.replace("_", "-")) for name in PHASE_NAMES],
@@ -50,11 +60,42 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
     )
 
 
+def _typical_view(timeline: Timeline, summary: Summary) -> View | None:
+    step = summary.typical_step
+    return None if step is None else step_view(timeline, step)
+
+
 def _account(summary: Summary, step: int) -> str:
     """The mean step, and this one."""
     this = summary.step(step)
     others = [(f"Step {step}", this)] if this is not None else []
     return render_part("account.html", **account_variables(summary, *others))
+
+
+def _strip(summary: Summary, timeline: Timeline, fit: View) -> list[dict[str, Any]]:
+    """All steps as bars: place and width as shares of the strip, height by exposed communication."""
+    steps, length_ns = step_strip(summary.figures, timeline), fit[1] - fit[0]
+    highest_ns = max(1.0, float(steps["exposed_ns"].max())) if len(steps) else 1.0
+    return [
+        {
+            "left": (one["start_ns"] - fit[0]) / length_ns,
+            "width": (one["end_ns"] - one["start_ns"]) / length_ns,
+            "height": one["exposed_ns"] / highest_ns,
+            "title": f"{_steps_text(one)}: {format_ns(one['exposed_ns'])} of {format_ns(one['step_time_ns'])} exposed",
+        }
+        for one in steps.to_dict("records")
+    ]
+
+
+def _steps_text(one: dict[Any, Any]) -> str:
+    first, last = int(one["step"]), int(one["last_step"])
+    return f"step {first}" if first == last else f"steps {first} to {last}"
+
+
+def _names(trace: Trace) -> list[str]:
+    """What can be searched for by name."""
+    buckets = sorted({int(bucket) for bucket in trace.collectives["bucket"].unique() if bucket >= 0})
+    return [*(f"bucket {bucket}" for bucket in buckets), *trace.plans["name"].drop_duplicates()][:_MOST_NAMES]
 
 
 def _build_reason(document: Document, snapshot: Snapshot) -> None:

@@ -17,6 +17,7 @@ from bokeh.models import ColumnDataSource, CustomJS, Range1d
 from dashboards.assets import read_asset
 from dashboards.plots.ideal_content import IDEAL_END_COLUMNS, OUTLINE_COLUMNS, ideal_end_columns, outline_columns
 from dashboards.plots.lane_layout import layout_lanes
+from dashboards.plots.selected_content import SELECTED_COLUMNS, selected_columns
 from dashboards.plots.timeline_content import (
     LABEL_COLUMNS,
     SHADE_COLUMNS,
@@ -33,6 +34,7 @@ from dashboards.plots.timeline_content import (
 from dashboards.plots.timeline_figure import draw_axis, draw_lanes
 from dashboards.plots.tooltip import tooltip_of
 from dashboards.recording import Snapshot
+from overlapscope.analysis.find_span import find
 from overlapscope.analysis.ideal import Ideal, ideal_between
 from overlapscope.analysis.lanes import Timeline
 from overlapscope.analysis.span_details import details_of
@@ -54,6 +56,7 @@ class TimelinePlot:
         timeline: of the ranks to show.
         view: what to show first; the whole recording if not given.
         account: markup of the account of a step, by number.
+        describe: markup of all that is known of a span, by the number of its lane and its row.
     """
 
     def __init__(
@@ -62,11 +65,13 @@ class TimelinePlot:
         timeline: Timeline,
         view: View | None = None,
         account: Callable[[int], str] | None = None,
+        describe: Callable[[int, int], str] | None = None,
     ) -> None:
         self._snapshot = snapshot
         self._trace = snapshot.trace
         self._timeline = timeline
         self._account = account
+        self._describe = describe
         self.layout = layout_lanes(len(timeline.ranks))
         self.spans = ColumnDataSource(data=no_columns(*SPAN_COLUMNS))
         self.shades = ColumnDataSource(data=no_columns(*SHADE_COLUMNS))
@@ -84,6 +89,10 @@ class TimelinePlot:
         self.picked = ColumnDataSource(data=no_columns("from_ns", "to_ns"))
         self.pointed = ColumnDataSource(data=no_columns("id", "lane", "row"))
         self.tooltip = ColumnDataSource(data=no_columns("id", "title", "label", "value"))
+        self.chosen = ColumnDataSource(data=no_columns("lane", "row"))
+        self.sought = ColumnDataSource(data=no_columns("text", "from_ns"))
+        self.selected = ColumnDataSource(data=no_columns(*SELECTED_COLUMNS))
+        self.selection = ColumnDataSource(data=no_columns("from_ns", "to_ns", "markup", "note"))
 
         margin_ns = max(1, timeline.length_ns // 100)
         self.fit: View = (-margin_ns, timeline.length_ns + margin_ns)
@@ -99,19 +108,24 @@ class TimelinePlot:
             step_lines=self.step_lines,
             outlines=self.outlines,
             ideal_ends=self.ideal_ends,
+            selected=self.selected,
         )
         # The browser sends back changes only of what a root refers to.
-        self.root.tags = [{"dialogue": [self.view, self.answer, self.pick, self.picked, self.pointed, self.tooltip]}]
+        dialogue = [self.view, self.answer, self.pick, self.picked, self.pointed, self.tooltip]
+        self.root.tags = [{"dialogue": [*dialogue, self.chosen, self.sought, self.selection]}]
         self.axis = draw_axis(self.time_range, self.step_lines, self.ideal_ends, read_asset("time_ticks.js"))
         self.view.on_change("data", self._on_view)
         self.pick.on_change("data", self._on_pick)
         self.pointed.on_change("data", self._on_pointed)
+        self.chosen.on_change("data", self._on_chosen)
+        self.sought.on_change("data", self._on_sought)
         self.update(first, width_px=1400)
 
     @property
     def start_script(self) -> CustomJS:
         """A script that the browser runs when the document is ready: connects mouse, keys, URL and theme to it."""
-        names = ("root", "axis", "time_range", "spans", "view", "answer", "pick", "picked", "pointed", "tooltip")
+        asked = ("view", "answer", "pick", "picked", "pointed", "tooltip", "chosen", "sought", "selection")
+        names = ("root", "axis", "time_range", "spans", *asked)
         return CustomJS(
             args={"plot": {name: getattr(self, name) for name in names}, "fit": list(self.fit)},
             code=f"window.overlapscope.startTimeline(plot, fit, {MIN_VIEW_NS})",
@@ -217,6 +231,41 @@ class TimelinePlot:
             "label": [label for label, _ in rows] or [""],
             "value": [value for _, value in rows] or [""],
         }
+
+    def _on_chosen(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
+        if not len(asked["lane"]):
+            _fill(self.selected, no_columns(*SELECTED_COLUMNS))
+            return
+        self._select(int(asked["lane"][0]), int(asked["row"][0]))
+
+    def _on_sought(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
+        text = str(asked["text"][0])
+        found = find(self._trace, self._timeline, text, int(asked["from_ns"][0]))
+        if found is None:
+            self._say(f"Nothing here is called {text!r}.")
+            return
+        view = step_view(self._timeline, found.step)
+        if view is not None:
+            self.picked.data = {"from_ns": [view[0]], "to_ns": [view[1]]}
+        if found.lane is not None and found.row is not None:
+            self._select(found.lane, found.row)
+        else:
+            self._say("")
+
+    def _select(self, lane: int, row: int) -> None:
+        spans = self._timeline.lanes[lane].spans
+        place = int(np.flatnonzero(spans.rows == row)[0])
+        _fill(self.selected, selected_columns(self._trace, self._timeline, self.layout, lane, row))
+        self.selection.data = {
+            "from_ns": [int(spans.starts_ns[place])],
+            "to_ns": [int(spans.ends_ns[place])],
+            "markup": ["" if self._describe is None else self._describe(lane, row)],
+            "note": [""],
+        }
+
+    def _say(self, note: str) -> None:
+        """A word in place of a selection."""
+        self.selection.data = {"from_ns": [0], "to_ns": [0], "markup": [""], "note": [note]}
 
 
 def _fill(source: ColumnDataSource, columns: Columns) -> None:

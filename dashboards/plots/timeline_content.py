@@ -108,7 +108,7 @@ def unfinished_columns(timeline: Timeline, layout: LaneLayout) -> Columns:
     for lane, row, start_ns, end_ns in zip(*(timeline.unfinished[name].tolist() for name in names), strict=True):
         spans = timeline.lanes[lane].spans
         position = int(np.flatnonzero(spans.rows == row)[0])
-        top, bottom = _rows_px(layout, lane, spans.stack[[position]], spans.stack_heights[[position]])
+        top, bottom = rows_px(layout, lane, spans.stack[[position]], spans.stack_heights[[position]])
         columns["left"].append(float(start_ns))
         columns["right"].append(float(end_ns))
         columns["top"].append(float(top[0]))
@@ -142,7 +142,7 @@ def _round_up(number: int) -> int:
 
 def _spans_of_lane(lane: Lane, number: int, layout: LaneLayout, view: View, pixel_ns: float) -> Columns:
     found = lane.spans.in_view(*view)
-    top, bottom = _rows_px(layout, number, lane.spans.stack[found], lane.spans.stack_heights[found])
+    top, bottom = rows_px(layout, number, lane.spans.stack[found], lane.spans.stack_heights[found])
     rows = lane.spans.rows[found]
     left = lane.spans.starts_ns[found].astype(np.float64)
     return {
@@ -157,7 +157,7 @@ def _spans_of_lane(lane: Lane, number: int, layout: LaneLayout, view: View, pixe
     }
 
 
-def _rows_px(
+def rows_px(
     layout: LaneLayout, lane: int, stack: npt.NDArray[np.uint16], heights: npt.NDArray[np.uint16]
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     """Top and bottom of the rows of a lane, which is a pixel smaller than its place at either side."""

@@ -33,6 +33,7 @@ def draw_lanes(
     step_lines: ColumnDataSource,
     outlines: ColumnDataSource,
     ideal_ends: ColumnDataSource,
+    selected: ColumnDataSource,
 ) -> Any:
     """All lanes of the ranks shown; y is pixels from the top."""
     plot = _plot(time_range, Range1d(start=layout.height_px, end=0), layout.height_px, "lanes")
@@ -79,6 +80,17 @@ def draw_lanes(
         left="left", right="right", top="top", bottom="bottom", source=outlines, fill_color=None, line_width=1.5
     )
     paint(ideal.glyph, line_color="accent")
+    around = plot.quad(
+        left="left",
+        right="right",
+        top="top",
+        bottom="bottom",
+        source=selected,
+        fill_color=None,
+        line_width="line_width",
+        level="overlay",
+    )
+    paint(around.glyph, line_color="ink")
     ends = plot.vspan(x="x", source=ideal_ends, line_width=1.5, level="overlay")
     paint(ends.glyph, line_color="accent")
     return plot

@@ -15,14 +15,18 @@ Rows = list[tuple[str, str]]
 """Label and value of each line."""
 
 
-def tooltip_of(span: SpanDetails) -> tuple[str, Rows]:
-    """Title and lines for a span."""
+def tooltip_of(span: SpanDetails, most_parameters: int | None = _MAX_PARAMETERS) -> tuple[str, Rows]:
+    """Title and lines for a span.
+
+    Args:
+        most_parameters: that are named; None for all.
+    """
     where = "" if span.bucket is None else f" · bucket {span.bucket}"
     title = f"{span.what}{where}"
     rows: Rows = [("rank", str(span.rank)), ("step", str(span.step))]
     if span.no_sync:
         rows.append(("pass", "under no_sync(): gradients are accumulated, not reduced"))
-    rows += _parameters(span.parameters)
+    rows += _parameters(span.parameters, most_parameters)
     if span.bytes is not None:
         rows.append(("size", f"{format_bytes(span.bytes)} of {span.dtype}"))
     rows += _times(span)
@@ -67,8 +71,8 @@ def _arrival(arrival: Arrival) -> Rows:
     return rows
 
 
-def _parameters(names: tuple[str, ...]) -> Rows:
-    shown = list(names[:_MAX_PARAMETERS])
+def _parameters(names: tuple[str, ...], most: int | None) -> Rows:
+    shown = list(names[:most])
     if len(names) > len(shown):
         shown.append(f"and {len(names) - len(shown)} more")
     label = "parameter" if len(names) == 1 else f"{len(names)} parameters"

@@ -218,7 +218,7 @@ def _with_open_ends(collectives: pd.DataFrame, steps: pd.DataFrame, begin_ns: in
     return collectives.assign(from_ns=from_ns - begin_ns, to_ns=to_ns - begin_ns, is_unfinished=is_unfinished)
 
 
-def _buckets_of_gradients(gradients: pd.DataFrame, plans: pd.DataFrame) -> Int64Array:
+def buckets_of_gradients(gradients: pd.DataFrame, plans: pd.DataFrame) -> Int64Array:
     """The bucket of each gradient's parameter, or -1 if no plan says."""
     keys = ["model", "plan_epoch", "parameter"]
     known = plans[[*keys, "bucket"]].drop_duplicates(keys)
@@ -237,7 +237,7 @@ def _phases(phases: pd.DataFrame, rows: Int64Array, begin_ns: int) -> SpanIndex:
 def _gradients(trace: Trace, rows: Int64Array, begin_ns: int) -> SpanIndex:
     gradients = trace.gradients.iloc[rows]
     ready_ns = gradients["ready_ns"].to_numpy() - begin_ns
-    return index_spans(ready_ns, ready_ns, bucket_categories(_buckets_of_gradients(gradients, trace.plans)), rows)
+    return index_spans(ready_ns, ready_ns, bucket_categories(buckets_of_gradients(gradients, trace.plans)), rows)
 
 
 def _buckets(

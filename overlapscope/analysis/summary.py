@@ -88,6 +88,15 @@ class Summary:
             found[name] = int(row["step"]), int(row["rank"]), int(row[f"{name}_ns"])
         return found
 
+    @property
+    def typical_step(self) -> int | None:
+        """The counted step whose time, in the mean of its ranks, is in the middle of all; None without one."""
+        if not self.steps:
+            return None
+        step_time_ns = self.figures[self.is_alike].groupby("step")["step_time_ns"].mean()
+        middle = step_time_ns.sort_values(kind="stable").index[(len(step_time_ns) - 1) // 2]
+        return int(middle)
+
     def step(self, number: int) -> MeanStep | None:
         """A single step, as the mean of the ranks that have finished it; None if none has."""
         rows = self.figures.loc[self.figures["step"] == number, [f"{name}_ns" for name in BLOCKS]]

@@ -97,7 +97,7 @@ def test_the_header_leads_from_page_to_page(open_page, address):
 
 
 def test_the_wheel_zooms_time_around_the_pointer(open_page, address):
-    page = open_timeline(open_page, f"{address}timeline")
+    page = open_timeline(open_page, f"{address}timeline?step=7")
     before = length(page)
     x, y = place_of(page, BUCKET_1_OF_STEP_7, 60)
     page.mouse.move(x, y)
@@ -109,6 +109,8 @@ def test_the_wheel_zooms_time_around_the_pointer(open_page, address):
 
 def test_keys_zoom_pan_and_show_all(open_page, address):
     page = open_timeline(open_page, f"{address}timeline")
+    page.keyboard.press("0")
+    page.wait_for_function(f"{LANES}.x_range.end - {LANES}.x_range.start > 3e8")
     whole = shown_range(page)
     page.keyboard.press("w")
     page.keyboard.press("w")

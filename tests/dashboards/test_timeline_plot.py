@@ -72,6 +72,30 @@ def test_spans_that_run_at_the_same_time_lie_one_above_the_other(plot):
     assert buckets["bottom"][wait] <= buckets["top"][copy] or buckets["bottom"][copy] <= buckets["top"][wait]
 
 
+def choose(plot, lane, row):
+    plot.chosen.data = {"lane": [lane], "row": [row]}
+
+
+def test_what_is_chosen_is_outlined_and_described(snapshot, timeline):
+    plot = TimelinePlot(snapshot, timeline, describe=lambda lane, row: f"lane {lane}, row {row}")
+    lane = timeline.lanes[3]
+    row = int(lane.spans.rows[4])
+    choose(plot, 3, row)
+    assert plot.selection.data["markup"] == [f"lane 3, row {row}"]
+    assert plot.selection.data["from_ns"] == [int(lane.spans.starts_ns[4])]
+    assert sorted(plot.selected.data["line_width"])[-2:] == [1.5, 3.0]
+    plot.chosen.data = {"lane": [], "row": []}
+    assert len(plot.selected.data["left"]) == 0
+
+
+def test_what_is_looked_for_is_shown_and_chosen(plot):
+    plot.sought.data = {"text": ["bucket 1"], "from_ns": [20 * MS]}
+    assert plot.picked.data["from_ns"][0] <= 25 * MS <= plot.picked.data["to_ns"][0]
+    assert plot.selection.data["from_ns"] == [25 * MS]
+    plot.sought.data = {"text": ["<b>"], "from_ns": [0]}
+    assert plot.selection.data["note"] == ["Nothing here is called '<b>'."]
+
+
 def test_too_many_spans_become_shades_of_exact_busy_time(plot, monkeypatch):
     monkeypatch.setattr(timeline_module, "MAX_SPANS", 10)
     ask(plot, 0, 10 * MS, width_px=20)

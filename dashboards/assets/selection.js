@@ -1,0 +1,39 @@
+// The panel of the selected span: filled by the server, closed with Esc, copied as text.
+window.overlapscope.selectionPanel = ({clear, zoomTo}) => {
+  const element = (id) => document.getElementById(id)
+  const panel = element("selection")
+  if (!panel) return {show: () => {}, hide: () => {}}
+
+  function text() {
+    const title = panel.querySelector("h2").textContent
+    const facts = Array.from(panel.querySelectorAll("dt"), (dt) => `${dt.textContent}\t${dt.nextElementSibling.textContent}`)
+    const rows = Array.from(panel.querySelectorAll("tr"), (row) =>
+      Array.from(row.cells, (cell) => cell.textContent.trim()).join("\t"),
+    )
+    return [title, ...facts, "", ...rows].join("\n")
+  }
+
+  async function copy() {
+    try {
+      await navigator.clipboard.writeText(text())
+      element("copy").textContent = "Copied"
+    } catch {
+      // Without leave to write to the clipboard it is selected, to be copied by hand.
+      getSelection().selectAllChildren(element("selection-content"))
+      element("copy").textContent = "Press Ctrl-C"
+    }
+    setTimeout(() => (element("copy").textContent = "Copy"), 2000)
+  }
+
+  element("copy").addEventListener("click", copy)
+  element("close").addEventListener("click", clear)
+  element("zoom-to").addEventListener("click", zoomTo)
+
+  return {
+    show(markup) {
+      element("selection-content").innerHTML = markup
+      panel.hidden = false
+    },
+    hide: () => (panel.hidden = true),
+  }
+}

@@ -1,0 +1,27 @@
+// The strip of all steps: marks the part of the recording in view, and goes where it is clicked or dragged to.
+window.overlapscope.stepStrip = (fit, go) => {
+  const strip = document.getElementById("strip")
+  if (!strip) return {mark: () => {}}
+  const mark = document.getElementById("window")
+  const length = fit[1] - fit[0]
+
+  function timeAt(event) {
+    const box = strip.getBoundingClientRect()
+    return fit[0] + (length * (event.clientX - box.left)) / box.width
+  }
+
+  strip.addEventListener("pointerdown", (event) => {
+    strip.setPointerCapture(event.pointerId)
+    go(timeAt(event), true)
+  })
+  strip.addEventListener("pointermove", (event) => {
+    if (strip.hasPointerCapture(event.pointerId)) go(timeAt(event), false)
+  })
+
+  return {
+    mark(from, to) {
+      mark.style.left = `${(100 * (from - fit[0])) / length}%`
+      mark.style.width = `${(100 * (to - from)) / length}%`
+    },
+  }
+}

@@ -1,0 +1,59 @@
+"""What is said of a span that is selected on the timeline, as markup."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pandas as pd
+
+from dashboards.pages.shell import render_part
+from dashboards.plots.tooltip import tooltip_of
+from overlapscope.analysis.lanes import Timeline
+from overlapscope.analysis.related_spans import on_every_rank
+from overlapscope.analysis.span_details import details_of
+from overlapscope.trace.reader import Trace
+from overlapscope.units import format_moment_ns, format_ns
+
+_MOST_RANKS: Final = 64
+
+
+def describe_selected(trace: Trace, timeline: Timeline, lane: int, row: int) -> str:
+    """All that is known of a span, and the same on every rank.
+
+    Args:
+        lane: its number on the timeline.
+        row: one of its lane's ``spans.rows``.
+    """
+    chosen = timeline.lanes[lane]
+    span = details_of(trace, timeline.begin_ns, chosen, row)
+    title, rows = tooltip_of(span, most_parameters=None)
+    same = on_every_rank(trace, chosen, row)
+    shown = same.sort_values("late_ns", ascending=False, kind="stable").head(_MOST_RANKS)
+    origin_ns = int(same["start_ns"].min())
+    return render_part(
+        "selection.html",
+        title=f"{title} of step {span.step} on rank {span.rank}",
+        rows=rows,
+        is_collective=chosen.name == "communication" or bool(same["wait_ns"].notna().any()),
+        is_instant=chosen.is_instants,
+        ranks=[_on_rank(one, origin_ns, chosen.rank) for one in shown.to_dict("records")],
+        others=len(same) - len(shown),
+    )
+
+
+def _on_rank(one: dict[Any, Any], origin_ns: int, own: int) -> dict[str, Any]:
+    """A line of the table; its end counts from where the first rank begins."""
+    has_ended = not pd.isna(one["end_ns"])
+    return {
+        "rank": int(one["rank"]),
+        "is_own": int(one["rank"]) == own,
+        "late": format_moment_ns(int(one["late_ns"])),
+        "wait": _duration(one["wait_ns"]),
+        "transfer": _duration(one["transfer_ns"]),
+        "duration": format_ns(int(one["end_ns"]) - int(one["start_ns"])) if has_ended else "",
+        "end": format_moment_ns(int(one["end_ns"]) - origin_ns) if has_ended else "never",
+    }
+
+
+def _duration(value_ns: Any) -> str:
+    return "not known" if pd.isna(value_ns) else format_ns(int(value_ns))

@@ -1,0 +1,37 @@
+"""What is drawn of a selection on the timeline: outlines of all that is about the same."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dashboards.plots.lane_layout import LaneLayout
+from dashboards.plots.timeline_content import Columns, no_columns, rows_px
+from overlapscope.analysis.lanes import Timeline
+from overlapscope.analysis.related_spans import spans_about, subject_of
+from overlapscope.trace.reader import Trace
+
+SELECTED_COLUMNS: Final = ("left", "right", "top", "bottom", "line_width")
+
+_CHOSEN_LINE_PX: Final = 3.0
+_RELATED_LINE_PX: Final = 1.5
+
+
+def selected_columns(trace: Trace, timeline: Timeline, layout: LaneLayout, lane: int, row: int) -> Columns:
+    """Rectangles around all spans that are about the same as one of them.
+
+    Args:
+        lane: its number on the timeline.
+        row: one of its lane's ``spans.rows``.
+    """
+    columns = no_columns(*SELECTED_COLUMNS)
+    subject = subject_of(trace, timeline.lanes[lane], row)
+    for number, found in spans_about(trace, timeline, subject):
+        spans = timeline.lanes[number].spans
+        top, bottom = rows_px(layout, number, spans.stack[found], spans.stack_heights[found])
+        is_chosen = (spans.rows[found] == row) & (number == lane)
+        columns["left"] += spans.starts_ns[found].astype(float).tolist()
+        columns["right"] += spans.ends_ns[found].astype(float).tolist()
+        columns["top"] += top.tolist()
+        columns["bottom"] += bottom.tolist()
+        columns["line_width"] += [_CHOSEN_LINE_PX if chosen else _RELATED_LINE_PX for chosen in is_chosen.tolist()]
+    return columns

@@ -1,0 +1,74 @@
+"""Finds on a timeline what people look for by name: a step, a bucket, a parameter."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from overlapscope.analysis.lanes import Timeline
+from overlapscope.trace.reader import Trace
+
+_STEP: Final = re.compile(r"(?:step\s*)?(\d+)")
+_BUCKET: Final = re.compile(r"bucket\s*(\d+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A step, or a span within one."""
+
+    step: int
+    lane: int | None = None
+    """Its number on the timeline."""
+    row: int | None = None
+    """One of its lane's ``spans.rows``."""
+
+
+def find(trace: Trace, timeline: Timeline, text: str, from_ns: int) -> Found | None:
+    """What a text names, on the first rank that has it.
+
+    Args:
+        text: ``step 12`` or ``12``, ``bucket 3``, or a part of a parameter's name.
+        from_ns: where to look first: what is found there or later comes before what was earlier.
+
+    Returns:
+        None if there is nothing of that name.
+    """
+    wanted = text.strip().lower()
+    if match := _STEP.fullmatch(wanted):
+        steps = timeline.steps["step"]
+        return Found(step=int(match[1])) if (steps == int(match[1])).any() else None
+    if match := _BUCKET.fullmatch(wanted):
+        is_it = trace.collectives["bucket"].to_numpy() == int(match[1])
+        return _first(trace.collectives["step"].to_numpy(), timeline, "communication", is_it, from_ns)
+    if not wanted:
+        return None
+    names = trace.plans["name"].str.lower()
+    for is_named in (names == wanted, names.str.contains(wanted, regex=False)):
+        found = trace.plans[is_named]
+        if len(found):
+            first = found[found["name"] == found["name"].iloc[0]]
+            return _gradient(trace, timeline, first["model"].iloc[0], first["parameter"].iloc[0], from_ns)
+    return None
+
+
+def _gradient(trace: Trace, timeline: Timeline, model: int, parameter: int, from_ns: int) -> Found | None:
+    gradients = trace.gradients
+    is_it = (gradients["model"] == model) & (gradients["parameter"] == parameter)
+    return _first(gradients["step"].to_numpy(), timeline, "gradients", is_it.to_numpy(), from_ns)
+
+
+def _first(
+    steps: npt.NDArray[Any], timeline: Timeline, name: str, is_it: npt.NDArray[np.bool_], from_ns: int
+) -> Found | None:
+    """The first span of a lane that is one of these, from a moment on, else the last one before."""
+    for number, lane in enumerate(timeline.lanes):
+        places = np.flatnonzero(is_it[lane.spans.rows]) if lane.name == name else np.empty(0, np.int64)
+        if len(places):
+            later = places[lane.spans.starts_ns[places] >= from_ns]
+            row = int(lane.spans.rows[later[0] if len(later) else places[-1]])
+            return Found(step=int(steps[row]), lane=number, row=row)
+    return None

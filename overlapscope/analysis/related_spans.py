@@ -1,0 +1,114 @@
+"""What belongs to a span of the timeline: the same on every rank, and all that concerns the same bucket or phase."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from overlapscope.account.arrivals import arrivals_by_collective, match_collectives
+from overlapscope.analysis.lanes import Lane, Timeline, buckets_of_gradients
+from overlapscope.trace.reader import Trace
+
+_OF_LANES = {"phases": "phases", "gradients": "gradients", "communication": "collectives"}
+_SAME = {
+    "phases": ("model", "step", "phase"),
+    "gradients": ("model", "step", "parameter"),
+    "collectives": ("model", "step", "bucket", "op"),
+    "copies": ("model", "step", "bucket", "direction"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What a span is about, in one step."""
+
+    model: int
+    step: int
+    bucket: int = -1
+    """-1 if it is about no bucket."""
+    phase: str = ""
+    """Empty if it is about a bucket, or a collective without one."""
+
+
+def subject_of(trace: Trace, lane: Lane, row: int) -> Subject:
+    """What a span is about.
+
+    Args:
+        row: one of ``lane.spans.rows``.
+    """
+    name, place = _table_of(trace, lane, row)
+    table = getattr(trace, name)
+    found = table.iloc[place]
+    model, step = int(found["model"]), int(found["step"])
+    if name == "phases":
+        return Subject(model=model, step=step, phase=str(found["phase"]))
+    is_gradient = name == "gradients"
+    bucket = buckets_of_gradients(table.iloc[[place]], trace.plans)[0] if is_gradient else found["bucket"]
+    return Subject(model=model, step=step, bucket=int(bucket))
+
+
+def spans_about(trace: Trace, timeline: Timeline, subject: Subject) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+    """All spans on the timeline that are about the same.
+
+    Yields:
+        The number of a lane, and the positions in its ``spans``.
+    """
+    steps = timeline.steps[timeline.steps["step"] == subject.step]
+    if steps.empty:
+        return
+    step_ns = int(steps["start_ns"].iloc[0]), int(steps["end_ns"].iloc[0])
+    for number, lane in enumerate(timeline.lanes):
+        near = lane.spans.in_view(*step_ns)
+        is_it = [subject_of(trace, lane, row) == subject for row in lane.spans.rows[near].tolist()]
+        if any(is_it):
+            yield number, near[np.array(is_it)]
+
+
+def on_every_rank(trace: Trace, lane: Lane, row: int) -> pd.DataFrame:
+    """The same phase, gradient, copy or collective on all ranks whose clock is known, and on the span's own.
+
+    Returns:
+        rank (ascending), start_ns and end_ns (of the common clock; of a collective the start is the rank's arrival, the
+        end is missing if it never completed), late_ns (after the first rank's start), wait_ns (for the last rank to
+        arrive) and transfer_ns (from there to the end), missing if not all ranks are known to have taken part.
+    """
+    name, place = _table_of(trace, lane, row)
+    table: pd.DataFrame = getattr(trace, name)
+    own = table.iloc[place]
+    is_same = np.logical_and.reduce([(table[column] == own[column]).to_numpy() for column in _SAME[name]])
+    is_same &= table["rank"].isin([*trace.aligned_ranks, lane.rank]).to_numpy()
+    found = table[is_same].assign(place=np.flatnonzero(is_same))
+    start_ns, end_ns = _times(name, found)
+    found = found.assign(start_ns=start_ns, end_ns=end_ns).sort_values(["rank", "start_ns"], kind="stable")
+    found["turn"] = found.groupby("rank").cumcount()
+    turn = int(found.loc[found["place"] == place, "turn"].iloc[0])
+    found = found[found["turn"] == turn]
+    shown = found[["rank", "start_ns", "end_ns"]].reset_index(drop=True)
+    shown["late_ns"] = shown["start_ns"] - shown["start_ns"].min()
+    waits = pd.DataFrame({"rank": [], "wait_ns": [], "transfer_ns": []}, dtype="int64")
+    if name == "collectives":
+        together = arrivals_by_collective(match_collectives(replace(trace, collectives=table.iloc[found["place"]])))
+        waits = together[["rank", "wait_ns", "transfer_ns"]]
+    return shown.merge(waits.astype("Int64"), on="rank", how="left")
+
+
+def _table_of(trace: Trace, lane: Lane, row: int) -> tuple[str, int]:
+    """The table that a span is from, and its place there."""
+    if lane.name == "buckets":
+        is_wait = row < len(trace.collectives)
+        return ("collectives", row) if is_wait else ("copies", row - len(trace.collectives))
+    return _OF_LANES[lane.name], row
+
+
+def _times(name: str, found: pd.DataFrame) -> tuple[Any, Any]:
+    if name == "gradients":
+        return found["ready_ns"], found["ready_ns"]
+    if name == "collectives":
+        launch_ns = found["launch_ns"].to_numpy(dtype=np.int64)
+        return np.maximum(launch_ns, found["ready_ns"].fillna(0).to_numpy(dtype=np.int64)), found["end_ns"]
+    return found["start_ns"], found["end_ns"]

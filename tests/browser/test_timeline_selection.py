@@ -1,0 +1,131 @@
+"""The timeline as a place to work: it opens where there is something to see, and what is chosen stays to be read."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.test_app import (
+    BUCKET_1_OF_STEP_7,
+    LANES,
+    communication_middle_px,
+    length,
+    open_timeline,
+    place_of,
+    shown_range,
+    wait_for_step,
+)
+
+pytestmark = pytest.mark.browser
+
+MS = 1_000_000
+OUTLINES = f"{LANES}.renderers.map((one) => one.data_source.data).find((data) => data.line_width)"
+
+
+def choose_bucket_1_of_step_7(page: Page) -> None:
+    page.mouse.click(*place_of(page, BUCKET_1_OF_STEP_7, communication_middle_px(page)))
+    expect(page.locator("#selection")).to_be_visible()
+
+
+def test_it_opens_on_a_typical_step(open_page, address):
+    page = open_timeline(open_page, f"{address}timeline")
+    assert length(page) < 12 * MS
+    expect(page.locator("#status")).not_to_contain_text("shade")
+
+
+def test_a_click_pins_what_is_known_of_a_span_on_every_rank(open_page, address):
+    page = open_timeline(open_page, f"{address}timeline?step=7")
+    choose_bucket_1_of_step_7(page)
+    panel = page.locator("#selection")
+    expect(panel.get_by_role("heading")).to_have_text("All-reduce · bucket 1 of step 7 on rank 0")
+    expect(panel).to_contain_text("body.1.weight")
+    rows = panel.locator("tbody tr")
+    expect(rows).to_have_count(2)
+    expect(rows.nth(0)).to_contain_text("0.050 ms")
+    page.mouse.move(5, 5)
+    expect(panel).to_be_visible()
+
+
+def test_all_of_a_chosen_bucket_is_outlined_on_every_rank(open_page, address):
+    page = open_timeline(open_page, f"{address}timeline?step=7")
+    choose_bucket_1_of_step_7(page)
+    page.wait_for_function(f"{OUTLINES}.left.length === 10")
+    assert page.evaluate(f"Array.from({OUTLINES}.line_width).filter((width) => width > 2).length") == 1
+
+
+@pytest.mark.parametrize("how", ["Escape", "button", "elsewhere"])
+def test_a_selection_is_cleared(open_page, address, how):
+    page = open_timeline(open_page, f"{address}timeline?step=7")
+    choose_bucket_1_of_step_7(page)
+    if how == "Escape":
+        page.keyboard.press("Escape")
+    elif how == "button":
+        page.get_by_role("button", name="Close").click()
+    else:
+        page.mouse.click(*place_of(page, BUCKET_1_OF_STEP_7 + 3.5 * MS, communication_middle_px(page)))
+    expect(page.locator("#selection")).to_be_hidden()
+    page.wait_for_function(f"{OUTLINES}.left.length === 0")
+
+
+def test_f_zooms_to_the_selection_and_back_undoes_it(open_page, address):
+    page = open_timeline(open_page, f"{address}timeline?step=7")
+    page.wait_for_function("location.search.includes('from=')")
+    before = shown_range(page)
+    choose_bucket_1_of_step_7(page)
+    page.keyboard.press("f")
+    page.wait_for_function(f"{LANES}.x_range.end - {LANES}.x_range.start < 3e6")
+    start, end = shown_range(page)
+    assert start < BUCKET_1_OF_STEP_7 < end
+    page.wait_for_function(f"location.search.includes('from={round(start)}')")
+    page.go_back()
+    page.wait_for_function(f"{LANES}.x_range.end - {LANES}.x_range.start > 8e6")
+    assert shown_range(page) == pytest.approx(before, abs=2)
+    page.go_forward()
+    page.wait_for_function(f"{LANES}.x_range.end - {LANES}.x_range.start < 3e6")
+    expect(page.locator("#selection")).to_be_visible()
+
+
+def test_the_selection_is_copied_as_text(open_page, address):
+    page = open_timeline(open_page, f"{address}timeline?step=7")
+    choose_bucket_1_of_step_7(page)
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Copy").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    text = page.evaluate("navigator.clipboard.readText()")
+    assert text.startswith("All-reduce · bucket 1 of step 7 on rank 0\nrank\t0\n")
+    assert "body.1.weight" in text
+
+
+def test_a_click_on_the_strip_goes_there(open_page, address):
+    page = open_timeline(open_page, f"{address}timeline?step=7")
+    box = page.locator("#strip").bounding_box()
+    assert box is not None
+    page.mouse.click(box["x"] + box["width"] * 0.85, box["y"] + box["height"] / 2)
+    page.wait_for_function(f"{LANES}.x_range.start > 2e8")
+    assert length(page) < 12 * MS
+    window = page.locator("#window").bounding_box()
+    assert window is not None
+    assert window["x"] + window["width"] / 2 == pytest.approx(box["x"] + box["width"] * 0.85, abs=3)
+
+
+def test_slash_finds_a_parameter_and_chooses_it(open_page, address):
+    page = open_timeline(open_page, f"{address}timeline?step=7")
+    page.keyboard.press("/")
+    page.keyboard.type("body.0")
+    page.keyboard.press("Enter")
+    expect(page.locator("#selection").get_by_role("heading")).to_contain_text("Gradient ready · bucket 2 of step")
+    page.keyboard.press("/")
+    page.locator("#search").fill("step 21")
+    page.keyboard.press("Enter")
+    wait_for_step(page, 21)
+    page.locator("#search").fill("no such layer")
+    page.keyboard.press("Enter")
+    expect(page.locator("#search-note")).to_have_text("Nothing here is called 'no such layer'.")
+
+
+def test_a_question_mark_lists_the_keys(open_page, address):
+    page = open_timeline(open_page, f"{address}timeline")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog", name="Keys")).to_be_hidden()
