@@ -59,6 +59,31 @@ window.overlapscope = (() => {
     apply()
   }
 
+  // Each page is found again as it was left: the links in the header lead to where this tab was.
+  const placeOf = (url) => `overlapscope-place ${url.pathname} ${url.searchParams.get("run") ?? ""}`
+
+  function keepPlace() {
+    const here = new URL(location.href)
+    const key = placeOf(here)
+    here.searchParams.delete("theme")
+    try {
+      sessionStorage.setItem(key, here.search)
+    } catch {
+      // Private windows may refuse to store; then a page begins anew.
+    }
+  }
+
+  function leadToPlaces() {
+    for (const link of document.querySelectorAll("header nav a:not([aria-current])")) {
+      try {
+        const place = sessionStorage.getItem(placeOf(new URL(link.href)))
+        if (place) link.search = place
+      } catch {
+        return
+      }
+    }
+  }
+
   // Tables that would be long begin with their first rows; a button below shows the rest.
   function unfold({target}) {
     const button = target.closest?.("[data-unfold]")
@@ -80,9 +105,11 @@ window.overlapscope = (() => {
 
   system.addEventListener("change", apply)
   document.addEventListener("click", unfold)
+  window.addEventListener("pagehide", keepPlace)
   document.documentElement.dataset.theme = current()
   document.addEventListener("DOMContentLoaded", () => {
     document.getElementById("theme")?.addEventListener("click", toggleTheme)
+    leadToPlaces()
   })
   return {paintPlots, setAddress, onKeys}
 })()

@@ -12,8 +12,8 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     range,
     limits: {shortest: minViewNs, longest: Infinity, lowest: fit[0], highest: fit[1]},
     ask: (id, width_px) => {
-      const is_ideal = [element("ideal").checked]
-      plot.view.data = {id: [id], from_ns: [range.start], to_ns: [range.end], width_px: [width_px], is_ideal}
+      const [is_ideal, is_path] = [[element("ideal").checked], [element("path").checked]]
+      plot.view.data = {id: [id], from_ns: [range.start], to_ns: [range.end], width_px: [width_px], is_ideal, is_path}
     },
   })
   const {show, zoom, move} = view
@@ -25,10 +25,11 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
 
   let shownAccount
   function answered() {
-    const {id, step, spans, is_shaded, ideal_hint, account} = plot.answer.data
+    const {id, step, spans, is_shaded, ideal_hint, path_hint, account} = plot.answer.data
     if (!view.answered(id[0])) return
     showStatus(step[0], spans[0], is_shaded[0])
     element("ideal-hint").textContent = ideal_hint[0]
+    element("path-hint").textContent = path_hint[0]
     if (element("head") && account[0] !== shownAccount) element("head").innerHTML = shownAccount = account[0]
   }
 
@@ -69,6 +70,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     "[": () => pickStep(Number(element("step").value), -1),
     "]": () => pickStep(Number(element("step").value), 1),
     i: () => element("ideal").click(),
+    c: () => element("path").click(),
   }
 
   window.overlapscope.onKeys(keys)
@@ -234,13 +236,15 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   element("help")?.addEventListener("click", () => element("keys").showModal())
   element("search")?.addEventListener("change", (event) => search(event.target))
   element("chosen-ranks")?.addEventListener("change", (event) => chooseRanks(event.target))
-  element("ideal").addEventListener("change", (event) => {
-    window.overlapscope.setAddress({ideal: event.target.checked ? 1 : null})
-    // The first answer of a large recording takes seconds.
-    element("ideal-hint").textContent = event.target.checked ? "…" : ""
-    event.target.blur()
-    view.schedule()
-  })
+  for (const name of ["ideal", "path"]) {
+    element(name).addEventListener("change", (event) => {
+      window.overlapscope.setAddress({[name]: event.target.checked ? 1 : null})
+      // The first answer of a large recording takes seconds.
+      element(`${name}-hint`).textContent = event.target.checked ? "…" : ""
+      event.target.blur()
+      view.schedule()
+    })
+  }
 
   window.overlapscope.paintPlots()
   view.schedule()

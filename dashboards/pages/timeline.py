@@ -52,6 +52,7 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
         strip=_strip(snapshot.summary, timeline, plot.fit),
         names=[] if is_plain else _names(snapshot.trace),
         is_ideal=arguments.get("ideal") == [b"1"],
+        is_path=arguments.get("path") == [b"1"],
         lane_labels=[(name, plot.layout.lane_px(LANE_NAMES.index(name))) for name in plot.layout.labelled_lanes],
         phase_legend=[(name.replace("_", " "), name.replace("_", "-")) for name in PHASE_NAMES],
         bucket_slots=BUCKET_SLOTS,

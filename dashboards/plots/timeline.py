@@ -17,6 +17,7 @@ from bokeh.models import ColumnDataSource, CustomJS, Range1d
 from dashboards.assets import read_asset
 from dashboards.plots.ideal_content import IDEAL_END_COLUMNS, OUTLINE_COLUMNS, ideal_end_columns, outline_columns
 from dashboards.plots.lane_layout import layout_lanes
+from dashboards.plots.path_content import PATH_COLUMNS, path_columns
 from dashboards.plots.selected_content import SELECTED_COLUMNS, selected_columns
 from dashboards.plots.timeline_content import (
     LABEL_COLUMNS,
@@ -44,6 +45,9 @@ MAX_SPANS: Final = 3_000
 
 MAX_IDEAL_STEPS: Final = 20
 """Most steps over which the ideal is drawn: outlines of more would hide what is below them."""
+
+MAX_PATH_STEPS: Final = 20
+"""Most steps over which the critical path is drawn: a line can't be followed through more."""
 
 MIN_VIEW_NS: Final = 200
 """The shortest view that the browser can zoom to."""
@@ -81,9 +85,11 @@ class TimelinePlot:
         self.outlines = ColumnDataSource(name="outlines", data=no_columns(*OUTLINE_COLUMNS))
         self.ideal_ends = ColumnDataSource(data=no_columns(*IDEAL_END_COLUMNS))
 
-        self.view = ColumnDataSource(name="view", data=no_columns("id", "from_ns", "to_ns", "width_px", "is_ideal"))
+        self.view = ColumnDataSource(
+            name="view", data=no_columns("id", "from_ns", "to_ns", "width_px", "is_ideal", "is_path")
+        )
         self.answer = ColumnDataSource(
-            name="answer", data=no_columns("id", "step", "spans", "is_shaded", "ideal_hint", "account")
+            name="answer", data=no_columns("id", "step", "spans", "is_shaded", "ideal_hint", "path_hint", "account")
         )
         self.pick = ColumnDataSource(data=no_columns("step", "move"))
         self.picked = ColumnDataSource(data=no_columns("from_ns", "to_ns"))
@@ -91,6 +97,7 @@ class TimelinePlot:
         self.tooltip = ColumnDataSource(data=no_columns("id", "title", "label", "value"))
         self.chosen = ColumnDataSource(data=no_columns("lane", "row"))
         self.sought = ColumnDataSource(data=no_columns("text", "from_ns"))
+        self.path = ColumnDataSource(name="path", data=no_columns(*PATH_COLUMNS))
         self.selected = ColumnDataSource(data=no_columns(*SELECTED_COLUMNS))
         self.selection = ColumnDataSource(data=no_columns("from_ns", "to_ns", "markup", "note"))
 
@@ -109,6 +116,7 @@ class TimelinePlot:
             outlines=self.outlines,
             ideal_ends=self.ideal_ends,
             selected=self.selected,
+            path=self.path,
         )
         # The browser sends back changes only of what a root refers to.
         dialogue = [self.view, self.answer, self.pick, self.picked, self.pointed, self.tooltip]
@@ -173,6 +181,26 @@ class TimelinePlot:
         _fill(self.ideal_ends, ends)
         return hint
 
+    def update_path(self, view: View, *, is_wanted: bool) -> str:
+        """Draw the critical path over the lanes, or remove it.
+
+        Returns:
+            Why it can't be drawn although it is wanted; empty if it is.
+        """
+        job = self._snapshot.summary.job_account if is_wanted else None
+        is_short = self._count_steps(view) <= MAX_PATH_STEPS
+        columns = no_columns(*PATH_COLUMNS)
+        if job is not None and is_short:
+            view_ns = view[1] - view[0]
+            wide = view[0] - view_ns, view[1] + view_ns
+            columns = path_columns(job.path, self._timeline, self.layout, wide)
+        _fill(self.path, columns)
+        if not is_wanted:
+            return ""
+        if job is None:
+            return "needs steps that all ranks have finished, on one clock"
+        return "" if is_short else f"zoom in to {MAX_PATH_STEPS} steps or fewer"
+
     def step_at(self, time_ns: int) -> int | None:
         """The number of the step that a moment lies in, or of the last step before it."""
         steps = self._timeline.steps
@@ -206,6 +234,7 @@ class TimelinePlot:
         width_px = int(asked["width_px"][0])
         in_view = self.update(view, width_px)
         ideal_hint = self.update_ideal(view, width_px, is_wanted=bool(asked["is_ideal"][0]))
+        path_hint = self.update_path(view, is_wanted=bool(asked["is_path"][0]))
         step = self.step_at(sum(view) // 2)
         # Last, so that the browser, which waits for it, has everything else by then.
         self.answer.data = {
@@ -214,6 +243,7 @@ class TimelinePlot:
             "spans": [in_view],
             "is_shaded": [in_view > MAX_SPANS],
             "ideal_hint": [ideal_hint],
+            "path_hint": [path_hint],
             "account": [self.account_of(step)],
         }
 

@@ -34,6 +34,7 @@ def draw_lanes(
     outlines: ColumnDataSource,
     ideal_ends: ColumnDataSource,
     selected: ColumnDataSource,
+    path: ColumnDataSource,
 ) -> Any:
     """All lanes of the ranks shown; y is pixels from the top."""
     plot = _plot(time_range, Range1d(start=layout.height_px, end=0), layout.height_px, "lanes")
@@ -80,6 +81,8 @@ def draw_lanes(
         left="left", right="right", top="top", bottom="bottom", source=outlines, fill_color=None, line_width=1.5
     )
     paint(ideal.glyph, line_color="accent")
+    for role, line_width in (("surface", 6), ("ink", 2.5)):  # a line on a halo is seen on any colour
+        paint(plot.line(x="x", y="y", source=path, line_width=line_width, level="overlay").glyph, line_color=role)
     around = plot.quad(
         left="left",
         right="right",

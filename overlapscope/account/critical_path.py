@@ -24,6 +24,18 @@ _TRANSFERS: Final = {-1: "exposed", -2: "buffers"}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class CriticalPath:
+    """Where the path is, by time, without a gap: P pieces, on the common clock."""
+
+    who: Int64Array
+    """(P,) the rank, or a negative number while something is transferred that ranks wait for."""
+    from_ns: Int64Array
+    """(P,)"""
+    until_ns: Int64Array
+    """(P,)"""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class JobAccount:
     """What the steps of a job consist of. A step lasts from the mean of its starts on all ranks to that of its ends."""
 
@@ -40,6 +52,7 @@ class JobAccount:
     """(R,) all ranks that have finished a step."""
     rank_ns: Int64Array
     """(F, R) how long the path is on each of them; the rest of a step is transfers."""
+    path: CriticalPath
 
 
 def job_account_of(trace: Trace, account: Account, alike: AlikeSteps) -> JobAccount | None:
@@ -52,7 +65,8 @@ def job_account_of(trace: Trace, account: Account, alike: AlikeSteps) -> JobAcco
     start_ns, end_ns = (
         edge[alike.finished_rows].mean(axis=1).astype(np.int64) for edge in (account.start_ns, account.end_ns)
     )
-    who, from_ns, until_ns = _path(trace, account, int(start_ns.min()), int(end_ns.max()))
+    path = _path(trace, account, int(start_ns.min()), int(end_ns.max()))
+    who, from_ns, until_ns = path.who, path.from_ns, path.until_ns
     # Pieces of the path within the steps: the edges of steps cut it.
     edges_ns = np.unique(np.concatenate([from_ns, until_ns, start_ns, end_ns]))
     piece = np.searchsorted(from_ns, edges_ns[:-1], side="right") - 1
@@ -70,11 +84,12 @@ def job_account_of(trace: Trace, account: Account, alike: AlikeSteps) -> JobAcco
         own = pieces_of[rank]
         np.add.at(ns, step[own], account.timelines[rank].within(from_ns[own], until_ns[own]))
         np.add.at(rank_ns[:, place], step[own], (until_ns - from_ns)[own])
-    return JobAccount(steps=alike.finished, start_ns=start_ns, end_ns=end_ns, ns=ns, ranks=ranks, rank_ns=rank_ns)
+    steps = alike.finished
+    return JobAccount(steps=steps, start_ns=start_ns, end_ns=end_ns, ns=ns, ranks=ranks, rank_ns=rank_ns, path=path)
 
 
-def _path(trace: Trace, account: Account, begin_ns: int, end_ns: int) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """(P,) the rank that it is on or one of ``_TRANSFERS``, from when, and until when; by time, without a gap."""
+def _path(trace: Trace, account: Account, begin_ns: int, end_ns: int) -> CriticalPath:
+    """The path between two moments; what is transferred has a number of ``_TRANSFERS``."""
     starts, waits, ranks = account.starts, _Entries(trace, account), len(np.unique(account.rank))
     transfer = np.where(trace.collectives["bucket"] >= 0, -1, -2)
     pieces: list[tuple[int, int, int]] = []
@@ -104,7 +119,7 @@ def _path(trace: Trace, account: Account, begin_ns: int, end_ns: int) -> tuple[I
             row = int(starts.freed_by[row])
         rank = int(starts.last_rank[row])
     who, from_ns, until_ns = np.array(pieces[::-1], dtype=np.int64).reshape(-1, 3).T
-    return who, from_ns, until_ns
+    return CriticalPath(who=who, from_ns=from_ns, until_ns=until_ns)
 
 
 class _Entries:

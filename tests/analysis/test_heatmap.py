@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.account.blocks import BLOCKS
-from overlapscope.account.critical_path import JobAccount
+from overlapscope.account.critical_path import CriticalPath, JobAccount
 from overlapscope.analysis import heatmap
 from overlapscope.analysis.cycles import CAUSES, Cycles
 from overlapscope.analysis.heatmap import NOTHING, Grid, Grouping, Heatmap
@@ -156,6 +156,7 @@ def test_the_critical_path_of_a_step_is_by_rank_and_the_rest_of_it_is_transfers(
         ns=np.zeros((2, len(BLOCKS)), dtype=np.int64),
         ranks=np.array([0, 1, 2]),
         rank_ns=np.array([[10, 0, 0], [5, 0, 40]]),
+        path=CriticalPath(who=np.empty(0, int), from_ns=np.empty(0, int), until_ns=np.empty(0, int)),
     )
     figures = pd.DataFrame(columns=["rank", "step", "compute_ns", "exposed_later_rank_ns"])
     shown = Heatmap(cycles([6, 7], 3), {}, figures, 100.0, job)

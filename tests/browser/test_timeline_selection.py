@@ -129,3 +129,26 @@ def test_a_question_mark_lists_the_keys(open_page, address):
     expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog", name="Keys")).to_be_hidden()
+
+
+def test_another_page_and_back_leads_to_the_same_place(open_page, address):
+    page = open_timeline(open_page, f"{address}timeline?step=12")
+    page.keyboard.press("w")
+    page.wait_for_function(f"{LANES}.x_range.end - {LANES}.x_range.start < 9e6")
+    before = shown_range(page)
+    page.wait_for_function(f"location.search.includes('from={round(before[0])}')")
+    page.get_by_role("link", name="Stragglers").click()
+    page.wait_for_url("**/stragglers")
+    page.get_by_role("link", name="Timeline").click()
+    expect(page.locator("#status")).to_contain_text("in view")
+    assert shown_range(page) == pytest.approx(before, abs=2)
+
+
+def test_the_critical_path_is_drawn_when_it_is_wanted_and_stays_in_the_address(open_page, address):
+    page = open_timeline(open_page, f"{address}timeline?step=12")
+    page.keyboard.press("c")
+    points = "Bokeh.documents[0].get_model_by_name('path').data.x.length"
+    page.wait_for_function(f"{points} > 4")
+    assert "path=1" in page.url
+    page.keyboard.press("c")
+    page.wait_for_function(f"{points} === 0")

@@ -38,8 +38,9 @@ def spans_of(plot, lane):
     return {name: np.asarray(values)[chosen] for name, values in data.items()}
 
 
-def ask(plot, from_ns, to_ns, width_px=1000, number=1, is_ideal=False):
-    asked = {"id": number, "from_ns": from_ns, "to_ns": to_ns, "width_px": width_px, "is_ideal": is_ideal}
+def ask(plot, from_ns, to_ns, width_px=1000, number=1, is_ideal=False, is_path=False):
+    asked = {"id": number, "from_ns": from_ns, "to_ns": to_ns, "width_px": width_px}
+    asked |= {"is_ideal": is_ideal, "is_path": is_path}
     plot.view.data = {name: [value] for name, value in asked.items()}
 
 
@@ -70,6 +71,26 @@ def test_spans_that_run_at_the_same_time_lie_one_above_the_other(plot):
     buckets = spans_of(plot, 2)
     wait, copy = (np.flatnonzero(buckets["left"] == 3950 * US)[at] for at in (0, 1))
     assert buckets["bottom"][wait] <= buckets["top"][copy] or buckets["bottom"][copy] <= buckets["top"][wait]
+
+
+def test_the_critical_path_is_one_line_through_the_lanes_without_a_gap_in_time(plot, snapshot):
+    ask(plot, 10 * MS, 30 * MS, is_path=True)
+    x, y = (np.asarray(plot.path.data[name]) for name in ("x", "y"))
+    assert np.all(np.diff(x) >= 0)
+    assert x[0] <= 10 * MS < 30 * MS <= x[-1]
+    assert np.array_equal(x[1:-1:2], x[2::2])
+    lanes = {plot.layout.lane_px(number) for number in (0, 3, 4, 7)}
+    assert all(any(top < at < bottom for top, bottom in lanes) for at in y)
+    assert plot.answer.data["path_hint"] == [""]
+    ask(plot, 10 * MS, 30 * MS, number=2)
+    assert len(plot.path.data["x"]) == 0
+
+
+def test_the_critical_path_of_too_many_steps_is_not_drawn_and_it_says_why(plot, monkeypatch):
+    monkeypatch.setattr(timeline_module, "MAX_PATH_STEPS", 2)
+    ask(plot, 0, 50 * MS, is_path=True)
+    assert plot.answer.data["path_hint"] == ["zoom in to 2 steps or fewer"]
+    assert len(plot.path.data["x"]) == 0
 
 
 def choose(plot, lane, row):
