@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
 SIGMAS_90: Final = 1.6448536269514722
 """Standard deviations to either side of a normal 90 % interval."""
+SIGMAS_99: Final = 2.5758293035489004
+"""The same of a 99 % interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A value and its 90 % interval."""
+    """A value and its interval: of 90 % if nothing else is said."""
 
     value: float
     low: float
@@ -24,3 +27,10 @@ class Interval:
     def less(self, amount: float) -> Interval:
         """Both the value and its interval, with an amount taken off."""
         return Interval(value=self.value - amount, low=self.low - amount, high=self.high - amount)
+
+    def minus(self, other: Interval) -> Interval:
+        """What is left without another value, if chance has made the two independently of each other."""
+        value = self.value - other.value
+        low = math.hypot(self.value - self.low, other.high - other.value)
+        high = math.hypot(self.high - self.value, other.value - other.low)
+        return Interval(value=value, low=value - low, high=value + high)

@@ -6,14 +6,14 @@ What stands far out (the first steps, a checkpoint, an evaluation, other buckets
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from overlapscope.account.blocks import BLOCKS, Account
-from overlapscope.account.intervals import Int64Array
+from overlapscope.account.intervals import Float64Array, Int64Array
 from overlapscope.trace.reader import Trace
 
 Why = Literal["warm-up", "unfinished", "other buckets", "evaluation", "far longer", "far shorter"]
@@ -71,6 +71,11 @@ class AlikeSteps:
         """(S, R) where these are in the account."""
         return self.finished_rows[self.is_alike]
 
+    def over_ranks(self, values: npt.NDArray[Any]) -> Float64Array:
+        """(S, K) the means over ranks of values (G, K) of the account, of the steps that are alike."""
+        means: Float64Array = values[self.rows].sum(axis=1) / max(1, len(self.ranks))
+        return means
+
     @property
     def apart_count(self) -> int:
         """How many steps are kept apart."""
@@ -78,7 +83,11 @@ class AlikeSteps:
 
 
 def alike_steps(trace: Trace, account: Account) -> AlikeSteps:
-    """Tell the steps that are alike from those that stand far out."""
+    """Tell the steps that are alike from those that stand far out.
+
+    Args:
+        account: of the recording, or of some of its steps, which are then held against each other.
+    """
     every_rank, finished = np.unique(account.rank, return_counts=True)
     has_most = finished >= _LEAST_FINISHED * finished.max(initial=0)
     ranks, numbers = every_rank[has_most], np.unique(account.step)
@@ -92,7 +101,7 @@ def alike_steps(trace: Trace, account: Account) -> AlikeSteps:
     def keep_apart(reason: Why, which: npt.NDArray[np.bool_]) -> None:
         why[(why == _ALIKE) & which] = WHY.index(reason)
 
-    keep_apart("warm-up", np.arange(len(numbers)) < _warm_up_steps(len(numbers)))
+    keep_apart("warm-up", numbers < first_step_after_warm_up(trace.steps))
     keep_apart("unfinished", np.asarray((rows < 0).any(axis=1)))
     keep_apart("other buckets", _has_other_buckets(trace, numbers, why == _ALIKE))
     evaluates = ns[:, BLOCKS.index("evaluation")] > 0

@@ -43,8 +43,8 @@ class MeanStep:
     def minus(self, other: MeanStep) -> MeanStep:
         """This mean without another one, of other steps: chance has made them independently of each other."""
         return MeanStep(
-            step=_difference(self.step, other.step),
-            blocks={name: _difference(mean, other.blocks[name]) for name, mean in self.blocks.items()},
+            step=self.step.minus(other.step),
+            blocks={name: mean.minus(other.blocks[name]) for name, mean in self.blocks.items()},
         )
 
 
@@ -56,10 +56,3 @@ def mean_step_of(blocks_ns: Float64Array) -> MeanStep:
     """
     step, *blocks = mean_of(np.concatenate([blocks_ns.sum(axis=1, keepdims=True), blocks_ns], axis=1))
     return MeanStep(step=step, blocks=dict(zip(BLOCKS, blocks, strict=True)))
-
-
-def _difference(one: Interval, other: Interval) -> Interval:
-    value = one.value - other.value
-    low = float(np.hypot(one.value - one.low, other.high - other.value))
-    high = float(np.hypot(one.high - one.value, other.value - other.low))
-    return Interval(value=value, low=value - low, high=value + high)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,6 @@ from overlapscope.account.alike import AlikeSteps, alike_steps
 from overlapscope.account.blocks import BLOCKS, Account
 from overlapscope.account.critical_path import JobAccount, job_account_of
 from overlapscope.account.figures import COMPUTE, figures_of
-from overlapscope.account.intervals import Float64Array
 from overlapscope.account.mean_step import MeanStep, mean_step_of
 from overlapscope.account.means import mean_of
 from overlapscope.account.waits import REASONS
@@ -116,7 +115,7 @@ def summarise(trace: Trace, account: Account) -> Summary:
     """Judge a recording."""
     alike = alike_steps(trace, account)
     job = job_account_of(trace, account, alike)
-    (hidden,) = mean_of(_over_ranks(account.hidden_ns.sum(axis=1, keepdims=True), alike))
+    (hidden,) = mean_of(alike.over_ranks(account.hidden_ns.sum(axis=1, keepdims=True)))
     figures = figures_of(account)
     for_reason_ns = figures[[f"exposed_{reason}_ns" for reason in REASONS]].to_numpy()
     is_alike = np.zeros(len(account.rank), dtype=bool)
@@ -124,8 +123,8 @@ def summarise(trace: Trace, account: Account) -> Summary:
     found = Summary(
         sentence="",
         alike=alike,
-        mean=mean_step_of(_over_ranks(account.ns, alike)),
-        exposed_for=dict(zip(REASONS, mean_of(_over_ranks(for_reason_ns, alike)), strict=True)),
+        mean=mean_step_of(alike.over_ranks(account.ns)),
+        exposed_for=dict(zip(REASONS, mean_of(alike.over_ranks(for_reason_ns)), strict=True)),
         hidden=hidden,
         job=None if job is None else mean_step_of(job.ns[alike.is_alike].astype(np.float64)),
         job_account=job,
@@ -133,12 +132,6 @@ def summarise(trace: Trace, account: Account) -> Summary:
         is_alike=is_alike,
     )
     return replace(found, sentence=_sentence(found))
-
-
-def _over_ranks(values: npt.NDArray[Any], alike: AlikeSteps) -> Float64Array:
-    """(S, K) the means over ranks of values (G, K)."""
-    means: Float64Array = values[alike.rows].sum(axis=1) / max(1, len(alike.ranks))
-    return means
 
 
 def _sentence(found: Summary) -> str:

@@ -1,0 +1,167 @@
+"""What differs between the buckets of two sides, aligned by the parameters in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from overlapscope.account.intervals import Float64Array
+from overlapscope.analysis.compare.changes import Change, changes_between
+from overlapscope.analysis.compare.side import Side
+
+Bucket = tuple[int, int]
+"""Number of the model, and number of the bucket."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketChange:
+    """The buckets of both sides that hold the same parameters: one each, unless plans differ."""
+
+    model: int
+    base: tuple[int, ...]
+    """Numbers of the buckets; empty if that side has none with these parameters."""
+    new: tuple[int, ...]
+    base_bytes: int
+    new_bytes: int
+    exposed: Change
+    """For how long ranks wait for them."""
+    transfer: Change | None
+    """How long their all-reduces take once all ranks have arrived; None if times of ranks can't be compared."""
+
+
+def bucket_changes(base: Side, new: Side) -> tuple[BucketChange, ...]:
+    """Compare bucket by bucket, in the order of the new side; where plans differ, what covers the same parameters."""
+    contents = [_contents(side) for side in (base, new)]
+    groups = _groups(contents)
+    if not groups:
+        return ()
+    sides = list(enumerate((base, new)))
+    exposed = changes_between(*(_sums(side, _exposed_ns(side), groups, place) for place, side in sides))
+    transfers_ns = [_transfer_ns(side) for _, side in sides]
+    transfer: dict[str, Change] = {}
+    if all(transfers_ns):
+        transfer = changes_between(*(_sums(side, transfers_ns[place], groups, place) for place, side in sides))
+    found = []
+    for place, group in enumerate(groups):
+        own, other = group.of_side
+        found.append(
+            BucketChange(
+                model=min(own | other)[0],
+                base=tuple(sorted(number for _, number in own)),
+                new=tuple(sorted(number for _, number in other)),
+                base_bytes=sum(contents[0][each].bytes for each in own),
+                new_bytes=sum(contents[1][each].bytes for each in other),
+                exposed=exposed[str(place)],
+                transfer=transfer.get(str(place)),
+            )
+        )
+    return tuple(found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Content:
+    bytes: int
+    parameters: frozenset[str]
+    """Names; if they are not known, what stands for them all."""
+
+
+@dataclass(kw_only=True)
+class _Group:
+    """Buckets of both sides that hold the same parameters, directly or through others."""
+
+    parameters: set[tuple[int, str]]
+    """Numbers of models, and names."""
+    of_side: tuple[set[Bucket], set[Bucket]]
+    """Of the base, and of the new one."""
+
+    def take(self, other: _Group) -> None:
+        """Add another group to this one."""
+        self.parameters |= other.parameters
+        for own, its in zip(self.of_side, other.of_side, strict=True):
+            own |= its
+
+
+def _contents(side: Side) -> dict[Bucket, _Content]:
+    """The buckets that are reduced in the steps of a side."""
+    table = side.trace.collectives
+    reduced = table[(table["bucket"] >= 0) & table["step"].isin(side.steps)]
+    plans = side.trace.plans.groupby(["model", "plan_epoch", "bucket"])["name"].agg(frozenset).to_dict()
+    newest = reduced.drop_duplicates(["model", "bucket"], keep="last")
+    columns = ("model", "bucket", "plan_epoch", "bytes")
+    return {
+        (model, bucket): _Content(
+            bytes=size, parameters=plans.get((model, epoch, bucket)) or frozenset({f"bucket {bucket}"})
+        )
+        for model, bucket, epoch, size in zip(*(newest[name].astype(int).tolist() for name in columns), strict=True)
+    }
+
+
+def _groups(contents: Sequence[dict[Bucket, _Content]]) -> list[_Group]:
+    """Buckets that share parameters, in the order of the new side.
+
+    Args:
+        contents: of the base, and of the new side.
+    """
+    groups: list[_Group] = []
+    for place, side in enumerate(contents):
+        for bucket, content in side.items():
+            merged = _Group(parameters={(bucket[0], name) for name in content.parameters}, of_side=(set(), set()))
+            merged.of_side[place].add(bucket)
+            for group in [each for each in groups if each.parameters & merged.parameters]:
+                groups.remove(group)
+                merged.take(group)
+            groups.append(merged)
+    return sorted(groups, key=lambda group: min(group.of_side[1] or group.of_side[0]))
+
+
+def _exposed_ns(side: Side) -> dict[Bucket, Float64Array]:
+    """(S,) by bucket, as the mean of all ranks."""
+    account, alike = side.account, side.summary.alike
+    table = side.trace.collectives.iloc[account.waits.collective]
+    return _by_bucket(
+        side,
+        step=account.step[account.wait_row],
+        model=table["model"],
+        bucket=table["bucket"],
+        ns=np.where(np.isin(account.rank[account.wait_row], alike.ranks), account.wait_ns, 0) / len(alike.ranks),
+    )
+
+
+def _transfer_ns(side: Side) -> dict[Bucket, Float64Array]:
+    """The same of transfers; empty if times of some ranks can't be compared."""
+    matched = side.account.matched
+    if not len(matched.rows) or set(matched.ranks.tolist()) != set(side.summary.alike.ranks.tolist()):
+        return {}
+    return _by_bucket(
+        side,
+        step=matched.step,
+        model=side.trace.collectives["model"].iloc[matched.rows[:, 0]],
+        bucket=matched.bucket,
+        ns=matched.end_ns.mean(axis=1) - matched.arrival_ns.max(axis=1),
+    )
+
+
+def _by_bucket(
+    side: Side, *, step: Iterable[int], model: Iterable[int], bucket: Iterable[int], ns: Float64Array
+) -> dict[Bucket, Float64Array]:
+    """Sums by bucket and step of times, of which some belong to other steps or to no bucket."""
+    rows = pd.DataFrame({"step": np.asarray(step), "model": np.asarray(model), "bucket": np.asarray(bucket), "ns": ns})
+    sums = rows[rows["bucket"] >= 0].groupby(["model", "bucket", "step"])["ns"].sum()
+    found = {}
+    for key, of_bucket in sums.groupby(level=["model", "bucket"]):
+        model_number, number = (int(each) for each in key)  # type: ignore[union-attr]
+        by_step = of_bucket.droplevel(["model", "bucket"]).reindex(side.steps, fill_value=0.0)
+        found[model_number, number] = by_step.to_numpy(np.float64)
+    return found
+
+
+def _sums(side: Side, ns: dict[Bucket, Float64Array], groups: list[_Group], place: int) -> dict[str, Float64Array]:
+    """(S,) by number of the group, of all its buckets on one side; 0 if it has none there."""
+    nothing = np.zeros(len(side.steps))
+    return {
+        str(number): np.sum([nothing, *(ns[each] for each in group.of_side[place] if each in ns)], axis=0)
+        for number, group in enumerate(groups)
+    }

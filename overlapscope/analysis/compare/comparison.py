@@ -1,0 +1,82 @@
+"""The comparison of two sides: what differs, what is a regression, and what could have been seen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from overlapscope.analysis.compare.buckets import BucketChange, bucket_changes
+from overlapscope.analysis.compare.changes import Change, changes_between
+from overlapscope.analysis.compare.settings import SettingChange, setting_changes, unlike
+from overlapscope.analysis.compare.side import STEP, Side
+from overlapscope.analysis.compare.steps import StepPair, steps_that_differ_most
+from overlapscope.errors import OverlapScopeError
+
+Outcome = Literal["slower", "slower, but not surely enough", "faster", "no difference seen"]
+
+_MOST_STEPS: Final = 5
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Comparison:
+    """What differs between two sides."""
+
+    base: Side
+    new: Side
+    changes: dict[str, Change]
+    """Of each of ``PARTS``; the differences between means of the blocks sum to that of the step."""
+    job: dict[str, Change] | None
+    """The blocks on the critical path, whose differences sum to the same; None if times of ranks can't be compared."""
+    buckets: tuple[BucketChange, ...]
+    steps: tuple[StepPair, ...]
+    """Those that differ most."""
+    settings: tuple[SettingChange, ...]
+    unlike: tuple[str, ...]
+    """Why the sides are not of the same job."""
+
+    @property
+    def step(self) -> Change:
+        """The step."""
+        return self.changes[STEP]
+
+    def share(self, ns: float) -> float:
+        """Of the mean step of the base."""
+        return ns / self.step.mean.base
+
+    def outcome(self, part: str, fail_above: float) -> Outcome:
+        """What became of a part.
+
+        Args:
+            part: of ``PARTS``.
+            fail_above: share of the base's step by which it has to be longer at least to count as slower.
+        """
+        both = self.changes[part].mean, self.changes[part].middle
+        if any(self.share(each.ns.low) > fail_above for each in both):
+            return "slower"
+        if any(each.is_longer for each in both):
+            return "slower, but not surely enough"
+        return "faster" if any(each.is_shorter for each in both) else "no difference seen"
+
+
+def compare(base: Side, new: Side) -> Comparison:
+    """Compare two sides.
+
+    Raises:
+        OverlapScopeError: they are the same.
+    """
+    if base.trace.path.resolve() == new.trace.path.resolve() and base.choice == new.choice:
+        raise OverlapScopeError(
+            f"{base.name}: both sides are the same steps; choose some with --base-steps and --new-steps, "
+            "or plans with --base-plan and --new-plan"
+        )
+    job = [side.job_ns() for side in (base, new)]
+    return Comparison(
+        base=base,
+        new=new,
+        changes=changes_between(base.parts_ns(), new.parts_ns()),
+        job=None if job[0] is None or job[1] is None else changes_between(job[0], job[1]),
+        buckets=bucket_changes(base, new),
+        steps=steps_that_differ_most(base, new, _MOST_STEPS),
+        settings=setting_changes(base.trace, new.trace),
+        unlike=unlike(base.trace, new.trace),
+    )

@@ -1,0 +1,100 @@
+"""A comparison in words, and what things are called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from overlapscope.account.blocks import BLOCKS
+from overlapscope.account.wording import BLOCK_LABELS, REASON_LABELS
+from overlapscope.analysis.compare.changes import TRIMMED
+from overlapscope.analysis.compare.comparison import Comparison
+from overlapscope.analysis.compare.side import STEP
+from overlapscope.units import format_ns
+
+PART_LABELS: Final = {
+    STEP: "step",
+    **BLOCK_LABELS,
+    **{f"exposed_{reason}": f"exposed: {label}" for reason, label in REASON_LABELS.items()},
+    "compute": "compute",
+    "communication": "communication",
+    "hidden": "hidden communication",
+}
+MIDDLE: Final = f"{100 * (1 - 2 * TRIMMED):.0f} %"
+"""Which part of the steps is the middle."""
+_MOST_NAMED: Final = 3
+
+
+def verdict(found: Comparison, parts: Sequence[str], fail_above: float) -> list[str]:
+    """What became of each part that counts, a sentence or two each.
+
+    Args:
+        parts: of ``PARTS``.
+        fail_above: as in ``Comparison.outcome``.
+    """
+    return [_sentence(found, part, fail_above) for part in parts]
+
+
+def signed_percent(share: float) -> str:
+    """A share with its sign: ``+3.2 %``, ``−0.4 %``."""
+    text = f"{100 * share:+.1f}".replace("-", "\N{MINUS SIGN}")
+    return f"{'0.0' if float(text[1:]) == 0 else text} %"
+
+
+def signed_ns(time_ns: float) -> str:
+    """A difference of times with its sign: ``+1.70 ms``."""
+    sign = "+" if time_ns >= 0 else "\N{MINUS SIGN}"
+    return f"{sign}{format_ns(abs(time_ns))}"
+
+
+def _sentence(found: Comparison, part: str, fail_above: float) -> str:
+    outcome = found.outcome(part, fail_above)
+    what = "" if part == STEP else f"{PART_LABELS[part]}: "
+    if outcome == "no difference seen":
+        seen = signed_percent(found.share(found.changes[part].seen_ns)).removeprefix("+")
+        nothing = f"no difference that this many steps could show: at least {seen}{_of(part)} would have been seen."
+        return _capitalised(what + nothing)
+    word = "longer" if outcome.startswith("slower") else "shorter"
+    if part == STEP:
+        word = "slower" if word == "longer" else "faster"
+    if outcome == "slower, but not surely enough":
+        word += f", but not surely by more than {100 * fail_above:g} %"
+    return _capitalised(f"{what}{word}: {_numbers(found, part)}.{_where(found) if part == STEP else ''}")
+
+
+def _numbers(found: Comparison, part: str) -> str:
+    """Both sides and the difference, of the mean if that shows it, else of the middle."""
+    change = found.changes[part]
+    told = change.surest
+    low, high = (signed_percent(found.share(edge)) for edge in (told.ns.low, told.ns.high))
+    text = (
+        f"{format_ns(told.base)} → {format_ns(told.new)}, {signed_percent(found.share(told.ns.value))}{_of(part)} "
+        f"(99 % interval {low.removesuffix(' %')} to {high})"
+    )
+    if told is change.mean:
+        return text
+    mean = signed_percent(found.share(change.mean.ns.value))
+    return f"{text} in the middle {MIDDLE} of the steps; {mean} in the mean of all, which could be chance"
+
+
+def _where(found: Comparison) -> str:
+    """The blocks that differ beyond noise in the same direction, the largest first."""
+    is_longer = found.step.surest.is_longer
+    sure = [
+        (abs(found.changes[name].surest.ns.value), name)
+        for name in BLOCKS
+        if (found.changes[name].surest.is_longer if is_longer else found.changes[name].surest.is_shorter)
+    ]
+    named = [
+        f"{BLOCK_LABELS[name]} ({signed_ns(found.changes[name].surest.ns.value)})"
+        for _, name in sorted(sure, reverse=True)[:_MOST_NAMED]
+    ]
+    return f" The difference is in {', '.join(named)}." if named else " No single block differs beyond noise."
+
+
+def _of(part: str) -> str:
+    return "" if part == STEP else " of the step"
+
+
+def _capitalised(text: str) -> str:
+    return text[0].upper() + text[1:]

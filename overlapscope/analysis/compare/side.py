@@ -1,0 +1,125 @@
+"""One side of a comparison: some steps of a recording, and what each of them consists of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from overlapscope.account.blocks import BLOCKS, Account, account_of
+from overlapscope.account.figures import COMPUTE
+from overlapscope.account.intervals import Float64Array, Int64Array
+from overlapscope.account.means import STRETCHES
+from overlapscope.account.waits import REASONS
+from overlapscope.account.wording import apart_text
+from overlapscope.analysis.analysis import Analysis
+from overlapscope.analysis.summary import Summary, summarise
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.reader import Trace
+
+STEP: Final = "step"
+EXPOSED_FOR: Final = tuple(f"exposed_{reason}" for reason in REASONS)
+PARTS: Final = (STEP, *BLOCKS, *EXPOSED_FOR, "compute", "communication", "hidden")
+"""What can be compared of a step: all of it, its blocks, which sum to it, what one of them is exposed for, and sums."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Which steps of a recording are meant; without anything all of them."""
+
+    first: int | None = None
+    end: int | None = None
+    """The first that is not meant any more."""
+    plan: int | None = None
+    """Epoch of the bucket plan that they are reduced with."""
+
+    def __str__(self) -> str:
+        """As words; empty for all steps."""
+        last = None if self.end is None else self.end - 1
+        from_to = f"steps {self.first or 0} to {last}" if last is not None else f"steps from {self.first}"
+        steps = [from_to] if self.first is not None or last is not None else []
+        return " ".join(steps + ([f"with bucket plan {self.plan}"] if self.plan is not None else []))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Side:
+    """The steps of one side."""
+
+    trace: Trace
+    choice: Choice
+    account: Account
+    """Of these steps."""
+    summary: Summary
+    """Of the same."""
+
+    @classmethod
+    def of(cls, analysis: Analysis, choice: Choice) -> Side:
+        """Choose steps of a recording.
+
+        Raises:
+            OverlapScopeError: there are not enough of them to compare.
+        """
+        trace, account, summary = analysis.trace, None, None
+        if choice != Choice():
+            account = account_of(replace(trace, steps=trace.steps[_is_chosen(trace, choice)].reset_index(drop=True)))
+            summary = summarise(trace, account)
+        side = cls(
+            trace=trace,
+            choice=choice,
+            account=account or analysis.account,
+            summary=summary or analysis.summary,
+        )
+        side._check()
+        return side
+
+    @property
+    def name(self) -> str:
+        """The recording, and which steps of it."""
+        return f"{self.trace.path}{f' {self.choice}' if str(self.choice) else ''}"
+
+    @property
+    def steps(self) -> Int64Array:
+        """(S,) numbers of those that are compared: those that are alike."""
+        return self.summary.alike.steps
+
+    def parts_ns(self) -> dict[str, Float64Array]:
+        """For each of ``PARTS`` (S,) how long it takes in each step, as the mean of all ranks."""
+        alike, figures = self.summary.alike, self.summary.figures
+        blocks_ns = alike.over_ranks(self.account.ns)
+        reasons_ns = alike.over_ranks(figures[[f"{name}_ns" for name in EXPOSED_FOR]].to_numpy())
+        found = {STEP: blocks_ns.sum(axis=1)} | dict(zip(BLOCKS, blocks_ns.T, strict=True))
+        found |= dict(zip(EXPOSED_FOR, reasons_ns.T, strict=True))
+        found["compute"] = np.sum([found[name] for name in COMPUTE], axis=0)
+        hidden_ns = alike.over_ranks(self.account.hidden_ns.sum(axis=1))
+        return found | {"communication": hidden_ns + found["exposed"], "hidden": hidden_ns}
+
+    def job_ns(self) -> dict[str, Float64Array] | None:
+        """For each block (S,) how long the job waits for it; None if times of some ranks can't be compared."""
+        job = self.summary.job_account
+        if job is None:
+            return None
+        return dict(zip(BLOCKS, job.ns[self.summary.alike.is_alike].T.astype(np.float64), strict=True))
+
+    def _check(self) -> None:
+        if len(self.steps) < STRETCHES:
+            apart = apart_text(self.summary.alike.apart)
+            raise OverlapScopeError(
+                f"{self.name}: {len(self.steps)} steps to compare{f' ({apart} kept apart)' if apart else ''}; "
+                f"a comparison takes {STRETCHES} or more on each side"
+            )
+
+
+def _is_chosen(trace: Trace, choice: Choice) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Which rows of ``trace.steps`` are meant."""
+    step = trace.steps["step"].to_numpy(np.int64)
+    chosen = np.ones(len(step), dtype=bool)
+    if choice.first is not None:
+        chosen &= step >= choice.first
+    if choice.end is not None:
+        chosen &= step < choice.end
+    if choice.plan is not None:
+        reduced = trace.collectives[trace.collectives["bucket"] >= 0]
+        epochs = reduced.groupby("step")["plan_epoch"].agg(["min", "max"])
+        chosen &= np.isin(step, epochs.index[(epochs["min"] == choice.plan) & (epochs["max"] == choice.plan)])
+    return chosen

@@ -1,0 +1,60 @@
+"""The steps that differ most between two sides, next to each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from overlapscope.account.blocks import BLOCKS
+from overlapscope.analysis.compare.side import Choice, Side
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPair:
+    """The same step of both sides. Times are means of the ranks that have finished it, in nanoseconds."""
+
+    base_step: int
+    new_step: int
+    base_ns: float
+    new_ns: float
+    block: str
+    """Of ``BLOCKS``, the one that makes most of the difference."""
+    base_block_ns: float
+    new_block_ns: float
+
+
+def steps_that_differ_most(base: Side, new: Side, count: int) -> tuple[StepPair, ...]:
+    """Steps that both sides have, the largest difference first, also those that stand far out; without the warm-up.
+
+    Steps of two recordings are aligned by their numbers, chosen ones by their distance from the first chosen one.
+    """
+    is_chosen = any(side.choice != Choice() for side in (base, new))
+    before, after = (_by_step(side, is_chosen) for side in (base, new))
+    both = before.add_suffix("_base").join(after.add_suffix("_new"), how="inner")
+    blocks_ns = np.stack([both[[f"{name}_{side}" for name in BLOCKS]].to_numpy() for side in ("base", "new")])
+    step_ns = blocks_ns.sum(axis=2)
+    longest = np.argsort(-np.abs(step_ns[1] - step_ns[0]), kind="stable")[:count]
+    block = np.abs(blocks_ns[1] - blocks_ns[0]).argmax(axis=1)
+    return tuple(
+        StepPair(
+            base_step=int(both["step_base"].iloc[row]),
+            new_step=int(both["step_new"].iloc[row]),
+            base_ns=float(step_ns[0, row]),
+            new_ns=float(step_ns[1, row]),
+            block=BLOCKS[block[row]],
+            base_block_ns=float(blocks_ns[0, row, block[row]]),
+            new_block_ns=float(blocks_ns[1, row, block[row]]),
+        )
+        for row in longest
+    )
+
+
+def _by_step(side: Side, is_chosen: bool) -> pd.DataFrame:
+    """Blocks and ``step``, the number, by where a step stands."""
+    warm_up = [step for apart in side.summary.alike.apart if apart.why == "warm-up" for step in apart.steps]
+    figures = side.summary.figures.set_axis([name.removesuffix("_ns") for name in side.summary.figures.columns], axis=1)
+    means = figures[~figures["step"].isin(warm_up)].groupby("step")[list(BLOCKS)].mean()
+    means["step"] = means.index
+    return means.set_axis(means.index - (figures["step"].min() if is_chosen else 0), axis=0)
