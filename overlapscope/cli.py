@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from overlapscope import __version__
-from overlapscope.commands import calibrate, demo, diagnose, lab, recommend, record, serve, stragglers, summary
+from overlapscope.commands import calibrate, compare, demo, diagnose, lab, recommend, record, serve, stragglers, summary
 from overlapscope.errors import OverlapScopeError
 from overlapscope.pipe import outlive_the_reader
 
@@ -19,6 +19,7 @@ _DESCRIPTION = "See how much gradient communication hides under backward, and wh
 _EPILOG = "Start with 'overlapscope demo': it records a short training run on this machine and opens it in the browser."
 COMMANDS = {
     "calibrate": calibrate,
+    "compare": compare,
     "demo": demo,
     "diagnose": diagnose,
     "lab": lab,

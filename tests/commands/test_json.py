@@ -45,6 +45,17 @@ def test_stragglers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert sum(blocks) == pytest.approx(saving["step_ns"]["value"])
 
 
+def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base, new = (str(write_recording(tmp_path / name, steps=20)) for name in ("base", "new"))
+    assert main(["compare", base, new, "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    heading = "`overlapscope compare`"
+    assert set(content) == set(documented(heading, 0))
+    assert set(content["base"]) == set(content["new"]) == set(documented(heading, 1))
+    assert set(content["parts"]["step"]) == set(documented(heading, 2))
+    assert set(content["parts"]["step"]["mean"]) == set(documented(heading, 3))
+
+
 def test_recommend(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recommend", str(write_recording(tmp_path, steps=20)), "--json"]) == 0
     content = json.loads(capsys.readouterr().out)

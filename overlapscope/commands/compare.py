@@ -1,0 +1,123 @@
+"""Compare two recordings, two ranges of steps or two bucket plans: is the new one slower, and where.
+
+Examples:
+    overlapscope compare before/ after/
+    overlapscope compare before/ after/ --fail-above 3% --format md >> "$GITHUB_STEP_SUMMARY"
+    overlapscope compare traces/ traces/ --base-steps 10:50 --new-steps 50:
+
+Takes the difference of the accounts that 'overlapscope summary' shows, with 99 % intervals, so that its parts add up to
+the difference of the step. Steps that stand far out are kept apart, as there. If no difference is seen, it says how
+large one would have been. One recording can't show how much two runs of the same program differ, for instance because
+they ran on other machines: record both on the same one, right after each other.
+
+The exit code is 0 if nothing that counts is slower, 3 if something is, 1 if a recording can't be read or has too few
+steps or parts of it are missing, and 2 if the arguments are wrong. With --json the output is one JSON object, which
+docs/json.md describes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from overlapscope.commands.reading import read_with_progress, report_problems
+
+if TYPE_CHECKING:
+    from overlapscope.analysis.compare.side import Choice
+
+REGRESSION: Final = 3
+"""Exit code: something that counts is slower."""
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
+    parser.add_argument("base", type=Path, metavar="BASE", help="the folder of the recording to compare with")
+    parser.add_argument("new", type=Path, metavar="NEW", help="the folder of the new one; it may be the same")
+    for side in ("base", "new"):
+        parser.add_argument(
+            f"--{side}-steps",
+            type=_steps,
+            default=(None, None),
+            metavar="FIRST:END",
+            help=f"steps of {side.upper()} to compare, as a slice of Python's: 10:50 are 10 to 49 (default: all)",
+        )
+        parser.add_argument(
+            f"--{side}-plan",
+            type=int,
+            metavar="EPOCH",
+            help=f"only steps of {side.upper()} that are reduced with this bucket plan",
+        )
+    parser.add_argument(
+        "--fail-above",
+        type=_percentage,
+        default=0.0,
+        metavar="PERCENT",
+        help="how much longer it has to be at least to fail, as a share of the step of BASE: 3%% "
+        "(default: 0%%, whatever is beyond noise)",
+    )
+    parser.add_argument(
+        "--only",
+        type=_parts,
+        default=("step",),
+        metavar="PART,...",
+        help="what counts, instead of the step: its blocks such as exposed or data_wait, or exposed_transfer, compute, "
+        "communication, hidden",
+    )
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print one JSON object instead")
+    output.add_argument("--format", choices=("text", "md"), default="text", help="md: Markdown (default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the comparison; 3 if something that counts is slower, else 1 if a recording is incomplete."""
+    from overlapscope.analysis.analysis import Analysis
+    from overlapscope.analysis.compare.comparison import compare
+    from overlapscope.analysis.compare.side import Side
+    from overlapscope.commands import compare_report
+
+    base = Analysis(read_with_progress(args.base))
+    is_same = args.base.resolve() == args.new.resolve()
+    new = base if is_same else Analysis(read_with_progress(args.new))
+    choices = (_choice(args.base_steps, args.base_plan), _choice(args.new_steps, args.new_plan))
+    found = compare(Side.of(base, choices[0]), Side.of(new, choices[1]))
+    if args.json:
+        print(compare_report.as_json(found, args.only, args.fail_above))
+    elif args.format == "md":
+        print(compare_report.as_markdown(found, args.only, args.fail_above))
+    else:
+        compare_report.print_text(found, args.only, args.fail_above)
+    codes = [report_problems(side.trace) for side in ((base,) if is_same else (base, new))]
+    is_slower = any(found.outcome(part, args.fail_above) == "slower" for part in args.only)
+    return REGRESSION if is_slower else max(codes)
+
+
+def _choice(steps: tuple[int | None, int | None], plan: int | None) -> Choice:
+    from overlapscope.analysis.compare.side import Choice
+
+    return Choice(first=steps[0], end=steps[1], plan=plan)
+
+
+def _steps(text: str) -> tuple[int | None, int | None]:
+    if not re.fullmatch(r"\d*:\d*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no range of steps: give one like 10:50, 10: or :50")
+    first, end = (int(edge) if edge else None for edge in text.split(":"))
+    return first, end
+
+
+def _percentage(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?%", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no percentage: give one like 3%")
+    return float(match[1]) / 100
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    from overlapscope.analysis.compare.side import PARTS
+
+    parts = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    unknown = [part for part in parts if part not in PARTS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is no part of a step: give some of {', '.join(PARTS)}")
+    return parts
