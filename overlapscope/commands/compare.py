@@ -2,6 +2,7 @@
 
 Examples:
     overlapscope compare before/ after/
+    overlapscope compare before/ after/ --format html > comparison.html
     overlapscope compare before/ after/ --fail-above 3% --format md >> "$GITHUB_STEP_SUMMARY"
     overlapscope compare traces/ traces/ --base-steps 10:50 --new-steps 50:
 
@@ -67,7 +68,12 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print one JSON object instead")
-    output.add_argument("--format", choices=("text", "md"), default="text", help="md: Markdown (default: %(default)s)")
+    output.add_argument(
+        "--format",
+        choices=("text", "md", "html"),
+        default="text",
+        help="md: Markdown; html: a page (default: %(default)s)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -86,6 +92,10 @@ def run(args: argparse.Namespace) -> int:
         print(compare_report.as_json(found, args.only, args.fail_above))
     elif args.format == "md":
         print(compare_report.as_markdown(found, args.only, args.fail_above))
+    elif args.format == "html":
+        from dashboards.pages.compare import page_text
+
+        print(page_text(found, args.only, args.fail_above))
     else:
         compare_report.print_text(found, args.only, args.fail_above)
     codes = [report_problems(side.trace) for side in ((base,) if is_same else (base, new))]

@@ -1,0 +1,123 @@
+"""The comparison of two recordings as a page that is complete in itself: what a step takes longer, block by block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bokeh.document import Document
+
+from dashboards.pages.account import bar_of
+from dashboards.pages.shell import render
+from overlapscope.account.blocks import BLOCKS
+from overlapscope.account.wording import BLOCK_LABELS
+from overlapscope.analysis.compare.changes import Difference
+from overlapscope.analysis.compare.comparison import Comparison
+from overlapscope.analysis.compare.sentences import signed_ns, verdict
+from overlapscope.analysis.compare.tables import facts_of, tables_of
+
+_TICKS: Final = 6
+"""About so many on the axis."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fall:
+    """A row of the waterfall. Places are percentages of its width."""
+
+    label: str
+    block: str
+    """Of ``BLOCKS``; empty for the step, which begins at 0 again."""
+    left: float
+    width: float
+    low: float
+    """Where the interval of its end begins, and ends."""
+    high: float
+    difference: str
+    interval: str
+    is_sure: bool
+    """Whether it differs beyond noise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waterfall:
+    """The differences of all blocks one after the other, which lead to that of the step."""
+
+    falls: tuple[Fall, ...]
+    ticks: tuple[tuple[float, str], ...]
+    """Where on the axis, and what is written there."""
+
+
+def page_text(found: Comparison, parts: Sequence[str], fail_above: float) -> str:
+    """The page as one file that asks for nothing else.
+
+    Args:
+        parts: what counts, of ``PARTS``.
+        fail_above: as in ``Comparison.outcome``.
+    """
+    document = Document()
+    build(document, found, parts, fail_above)
+    return str(document.template.render(roots=[], plot_script="", **document.template_variables))
+
+
+def build(document: Document, found: Comparison, parts: Sequence[str], fail_above: float) -> None:
+    """Fill a document with a comparison."""
+    sides = (("Base", found.base), ("New", found.new))
+    longest_ns = max(side.summary.mean.step.value for _, side in sides)
+    render(
+        document,
+        "compare.html",
+        title="Comparison",
+        is_plain=True,
+        further_problems=[problem for _, side in sides for problem in side.trace.problems],
+        is_slower=any(found.outcome(part, fail_above) == "slower" for part in parts),
+        sentences=verdict(found, parts, fail_above),
+        facts_of_sides=list(facts_of(found)),
+        bars=[bar_of(label, side.summary.mean, longest_ns, {}) for label, side in sides],
+        waterfall=waterfall_of(found),
+        tables=list(tables_of(found)),
+    )
+
+
+def waterfall_of(found: Comparison) -> Waterfall:
+    """Place the differences of the blocks that any side has."""
+    present = [name for name in BLOCKS if found.changes[name].mean.base or found.changes[name].mean.new]
+    rows: list[tuple[str, float, Difference]] = []
+    now_ns = 0.0
+    for name in present:
+        rows.append((name, now_ns, found.changes[name].mean))
+        now_ns += found.changes[name].mean.ns.value
+    rows.append(("", 0.0, found.step.mean))
+    edges_ns = [from_ns + edge for _, from_ns, each in rows for edge in (0.0, each.ns.low, each.ns.high)]
+    first_ns, last_ns = min(edges_ns), max(edges_ns)
+    first_ns, last_ns = (first_ns, last_ns) if last_ns > first_ns else (first_ns - 1, last_ns + 1)
+
+    def place(ns: float) -> float:
+        return 100 * (ns - first_ns) / (last_ns - first_ns)
+
+    return Waterfall(
+        falls=tuple(
+            Fall(
+                label=BLOCK_LABELS.get(name, "step"),
+                block=name,
+                left=place(min(from_ns, from_ns + each.ns.value)),
+                width=place(first_ns + abs(each.ns.value)),
+                low=place(from_ns + each.ns.low),
+                high=place(from_ns + each.ns.high),
+                difference=signed_ns(each.ns.value),
+                interval=f"{signed_ns(each.ns.low)} to {signed_ns(each.ns.high)}",
+                is_sure=each.is_longer or each.is_shorter,
+            )
+            for name, from_ns, each in rows
+        ),
+        ticks=tuple((place(ns), "0" if ns == 0 else signed_ns(ns)) for ns in _ticks(first_ns, last_ns)),
+    )
+
+
+def _ticks(first_ns: float, last_ns: float) -> list[float]:
+    """Round numbers between two others."""
+    least = (last_ns - first_ns) / _TICKS
+    unit = 10.0 ** math.floor(math.log10(least))
+    step = next(factor * unit for factor in (1, 2, 5, 10) if factor * unit >= least)
+    return [number * step for number in range(math.ceil(first_ns / step), math.floor(last_ns / step) + 1)]
