@@ -15,6 +15,8 @@ from bokeh.io import curdoc
 from rich.console import Console
 from rich.progress import Progress
 
+from dashboards.access import Access, is_loopback
+from dashboards.gate import SERVER_OPTIONS, guard
 from dashboards.pages import buckets, order, overview, problem, stragglers, timeline
 from dashboards.pages.shell import BuildPage
 from dashboards.recording import Recording
@@ -54,29 +56,43 @@ def open_page(build: BuildPage, recording: Recording) -> None:
         problem.build(document, error)
 
 
-def serve(trace_path: Path, address: str = "127.0.0.1", port: int | None = None, *, show: bool = True) -> None:
+def serve(
+    trace_path: Path,
+    address: str = "127.0.0.1",
+    port: int | None = None,
+    *,
+    access: Access | None = None,
+    prefix: str = "",
+    show: bool = True,
+) -> None:
     """Serve a recording until Ctrl-C.
 
     Args:
         trace_path: the folder of traces. It may be empty or still be written to.
         address: address to listen on; the default can't be reached from other machines.
         port: ``DEFAULT_PORT`` or the next free one if not given; 0 for any free one.
+        access: who may use it; everybody who reaches the address if not given.
+        prefix: what the path of every address begins with.
         show: open a browser.
 
     Raises:
         OverlapScopeError: the address and port can't be listened on.
     """
+    access = access or Access()
     recording = Recording(trace_path)
     chosen = _free_port(address, range(DEFAULT_PORT, DEFAULT_PORT + 100)) if port is None else port
     try:
-        server = start_server(recording, address, chosen)
+        server = start_server(recording, address, chosen, access=access, prefix=prefix)
     except OSError as error:
         raise OverlapScopeError(f"can't listen on {address} port {chosen}: {error.strerror or error}") from None
     first_page = prepare(recording)
-    host = "localhost" if address in ("127.0.0.1", "0.0.0.0", "::", "::1") else address
-    url = f"http://{host}:{server.port}/{first_page}"
-    print(f"Serving {trace_path} at {url}  (Ctrl-C to stop)", flush=True)
-    if show:
+    url = f"http://{_reachable_name(address)}:{server.port}{_path_of(prefix)}/{first_page}"
+    full_url = f"{url}?token={access.token}" if access.is_token_made else url
+    print(f"Serving {trace_path} at {full_url}  (Ctrl-C to stop)", flush=True)
+    if not is_loopback(address):
+        print("Other machines can reach it, and the connection is not encrypted.", flush=True)
+    # Other users of this machine could read a token in the list of its processes.
+    if show and not access.needs_login:
         server.io_loop.add_callback(webbrowser.open, url)
     try:
         server.io_loop.start()
@@ -110,22 +126,27 @@ def prepare(recording: Recording) -> str:
     return "order" if snapshot.diagnosis is not None and snapshot.diagnosis.is_incident else ""
 
 
-def start_server(recording: Recording, address: str, port: int) -> pn.io.server.Server:
+def start_server(
+    recording: Recording, address: str, port: int, *, access: Access | None = None, prefix: str = ""
+) -> pn.io.server.Server:
     """Start a server that listens; it answers when its ``io_loop`` runs."""
     port = port or _free_port(address, [0])
     pages = {route: _page(build, recording) for route, build in ROUTES.items()}
-    return pn.serve(
+    server = pn.serve(
         pages,
         address=address,
         port=port,
-        websocket_origin=_origins(address, port),
+        prefix=_path_of(prefix),
         show=False,
         start=False,
         verbose=False,
         # A page that was closed gives its memory back soon.
         check_unused_sessions_milliseconds=5_000,
         unused_session_lifetime_milliseconds=10_000,
+        **SERVER_OPTIONS,
     )
+    guard(server, access or Access())
+    return server
 
 
 def _page(build: BuildPage, recording: Recording) -> Callable[[], None]:
@@ -136,14 +157,17 @@ def _page(build: BuildPage, recording: Recording) -> Callable[[], None]:
     return page
 
 
-def _origins(address: str, port: int) -> list[str]:
-    """Origins that may open the websocket: pages of this server, under the names that lead to it.
-
-    An address of all interfaces is reached by names that can't be known here.
-    """
+def _reachable_name(address: str) -> str:
+    """The host to put into an address that leads to what listens there."""
     if address in ("0.0.0.0", "::"):
-        return ["*"]
-    return [f"{name}:{port}" for name in sorted({"localhost", "127.0.0.1", address})]
+        return socket.gethostname()
+    if address == "127.0.0.1":
+        return "localhost"
+    return f"[{address}]" if ":" in address else address
+
+
+def _path_of(prefix: str) -> str:
+    return f"/{prefix.strip('/')}" if prefix.strip("/") else ""
 
 
 def _free_port(address: str, candidates: Iterable[int]) -> int:

@@ -65,28 +65,38 @@ def render(
         further_problems: problems with files that only this page uses.
     """
     known = dict.fromkeys([*(trace.problems if trace else ()), *further_problems])
-    problems = sorted(known, key=lambda problem: problem.severity != "error")
     document.title = f"{title} · OverlapScope"
     document.template = _ENVIRONMENT.get_template(template)
-    document.template_variables.update(
-        page_title=title,
-        is_plain=is_plain,
-        navigation=NAVIGATION,
-        facts=run_facts(trace) if trace else [],
-        problems=problems,
-        has_errors=any(problem.severity == "error" for problem in problems),
-        problems_summary=_summary(problems),
-        colours=theme.browser_colours(),
-        css_themes={name: theme.css_variables(name) for name in ("light", "dark")},
-        **variables,
-    )
+    document.template_variables.update(_shell_variables(title, trace, [*known], is_plain=is_plain), **variables)
     for root in roots:
         document.add_root(root)
+
+
+def render_alone(template: str, *, title: str, **variables: Any) -> str:
+    """The markup of a page without header and plots, for those who may not see the recording."""
+    shell = _shell_variables(title, None, [], is_plain=True)
+    return render_part(template, roots=[], **shell, **variables)
 
 
 def render_part(template: str, **variables: Any) -> str:
     """The markup of a part of a page that changes while it is open."""
     return str(_ENVIRONMENT.get_template(template).render(**variables))
+
+
+def _shell_variables(title: str, trace: Trace | None, problems: Sequence[Problem], *, is_plain: bool) -> dict[str, Any]:
+    """What ``shell.html`` needs."""
+    problems = sorted(problems, key=lambda problem: problem.severity != "error")
+    return {
+        "page_title": title,
+        "is_plain": is_plain,
+        "navigation": NAVIGATION,
+        "facts": run_facts(trace) if trace else [],
+        "problems": problems,
+        "has_errors": any(problem.severity == "error" for problem in problems),
+        "problems_summary": _summary(problems),
+        "colours": theme.browser_colours(),
+        "css_themes": {name: theme.css_variables(name) for name in ("light", "dark")},
+    }
 
 
 def is_order_alone(trace: Trace) -> bool:

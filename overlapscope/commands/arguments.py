@@ -11,3 +11,10 @@ def positive(text: str) -> int:
     if not number:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return number
+
+
+def port(text: str) -> int:
+    """A port to listen on, or 0 for any."""
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: give a number from 0 (any free port) to 65535")
+    return int(text)

@@ -30,9 +30,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, help="folder to record into (default: a new temporary one)")
     parser.add_argument("--steps", type=positive, default=40, metavar="N", help="training steps (%(default)s)")
     parser.add_argument("--no-serve", action="store_true", help="record and print the verdict, but don't serve")
-    parser.add_argument("--port", type=int, help="port to serve on (default: 5006, or the next free one)")
-    parser.add_argument("--address", default="127.0.0.1", help="address to serve on (%(default)s)")
-    parser.add_argument("--no-browser", action="store_true", help="print the address and don't open a browser")
+    serve.prepare_server(parser)
 
 
 def run(args: argparse.Namespace) -> int:

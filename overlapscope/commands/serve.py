@@ -6,23 +6,50 @@ Example:
 If something is wrong with the job, it opens on the Order page. A folder of PyTorch's Flight Recorder dumps
 can be shown too: they hold the order and nothing else.
 
-A run that is still being recorded is read again whenever a page is opened or reloaded. Only this machine can see the
-pages, unless --address says otherwise; then everyone who can reach that address can. To view a run on another machine,
-forward the port: ssh -L 5006:localhost:5006 HOST overlapscope serve traces/ --no-browser
+A run that is still being recorded is read again whenever a page is opened or reloaded.
+
+Only this machine can see the pages. To view a run on another machine, forward the port:
+ssh -L 5006:localhost:5006 HOST overlapscope serve traces/ --no-browser
+With --address others can see them too, if they have the token that is printed, or the one in --token-file, or a name
+and password of --basic-auth. docs/serving.md says how to serve many people, behind a proxy that encrypts.
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from overlapscope.commands.arguments import port
+
+if TYPE_CHECKING:
+    from dashboards.access import Access
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("traces", type=Path, help="the folder that 'overlapscope record -o' wrote")
-    parser.add_argument("--port", type=_port, help="port to listen on (default: 5006, or the next free one)")
+    prepare_server(parser)
+
+
+def prepare_server(parser: argparse.ArgumentParser) -> None:
+    """Declare where to listen and who may look."""
+    parser.add_argument("--port", type=port, help="port to listen on (default: 5006, or the next free one)")
     parser.add_argument("--address", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--no-browser", action="store_true", help="print the address and don't open a browser")
+    login = parser.add_mutually_exclusive_group()
+    login.add_argument("--token-file", type=Path, metavar="FILE", help="let in who knows the token in this file")
+    login.add_argument(
+        "--basic-auth", type=Path, metavar="FILE", help='let in users by password: JSON such as {"ada": "password"}'
+    )
+    parser.add_argument("--prefix", default="", help="what the path of every address begins with, as behind a proxy")
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name by which a proxy makes the server known; can be given several times",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -33,14 +60,27 @@ def run(args: argparse.Namespace) -> int:
         # Nothing can appear in what is not a folder: reading raises what is wrong with it.
         find_rank_folders(args.traces)
 
+    access = _access(args)
     from dashboards.app import serve
 
-    serve(args.traces, address=args.address, port=args.port, show=not args.no_browser)
+    serve(
+        args.traces,
+        address=args.address,
+        port=args.port,
+        access=access,
+        prefix=args.prefix,
+        show=not args.no_browser,
+    )
     return 0
 
 
-def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port <= 65535:
-        raise argparse.ArgumentTypeError(f"{port} is not a port: give a number from 0 (any free port) to 65535")
-    return port
+def _access(args: argparse.Namespace) -> Access:
+    """Whoever can reach a loopback address may look; on any other one a token is asked for if nothing else is."""
+    from dashboards.access import Access, is_loopback, made_token, read_passwords, read_token
+
+    if args.basic_auth is not None:
+        return Access(passwords=read_passwords(args.basic_auth), hosts=args.allow_host)
+    if args.token_file is not None:
+        return Access(token=read_token(args.token_file), hosts=args.allow_host)
+    is_open = is_loopback(args.address)
+    return Access(token=None if is_open else made_token(), is_token_made=not is_open, hosts=args.allow_host)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import re
 import socket
 import subprocess
 import sys
+import time
+from http.client import HTTPConnection
 from types import SimpleNamespace
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from dashboards.recording import Recording
+from overlapscope.cli import main
 from overlapscope.commands import serve
 from overlapscope.errors import OverlapScopeError
+from tests.commands.command_line import COMMAND, REPOSITORY
 from tests.synthetic import write_recording
 
 
@@ -52,13 +58,13 @@ def served(monkeypatch) -> list[Recording]:
     """The recordings that servers were started with, which end as soon as they run."""
     recordings: list[Recording] = []
 
-    def start(recording: Recording, address: str, port: int) -> SimpleNamespace:
+    def start(recording: Recording, address: str, port: int, **_options: object) -> SimpleNamespace:
         recordings.append(recording)
 
         def interrupted() -> None:
             raise KeyboardInterrupt
 
-        return SimpleNamespace(port=port, io_loop=SimpleNamespace(start=interrupted), stop=lambda: None)
+        return SimpleNamespace(port=port or 5006, io_loop=SimpleNamespace(start=interrupted), stop=lambda: None)
 
     monkeypatch.setattr("dashboards.app.start_server", start)
     return recordings
@@ -79,9 +85,85 @@ def test_what_takes_long_is_ready_before_the_address_is_printed(tmp_path, served
     assert capsys.readouterr().err == ""
 
 
-def test_nonsense_ports_are_refused_by_the_parser(capsys):
+@pytest.mark.parametrize("command", ["serve traces", "demo"])
+@pytest.mark.parametrize("port", ["70000", "abc", "-1", "5.5"])
+def test_nonsense_ports_are_refused_with_what_a_port_is(command, port, capsys):
     with pytest.raises(SystemExit):
-        parse("traces", "--port", "70000")
+        main([*command.split(), f"--port={port}"])
+    assert f"'{port}' is not a port: give a number from 0 (any free port) to 65535" in capsys.readouterr().err
+
+
+def address_printed(capsys) -> str:
+    return capsys.readouterr().out.partition(" at ")[2].split()[0]
+
+
+def test_on_this_machine_alone_nothing_but_the_address_is_needed(tmp_path, served, capsys):
+    serve.run(parse(str(tmp_path), "--no-browser", "--port", "5006"))
+    assert address_printed(capsys) == "http://localhost:5006/"
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.0.2.7", "host.example"])
+def test_any_other_address_gets_a_token_of_its_own_which_is_printed(tmp_path, served, capsys, address):
+    printed = set()
+    for _ in range(2):
+        serve.run(parse(str(tmp_path), "--no-browser", "--port", "5006", "--address", address))
+        out = capsys.readouterr().out
+        printed.add(out.partition(" at ")[2].split()[0])
+        assert "not encrypted" in out
+    assert len(printed) == 2
+    for url in printed:
+        assert "localhost" not in url
+        assert urlsplit(url).hostname not in ("0.0.0.0", "::")
+        assert len(parse_qs(urlsplit(url).query)["token"][0]) >= 32
+
+
+def test_a_token_from_a_file_is_not_printed(tmp_path, served, capsys):
+    file = tmp_path / "token"
+    file.write_text("0123456789abcdef\n")
+    serve.run(parse(str(tmp_path), "--no-browser", "--address", "0.0.0.0", "--token-file", str(file)))
+    assert "token=" not in (out := capsys.readouterr().out)
+    assert "0123456789abcdef" not in out
+
+
+@pytest.mark.parametrize(
+    ("option", "content", "said"),
+    [
+        ("--token-file", "short", "at least 16 characters"),
+        ("--token-file", None, "No such file"),
+        ("--token-file", b"\xff\xfe", "not text"),
+        ("--basic-auth", "ada:secret", "not a JSON object"),
+        ("--basic-auth", "[]", "not a JSON object"),
+        ("--basic-auth", "{}", "not a JSON object"),
+        ("--basic-auth", '{"ada": 1}', "not a JSON object"),
+        ("--basic-auth", '{"ada": ""}', "not a JSON object"),
+    ],
+)
+def test_secrets_that_are_none_are_one_clear_error(tmp_path, served, option, content, said):
+    file = tmp_path / "secret"
+    if content is not None:
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(OverlapScopeError, match=f"{file}: .*{said}"):
+        serve.run(parse(str(tmp_path), "--no-browser", option, str(file)))
+
+
+def test_all_interfaces_are_served_without_a_word_from_libraries(tmp_path):
+    """Bokeh warns of wildcards, and of everything that it refuses."""
+    write_recording(tmp_path / "traces", steps=2)
+    command = [*COMMAND, "serve", str(tmp_path / "traces"), "--port", "0", "--address", "0.0.0.0", "--no-browser"]
+    with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
+        process = subprocess.Popen(command, stdout=out, stderr=err, cwd=REPOSITORY)
+    try:
+        while not (found := re.search(r"http://\S+:(\d+)/", (tmp_path / "out").read_text())):
+            assert process.poll() is None
+            time.sleep(0.1)
+        refused = HTTPConnection("127.0.0.1", int(found[1]), timeout=60)
+        refused.request("GET", "/timeline")
+        assert refused.getresponse().status == 403
+        refused.close()
+    finally:
+        process.terminate()
+        process.wait(60)
+    assert (tmp_path / "err").read_text() == ""
 
 
 def test_help_imports_no_web_server():
