@@ -60,7 +60,7 @@ window.overlapscope = (() => {
   }
 
   // Each page is found again as it was left: the links in the header lead to where this tab was.
-  const placeOf = (url) => `overlapscope-place ${url.pathname} ${url.searchParams.get("run") ?? ""}`
+  const placeOf = (url) => `overlapscope-place ${url.pathname}`
 
   function keepPlace() {
     const here = new URL(location.href)
@@ -82,6 +82,27 @@ window.overlapscope = (() => {
         return
       }
     }
+  }
+
+  // Opens this page again, with the view that its address keeps, as soon as the server answers. Until then it says so.
+  async function reload() {
+    try {
+      // Any answer will do, but one of a proxy that has lost the server too.
+      const {status} = await fetch(location.href, {method: "HEAD", cache: "no-store", redirect: "manual"})
+      if (status < 500) return location.reload()
+    } catch {
+      // Nobody answers.
+    }
+    document.getElementById("lost").hidden = false
+    setTimeout(reload, 1500)
+  }
+
+  let isLost = false
+  function comeBack() {
+    if (isLost) return
+    isLost = true
+    document.getElementById("lost").hidden = false
+    reload()
   }
 
   // Tables that would be long begin with their first rows; a button below shows the rest.
@@ -111,5 +132,5 @@ window.overlapscope = (() => {
     document.getElementById("theme")?.addEventListener("click", toggleTheme)
     leadToPlaces()
   })
-  return {paintPlots, setAddress, onKeys}
+  return {paintPlots, setAddress, onKeys, reload, comeBack}
 })()

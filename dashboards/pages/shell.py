@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from bokeh.document import Document
 from bokeh.model import Model
+from bokeh.models import CustomJS
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
@@ -70,6 +71,7 @@ def render(
     document.template_variables.update(_shell_variables(title, trace, [*known], is_plain=is_plain), **variables)
     for root in roots:
         document.add_root(root)
+    document.js_on_event("connection_lost", CustomJS(code="window.overlapscope.comeBack()"))
 
 
 def render_alone(template: str, *, title: str, **variables: Any) -> str:

@@ -26,10 +26,10 @@ OpenPage = Callable[..., Page]
 
 
 @contextlib.contextmanager
-def served(folder: Path, log: Path) -> Iterator[str]:
+def served(folder: Path, log: Path, *options: str) -> Iterator[str]:
     """The address of ``overlapscope serve`` over a folder, in a process that ends with the test."""
     start = "from overlapscope.cli import entry_point; entry_point()"
-    command = [sys.executable, "-c", start, "serve", str(folder), "--port", "0", "--no-browser"]
+    command = [sys.executable, "-c", start, "serve", str(folder), "--port", "0", "--no-browser", *options]
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, "PYTHONUNBUFFERED": "1"})
     try:
