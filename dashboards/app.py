@@ -12,8 +12,6 @@ from typing import Final
 
 import panel as pn
 from bokeh.io import curdoc
-from rich.console import Console
-from rich.progress import Progress
 
 from dashboards.access import Access, is_loopback
 from dashboards.gate import SERVER_OPTIONS, guard
@@ -21,6 +19,7 @@ from dashboards.pages import buckets, order, overview, problem, stragglers, time
 from dashboards.pages.shell import BuildPage
 from dashboards.recording import Recording
 from overlapscope.errors import OverlapScopeError
+from overlapscope.progress import Progress
 
 ROUTES: Final[dict[str, BuildPage]] = {
     "/": overview.build,
@@ -105,19 +104,17 @@ def serve(
 def prepare(recording: Recording) -> str:
     """Read and judge a recording, so that the first page of a large one opens as fast as later ones.
 
-    A terminal shows the progress. What is wrong with the recording goes to stderr and is on the page as well: a run
-    that starts now fills the folder, and a reload shows it.
+    Its phases are shown while it lasts. What is wrong with the recording goes to stderr and is on the page as well: a
+    run that starts now fills the folder, and a reload shows it.
 
     Returns:
         The page to begin with: that of the order of collectives if there is an incident, else the overview.
     """
-    console = Console(stderr=True)
     try:
-        with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-            task = progress.add_task("reading logs", total=None)
-            snapshot = recording.newest(lambda done, ranks: progress.update(task, completed=done, total=ranks))
-            for what, figures in _PREPARED:
-                progress.reset(task, total=None, description=what)
+        with Progress() as progress:
+            snapshot = recording.newest(progress.count_ranks)
+            for phase, figures in _PREPARED:
+                progress.begin(phase)
                 for figure in figures:
                     getattr(snapshot, figure)
     except OverlapScopeError as error:

@@ -46,7 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         module.prepare_parser(verb)
         verb.set_defaults(run=module.run)
-    args = parser.parse_args(arguments)
+    args, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        # argparse itself would show how to use all commands, and not this one.
+        verbs.choices[args.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         return int(args.run(args))
     except OverlapScopeError as error:

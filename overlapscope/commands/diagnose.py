@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlapscope.errors import OverlapScopeError
+from overlapscope.progress import Progress
 
 if TYPE_CHECKING:
     from overlapscope.diagnosis.attempts import Attempt
@@ -53,10 +54,11 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.diagnosis.attempts import attempt_lines, read_attempts
     from overlapscope.diagnosis.report import report_text
 
-    attempts = read_attempts(args.traces)
     try:
-        asked = _asked_for(args.traces, args.attempt)
-        shown = next((each for each in attempts if each.path == asked), None) or _read(asked)
+        with Progress() as progress:
+            attempts = read_attempts(args.traces)
+            asked = _asked_for(args.traces, args.attempt)
+            shown = next((each for each in attempts if each.path == asked), None) or _read(asked, progress)
     except OverlapScopeError as error:
         print(f"overlapscope diagnose: {error}", file=sys.stderr)
         return 2
@@ -89,11 +91,8 @@ def _asked_for(path: Path, number: int | None) -> Path:
     return attempts[number]
 
 
-def _read(path: Path) -> Attempt:
-    """Read a recording, with a progress bar on a terminal."""
-    from rich.console import Console
-    from rich.progress import Progress
-
+def _read(path: Path, progress: Progress) -> Attempt:
+    """Read a recording, or dumps."""
     from overlapscope.diagnosis.attempts import Attempt, read_attempt
     from overlapscope.diagnosis.from_flight_recorder import read_dumps
     from overlapscope.diagnosis.judge import judge
@@ -102,7 +101,4 @@ def _read(path: Path) -> Attempt:
     if holds_dumps(path):
         evidence, problems = read_dumps(path)
         return Attempt(path=path, evidence=evidence, verdict=judge(evidence), problems=tuple(problems))
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("reading logs", total=None)
-        return read_attempt(path, lambda done, ranks: progress.update(task, completed=done, total=ranks))
+    return read_attempt(path, progress.count_ranks)

@@ -17,8 +17,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from overlapscope.commands.reading import read_with_progress, report_problems
+from overlapscope.commands.reading import report_problems
 from overlapscope.errors import OverlapScopeError
+from overlapscope.progress import Progress
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -40,11 +41,14 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.analysis.analysis import Analysis
     from overlapscope.commands import recommend_report
     from overlapscope.model.plan_file import write_plan
+    from overlapscope.trace.reader import read_trace
 
     if args.plan is not None and args.plan.exists():
         raise OverlapScopeError(f"{args.plan}: already exists: remove it, or give another name to --plan")
-    trace = read_with_progress(args.traces)
-    advice = advise(Analysis(trace), args.calibration)
+    with Progress() as progress:
+        trace = read_trace(args.traces, progress.count_ranks)
+        progress.begin("predicting other bucket sizes")
+        advice = advise(Analysis(trace), args.calibration)
     if args.plan is not None:
         write_plan(args.plan, advice.plan_file())
     if args.json:

@@ -108,10 +108,10 @@ def run(args: argparse.Namespace) -> int:
             _say(sentence)
     for sentence in choices_in(folder):
         _say(sentence)
-    done = f"{recorded.steps} steps" if recorded.steps else f"{recorded.collectives} collectives"
+    done = _counted(recorded.steps, "step") if recorded.steps else _counted(recorded.collectives, "collective")
     look = "serve" if recorded.steps else "diagnose"
     _say(
-        f"recorded {recorded.ranks} ranks, {done}, {format_bytes(recorded.disk_bytes)} "
+        f"recorded {_counted(recorded.ranks, 'rank')}, {done}, {format_bytes(recorded.disk_bytes)} "
         f"in {folder}\nview it: overlapscope {look} {shlex.quote(str(folder))}"
     )
     return code
@@ -131,6 +131,10 @@ def _say_what_went_wrong(folder: Path) -> None:
             print(attempt.verdict.sentence + "\n", file=sys.stderr)
         elif attempt.verdict.is_fault and attempt.verdict.kind != "cannot tell":
             print(report_text(attempt.verdict, attempt.evidence) + "\n", file=sys.stderr)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _say(text: str) -> None:

@@ -13,7 +13,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from overlapscope.commands.reading import read_with_progress, report_problems
+from overlapscope.commands.reading import report_problems
+from overlapscope.progress import Progress
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -26,8 +27,12 @@ def run(args: argparse.Namespace) -> int:
     """Print the findings; 1 if a part of the recording could not be read."""
     from overlapscope.analysis.analysis import Analysis
     from overlapscope.commands import stragglers_report
+    from overlapscope.trace.reader import read_trace
 
-    analysis = Analysis(read_with_progress(args.traces))
+    with Progress() as progress:
+        analysis = Analysis(read_trace(args.traces, progress.count_ranks))
+        progress.begin("looking for stragglers")
+        _ = analysis.summary, analysis.stragglers
     if args.json:
         print(stragglers_report.as_json(analysis))
     else:

@@ -13,7 +13,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from overlapscope.commands.reading import read_with_progress, report_problems
+from overlapscope.commands.reading import report_problems
+from overlapscope.progress import Progress
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -26,9 +27,12 @@ def run(args: argparse.Namespace) -> int:
     """Print the summary; 1 if a part of the recording could not be read."""
     from overlapscope.analysis.analysis import Analysis
     from overlapscope.commands import summary_report
+    from overlapscope.trace.reader import read_trace
 
-    trace = read_with_progress(args.traces)
-    summary = Analysis(trace).summary
+    with Progress() as progress:
+        trace = read_trace(args.traces, progress.count_ranks)
+        progress.begin("dividing steps")
+        summary = Analysis(trace).summary
     if args.json:
         print(summary_report.as_json(trace, summary))
     else:

@@ -64,6 +64,14 @@ def test_a_command_line_that_makes_no_sense_exits_with_2_and_usage(arguments: tu
     assert ran.stderr.startswith("usage: overlapscope")
 
 
+@pytest.mark.parametrize("arguments", [("summary", "traces", "--jsn"), ("serve", "--prot", "80", "traces")])
+def test_an_unknown_option_is_answered_with_how_to_use_its_command(arguments: tuple[str, ...]) -> None:
+    ran = overlapscope(*arguments)
+    assert ran.returncode == 2
+    assert ran.stderr.startswith(f"usage: overlapscope {arguments[0]} ")
+    assert "unrecognized arguments: --" in ran.stderr
+
+
 @pytest.mark.parametrize("command", ["summary", "stragglers", "serve"])
 def test_a_folder_that_is_not_there_is_one_line_and_exit_code_1(tmp_path: Path, command: str) -> None:
     ran = overlapscope(command, tmp_path / "nowhere")

@@ -23,7 +23,7 @@ TRAINER = """
 import os, sys
 from pathlib import Path
 from tests.synthetic import write_recording
-write_recording(Path(os.environ["OVERLAPSCOPE_TRACE"]), ranks=2, steps=int(sys.argv[1]))
+write_recording(Path(os.environ["OVERLAPSCOPE_TRACE"]), ranks=int([*sys.argv, 2][2]), steps=int(sys.argv[1]))
 """
 TRAIN = [sys.executable, "-c", TRAINER]
 HINT = "give another folder with -o, or --force"
@@ -46,6 +46,11 @@ def test_what_was_recorded_and_how_to_look_at_it_is_said_on_stderr(tmp_path: Pat
     assert said.endswith(f"B in {folder}")
     assert how == f"view it: overlapscope serve '{folder}'"
     assert len(read_trace(folder).steps) == 14
+
+
+def test_one_rank_and_one_step_are_counted_as_such(tmp_path: Path) -> None:
+    ran = overlapscope("record", "-o", tmp_path / "traces", "--", *TRAIN, 1, 1)
+    assert "recorded 1 rank, 1 step, " in ran.stderr
 
 
 def test_the_dashes_may_be_left_out_and_the_folder_is_traces(tmp_path: Path) -> None:
