@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from bokeh.document import Document
 
@@ -17,7 +17,7 @@ from dashboards.plots.bucket_layout import HEAD_PX, LANE_PX, RANK_PX
 from dashboards.plots.bucket_tooltip import caps_text
 from dashboards.plots.buckets import BucketsPlot, Choice, Chosen, Described
 from dashboards.recording import Snapshot
-from overlapscope.analysis.advice import predicted_step
+from overlapscope.analysis.advice import Advice, predicted_step
 from overlapscope.analysis.choices import choice_sentences
 from overlapscope.analysis.lanes import BUCKET_SLOTS
 from overlapscope.analysis.summary import Summary
@@ -26,6 +26,7 @@ from overlapscope.interval import Interval
 from overlapscope.model.curve import SPECIALS, Options
 from overlapscope.model.sentences import error_of_model, free_plan, headline, limit
 from overlapscope.model.typical_step import Step
+from overlapscope.trace.reader import Trace
 from overlapscope.units import format_bytes, format_ns, format_share
 
 _LARGEST_MB: Final = 1e6
@@ -74,14 +75,7 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
         trace=snapshot.trace,
         roots=plot.roots,
         is_plain=is_plain,
-        sentence=headline(forecast.advice.recommendation),
-        further=[
-            free_plan(forecast.advice.recommendation),
-            limit(forecast.advice.recommendation.limits),
-            *choice_sentences(snapshot.trace.run),
-        ],
-        basis=basis_of(forecast),
-        missing=forecast.advice.recommendation.missing,
+        **advice_variables(snapshot.trace, forecast.advice),
         shortcuts=_SHORTCUTS,
         first_mb=None if first_mb is None else f"{first_mb:g}",
         is_compressed=choice.options.is_compressed,
@@ -100,6 +94,17 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
     )
 
 
+def advice_variables(trace: Trace, advice: Advice) -> dict[str, Any]:
+    """What the page advises, and what that rests on."""
+    found = advice.recommendation
+    return {
+        "sentence": headline(found),
+        "further": [free_plan(found), limit(found.limits), *choice_sentences(trace.run)],
+        "basis": basis_of(advice),
+        "missing": found.missing,
+    }
+
+
 def choice_of(arguments: Arguments) -> Choice:
     """The choice of ``?cap_mb=…&plan=…&first=…&compression=…``; invalid values are ignored."""
     plan = _text(arguments, "plan")
@@ -112,14 +117,14 @@ def choice_of(arguments: Arguments) -> Choice:
     )
 
 
-def basis_of(forecast: Forecast) -> str:
+def basis_of(advice: Advice) -> str:
     """A sentence on what the prediction rests on."""
-    observations = forecast.fitted.observations
+    observations = advice.fitted.observations
     steps, plans = len(observations.steps), len(observations.plans)
-    calibrated = ", and a calibration" if forecast.advice.is_calibrated else ""
+    calibrated = ", and a calibration" if advice.is_calibrated else ""
     return (
         f"Predicted from {steps:,} step{'s' * (steps != 1)} of {observations.world_size:,} ranks, with {plans} bucket "
-        f"plan{'s' * (plans != 1)}{calibrated}. {error_of_model(forecast.advice.recommendation)}"
+        f"plan{'s' * (plans != 1)}{calibrated}. {error_of_model(advice.recommendation)}"
     ).rstrip()
 
 
@@ -192,19 +197,30 @@ def _range_text(least: int, most: int) -> str:
 
 
 def _build_reason(document: Document, snapshot: Snapshot, reason: str) -> None:
-    what, _, todo = reason.removeprefix(f"{snapshot.trace.path}: ").partition(": ")
     render(
         document,
         "problem.html",
         title="Buckets",
         trace=snapshot.trace,
-        headline="No bucket size can be predicted from this recording",
-        message=f"{what[:1].upper()}{what[1:]}.",
-        advice=f"{todo[:1].upper()}{todo[1:]}."
+        **reason_variables(snapshot.trace, reason),
+    )
+
+
+def reason_variables(trace: Trace, reason: str) -> dict[str, Any]:
+    """Why nothing can be predicted, and what to do.
+
+    Args:
+        reason: the message of the error.
+    """
+    what, _, todo = reason.removeprefix(f"{trace.path}: ").partition(": ")
+    return {
+        "headline": "No bucket size can be predicted from this recording",
+        "message": f"{what[:1].upper()}{what[1:]}.",
+        "advice": f"{todo[:1].upper()}{todo[1:]}."
         if todo
         else "Record about 30 steps of a model wrapped in "
         "DistributedDataParallel: 'overlapscope record --probe-buckets -o FOLDER -- torchrun ...'.",
-    )
+    }
 
 
 def _text(arguments: Arguments, name: str) -> str:

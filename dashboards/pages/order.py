@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from bokeh.document import Document
 
@@ -54,12 +54,11 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
     if diagnosis is None or not diagnosis.groups:
         _build_reason(document, snapshot.trace, diagnosis.verdict if diagnosis else None)
         return
-    verdict = diagnosis.verdict
-    group = _group_of_address(diagnosis, arguments)
+    group = group_of_address(diagnosis, arguments)
     lanes = diagnosis.lanes(group)
     shown, note = choose_lanes(lanes, arguments)
     highlight = diagnosis.highlight(group)
-    selected = _selected_of_address(diagnosis, lanes, shown, arguments)
+    selected = selected_of_address(diagnosis, lanes, shown, arguments)
 
     def describe(number: int) -> str:
         return describe_number(snapshot.trace, diagnosis, lanes, number)
@@ -77,16 +76,7 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
         is_plain=is_plain,
         further_problems=diagnosis.problems,
         attempts=others_text(snapshot.attempts, snapshot.trace.path),
-        kind=kind_text(verdict),
-        kind_class="healthy" if verdict.kind == "healthy" else "fault" if verdict.is_fault else "",
-        sentence=verdict.sentence,
-        alternative=verdict.alternative,
-        basis=basis_of(verdict, diagnosis),
-        standings=standings(diagnosis.evidence) if verdict.kind != "healthy" else [],
-        evidence=verdict.evidence,
-        advice=verdict.advice,
-        also=verdict.also,
-        reports=report_rows(diagnosis.reports, verdict.named, verdict_sentence=verdict.sentence),
+        **verdict_variables(diagnosis),
         groups=[(each.name, group_label(each)) for each in diagnosis.groups],
         group_name=group.name,
         lanes_note=note,
@@ -104,6 +94,23 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
         other_colours=_OTHER_COLOURS,
         **({} if is_plain or must_be_quick else account_variables(snapshot.summary)),
     )
+
+
+def verdict_variables(diagnosis: Diagnosis) -> dict[str, Any]:
+    """What the page says is wrong, and why."""
+    verdict = diagnosis.verdict
+    return {
+        "kind": kind_text(verdict),
+        "kind_class": "healthy" if verdict.kind == "healthy" else "fault" if verdict.is_fault else "",
+        "sentence": verdict.sentence,
+        "alternative": verdict.alternative,
+        "basis": basis_of(verdict, diagnosis),
+        "standings": standings(diagnosis.evidence) if verdict.kind != "healthy" else [],
+        "evidence": verdict.evidence,
+        "advice": verdict.advice,
+        "also": verdict.also,
+        "reports": report_rows(diagnosis.reports, verdict.named, verdict_sentence=verdict.sentence),
+    }
 
 
 def choose_lanes(lanes: OrderLanes, arguments: Arguments) -> tuple[tuple[OrderLane, ...], str]:
@@ -176,7 +183,7 @@ def group_label(group: ProcessGroup) -> str:
     return f"{group.title} · ranks {format_ranks(group.ranks)}{backend}"
 
 
-def _group_of_address(diagnosis: Diagnosis, arguments: Arguments) -> ProcessGroup:
+def group_of_address(diagnosis: Diagnosis, arguments: Arguments) -> ProcessGroup:
     """The group of ``?group=…``, else the verdict's, else the first."""
     for name in (_text(arguments, "group"), diagnosis.verdict.group):
         found = next((group for group in diagnosis.groups if group.name == name), None)
@@ -185,7 +192,7 @@ def _group_of_address(diagnosis: Diagnosis, arguments: Arguments) -> ProcessGrou
     return diagnosis.groups[0]
 
 
-def _selected_of_address(
+def selected_of_address(
     diagnosis: Diagnosis, lanes: OrderLanes, shown: Sequence[OrderLane], arguments: Arguments
 ) -> Selected:
     """The cell of ``?number=…&rank=…``; without them the one of a blamed rank where the fault began, or the newest."""
@@ -204,21 +211,21 @@ def _share(number: int, lanes: OrderLanes) -> float:
 
 
 def _build_reason(document: Document, trace: Trace | None, verdict: Verdict | None) -> None:
-    """Why there is no order to show."""
-    render(
-        document,
-        "problem.html",
-        title="Order",
-        trace=trace,
-        headline="No order of collectives was recorded",
-        message=verdict.sentence
+    render(document, "problem.html", title="Order", trace=trace, **reason_variables(verdict))
+
+
+def reason_variables(verdict: Verdict | None) -> dict[str, Any]:
+    """Why there is no order to show, and what to do."""
+    return {
+        "headline": "No order of collectives was recorded",
+        "message": verdict.sentence
         if verdict
         else "This recording has no collective logs: an older version made it, or nothing has been launched yet.",
-        advice=" ".join(verdict.advice)
+        "advice": " ".join(verdict.advice)
         if verdict
         else "Record it again with this version: 'overlapscope record -o FOLDER -- torchrun ...' logs every "
         "collective of each rank, also with stock DDP and plain torch.distributed.",
-    )
+    }
 
 
 def _text(arguments: Arguments, name: str) -> str:

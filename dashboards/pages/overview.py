@@ -18,6 +18,7 @@ from dashboards.plots.trend import FIGURES, Figure, TrendPlot
 from dashboards.recording import Snapshot
 from overlapscope.account.wording import BLOCK_LABELS
 from overlapscope.analysis import sentences
+from overlapscope.analysis.advice import Advice
 from overlapscope.analysis.summary import Summary
 from overlapscope.analysis.worth_doing import worth_doing
 from overlapscope.diagnosis.attempts import others_text
@@ -77,39 +78,58 @@ def build(document: Document, snapshot: Snapshot, _arguments: Arguments) -> None
         title="Overview",
         trace=snapshot.trace,
         roots=[plot.root for plot in plots],
-        sentence=summary.sentence,
-        basis=counted_text(summary),
-        headlines=headlines(summary),
         figures=FIGURES,
-        columns=[label for _, label in COLUMNS],
-        rank_rows=rank_rows(snapshot.trace, snapshot.rank_means) if has_steps else [],
-        shown_rows=SHOWN_ROWS,
-        incident=incident_of(snapshot),
-        attempts=others_text(snapshot.attempts, snapshot.trace.path),
         has_order=snapshot.diagnosis is not None,
         has_events=snapshot.diagnosis is None or not is_order_alone(snapshot.trace),
-        **_worth_variables(snapshot),
-        **account_variables(summary, *([("Critical path", summary.job)] if summary.job is not None else [])),
-        **table_variables(summary),
+        incident=incident_of(snapshot),
+        attempts=others_text(snapshot.attempts, snapshot.trace.path),
+        **overview_variables(snapshot),
+        **_worth_by_now(snapshot),
     )
 
 
-def _worth_variables(snapshot: Snapshot) -> dict[str, Any]:
+def overview_variables(snapshot: Snapshot) -> dict[str, Any]:
+    """What the overview says of steps and ranks."""
+    summary = snapshot.summary
+    return {
+        "sentence": summary.sentence,
+        "basis": counted_text(summary),
+        "headlines": headlines(summary),
+        "columns": [label for _, label in COLUMNS],
+        "rank_rows": rank_rows(snapshot.trace, snapshot.rank_means) if len(snapshot.trace.steps) else [],
+        "shown_rows": SHOWN_ROWS,
+        **account_variables(summary, *([("Critical path", summary.job)] if summary.job is not None else [])),
+        **table_variables(summary),
+    }
+
+
+def _worth_by_now(snapshot: Snapshot) -> dict[str, Any]:
     """What is worth doing, as far as that is known by now."""
-    nothing = {"worth_doing": [], "is_worth_known": True, "is_running": False, "why_unknown": ""}
-    if not snapshot.summary.steps:
-        return nothing | {"has_mean": False}
-    if snapshot.stragglers is None:
-        return nothing | {"has_mean": True, "why_unknown": sentences.why_none(snapshot.trace).message}
-    advice, is_known = None, True
+    if not snapshot.summary.steps or snapshot.stragglers is None:
+        return worth_variables(snapshot, None)
     # Of a job that runs every look is at another recording, and would fit another model.
     is_running = not snapshot.trace.ranks["closed"].all()
+    advice, is_known = None, True
     if not is_running:
         try:
             forecast = soon(snapshot.forecast)
             advice, is_known = (None, False) if forecast is None else (forecast.advice, True)
         except Exception as error:  # the page Buckets says why; this one has enough to say without it
             _log.debug("no advice on buckets: %r", error)
+    return worth_variables(snapshot, advice) | {"is_worth_known": is_known, "is_running": is_running}
+
+
+def worth_variables(snapshot: Snapshot, advice: Advice | None) -> dict[str, Any]:
+    """What is worth doing, for ``worth_doing.html``.
+
+    Args:
+        advice: on bucket sizes, if there is one.
+    """
+    nothing = {"worth_doing": [], "is_worth_known": True, "is_running": False, "why_unknown": ""}
+    if not snapshot.summary.steps:
+        return nothing | {"has_mean": False}
+    if snapshot.stragglers is None:
+        return nothing | {"has_mean": True, "why_unknown": sentences.why_none(snapshot.trace).message}
     step_ns = snapshot.summary.mean.step.value
     rows = [
         WorthRow(
@@ -122,12 +142,7 @@ def _worth_variables(snapshot: Snapshot) -> dict[str, Any]:
         )
         for each in worth_doing(snapshot, advice)
     ]
-    return nothing | {
-        "worth_doing": rows,
-        "is_worth_known": is_known,
-        "is_running": is_running,
-        "has_mean": True,
-    }
+    return nothing | {"worth_doing": rows, "has_mean": True}
 
 
 def incident_of(snapshot: Snapshot) -> Verdict | None:

@@ -65,10 +65,11 @@ def render(
         is_plain: without the header, for a plot on its own route.
         further_problems: problems with files that only this page uses.
     """
-    known = dict.fromkeys([*(trace.problems if trace else ()), *further_problems])
     document.title = f"{title} · OverlapScope"
     document.template = _ENVIRONMENT.get_template(template)
-    document.template_variables.update(_shell_variables(title, trace, [*known], is_plain=is_plain), **variables)
+    document.template_variables.update(
+        **shell_variables(title, trace, further_problems), is_plain=is_plain, navigation=NAVIGATION, **variables
+    )
     for root in roots:
         document.add_root(root)
     document.js_on_event("connection_lost", CustomJS(code="window.overlapscope.comeBack()"))
@@ -76,22 +77,15 @@ def render(
 
 def render_alone(template: str, *, title: str, **variables: Any) -> str:
     """The markup of a page without header and plots, for those who may not see the recording."""
-    shell = _shell_variables(title, None, [], is_plain=True)
-    return render_part(template, roots=[], **shell, **variables)
+    return render_part(template, roots=[], is_plain=True, navigation=(), **shell_variables(title, None), **variables)
 
 
-def render_part(template: str, **variables: Any) -> str:
-    """The markup of a part of a page that changes while it is open."""
-    return str(_ENVIRONMENT.get_template(template).render(**variables))
-
-
-def _shell_variables(title: str, trace: Trace | None, problems: Sequence[Problem], *, is_plain: bool) -> dict[str, Any]:
-    """What ``shell.html`` needs."""
-    problems = sorted(problems, key=lambda problem: problem.severity != "error")
+def shell_variables(title: str, trace: Trace | None, further_problems: Sequence[Problem] = ()) -> dict[str, Any]:
+    """What ``shell.html`` needs, but for where pages are."""
+    known = dict.fromkeys([*(trace.problems if trace else ()), *further_problems])
+    problems = sorted(known, key=lambda problem: problem.severity != "error")
     return {
         "page_title": title,
-        "is_plain": is_plain,
-        "navigation": NAVIGATION,
         "facts": run_facts(trace) if trace else [],
         "problems": problems,
         "has_errors": any(problem.severity == "error" for problem in problems),
@@ -99,6 +93,11 @@ def _shell_variables(title: str, trace: Trace | None, problems: Sequence[Problem
         "colours": theme.browser_colours(),
         "css_themes": {name: theme.css_variables(name) for name in ("light", "dark")},
     }
+
+
+def render_part(template: str, **variables: Any) -> str:
+    """The markup of a part of a page that changes while it is open."""
+    return str(_ENVIRONMENT.get_template(template).render(**variables))
 
 
 def is_order_alone(trace: Trace) -> bool:

@@ -61,19 +61,26 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments) -> None:
         title="Stragglers",
         trace=snapshot.trace,
         roots=[plot.root],
-        verdict=sentences.verdict(found),
-        basis=basis_of(snapshot.summary, found.cycles),
-        headlines=headlines(found),
-        blame=[blame_row(finding) for finding in found.findings],
-        tables=what_if_tables(found),
-        shown_rows=SHOWN_ROWS,
-        **account_variables(
-            snapshot.summary,
-            (sentences.capital(sentences.all_alike(found.cycles)), snapshot.summary.mean.minus(found.saved_if_alike)),
-            ("Transfers at their best", snapshot.summary.mean.minus(found.saved_by_best_transfers)),
-        ),
+        **stragglers_variables(snapshot.summary, found),
         **_map_variables(heatmap, plot),
     )
+
+
+def stragglers_variables(summary: Summary, found: Stragglers) -> dict[str, Any]:
+    """What the page says of who makes the others wait."""
+    return {
+        "verdict": sentences.verdict(found),
+        "basis": basis_of(summary, found.cycles),
+        "headlines": headlines(found),
+        "blame": [blame_row(finding) for finding in found.findings],
+        "tables": what_if_tables(found),
+        "shown_rows": SHOWN_ROWS,
+        **account_variables(
+            summary,
+            (sentences.capital(sentences.all_alike(found.cycles)), summary.mean.minus(found.saved_if_alike)),
+            ("Transfers at their best", summary.mean.minus(found.saved_by_best_transfers)),
+        ),
+    }
 
 
 def build_heatmap(document: Document, snapshot: Snapshot, arguments: Arguments) -> None:

@@ -85,20 +85,28 @@ def label_columns(timeline: Timeline, spans: Columns, view: View, width_px: int,
     labels = no_columns(*LABEL_COLUMNS)
     roomy = (visible_px > 30) & (spans["bottom"] - spans["top"] >= _MIN_LABELLED_HEIGHT_PX)
     for at in np.flatnonzero(roomy):
-        name = timeline.lanes[spans["lane"][at]].name
-        if name == "phases":
-            text = CATEGORIES[spans["category"][at]].replace("_", " ")
-        elif name == "communication":
-            collective = collectives.iloc[spans["row"][at]]
-            bucket = collective["bucket"]
-            text = f"bucket {bucket}" if bucket >= 0 else _WITHOUT_BUCKET.get(collective["op"], "")
-        else:
-            continue
-        if len(text) * _LABEL_PX_PER_LETTER + 10 < visible_px[at]:
+        text = span_label(timeline.lanes[spans["lane"][at]], spans["category"][at], spans["row"][at], collectives)
+        if text and len(text) * _LABEL_PX_PER_LETTER + 10 < visible_px[at]:
             labels["x"].append(float(visible_from[at] + 5 * ns_per_px))
             labels["y"].append(float(spans["top"][at] + spans["bottom"][at]) / 2)
             labels["text"].append(text)
     return labels
+
+
+def span_label(lane: Lane, category: int, row: int, collectives: pd.DataFrame) -> str:
+    """The name of a phase or a collective; empty for what has none.
+
+    Args:
+        row: one of ``lane.spans.rows``.
+        collectives: of the trace.
+    """
+    if lane.name == "phases":
+        return CATEGORIES[category].replace("_", " ")
+    if lane.name != "communication":
+        return ""
+    collective = collectives.iloc[row]
+    bucket = collective["bucket"]
+    return f"bucket {bucket}" if bucket >= 0 else _WITHOUT_BUCKET.get(collective["op"], "")
 
 
 def unfinished_columns(timeline: Timeline, layout: LaneLayout) -> Columns:

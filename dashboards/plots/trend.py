@@ -48,14 +48,17 @@ FIGURES: Final = (
 
 
 class TrendPlot:
-    """A trend (``root``), the points of its mean (``source``) and of its ranks (``rank_lines``)."""
+    """A trend (``root``), the points of its mean (``source``) and of its ranks (``rank_lines``).
+
+    ``y_range`` is what it shows of the figure, ``warm_up`` the steps that are no steps like the others.
+    """
 
     def __init__(self, shown: Figure, summary: Summary) -> None:
-        self._figure = shown
+        self.shown = shown
         self.source = ColumnDataSource(data={name: [] for name in ("step", "low", "mean", "high", "text")})
         self.rank_lines = ColumnDataSource(data={"xs": [], "ys": []})
-        self._y_range = Range1d(start=0, end=1)
-        self._warm_up = BoxAnnotation(fill_alpha=0.6, line_color=None, level="underlay")
+        self.y_range = Range1d(start=0, end=1)
+        self.warm_up = BoxAnnotation(fill_alpha=0.6, line_color=None, level="underlay")
         self.root = self._draw()
         self.update(summary)
 
@@ -70,14 +73,14 @@ class TrendPlot:
     def update(self, summary: Summary) -> None:
         """Show another recording."""
         per_step = summary.figures
-        trend = trend_by_step(per_step, self._figure.column)
+        trend = trend_by_step(per_step, self.shown.column)
         self.source.data = {
             **{name: trend[name].to_numpy() for name in ("step", "low", "mean", "high")},
             "text": [self._text(*point) for point in trend.itertuples(index=False, name=None)],
         }
         lines: list[pd.DataFrame] = []
         if per_step["rank"].nunique() <= _MAX_RANK_LINES:
-            lines = [line for _, line in trend_of_ranks(per_step, self._figure.column).groupby("rank")]
+            lines = [line for _, line in trend_of_ranks(per_step, self.shown.column).groupby("rank")]
         self.rank_lines.data = {
             "xs": [line["step"].to_numpy() for line in lines],
             "ys": [line["mean"].to_numpy() for line in lines],
@@ -85,49 +88,47 @@ class TrendPlot:
         warm_up = max(
             (step for apart in summary.alike.apart if apart.why == "warm-up" for step in apart.steps), default=None
         )
-        self._warm_up.visible = warm_up is not None
+        self.warm_up.visible = warm_up is not None
         if warm_up is not None:
-            self._warm_up.update(right=warm_up + 0.5)
+            self.warm_up.update(right=warm_up + 0.5)
         # The first steps are often ten times as long; a chart scaled to them would show nothing else.
-        usual = per_step.loc[summary.is_alike, self._figure.column].dropna()
-        high = 1.0 if self._figure.is_share else 1.2 * float(np.quantile(usual, 0.99)) if len(usual) else 0.0
-        self._y_range.end = 1.04 if self._figure.is_share else high or 1e6
+        usual = per_step.loc[summary.is_alike, self.shown.column].dropna()
+        high = 1.0 if self.shown.is_share else 1.2 * float(np.quantile(usual, 0.99)) if len(usual) else 0.0
+        self.y_range.end = 1.04 if self.shown.is_share else high or 1e6
 
     def _text(self, step: int, last_step: int, low: float, mean: float, high: float) -> str:
         where = f"step {step}" if step == last_step else f"steps {step} to {last_step}"
-        text = self._figure.format(mean)
-        return f"{where}: {text}" + (
-            "" if low == high else f", {self._figure.format(low)} to {self._figure.format(high)}"
-        )
+        text = self.shown.format(mean)
+        return f"{where}: {text}" + ("" if low == high else f", {self.shown.format(low)} to {self.shown.format(high)}")
 
     def _draw(self) -> Any:
         plot = figure(
             height=_HEIGHT_PX,
             sizing_mode="stretch_width",
             x_range=DataRange1d(range_padding=0.01),
-            y_range=self._y_range,
+            y_range=self.y_range,
             min_border=0,
             min_border_right=14,
             toolbar_location=None,
             tools=[],
             outline_line_color=None,
-            name=self._figure.column,
+            name=self.shown.column,
         )
         plot.background_fill_alpha = plot.border_fill_alpha = 0
         plot.xgrid.visible = False
         plot.xaxis.ticker = BasicTicker(desired_num_ticks=6, min_interval=1)
         plot.yaxis.ticker = BasicTicker(desired_num_ticks=4)
         plot.yaxis.formatter = CustomJSTickFormatter(
-            code=_PERCENT_LABELS if self._figure.is_share else read_asset("time_ticks.js")
+            code=_PERCENT_LABELS if self.shown.is_share else read_asset("time_ticks.js")
         )
         paint(plot.ygrid[0], grid_line_color="grid")
         for axis in (*plot.xaxis, *plot.yaxis):
             axis.update(axis_line_color=None, major_tick_line_color=None, minor_tick_line_color=None)
             axis.update(major_label_text_font="system-ui, sans-serif", major_label_text_font_size="11px")
             paint(axis, major_label_text_color="muted")
-        paint(self._warm_up, fill_color="grid")
-        plot.add_layout(self._warm_up)
-        colour = self._figure.colour
+        paint(self.warm_up, fill_color="grid")
+        plot.add_layout(self.warm_up)
+        colour = self.shown.colour
         band = plot.varea(x="step", y1="low", y2="high", source=self.source, fill_alpha=0.16)
         paint(band.glyph, fill_color=colour)
         ranks = plot.multi_line(xs="xs", ys="ys", source=self.rank_lines, line_width=1, line_alpha=0.35)

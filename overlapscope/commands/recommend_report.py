@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,9 +15,9 @@ from overlapscope.analysis.choices import choice_sentences
 from overlapscope.commands.json_text import json_text
 from overlapscope.model import sentences
 from overlapscope.model.plan import caps_setting
-from overlapscope.model.recommend import Prediction, Recommendation
+from overlapscope.model.prediction_rows import SIZE_COLUMNS, WHAT_IF_COLUMNS, assumptions, size_rows, what_if_rows
 from overlapscope.trace.reader import Trace
-from overlapscope.units import format_bytes, format_ns, format_share
+from overlapscope.units import format_bytes
 
 _LEAST_WIDTH: Final = 100
 
@@ -40,7 +40,7 @@ def print_text(trace: Trace, advice: Advice, plan_path: Path | None) -> None:
         console.print(sentence, markup=False)
     if found.has_choice:
         console.print("\nPredicted step time by bucket size")
-        console.print(_size_table(found))
+        console.print(_table(SIZE_COLUMNS, size_rows(found)))
     if error := sentences.error_of_model(found):
         console.print(error, markup=False)
     console.print(sentences.limit(found.limits), markup=False)
@@ -50,10 +50,9 @@ def print_text(trace: Trace, advice: Advice, plan_path: Path | None) -> None:
     if plan_path is not None:
         console.print(f"  Written to {plan_path}: DistributedDataParallel(bucket_plan=...) takes it.", markup=False)
     console.print("\nWhat if, each with the best size for it")
-    console.print(_what_if_table(found))
-    for assumption in dict.fromkeys(each.assumption for each in found.what_ifs if each.assumption):
-        changes = ", ".join(each.change for each in found.what_ifs if each.assumption == assumption)
-        console.print(f"  {changes}: {assumption}.", markup=False)
+    console.print(_table(WHAT_IF_COLUMNS, what_if_rows(found)))
+    for assumption in assumptions(found):
+        console.print(f"  {assumption}", markup=False)
 
 
 def as_json(trace: Trace, advice: Advice) -> str:
@@ -99,51 +98,11 @@ def _unsure(advice: Advice) -> Iterator[str]:
         yield f"This is for the DDP model that reduces most; {advice.other_models} more in this run reduce less."
 
 
-def _size_table(found: Recommendation) -> Table:
-    table = _table("bucket_cap_mb", "buckets", "step", "90 % interval", "exposed", "recorded")
-    rows = list(found.sizes)
-    if found.default.buckets not in {row.buckets for row in rows}:
-        rows.append(found.default)
-    if found.now.buckets not in {row.buckets for row in rows}:
-        rows.append(found.now)
-    for row in rows:
-        step = row.step_ns
-        table.add_row(
-            ", ".join([_label(row), *_marks(row, found)]),
-            str(len(row.buckets)),
-            format_ns(step.value),
-            f"{format_ns(step.low)} to {format_ns(step.high)}",
-            format_ns(row.exposed_ns),
-            "" if row.recorded_ns is None else format_ns(row.recorded_ns.value),
-        )
-    return table
-
-
-def _label(row: Prediction) -> str:
-    return sentences.band(row.low_mb, row.high_mb) or ("DDP's default" if row.is_default else "other")
-
-
-def _marks(row: Prediction, found: Recommendation) -> Iterator[str]:
-    if row.buckets == found.best.buckets:
-        yield "best"
-    if row.buckets == found.now.buckets:
-        yield "now"
-
-
-def _what_if_table(found: Recommendation) -> Table:
-    table = _table("", "bucket_cap_mb", "step", "gain")
-    for each in found.what_ifs:
-        table.add_row(each.change, _cap(each.cap_mb), format_ns(each.step_ns), format_share(each.gain))
-    return table
-
-
-def _cap(cap_mb: float | None) -> str:
-    return "default" if cap_mb is None else f"{cap_mb:g}"
-
-
-def _table(label: str, *headings: str) -> Table:
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column(label, no_wrap=True, min_width=13)
-    for heading in headings:
+    table.add_column(columns[0], no_wrap=True, min_width=13)
+    for heading in columns[1:]:
         table.add_column(heading, justify="right", no_wrap=True)
+    for cells in rows:
+        table.add_row(*cells)
     return table

@@ -236,7 +236,7 @@ def test_the_address_chooses_the_cell_and_nonsense_is_ignored(snapshot):
     shown = lanes.lanes_of((0, 1, 2))
 
     def selected(**arguments: bytes) -> tuple[int, int]:
-        return order._selected_of_address(
+        return order.selected_of_address(
             snapshot.diagnosis, lanes, shown, {name: [value] for name, value in arguments.items()}
         )
 
