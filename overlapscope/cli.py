@@ -11,7 +11,19 @@ import sys
 from collections.abc import Sequence
 
 from overlapscope import __version__
-from overlapscope.commands import calibrate, compare, demo, diagnose, lab, recommend, record, serve, stragglers, summary
+from overlapscope.commands import (
+    calibrate,
+    compare,
+    demo,
+    diagnose,
+    lab,
+    recommend,
+    record,
+    report,
+    serve,
+    stragglers,
+    summary,
+)
 from overlapscope.errors import OverlapScopeError
 from overlapscope.pipe import outlive_the_reader
 
@@ -25,6 +37,7 @@ COMMANDS = {
     "lab": lab,
     "record": record,
     "recommend": recommend,
+    "report": report,
     "serve": serve,
     "stragglers": stragglers,
     "summary": summary,

@@ -87,7 +87,7 @@ class Summary:
             found[name] = int(row["step"]), int(row["rank"]), int(row[f"{name}_ns"])
         return found
 
-    @property
+    @cached_property
     def typical_step(self) -> int | None:
         """The counted step whose time, in the mean of its ranks, is in the middle of all; None without one."""
         if not self.steps:

@@ -23,7 +23,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from overlapscope.commands.reading import read_with_progress, report_problems
+from overlapscope.commands.reading import report_problems
+from overlapscope.progress import Progress
 
 if TYPE_CHECKING:
     from overlapscope.analysis.compare.side import Choice
@@ -82,12 +83,16 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.analysis.compare.comparison import compare
     from overlapscope.analysis.compare.side import Side
     from overlapscope.commands import compare_report
+    from overlapscope.trace.reader import read_trace
 
-    base = Analysis(read_with_progress(args.base))
     is_same = args.base.resolve() == args.new.resolve()
-    new = base if is_same else Analysis(read_with_progress(args.new))
     choices = (_choice(args.base_steps, args.base_plan), _choice(args.new_steps, args.new_plan))
-    found = compare(Side.of(base, choices[0]), Side.of(new, choices[1]))
+    with Progress() as progress:
+        base = Analysis(read_trace(args.base, progress.count_ranks))
+        progress.begin("reading logs of the new one")
+        new = base if is_same else Analysis(read_trace(args.new, progress.count_ranks))
+        progress.begin("dividing steps")
+        found = compare(Side.of(base, choices[0]), Side.of(new, choices[1]))
     if args.json:
         print(compare_report.as_json(found, args.only, args.fail_above))
     elif args.format == "md":

@@ -1,0 +1,63 @@
+"""What a report says of itself and of the recording: when, where and with which versions."""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from dashboards.pages.shell import run_facts
+from overlapscope import __version__
+from overlapscope.trace.reader import Trace
+from overlapscope.units import format_count
+
+Fact = tuple[str, str]
+"""Label and value."""
+
+_MOST_HOSTS: Final = 8
+
+
+def name_of(folder: Path) -> str:
+    """The name of a recording: reports are shared, and paths say more than others need to know."""
+    return folder.resolve().name or "recording"
+
+
+def without_path(text: str, folder: Path) -> str:
+    """A text in which a folder is called by its name, wherever its path was."""
+    name, given = name_of(folder), str(folder)
+    for path in dict.fromkeys([str(folder.resolve()), os.path.abspath(folder), given]):
+        if "/" not in path.rstrip("/"):
+            continue
+        # A short relative path may stand for something else elsewhere in the text.
+        for end in ("",) if path.startswith("/") else ("/", ":"):
+            for before, after in ((path, name), (html.escape(path), html.escape(name))):
+                text = text.replace(before + end, after + end)
+    return text
+
+
+def about(trace: Trace, now: datetime) -> list[Fact]:
+    """What is known, as far as it is."""
+    return [(label, value) for label, value in _facts(trace, now) if value]
+
+
+def _facts(trace: Trace, now: datetime) -> Iterator[Fact]:
+    run, versions = trace.run, trace.run.get("versions", {})
+    yield "recording", name_of(trace.path)
+    yield from run_facts(trace)
+    yield "recorded with", ", ".join(f"{name} {version}" for name, version in versions.items())
+    yield "detail", str(run.get("detail", ""))
+    hosts = [host for host in trace.ranks["host"].drop_duplicates().astype(str) if host != "unknown"]
+    more = f" and {len(hosts) - _MOST_HOSTS:,} more" if len(hosts) > _MOST_HOSTS else ""
+    yield "hosts", ", ".join(hosts[:_MOST_HOSTS]) + more
+    devices = trace.ranks.loc[trace.ranks["device"] != "unknown", "device"].astype(str).value_counts()
+    yield "devices", ", ".join(f"{device} ×{count}" if count > 1 else str(device) for device, count in devices.items())
+    if steps := int(trace.steps["step"].nunique()):
+        yield "steps", f"{format_count(steps)} recorded"
+    for model in run.get("models") or ():
+        arguments = model.get("ddp_arguments") or {}
+        settings = ", ".join(f"{name}={value}" for name, value in arguments.items())
+        yield f"DDP arguments of {model.get('class', '?')}", settings
+    yield "report", f"made on {now:%d %b %Y, %H:%M} by OverlapScope {__version__}"

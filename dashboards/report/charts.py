@@ -1,0 +1,195 @@
+"""Charts as plain drawings, for a page without Bokeh: the same columns, in pixels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from dashboards.plots.bucket_curve import (
+    curve_columns,
+    free_columns,
+    mark_columns,
+    measured_columns,
+    size_range_mb,
+    time_range_ns,
+)
+from dashboards.plots.trend import FIGURES, TrendPlot
+from overlapscope.analysis.summary import Summary
+from overlapscope.model.curve import Curve
+from overlapscope.units import format_share
+
+_SIZES_MB: Final = tuple(mantissa * 10.0**exponent for exponent in range(-4, 6) for mantissa in (1, 2, 5))
+_LEAST_BETWEEN_SIZES_PX: Final = 56
+_NS_PER: Final = (("s", 1e9), ("ms", 1e6), ("µs", 1e3), ("ns", 1.0))
+
+Scale = Callable[[Any], npt.NDArray[Any]]
+"""From values to pixels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """The area of a chart in which data are drawn, in pixels of its picture."""
+
+    width: int
+    height: int
+    left: int = 58
+    right: int
+    top: int = 8
+    bottom: int
+
+    @classmethod
+    def of(cls, width: int, height: int) -> Frame:
+        """The frame of a picture, with room for labels."""
+        return cls(width=width, height=height, right=width - 22, bottom=height - 22)
+
+    def x(self, low: float, high: float, *, is_log: bool = False) -> Scale:
+        """Where values between two others are, from left to right."""
+        to = np.log if is_log else np.asarray
+        return lambda values: self.left + (to(values) - to(low)) / (to(high) - to(low)) * (self.right - self.left)
+
+    def y(self, low: float, high: float) -> Scale:
+        """Where values between two others are, from bottom to top; larger ones leave the picture at its top."""
+        px = (self.bottom - self.top) / (high - low)
+        return lambda values: np.maximum(self.bottom - (np.asarray(values) - low) * px, -self.height)
+
+
+Tick = tuple[float, str]
+"""Place and label."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrendChart:
+    """One figure over the steps."""
+
+    title: str
+    colour: str
+    """A role of ``dashboards.theme``."""
+    frame: Frame
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    band: str
+    """Path of what all ranks lie in, as SVG has it."""
+    mean: str
+    ranks: tuple[str, ...]
+    warm_up_px: float
+    """Where the warm-up ends."""
+    points: tuple[tuple[float, float, str], ...]
+    """Left edge, width and text of each point, to be pointed at."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurveChart:
+    """Step time by bucket size."""
+
+    frame: Frame
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    band: str
+    predicted: str
+    marks: tuple[tuple[float, float, str, str], ...]
+    """Place, text and side of each mark."""
+    measured: tuple[tuple[float, float, float, float], ...]
+    """x, y, and the ends of the interval."""
+    free: tuple[tuple[float, str], ...]
+    """Height and name of the best plan of all, if no size gives it."""
+
+
+def trend_charts(summary: Summary) -> list[TrendChart]:
+    """All trends of the overview."""
+    return [_trend(TrendPlot(shown, summary)) for shown in FIGURES]
+
+
+def curve_chart(curve: Curve) -> CurveChart:
+    """The step time of every size."""
+    frame = Frame.of(1160, 240)
+    sizes_mb, times_ns = size_range_mb(curve), time_range_ns(curve)
+    x, y = frame.x(*sizes_mb, is_log=True), frame.y(*times_ns)
+    line, marks, measured = curve_columns(curve, sizes_mb), mark_columns(curve, sizes_mb), measured_columns(curve)
+    free = free_columns(curve, sizes_mb)
+    in_view = np.array([size for size in _SIZES_MB if sizes_mb[0] <= size <= sizes_mb[1]])
+    return CurveChart(
+        frame=frame,
+        x_ticks=_thinned([(float(px), f"{size:,g} MB") for px, size in zip(x(in_view), in_view, strict=True)]),
+        y_ticks=_ticks_of(y, *times_ns, _time_labels),
+        band=_band(x(line["x"]), y(line["low"]), y(line["high"])),
+        predicted=_path(x(line["x"]), y(line["predicted"])),
+        marks=tuple(zip(x(marks["x"]), y(marks["y"]), marks["text"], marks["align"], strict=True)),
+        measured=tuple(zip(x(measured["x"]), *(y(measured[name]) for name in ("y", "low", "high")), strict=True)),
+        free=tuple(zip(y(free["y"]).tolist(), free["text"], strict=True)),
+    )
+
+
+def _trend(plot: TrendPlot) -> TrendChart:
+    columns: dict[str, Any] = dict(plot.source.data)
+    lines: dict[str, Any] = dict(plot.rank_lines.data)
+    end: Any = plot.y_range.end
+    frame, steps = Frame.of(430, 190), np.asarray(columns["step"], dtype=float)
+    first, last = (steps.min(), steps.max()) if len(steps) else (0.0, 1.0)
+    x, y = frame.x(first - 0.5, last + 0.5), frame.y(0.0, end)
+    edges = np.append(x(steps), frame.right)
+    in_view = np.array([tick for tick in nice_ticks(first, last, 6) if tick == int(tick)])
+    return TrendChart(
+        title=plot.shown.title,
+        colour=plot.shown.colour,
+        frame=frame,
+        x_ticks=tuple((float(px), f"{tick:,.0f}") for px, tick in zip(x(in_view), in_view, strict=True)),
+        y_ticks=_ticks_of(y, 0.0, end, _share_labels if plot.shown.is_share else _time_labels),
+        band=_band(x(steps), y(columns["low"]), y(columns["high"])),
+        mean=_path(x(steps), y(columns["mean"])),
+        ranks=tuple(_path(x(xs), y(ys)) for xs, ys in zip(lines["xs"], lines["ys"], strict=True)),
+        warm_up_px=float(x(plot.warm_up.right)) if plot.warm_up.visible else 0.0,
+        points=tuple(zip(edges[:-1].tolist(), np.diff(edges).tolist(), columns["text"], strict=True)),
+    )
+
+
+def nice_ticks(low: float, high: float, most: int) -> list[float]:
+    """Round numbers between two others, at most as many as wanted and one more."""
+    rough = (high - low) / most
+    if not rough > 0:
+        return [low]
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
+    return [number * step for number in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+def _ticks_of(
+    scale: Scale, low: float, high: float, labels: Callable[[Sequence[float]], list[str]]
+) -> tuple[Tick, ...]:
+    ticks = nice_ticks(low, high, 4)
+    return tuple(zip(scale(np.array(ticks)).tolist(), labels(ticks), strict=True))
+
+
+def _time_labels(ticks: Sequence[float]) -> list[str]:
+    unit, ns = next((each for each in _NS_PER if max(map(abs, ticks)) >= each[1]), _NS_PER[-1])
+    return [f"{tick / ns:,.6g} {unit}" for tick in ticks]
+
+
+def _share_labels(ticks: Sequence[float]) -> list[str]:
+    return [format_share(tick).replace(".0 ", " ") for tick in ticks]
+
+
+def _thinned(ticks: list[Tick]) -> tuple[Tick, ...]:
+    """Without those that would touch the one before."""
+    kept: list[Tick] = []
+    for tick in ticks:
+        if not kept or tick[0] - kept[-1][0] >= _LEAST_BETWEEN_SIZES_PX:
+            kept.append(tick)
+    return tuple(kept)
+
+
+def _path(x: npt.ArrayLike, y: npt.ArrayLike) -> str:
+    return "M" + "L".join(_texts(x, y)) if np.size(x) else ""
+
+
+def _band(x: npt.ArrayLike, low: npt.ArrayLike, high: npt.ArrayLike) -> str:
+    there, back = _texts(x, low), _texts(x, high)
+    return "M" + "L".join([*there, *reversed(back)]) + "Z" if there else ""
+
+
+def _texts(x: npt.ArrayLike, y: npt.ArrayLike) -> list[str]:
+    return [f"{a:.1f},{b:.1f}" for a, b in zip(np.atleast_1d(x), np.atleast_1d(y), strict=True)]

@@ -1,0 +1,111 @@
+"""The report as one HTML file: the pages below each other, with drawings in place of plots that need a server."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import Any, Final
+
+from markupsafe import Markup
+
+from dashboards.pages.account import account_variables
+from dashboards.pages.shell import render_part, shell_variables
+from dashboards.recording import Snapshot
+from dashboards.report.about import about, name_of, without_path
+from dashboards.report.charts import curve_chart, trend_charts
+from dashboards.report.sections import Content, Section, content_of
+from dashboards.report.strip import strip_of
+from dashboards.report.typical_step import draw_step
+from overlapscope.analysis.advice import Advice, predicted_step
+from overlapscope.analysis.lanes import BUCKET_SLOTS
+from overlapscope.model.prediction_rows import SIZE_COLUMNS, WHAT_IF_COLUMNS, assumptions, size_rows, what_if_rows
+from overlapscope.trace.tables import PHASE_NAMES
+
+_SHOWN_SIZES: Final = 16
+
+
+def report_html(snapshot: Snapshot, now: datetime) -> str:
+    """The report of a recording.
+
+    Args:
+        now: when the report is made.
+    """
+    content = content_of(snapshot)
+    trace, diagnosis = snapshot.trace, snapshot.diagnosis
+    sections = [
+        (section, Markup(render_part(f"report_{section.name}.html", **_variables(content, section))))
+        for section in content.sections
+    ]
+    page = render_part(
+        "report.html",
+        **shell_variables(
+            f"Report on {name_of(trace.path)}", trace, diagnosis.problems if diagnosis is not None else ()
+        ),
+        is_plain=False,
+        roots=[],
+        navigation=[(f"#{section.name}", section.title) for section, _ in sections],
+        name=name_of(trace.path),
+        made=f"{now:%d %b %Y, %H:%M}",
+        attempts=content.attempts,
+        sections=sections,
+        about=about(trace, now),
+    )
+    return without_path(_linked_within(page, snapshot.summary.typical_step), trace.path)
+
+
+def _variables(content: Content, section: Section) -> dict[str, Any]:
+    """What the template of a section needs: what its page says, and what takes the place of its plots."""
+    if section.reason is not None:
+        return {"reason": section.reason}
+    return {"reason": None} | section.variables | _drawings(content, section)
+
+
+def _drawings(content: Content, section: Section) -> dict[str, Any]:
+    snapshot, diagnosis, advice = content.snapshot, content.snapshot.diagnosis, content.advice
+    if section.name == "overview":
+        return {"charts": trend_charts(snapshot.summary) if section.variables["rank_rows"] else []}
+    if section.name == "timeline":
+        return {
+            "drawing": draw_step(snapshot, section.variables["number"]),
+            "phase_legend": [(name.replace("_", " "), name.replace("_", "-")) for name in PHASE_NAMES],
+            "bucket_slots": BUCKET_SLOTS,
+        }
+    if section.name == "buckets" and advice is not None:
+        return _of_buckets(content, advice)
+    if section.name == "order" and diagnosis is not None:
+        return {"strip": strip_of(snapshot, diagnosis) if diagnosis.groups else None}
+    return {}
+
+
+def _of_buckets(content: Content, advice: Advice) -> dict[str, Any]:
+    found, mean = advice.recommendation, content.snapshot.summary.mean
+    curve = found.curve
+    best = curve.plans.index(found.best.buckets)
+    return {
+        "chart": curve_chart(curve),
+        "size_columns": SIZE_COLUMNS,
+        "size_rows": size_rows(found),
+        "what_if_columns": WHAT_IF_COLUMNS,
+        "what_if_rows": what_if_rows(found),
+        "assumptions": assumptions(found),
+        "shown_rows": _SHOWN_SIZES,
+        **account_variables(content.snapshot.summary, ("With the best size", predicted_step(mean, curve, best))),
+    }
+
+
+def _linked_within(page: str, step: int | None) -> str:
+    """Markup whose links between pages lead to the sections of this file; steps that are not in it have none.
+
+    Args:
+        step: the one that is drawn.
+    """
+
+    def anchor(link: re.Match[str]) -> str:
+        route, _, query = link[1].partition("?")
+        if route.startswith(("#", "data:")):
+            return link[0]
+        if route == "timeline" and f"step={step}" not in query.replace("&amp;", "&").split("&"):
+            return ""
+        return f' href="#{route.removeprefix("./") or "top"}"'
+
+    return re.sub(r' href="([^"]*)"', anchor, page)

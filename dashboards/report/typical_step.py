@@ -1,0 +1,119 @@
+"""The typical step as a drawing that needs no server: every span with its name and what is known about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dashboards.pages.rank_choice import MAX_RANKS
+from dashboards.plots.lane_layout import LaneLayout, layout_lanes
+from dashboards.plots.timeline import MAX_SPANS, step_view
+from dashboards.plots.timeline_content import View, span_columns, span_label, unfinished_columns
+from dashboards.plots.tooltip import tooltip_of
+from dashboards.recording import Snapshot
+from overlapscope.analysis.lanes import CATEGORIES, LANE_NAMES, Timeline
+from overlapscope.analysis.span_details import SpanDetails, details_of
+from overlapscope.units import format_moment_ns, format_ns
+
+_IN_THE_TABLE: Final = ("phases", "communication")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanRow:
+    """A span in the table."""
+
+    rank: int
+    what: str
+    start: str
+    end: str
+    duration: str
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StepDrawing:
+    """One step of some ranks."""
+
+    number: int
+    ranks: tuple[int, ...]
+    all_ranks: int
+    layout: LaneLayout
+    data: dict[str, Any]
+    """For the page's script; times are nanoseconds from the start of the step."""
+    rows: tuple[SpanRow, ...]
+    """Phases and collectives of the step."""
+
+    @property
+    def lane_labels(self) -> list[tuple[str, tuple[int, int]]]:
+        """The names of a rank's lanes, each with its top and bottom in pixels."""
+        return [(name, self.layout.lane_px(LANE_NAMES.index(name))) for name in self.layout.labelled_lanes]
+
+
+def draw_step(snapshot: Snapshot, number: int) -> StepDrawing:
+    """Draw a step that was recorded."""
+    timeline, view = _of_few_spans(snapshot, number)
+    layout = layout_lanes(len(timeline.ranks))
+    spans = span_columns(timeline, layout, view, 0)
+    start_ns = int(timeline.steps.loc[timeline.steps["step"] == number, "start_ns"].iloc[0])
+    details = [
+        details_of(snapshot.trace, timeline.begin_ns, timeline.lanes[lane], int(row))
+        for lane, row in zip(spans["lane"], spans["row"], strict=True)
+    ]
+    labels = [
+        span_label(timeline.lanes[lane], category, row, snapshot.trace.collectives)
+        for lane, category, row in zip(spans["lane"], spans["category"], spans["row"], strict=True)
+    ]
+    unfinished = unfinished_columns(timeline, layout)
+    return StepDrawing(
+        number=number,
+        ranks=timeline.ranks,
+        all_ranks=len(snapshot.trace.ranks),
+        layout=layout,
+        data={
+            "view": [view[0] - start_ns, view[1] - start_ns],
+            "height": layout.height_px,
+            "rank_height": layout.rank_height_px,
+            "categories": [name.replace("_", "-") for name in CATEGORIES],
+            "left": [int(left) - start_ns for left in spans["left"]],
+            "right": [int(right) - start_ns for right in spans["right"]],
+            "top": [round(float(top), 1) for top in spans["top"]],
+            "bottom": [round(float(bottom), 1) for bottom in spans["bottom"]],
+            "category": spans["category"].tolist(),
+            "alpha": [round(float(alpha), 2) for alpha in spans["alpha"]],
+            "label": labels,
+            "tip": [tooltip_of(each) for each in details],
+            "unfinished": [
+                [left - start_ns, right - start_ns, round(top, 1), round(bottom, 1)]
+                for left, right, top, bottom in zip(
+                    *(unfinished[name] for name in ("left", "right", "top", "bottom")), strict=True
+                )
+                if right > view[0] and left < view[1]
+            ],
+        },
+        rows=tuple(
+            _row(each)
+            for each, lane in zip(details, spans["lane"], strict=True)
+            if each.step == number and timeline.lanes[lane].name in _IN_THE_TABLE
+        ),
+    )
+
+
+def _of_few_spans(snapshot: Snapshot, number: int) -> tuple[Timeline, View]:
+    """The step on as many of the first ranks as can be read, and drawn without a server."""
+    ranks = sorted(snapshot.trace.ranks["rank"].tolist())[:MAX_RANKS]
+    while True:
+        timeline = snapshot.lanes.timeline(ranks)
+        view = step_view(timeline, number)
+        assert view is not None, "a typical step is one that was recorded"
+        if len(ranks) == 1 or sum(lane.spans.count(*view) for lane in timeline.lanes) <= MAX_SPANS:
+            return timeline, view
+        ranks = ranks[: len(ranks) // 2]
+
+
+def _row(span: SpanDetails) -> SpanRow:
+    return SpanRow(
+        rank=span.rank,
+        what=tooltip_of(span)[0],
+        start=format_moment_ns(span.start_ns),
+        end="never seen" if span.end_ns is None else format_moment_ns(span.end_ns),
+        duration=format_ns(span.duration_ns),
+    )

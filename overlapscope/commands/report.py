@@ -1,0 +1,73 @@
+"""Write what the pages of 'overlapscope serve' say of a recording to one file, to be kept, sent or printed.
+
+Example:
+    overlapscope report traces/ -o report.html
+
+The HTML has everything in it: it opens from disk, without a server and without a network. It has the account of a
+step, what is worth doing, the typical step as a timeline to zoom, stragglers, bucket sizes and the order of
+collectives; if something is wrong with the job, that comes first.
+
+With --format md it is a short text in Markdown, to paste into an issue. It goes to stdout unless -o names a file.
+
+An existing file is not overwritten. Problems with the recording go to stderr, one per line; the exit code is 1 if any
+part of it is missing or unreadable. What is said of a job that still runs is what is known by now.
+"""
+
+from __future__ import annotations
+
+import argparse
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from overlapscope.commands.reading import report_problems
+from overlapscope.errors import OverlapScopeError
+from overlapscope.progress import Progress
+
+_DEFAULT_OUTPUT: Final = Path("report.html")
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
+    parser.add_argument(
+        "traces", type=Path, help="the folder that 'overlapscope record -o' wrote, or Flight Recorder dumps"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="a new file (default: report.html; Markdown goes to stdout)"
+    )
+    parser.add_argument("--format", choices=("html", "md"), default="html", help="HTML or Markdown (%(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the report; 1 if a part of the recording could not be read."""
+    output: Path | None = args.output or (_DEFAULT_OUTPUT if args.format == "html" else None)
+    if output is not None and output.exists():
+        raise OverlapScopeError(f"{output}: already exists: remove it, or give another name with -o")
+
+    from dashboards.recording import Recording
+    from dashboards.report.html import report_html
+    from dashboards.report.markdown import report_markdown
+
+    with Progress() as progress:
+        snapshot = Recording(args.traces).newest(progress.count_ranks)
+        progress.begin("writing the report")
+        text = (report_html if args.format == "html" else report_markdown)(snapshot, datetime.now())
+    if output is None:
+        print(text, end="")
+    else:
+        _write(output, text)
+        print(f"{output}: {len(text.encode()) / 1000:,.0f} kB")
+    return report_problems(snapshot.trace)
+
+
+def _write(output: Path, text: str) -> None:
+    """Write a new file.
+
+    Raises:
+        OverlapScopeError: it can't be written, or is there already.
+    """
+    try:
+        with output.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise OverlapScopeError(f"{output}: can't be written ({error.strerror})") from None

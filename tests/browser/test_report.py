@@ -1,0 +1,140 @@
+"""The report, opened from disk in a browser that has no network."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from overlapscope.cli import main
+from overlapscope.units import format_ns, format_share
+from tests.synthetic import write_straggling_recording
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """20 ranks, of which rank 1 is 3 ms late in every step."""
+    return write_straggling_recording(
+        tmp_path_factory.mktemp("report") / "traces",
+        late_us=lambda rank, step: 3_000 * (rank == 1) + 70 * ((7 * rank + 3 * step) % 5),
+        ranks=20,
+        steps=30,
+    )
+
+
+@pytest.fixture(scope="module")
+def written(folder: Path) -> Path:
+    output = folder.parent / "report.html"
+    assert main(["report", str(folder), "-o", str(output)]) == 0
+    return output
+
+
+@pytest.fixture(params=["light", "dark"])
+def page(request: pytest.FixtureRequest, browser: Browser, written: Path) -> Iterator[Page]:
+    """The report; the test fails if it asks for anything but itself, or logs an error."""
+    context = browser.new_context(viewport={"width": 1300, "height": 800}, color_scheme=request.param, offline=True)
+    page, wrong = context.new_page(), []
+    page.on("request", lambda asked: wrong.append(asked.url) if asked.url != written.as_uri() else None)
+    page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.goto(written.as_uri())
+    expect(page.locator("html")).to_have_attribute("data-theme", request.param)
+    yield page
+    context.close()
+    assert wrong == []
+
+
+def view(page: Page) -> tuple[int, int]:
+    """What of the step is drawn, in nanoseconds."""
+    expect(page.locator("#step")).to_have_attribute("data-view", re.compile(r"\d"))
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    start, end = str(page.locator("#step").get_attribute("data-view")).split()
+    return int(start), int(end)
+
+
+def test_it_shows_what_the_summary_says(page: Page, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["summary", str(folder), "--json"])
+    said = json.loads(capsys.readouterr().out)
+    overview = page.locator("#overview")
+    expect(overview.locator(".verdict")).to_have_text(said["sentence"])
+    expect(overview.locator(".headlines .value").first).to_have_text(format_ns(said["account"]["step_ns"]["value"]))
+    expect(overview.locator(".headlines .value").last).to_have_text(format_share(said["account"]["overlap_ratio"]))
+    expect(overview.locator(".account table")).to_contain_text(
+        format_ns(said["account"]["blocks_ns"]["exposed"]["value"])
+    )
+
+
+def test_the_typical_step_is_zoomed_panned_and_shown_whole_again(page: Page) -> None:
+    step = page.locator("#step")
+    step.scroll_into_view_if_needed()
+    whole = view(page)
+    box = step.bounding_box()
+    assert box is not None
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + 40)
+    page.mouse.wheel(0, -400)
+    zoomed = view(page)
+    assert zoomed[1] - zoomed[0] == pytest.approx((whole[1] - whole[0]) / 2.718, rel=0.02)
+    assert sum(zoomed) == pytest.approx(sum(whole), rel=0.05), "about the pointer"
+    page.keyboard.press("ArrowRight")
+    moved = view(page)
+    assert moved[0] > zoomed[0]
+    assert moved[1] - moved[0] == pytest.approx(zoomed[1] - zoomed[0], rel=0.01)
+    page.keyboard.press("+")
+    assert view(page)[1] - view(page)[0] < moved[1] - moved[0]
+    page.keyboard.press("0")
+    assert view(page) == whole
+
+
+def test_the_wheel_scrolls_the_page_until_the_step_has_been_clicked(page: Page) -> None:
+    step = page.locator("#step")
+    step.scroll_into_view_if_needed()
+    whole, before = view(page), page.evaluate("scrollY")
+    step.hover()
+    page.mouse.wheel(0, -200)
+    page.wait_for_function("(before) => scrollY < before", arg=before)
+    assert view(page) == whole
+
+
+def test_pointing_at_a_span_says_what_it_is_and_the_table_says_the_same(page: Page) -> None:
+    step = page.locator("#step")
+    step.scroll_into_view_if_needed()
+    view(page)
+    at = step.evaluate(
+        """(canvas) => {
+          const data = JSON.parse(document.getElementById("step-data").textContent)
+          const span = data.label.indexOf("backward")
+          const middle = (data.left[span] + data.right[span]) / 2
+          const share = (middle - data.view[0]) / (data.view[1] - data.view[0])
+          return {x: share * canvas.clientWidth, y: 24 + (data.top[span] + data.bottom[span]) / 2}
+        }"""
+    )
+    step.hover(position=at)
+    expect(page.locator("#tip strong")).to_have_text("Backward")
+    page.get_by_text("Phases and collectives as a table").click()
+    expect(page.locator("#timeline tbody tr", has_text="Backward").first).to_be_visible()
+
+
+def test_the_theme_can_be_changed_although_there_is_no_server(page: Page) -> None:
+    before = page.locator("html").get_attribute("data-theme")
+    page.locator("#theme").click()
+    expect(page.locator("html")).not_to_have_attribute("data-theme", str(before))
+
+
+def test_links_lead_within_the_file(page: Page) -> None:
+    page.locator("header nav").get_by_text("Buckets").click()
+    expect(page.locator("#buckets .verdict")).to_be_in_viewport()
+
+
+def test_printing_shows_what_is_folded_on_light_paper(page: Page) -> None:
+    expect(page.locator("#overview tbody[hidden]")).to_be_hidden()
+    page.emulate_media(media="print")
+    page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    expect(page.locator("#overview tbody[hidden]")).to_be_visible()
+    expect(page.locator("#timeline details table")).to_be_visible()
+    assert page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--surface')") == "#ffffff"

@@ -1,0 +1,183 @@
+"""The report as HTML: one file, with what pages say, and nothing that leads out of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from dashboards.pages import overview, stragglers
+from dashboards.recording import Recording, Snapshot
+from dashboards.report.html import report_html
+from overlapscope.trace.format import PLANS_FILE, rank_folder
+from overlapscope.units import format_ns
+from tests.dashboards.test_order_page import DUMPS, faulty, healthy
+from tests.synthetic import PARAMETERS, write_recording, write_straggling_recording
+
+NOW = datetime(2030, 1, 2, 3, 4)
+
+
+def report(folder: Path) -> str:
+    return report_html(Recording(folder).newest(), NOW)
+
+
+def words(page: str) -> str:
+    """What is between the tags of a page, without scripts and styles."""
+    body = re.sub(r"<(script|style)\b.*?</\1>", "", page, flags=re.DOTALL)
+    return " ".join(re.sub(r"<[^>]*>", " ", body).replace("\N{NO-BREAK SPACE}", " ").split())
+
+
+def chapters(page: str) -> list[str]:
+    return re.findall(r'<section id="(\w+)" class="chapter"', page)
+
+
+def straggling(folder: Path) -> Path:
+    return write_straggling_recording(folder, late_us=lambda rank, _: 3_000 * (rank == 1), ranks=3, steps=40)
+
+
+def damaged(folder: Path) -> Path:
+    log = rank_folder(write_recording(folder, steps=30), 1) / "events.log"
+    log.write_bytes(log.read_bytes()[:3000])
+    return folder
+
+
+RECORDINGS: dict[str, Callable[[Path], Path]] = {
+    "steps": lambda folder: write_recording(folder, steps=30),
+    "a straggler": straggling,
+    "one rank": lambda folder: write_recording(folder, ranks=1, steps=12),
+    "one step": lambda folder: write_recording(folder, steps=1),
+    "more ranks than can be drawn": lambda folder: write_recording(folder, ranks=20, steps=8),
+    "a run that goes on": lambda folder: write_recording(folder, steps=12, close=False),
+    "ranks without a log": lambda folder: write_recording(folder, world_size=4, steps=12),
+    "a damaged log": damaged,
+    "a fault, and nothing but collectives": faulty,
+    "nothing but collectives": healthy,
+    "Flight Recorder dumps": lambda _: DUMPS / "op_mismatch_gloo" / "pickle",
+}
+
+
+@pytest.fixture(params=RECORDINGS)
+def any_report(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return report(RECORDINGS[request.param](tmp_path / "traces"))
+
+
+def test_it_loads_nothing_and_every_link_leads_to_a_place_in_it(any_report: str) -> None:
+    assert "http://" not in any_report.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in any_report
+    assert " src=" not in any_report
+    assert "static/js" not in any_report
+    links = [link for link in re.findall(r' href="([^"]*)"', any_report) if not link.startswith("data:image/svg")]
+    assert links, "the header has some"
+    ids = re.findall(r' id="([^"]*)"', any_report)
+    assert {link.removeprefix("#") for link in links} <= set(ids)
+    assert len(ids) == len(set(ids))
+
+
+def test_it_says_nothing_of_the_folder_but_its_name(tmp_path: Path) -> None:
+    folder = write_recording(tmp_path / "a run & more", world_size=4)
+    page = report(folder)
+    assert str(tmp_path) not in page
+    assert "a run &amp; more: 2 of 4 ranks left no log" in page
+
+
+def test_it_says_when_and_with_what_it_was_recorded_and_made(tmp_path: Path) -> None:
+    page = words(report(write_recording(tmp_path / "traces")))
+    assert "recorded with overlapscope 0.1.0, python 3.11.7, torch 2.13.0" in page
+    assert "report made on 02 Jan 2030, 03:04 by OverlapScope" in page
+    assert "DDP arguments of GPT bucket_cap_mb=None" in page
+
+
+def test_it_has_the_sentences_and_figures_of_the_pages(tmp_path: Path) -> None:
+    snapshot = Recording(straggling(tmp_path / "traces")).newest()
+    page = words(report_html(snapshot, NOW))
+    assert snapshot.summary.sentence in page
+    assert snapshot.stragglers is not None
+    said = [*overview.headlines(snapshot.summary), *stragglers.headlines(snapshot.stragglers)]
+    for headline in said:
+        assert f"{headline.label} {headline.value} {headline.note}".rstrip() in page
+    for row in overview.rank_rows(snapshot.trace, snapshot.rank_means):
+        assert " ".join([str(row.rank), row.place, *row.cells]) in page
+    for finding in snapshot.stragglers.findings:
+        assert stragglers.blame_row(finding).blame in page
+    assert chapters(report_html(snapshot, NOW)) == [
+        *("overview", "timeline", "stragglers", "buckets", "order"),
+        "about",
+    ]
+
+
+def drawn(page: str) -> dict[str, list[float]]:
+    found = re.search(r'id="step-data">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    content: dict[str, list[float]] = json.loads(found[1])
+    return content
+
+
+def test_the_typical_step_is_drawn_from_its_start_with_what_is_known_of_every_span(tmp_path: Path) -> None:
+    snapshot = Recording(write_recording(tmp_path / "traces", steps=12)).newest()
+    step = drawn(report_html(snapshot, NOW))
+    spans = dict(zip(zip(step["label"], step["left"], strict=True), step["right"], strict=True))
+    assert spans["backward", 3_000_000] == 7_000_000
+    assert spans["bucket 1", 5_000_000] == 6_500_000
+    assert spans["bucket 1", 5_050_000] == 6_550_000, "of rank 1, which begins 50 µs later"
+    titles = {title for title, _ in step["tip"]}
+    assert {"Backward", "All-reduce · bucket 2", "Gradient ready · bucket 0", "Copy in · bucket 1"} <= titles
+    assert step["view"][0] < 0 < 10_000_000 < step["view"][1]
+
+
+def test_the_typical_step_is_the_one_closest_to_the_mean(tmp_path: Path) -> None:
+    folder = write_straggling_recording(
+        tmp_path / "traces", late_us=lambda _, step: 100 * step, ranks=2, steps=21, ranks_per_host=2
+    )
+    summary = Recording(folder).newest().summary
+    mean_ns = summary.figures[summary.is_alike].groupby("step")["step_time_ns"].mean()
+    away_ns = (mean_ns - summary.mean.step.value).abs()
+    assert summary.typical_step is not None
+    assert away_ns[summary.typical_step] == away_ns.min()
+    assert 8 < summary.typical_step < 16
+
+
+def test_links_to_steps_that_are_not_in_it_are_text(tmp_path: Path) -> None:
+    snapshot: Snapshot = Recording(straggling(tmp_path / "traces")).newest()
+    page = report_html(snapshot, NOW)
+    (step, rank, longest_ns) = snapshot.summary.longest["forward"]
+    where = f"{format_ns(longest_ns)} in step {step} of rank {rank}"
+    lead = ' href="#timeline"' if step == snapshot.summary.typical_step else ""
+    assert f"<a{lead}>{where}</a>" in page
+    assert "timeline?" not in page
+
+
+def test_a_fault_comes_first(tmp_path: Path) -> None:
+    folder = write_recording(tmp_path / "traces", ranks=3, steps=12)
+    assert chapters(report(folder))[0] == "overview"
+    page = report(faulty(folder))
+    assert chapters(page)[0] == "order"
+    assert "In step 2 rank 1 launched all_reduce(sum)" in words(page)
+    assert ">extra · 4,096<" in page, "the collective that no other rank has is drawn"
+
+
+@pytest.mark.parametrize("kind", ["nothing but collectives", "Flight Recorder dumps"])
+def test_without_steps_it_has_the_order_and_nothing_about_steps(kind: str, tmp_path: Path) -> None:
+    assert chapters(report(RECORDINGS[kind](tmp_path / "traces"))) == ["order", "about"]
+
+
+def test_what_can_not_be_said_is_said_to_be_so(tmp_path: Path) -> None:
+    page = words(report(write_recording(tmp_path / "traces", ranks=1, steps=1)))
+    assert "Only one rank was recorded." in page
+    assert "No bucket size can be predicted from this recording." in page
+    assert "No order of collectives was recorded." in page
+
+
+def test_names_in_a_recording_are_text_and_never_markup(tmp_path: Path) -> None:
+    folder = write_recording(tmp_path / "traces", steps=12)
+    evil = "</script><img src=x onerror=alert(1)>"
+    for rank in range(2):
+        plans = rank_folder(folder, rank) / PLANS_FILE
+        plans.write_text(plans.read_text().replace(PARAMETERS[0][0], evil))
+    page = report(folder)
+    assert evil not in page
+    assert "<img" not in page
+    assert ["parameter", evil] in [line for _, lines in drawn(page)["tip"] for line in lines]
