@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
+from overlapscope.diagnosis.replicas_at_end import AtEnd, at_end, last_equal
 from overlapscope.trace.sweep_file import Sweeps, sweep_dtype, taken_at
 
 TensorKind = Literal["trained", "frozen", "buffer"]
@@ -94,16 +95,6 @@ class Difference:
     """Whether all of them may have begun to differ at the same moment."""
     was_made_equal: bool = False
     """Whether they had differed before, and were the same in between."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AtEnd:
-    """The parameters of ranks whose recordings have ended after the same number of reductions."""
-
-    differing: tuple[str, ...]
-    """Empty if all are the same."""
-    sides: tuple[tuple[int, ...], ...]
-    """Ranks by what they have of the first that differs, the largest side first; one side if all are the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,24 +236,9 @@ def compare(
         processors=_by_processor(replicas),
         comm_hook=next((one.comm_hook for one in replicas.values() if one.comm_hook), None),
         init_sync=all(one.init_sync for one in replicas.values()),
-        at_end=None if last_of is None else _at_end(first, {rank: last_of(rank) for rank in ranks}),
-    )
-
-
-def _at_end(replica: Replica, last: Mapping[int, Sweeps]) -> AtEnd | None:
-    if any(not len(one) for one in last.values()) or len({int(one["first"][0]) for one in last.values()}) > 1:
-        return None
-    values = np.stack([one["values"][0] for one in last.values()])
-    is_parameter = np.array([kind != "buffer" for _, kind in replica.tensors])
-    compared = is_parameter & (values != 0).all(axis=0)
-    if not compared.any():
-        return None
-    differing = np.flatnonzero(compared & (values != values[0]).any(axis=0))
-    column = values[:, differing[0]] if len(differing) else np.zeros(len(values))
-    sides = [tuple(rank for rank, one in zip(last, column, strict=True) if one == value) for value in set(column)]
-    return AtEnd(
-        differing=tuple(replica.tensors[index][0] for index in differing),
-        sides=tuple(sorted(sides, key=lambda side: (-len(side), side))),
+        at_end=None
+        if last_of is None
+        else at_end(first.tensors, {rank: last_of(rank) for rank in ranks}, last_equal(reference, compared, moments)),
     )
 
 

@@ -14,7 +14,7 @@ from instrumented_ddp.session import session_of_this_process
 from overlapscope.diagnosis.evidence import Evidence
 from overlapscope.diagnosis.from_logs import read_evidence
 from overlapscope.diagnosis.judge import judge
-from overlapscope.diagnosis.replicas import AtEnd, ComparedReplicas
+from overlapscope.diagnosis.replicas import ComparedReplicas
 from overlapscope.trace.format import REPORTS_FILE
 from tests.cluster import replicated
 from tests.cluster.ranks import Ranks, run_ranks
@@ -96,8 +96,10 @@ def test_what_differs_only_after_the_last_forward_is_told(ranks: Ranks, tmp_path
     assert ranks.call(train_and_change_at_the_end, tmp_path, ddp) == [None] * 3
     evidence, _ = read_evidence(tmp_path)
     (one,) = evidence.replicas
-    assert one.at_end == AtEnd(differing=("branch.bias",), sides=((0, 2), (1,)))
-    assert judge(evidence).kind == "healthy"
+    assert one.at_end is not None
+    assert (one.at_end.differing, one.at_end.sides) == (("branch.bias",), ((0, 2), (1,)))
+    verdict = judge(evidence)
+    assert (verdict.kind, verdict.certainty, verdict.suspected) == ("replicas differ", "likely", (1,))
 
 
 def difference_of(evidence: Evidence) -> ComparedReplicas:

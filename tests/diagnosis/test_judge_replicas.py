@@ -9,7 +9,8 @@ import pytest
 from overlapscope.diagnosis.evidence import Unreduced
 from overlapscope.diagnosis.hyperparameters import Change, Hyperparameters
 from overlapscope.diagnosis.judge import judge
-from overlapscope.diagnosis.replicas import AtEnd, ComparedReplicas, Difference
+from overlapscope.diagnosis.replicas import ComparedReplicas, Difference
+from overlapscope.diagnosis.replicas_at_end import AtEnd
 from overlapscope.diagnosis.verdict import Verdict
 from tests.diagnosis.jobs import entry, group, held_up, idle, job, rank, trained
 from tests.ordered import all_reduce
@@ -118,10 +119,24 @@ def test_settings_that_differ_are_no_fault_while_parameters_are_the_same() -> No
 
 def test_parameters_that_differ_only_at_the_end_are_told_without_an_accusation() -> None:
     """One rank may have loaded the best checkpoint."""
-    at_end = AtEnd(differing=("head.bias",), sides=((1, 2), (0,)))
+    at_end = AtEnd(differing=("stem.weight", "head.bias"), sides=((1, 2), (0,)), is_all_trained=True)
     verdict = verdict_of(replace(DRIFTED, difference=None, at_end=at_end))
     assert (verdict.kind, verdict.blamed, verdict.suspected) == ("healthy", (), ())
-    assert "1 of them (head.bias) was not the same on rank 0 as on ranks 1 and 2" in verdict.evidence[1]
+    assert "2 of them (stem.weight, head.bias) were not the same on rank 0 as on ranks 1 and 2" in verdict.evidence[1]
+
+
+def test_some_parameters_that_differ_at_the_end_are_no_checkpoint_that_was_loaded() -> None:
+    at_end = AtEnd(differing=("head.bias",), sides=((1, 2), (0,)), equal_step=45)
+    verdict = verdict_of(replace(DRIFTED, difference=None, at_end=at_end))
+    assert (verdict.kind, verdict.certainty, verdict.suspected) == ("replicas differ", "likely", (0,))
+    assert (verdict.step, verdict.parameters) == (45, ("head.bias",))
+    assert "(head.bias) was not the same on rank 0 as on ranks 1 and 2: in step 45 or later" in verdict.sentence
+
+
+@pytest.mark.parametrize("change", [{"comm_hook": "post_localSGD_hook"}, {"was_different": (3, 7)}])
+def test_replicas_that_are_averaged_now_and_then_may_differ_at_the_end(change: dict[str, object]) -> None:
+    at_end = AtEnd(differing=("head.bias",), sides=((1, 2), (0,)))
+    assert verdict_of(replace(DRIFTED, difference=None, at_end=at_end, **change)).kind == "healthy"
 
 
 def test_parameters_that_are_the_same_at_the_end_are_told_so() -> None:

@@ -16,7 +16,7 @@ def differ(facts: Facts) -> Verdict | None:
     """The first model whose parameters are not the same on all ranks, and are not made so now and then."""
     found = [one for one in facts.evidence.replicas if _is_amiss(one)]
     if not found:
-        return None
+        return next((_differ_at_end(facts, one) for one in facts.evidence.replicas if _is_amiss_at_end(one)), None)
     compared = min(found, key=lambda one: one.difference.differs_step)  # type: ignore[union-attr]
     difference = compared.difference
     assert difference is not None
@@ -30,7 +30,7 @@ def differ(facts: Facts) -> Verdict | None:
         earliest = latest = setting.step
     return Verdict(
         kind="replicas differ",
-        sentence=_sentence(facts, compared, difference, blamed, earliest, latest, setting),
+        sentence=_sentence(facts, compared, difference, earliest, latest, setting),
         alternative="; or ".join(_alternatives(compared, difference)),
         blamed=blamed,
         concerned=tuple(sorted(rank for side in difference.sides for rank in side)),
@@ -61,7 +61,7 @@ def notes(facts: Facts) -> list[str]:
                 f"{ranks_text(one.ranks)} in {one.moments:,} comparisons, the newest at the beginning of step "
                 f"{one.newest_step}{_same_at_end_text(one)}."
             )
-            said += _differ_at_end(one)
+            said += _end_text(one)
         if one.was_different is not None:
             first, last = one.was_different
             said.append(f"They differed from step {first} to step {last}, and were made equal again.")
@@ -76,18 +76,52 @@ def _same_at_end_text(one: ComparedReplicas) -> str:
     return ", and when the recording ended" if one.at_end is not None and not one.at_end.differing else ""
 
 
-def _differ_at_end(one: ComparedReplicas) -> list[str]:
+def _end_text(one: ComparedReplicas) -> list[str]:
+    """What differs only at the end, as if one rank had loaded a checkpoint."""
     if one.at_end is None or not one.at_end.differing:
         return []
-    odd = minority(one.at_end.sides, len(one.ranks))
-    others = [rank for rank in one.ranks if rank not in odd]
-    where = f"{ranks_text(odd)} as on {ranks_text(others)}" if odd else joined(list(map(ranks_text, one.at_end.sides)))
     names = one.at_end.differing
     were = verb(range(len(names)), "was", "were")
     return [
-        f"When the recording ended, {len(names):,} of them ({some(names)}) {were} not the same on {where}: either the "
-        f"last updates differ, or what came after them is not done on all ranks, such as loading the best checkpoint."
+        f"When the recording ended, {len(names):,} of them ({some(names)}) {were} not the same on "
+        f"{_sides_text(one.ranks, one.at_end.sides)}: either the last updates differ, or what came after them is not "
+        f"done on all ranks, such as loading the best checkpoint."
     ]
+
+
+def _is_amiss_at_end(one: ComparedReplicas) -> bool:
+    """Whether something differs only at the end that loading a checkpoint does not explain, as it changes them all."""
+    is_whole = one.at_end is None or not one.at_end.differing or one.at_end.is_all_trained
+    return not is_whole and one.difference is None and one.was_different is None and one.comm_hook is None
+
+
+def _differ_at_end(facts: Facts, one: ComparedReplicas) -> Verdict:
+    at_end = one.at_end
+    assert at_end is not None
+    count = len(at_end.differing)
+    were = verb(range(count), "was", "were")
+    last_step = max((facts.ranks[rank].steps_done for rank in one.ranks if rank in facts.ranks), default=0) - 1
+    when = "" if at_end.equal_step is None else f"in step {at_end.equal_step} or later "
+    return Verdict(
+        kind="replicas differ",
+        sentence=f"When the recording ended, {count:,} of {one.tensors:,} parameters of {_model_text(facts, one)} "
+        f"({some(at_end.differing)}) {were} not the same on {_sides_text(one.ranks, at_end.sides)}: {when}something "
+        f"changed {'it' if count == 1 else 'them'} on some ranks only.",
+        alternative=f"{'it' if count == 1 else 'they'} may rightly have been changed there after the last update",
+        blamed=minority(at_end.sides, len(one.ranks)),
+        concerned=one.ranks,
+        step=at_end.equal_step,
+        last_step=None if at_end.equal_step is None or last_step <= at_end.equal_step else last_step,
+        parameters=at_end.differing,
+        advice=(_advice_on(at_end.differing),),
+    )
+
+
+def _sides_text(ranks: tuple[int, ...], sides: tuple[tuple[int, ...], ...]) -> str:
+    """``rank 1 as on ranks 0 and 2``, or all sides if none has a majority."""
+    odd = minority(sides, len(ranks))
+    others = [rank for rank in ranks if rank not in odd]
+    return f"{ranks_text(odd)} as on {ranks_text(others)}" if odd else joined(list(map(ranks_text, sides)))
 
 
 def _is_amiss(one: ComparedReplicas) -> bool:
@@ -100,7 +134,6 @@ def _sentence(
     facts: Facts,
     compared: ComparedReplicas,
     difference: Difference,
-    blamed: tuple[int, ...],
     earliest: int | None,
     latest: int,
     setting: OtherSetting | None,
@@ -112,11 +145,7 @@ def _sentence(
     are = ("was" if count == 1 else "were") if is_since_start else ("is" if count == 1 else "are")
     kind = "frozen parameters" if difference.kind == "frozen" else "parameters"
     what = f"{number} {kind} of {_model_text(facts, compared)} ({some(difference.names)})"
-    if blamed:
-        others = [rank for rank in compared.ranks if rank not in blamed]
-        where = f"{are} not the same on {ranks_text(blamed)} as on {ranks_text(others)}"
-    else:
-        where = f"{are} not the same on {joined([ranks_text(side) for side in difference.sides])}"
+    where = f"{are} not the same on {_sides_text(compared.ranks, difference.sides)}"
     if is_since_start:
         if compared.init_sync:
             return f"Before the first step {what} {where}, although DDP had made the replicas equal when it was built."
@@ -175,7 +204,11 @@ def _advice(difference: Difference, setting: OtherSetting | None, *, has_setting
         return f"Compute the {setting.name} from what all ranks have in common, such as the step or a reduced loss."
     if difference.equal_step is None and difference.differs_at == 0:
         return "Load weights before DDP() wraps the model, or the same ones on all ranks."
-    if len(difference.names) == 1 and has_settings:
+    return _advice_on(difference.names if has_settings else ())
+
+
+def _advice_on(names: tuple[str, ...]) -> str:
+    if len(names) == 1:
         return "Look for code that changes this parameter on one rank; if there is none, test that machine's memory."
     return (
         "Load the same weights and optimizer state on all ranks; let no update depend on what one rank alone has seen."

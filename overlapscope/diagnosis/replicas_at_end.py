@@ -1,0 +1,66 @@
+"""Whether the replicas of a model are the same when recordings end, after the last update and whatever follows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from overlapscope.trace.sweep_file import Sweeps
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtEnd:
+    """The parameters of ranks whose recordings have ended after the same number of reductions."""
+
+    differing: tuple[str, ...]
+    """Empty if all are the same."""
+    is_all_trained: bool = False
+    """Whether no trained parameter is the same, as when one rank has loaded a checkpoint since."""
+    equal_step: int | None = None
+    """The step that began when all that differ had last been the same; None if that was not seen of all."""
+    sides: tuple[tuple[int, ...], ...]
+    """Ranks by what they have of the first that differs, the largest side first; one side if all are the same."""
+
+
+def at_end(
+    tensors: Sequence[tuple[str, str]], last: Mapping[int, Sweeps], equal_steps: npt.NDArray[np.int64]
+) -> AtEnd | None:
+    """Compare what ranks had at their end; None if that is not known of all, or they ended after different steps.
+
+    Args:
+        tensors: name and kind of each.
+        last: of each rank one sweep, or none.
+        equal_steps: from ``last_equal``.
+    """
+    if any(not len(one) for one in last.values()) or len({int(one["first"][0]) for one in last.values()}) > 1:
+        return None
+    values = np.stack([one["values"][0] for one in last.values()])
+    kinds = np.array([kind for _, kind in tensors])
+    compared = (kinds != "buffer") & (values != 0).all(axis=0)
+    if not compared.any():
+        return None
+    differing = np.flatnonzero(compared & (values != values[0]).any(axis=0))
+    trained = np.flatnonzero(compared & (kinds == "trained"))
+    equal_step = int(equal_steps[differing].min(initial=np.iinfo(np.int64).max))
+    column = values[:, differing[0]] if len(differing) else np.zeros(len(values))
+    sides = [tuple(rank for rank, one in zip(last, column, strict=True) if one == value) for value in set(column)]
+    return AtEnd(
+        differing=tuple(tensors[index][0] for index in differing.tolist()),
+        sides=tuple(sorted(sides, key=lambda side: (-len(side), side))),
+        is_all_trained=len(differing) > 0 and set(trained) <= set(differing),
+        equal_step=equal_step if len(differing) and equal_step >= 0 else None,
+    )
+
+
+def last_equal(
+    reference: Sweeps, compared: npt.NDArray[np.bool_], moments: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """The step that began when each tensor was last compared, -1 without one."""
+    if not len(moments):
+        return np.full(moments.shape[1], -1)
+    newest = np.where(compared, moments, -1).argmax(axis=0)
+    steps = reference["steps"][newest, np.arange(moments.shape[1])].astype(np.int64)
+    return np.where(compared.any(axis=0), steps, -1)
