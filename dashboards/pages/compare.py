@@ -107,7 +107,7 @@ def waterfall_of(found: Comparison) -> Waterfall:
                 high=place(from_ns + each.ns.high),
                 difference=signed_ns(each.ns.value),
                 interval=f"{signed_ns(each.ns.low)} to {signed_ns(each.ns.high)}",
-                is_sure=each.is_longer or each.is_shorter,
+                is_sure=each.is_sure,
             )
             for name, from_ns, each in rows
         ),

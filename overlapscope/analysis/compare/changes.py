@@ -44,6 +44,11 @@ class Difference:
         return self.ns.high < 0
 
     @property
+    def is_sure(self) -> bool:
+        """Whether it differs, beyond noise."""
+        return self.is_longer or self.is_shorter
+
+    @property
     def seen_ns(self) -> float:
         """So much longer, it would have been found to be in 19 of 20 cases."""
         return _SEEN * (self.ns.value - self.ns.low)
@@ -60,9 +65,11 @@ class Change:
 
     @property
     def surest(self) -> Difference:
-        """The one that tells most: the mean if it differs beyond noise, else the middle."""
-        is_sure = self.mean.is_longer or self.mean.is_shorter
-        return self.mean if is_sure or not (self.middle.is_longer or self.middle.is_shorter) else self.middle
+        """The one that shows most surely that it takes longer, else that it takes less time, else the mean."""
+        both = self.mean, self.middle
+        if any(each.is_longer for each in both):
+            return max(both, key=lambda each: each.ns.low)
+        return min(both, key=lambda each: each.ns.high) if any(each.is_shorter for each in both) else self.mean
 
     @property
     def seen_ns(self) -> float:

@@ -59,11 +59,13 @@ def _sentence(found: Comparison, part: str, fail_above: float) -> str:
         word = "slower" if word == "longer" else "faster"
     if outcome == "slower, but not surely enough":
         word += f", but not surely by more than {100 * fail_above:g} %"
-    return _capitalised(f"{what}{word}: {_numbers(found, part)}.{_where(found) if part == STEP else ''}")
+    if part != STEP:
+        return _capitalised(f"{what}{word}, {_numbers(found, part)}.")
+    return _capitalised(f"{word}: {_numbers(found, part)}.{_where(found)}")
 
 
 def _numbers(found: Comparison, part: str) -> str:
-    """Both sides and the difference, of the mean if that shows it, else of the middle."""
+    """Both sides and the difference, as far as that is told by the middle beside that of the mean."""
     change = found.changes[part]
     told = change.surest
     low, high = (signed_percent(found.share(edge)) for edge in (told.ns.low, told.ns.high))
@@ -74,7 +76,8 @@ def _numbers(found: Comparison, part: str) -> str:
     if told is change.mean:
         return text
     mean = signed_percent(found.share(change.mean.ns.value))
-    return f"{text} in the middle {MIDDLE} of the steps; {mean} in the mean of all, which could be chance"
+    chance = "" if change.mean.is_sure else ", which could be chance"
+    return f"{text} in the middle {MIDDLE} of the steps; {mean} in the mean of all{chance}"
 
 
 def _where(found: Comparison) -> str:

@@ -102,12 +102,16 @@ class Side:
         return dict(zip(BLOCKS, job.ns[self.summary.alike.is_alike].T.astype(np.float64), strict=True))
 
     def _check(self) -> None:
-        if len(self.steps) < STRETCHES:
-            apart = apart_text(self.summary.alike.apart)
-            raise OverlapScopeError(
-                f"{self.name}: {len(self.steps)} steps to compare{f' ({apart} kept apart)' if apart else ''}; "
-                f"a comparison takes {STRETCHES} or more on each side"
-            )
+        if len(self.steps) >= STRETCHES:
+            return
+        apart = apart_text(self.summary.alike.apart)
+        known = ""
+        if self.choice.plan is not None:
+            known = f"; its bucket plans are {', '.join(map(str, sorted(self.trace.plans['plan_epoch'].unique())))}"
+        raise OverlapScopeError(
+            f"{self.name}: {len(self.steps)} steps to compare{f' ({apart} kept apart)' if apart else ''}; "
+            f"a comparison takes {STRETCHES} or more on each side{known}"
+        )
 
 
 def _is_chosen(trace: Trace, choice: Choice) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

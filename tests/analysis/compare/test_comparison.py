@@ -13,6 +13,7 @@ from overlapscope.analysis.compare.comparison import Comparison, compare
 from overlapscope.analysis.compare.sentences import verdict
 from overlapscope.analysis.compare.side import PARTS, Choice
 from overlapscope.errors import OverlapScopeError
+from overlapscope.interval import Interval
 from tests.analysis.compare.jobs import MS, side_of, trace_of
 
 
@@ -67,6 +68,24 @@ def test_the_whole_interval_has_to_be_above_what_may_fail() -> None:
     assert "but not surely by more than 3.5 %: " in verdict(found, ["step"], 0.035)[0]
 
 
+def test_what_the_mean_and_the_middle_say_of_each_other_is_told() -> None:
+    found = compared(forward_ms={step: 10 if step % 13 == 5 else 4.2 for step in range(40)})
+    sentence = verdict(found, ["forward"], 0.0)[0]
+    assert found.changes["forward"].surest is found.changes["forward"].middle
+    assert " in the middle 80 % of the steps; +" in sentence
+    assert sentence.endswith(" of all, which could be chance.")
+    contradicting = replace(
+        found.step,
+        mean=replace(found.step.mean, ns=Interval(value=-2e6, low=-3e6, high=-1e6)),
+        middle=replace(found.step.middle, ns=Interval(value=2e6, low=1e6, high=3e6)),
+    )
+    found.changes["step"] = contradicting
+    assert found.outcome("step", 0.0) == "slower"
+    sentence = verdict(found, ["step"], 0.0)[0]
+    assert sentence.startswith("Slower: ")
+    assert "−15.4 % in the mean of all." in sentence
+
+
 def test_where_nothing_differs_it_says_how_much_would_have_been_seen() -> None:
     found = compared()
     assert found.outcome("step", 0.0) == "no difference seen"
@@ -106,7 +125,10 @@ def test_two_plans_of_one_recording_are_compared() -> None:
     [
         (Choice(first=35), "steps from 35: 5 steps to compare; a comparison takes 8 or more on each side"),
         (Choice(end=3), "steps 0 to 2: 0 steps to compare (3 to warm up (0 to 2) kept apart)"),
-        (Choice(plan=7), "with bucket plan 7: 0 steps to compare"),
+        (
+            Choice(plan=7),
+            "with bucket plan 7: 0 steps to compare; a comparison takes 8 or more on each side; its bucket plans are 0",
+        ),
     ],
 )
 def test_too_few_steps_are_refused(choice: Choice, said: str) -> None:
