@@ -30,7 +30,7 @@ window.overlapscope.startBuckets = (plot) => {
 
   function answered() {
     for (const view of held.splice(0)) view.unpause()
-    const {id, cap_mb, special, first_mb, is_compressed, markup, account} = plot.answer.data
+    const {id, cap_mb, shown_mb, special, first_mb, is_compressed, markup, account} = plot.answer.data
     waiting = false
     element("busy").hidden = true
     Object.assign(chosen, {
@@ -38,7 +38,7 @@ window.overlapscope.startBuckets = (plot) => {
     })
     element("chosen").innerHTML = markup[0]
     if (element("head")) element("head").innerHTML = account[0]
-    showChosen()
+    showChosen(shown_mb[0])
     rememberSoon()
     document.body.dataset.answered = id[0]
     askNow()
@@ -64,9 +64,10 @@ window.overlapscope.startBuckets = (plot) => {
     slider.max = Math.log10(plot.size_range.end)
   }
 
-  function showChosen() {
+  function showChosen(shown_mb) {
     const {cap_mb, special} = chosen
-    if (cap_mb != null && !isSliding) slider.value = Math.log10(cap_mb)
+    if (shown_mb != null && !isSliding) slider.value = Math.log10(shown_mb)
+    slider.classList.toggle("nowhere", shown_mb == null)
     const size = cap_mb == null || special === "default" ? "–" : text(cap_mb)
     element("size-text").textContent = size
     let name = size
@@ -75,6 +76,7 @@ window.overlapscope.startBuckets = (plot) => {
       button.setAttribute("aria-pressed", isIt)
       if (isIt) name = button.textContent
     }
+    slider.ariaValueText = name
     element("predicted-title").textContent = `Predicted: ${name}`
   }
 

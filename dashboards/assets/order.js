@@ -220,6 +220,7 @@ window.overlapscope.startOrder = (plot, facts) => {
 
   window.overlapscope.paintPlots()
   showFirst()
+  showPlace() // the range may have been the right one already
   drawSelected()
   showDetails()
   view.schedule()

@@ -149,7 +149,7 @@ def _figures(forecast: Forecast, chosen: Chosen, step: Step) -> str:
         "buckets_chosen.html",
         headlines=[
             Headline(
-                label="Step time, as measured" if is_measured else "Predicted step time",
+                label="Measured step time" if is_measured else "Predicted step time",
                 value=format_ns(curve.predicted_ns[place]),
                 note=f"{format_ns(low)} to {format_ns(high)}",
                 colour="accent",

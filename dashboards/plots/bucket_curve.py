@@ -95,12 +95,13 @@ def measured_columns(curve: Curve) -> dict[str, Any]:
     rows = [
         (x_mb, step.value, step.low, step.high)
         for place, step in curve.steps_measured_ns().items()
-        if (x_mb := _x_of(curve, place)) is not None
+        if (x_mb := x_of(curve, place)) is not None
     ]
     return {name: [row[at] for row in rows] for at, name in enumerate(MEASURED_COLUMNS)}
 
 
-def _x_of(curve: Curve, place: int) -> float | None:
+def x_of(curve: Curve, place: int) -> float | None:
+    """Where a plan is on the axis of sizes, in MB: the default at its cap; None for others that no size gives."""
     return _DEFAULT_MB if place == curve.special["default"] else _x_mb(curve, place)
 
 

@@ -90,7 +90,9 @@ class BucketsPlot:
             data=dict.fromkeys(("id", "cap_mb", "move", "special", "first_mb", "is_compressed", "width_px"), ())
         )
         self.answer = ColumnDataSource(
-            data=dict.fromkeys(("id", "cap_mb", "special", "first_mb", "is_compressed", "markup", "account"), ())
+            data=dict.fromkeys(
+                ("id", "cap_mb", "shown_mb", "special", "first_mb", "is_compressed", "markup", "account"), ()
+            )
         )
         self.pointed = ColumnDataSource(data=dict.fromkeys(("id", "plot", "x", "y", "ns_per_px"), ()))
         self.tooltip = ColumnDataSource(data=dict.fromkeys(("id", "title", "label", "value"), ()))
@@ -157,17 +159,23 @@ class BucketsPlot:
         self.strip.data = content.strip_columns(gradients, plan)
         bytes_per_px = gradients.total_bytes / self._width_px
         self.strip_labels.data = content.strip_label_columns(gradients, plan, bytes_per_px)
-        x_mb = 25.0 if choice.special == "default" else self.cap_mb
-        y_ns = [float(curve.predicted_ns[place])]
+        x_mb, y_ns = self.shown_mb, [float(curve.predicted_ns[place])]
         self.point.data = {"x": [] if x_mb is None else [x_mb], "y": [] if x_mb is None else y_ns}
 
     @property
     def cap_mb(self) -> float | None:
-        """The size that the slider shows; None if no size gives the plan."""
+        """The size that is chosen; None if no size gives the plan."""
         choice, curve, place = self.chosen.choice, self.chosen.curve, self.chosen.place
         if choice.special is None and choice.cap_mb is not None:
             return choice.cap_mb
         return curve.sizes[place].cap_mb if place < len(curve.sizes) else None
+
+    @property
+    def shown_mb(self) -> float | None:
+        """Where the choice is on the axis of sizes; None if it is nowhere."""
+        choice = self.chosen.choice
+        is_size = choice.special is None and choice.cap_mb is not None
+        return choice.cap_mb if is_size else bucket_curve.x_of(self.chosen.curve, self.chosen.place)
 
     def _draw_curve(self, curve: Curve) -> None:
         sizes_mb, times_ns = bucket_curve.size_range_mb(curve), bucket_curve.time_range_ns(curve)
@@ -205,6 +213,7 @@ class BucketsPlot:
         self.answer.data = {
             "id": asked["id"],
             "cap_mb": [self.cap_mb],
+            "shown_mb": [self.shown_mb],
             "special": [choice.special or ""],
             "first_mb": [choice.options.first_mb],
             "is_compressed": [choice.options.is_compressed],

@@ -1,0 +1,99 @@
+"""How pages are laid out: in narrow windows, on paper, and while somebody points at them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import OpenPage, served
+from tests.ordered import end, steps, write_order
+from tests.synthetic import write_recording
+
+pytestmark = pytest.mark.browser
+
+PAGES = ("", "timeline", "buckets", "stragglers", "order")
+
+CUT = """() => [...document.querySelectorAll(".facts span, .panel, .headlines div, dt, .trend, .rank, td, th")]
+  .filter((box) => box.scrollWidth > box.clientWidth + 1 || box.getBoundingClientRect().right > innerWidth)
+  .map((box) => `${box.className || box.tagName}: ${box.textContent.trim().slice(0, 60)}`)"""
+"""What is wider than its box, or ends outside the window."""
+
+
+@pytest.fixture(scope="module")
+def ordered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A recording with steps and an order of collectives, of three ranks."""
+    folder = tmp_path_factory.mktemp("layout")
+    write_recording(folder / "traces", ranks=3, steps=30)
+    write_order(folder / "traces", dict.fromkeys(range(3), steps(30)))
+    end(folder / "traces", range(3))
+    with served(folder / "traces", folder / "server.log") as url:
+        yield url
+
+
+def ready(page: Page) -> Page:
+    page.wait_for_function("window.Bokeh?.documents[0]?.is_idle")
+    return page
+
+
+@pytest.mark.parametrize("width", [800, 1440])
+@pytest.mark.parametrize("path", [*PAGES, "buckets?plan=present"])
+def test_nothing_is_cut_off(open_page: OpenPage, ordered: str, path: str, width: int) -> None:
+    page = ready(open_page(ordered + path))
+    page.set_viewport_size({"width": width, "height": 900})
+    page.wait_for_function(f"document.documentElement.clientWidth === {width}")
+    assert page.evaluate(CUT) == []
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
+@pytest.mark.parametrize(("path", "sheets"), [("", 2), ("buckets", 2), ("stragglers", 2), ("order", 1)])
+def test_on_paper_a_page_goes_on_to_its_end(open_page: OpenPage, ordered: str, path: str, sheets: int) -> None:
+    page = ready(open_page(ordered + path))
+    hidden = "(() => { const m = document.querySelector('main'); return m.scrollHeight - m.clientHeight })()"
+    assert page.evaluate(hidden) > 100  # it scrolls in the window
+    page.emulate_media(media="print")
+    assert page.evaluate(hidden) == 0
+    assert page.evaluate("document.documentElement.scrollHeight > innerHeight")
+    assert page.pdf().count(b"/Type /Page\n") >= sheets
+
+
+def test_pointing_at_a_trend_moves_nothing(open_page: OpenPage, ordered: str) -> None:
+    page = ready(open_page(ordered))
+    page.set_viewport_size({"width": 800, "height": 900})
+    boxes = "[...document.querySelectorAll('.trend, .trend h2, .panel')]"
+    places = f"{boxes}.map((box) => `${{box.offsetTop}} ${{box.offsetHeight}}`)"
+    before = page.evaluate(places)
+    trend = page.locator(".trend").nth(1)
+    trend.scroll_into_view_if_needed()
+    trend.locator("> div").last.hover()
+    expect(trend.locator("[data-readout]")).to_contain_text("step")
+    page.evaluate(
+        "document.querySelectorAll('[data-readout]')[1].textContent += ' and much more than there is room for'"
+    )
+    assert page.evaluate(places) == before
+
+
+def test_the_thumb_of_the_lanes_is_where_they_are_from_the_beginning(open_page: OpenPage, ordered: str) -> None:
+    for path in ("order", "order?number=5", "order?number=80"):
+        page = ready(open_page(ordered + path))
+        page.wait_for_function("document.body.dataset.answered > 0")
+        middle = page.evaluate(
+            "(({start, end}) => (start + end) / 2)(Bokeh.documents[0].get_model_by_name('order').x_range)"
+        )
+        assert abs(float(page.locator("#place").input_value()) - middle) <= 1
+
+
+def test_the_slider_of_sizes_shows_every_choice_that_is_a_size(open_page: OpenPage, ordered: str) -> None:
+    page = ready(open_page(f"{ordered}buckets?cap_mb=40"))
+    page.wait_for_function("document.body.dataset.answered > 0")
+    curve = "Bokeh.documents[0].get_model_by_name('curve')"
+    for name in ("Current plan", "DDP's default", "Best size"):
+        page.get_by_role("button", name=name, exact=True).click()
+        expect(page.locator("#predicted-title")).not_to_have_text("Predicted: 40 MB")
+        expect(page.get_by_role("button", name=name, exact=True)).to_be_enabled()
+        page.wait_for_function("document.getElementById('busy').hidden")
+        marked = page.evaluate(f"Array.from({curve}.renderers.at(-1).data_source.data.x)")
+        at = 10 ** float(page.locator("#size").input_value())
+        is_nowhere = "nowhere" in (page.locator("#size").get_attribute("class") or "")
+        assert marked == ([] if is_nowhere else [pytest.approx(at, rel=1e-3)])
