@@ -2,7 +2,8 @@
 
 Hues belong to buckets, and are told apart by people with any kind of colour vision (Okabe and Ito's set, with a
 violet and a brown for its vermilion and black). Phases are quiet blues and greys, so that buckets stand out, but for
-one: finalise, the wait for gradients that did not hide, is red, as is exposed communication wherever it is shown. In
+one: finalise, the wait for gradients that did not hide, is red, as is exposed communication wherever it is shown; on
+grey paper it is darker (in the dark theme lighter) than they are. In
 lanes of collectives red is what differs between ranks; there DDP's own traffic beside buckets is quiet, and what users
 launch themselves is the darkest on the light theme and the lightest on the dark one.
 """
@@ -37,7 +38,7 @@ _INK: Final[Mapping[ThemeName, Mapping[str, str]]] = {
         "grid": "#e9ecf0",
         "accent": "#1f5fbf",
         "hidden": "#2f7d5b",
-        "exposed": "#c8453b",
+        "exposed": "#c24137",
         "on_span": "#16191d",
     },
     "dark": {
@@ -57,12 +58,12 @@ _INK: Final[Mapping[ThemeName, Mapping[str, str]]] = {
 
 _SPANS: Final[Mapping[ThemeName, tuple[str, ...]]] = {
     "light": (
-        *("#e0d7c3", "#a9c1de", "#6d93c4", "#d9665c", "#a7b0bd", "#b7cfc0"),
+        *("#e0d7c3", "#b9d0ea", "#86aadb", "#d35c52", "#a7b0bd", "#b7cfc0"),
         *("#2b7bba", "#e8a317", "#1f9e78", "#d07fb0", "#7fc4ec", "#8a6bc2", "#d3c83a", "#a8744a"),
         "#8b95a3",
     ),
     "dark": (
-        *("#6d6655", "#6e8cb0", "#4a76ad", "#e0665b", "#76808e", "#6d8f7c"),
+        *("#6d6655", "#6e8cb0", "#4a76ad", "#f7938a", "#76808e", "#6d8f7c"),
         *("#4a9bd9", "#e8a92e", "#2fb88c", "#d98bbb", "#8fd0f2", "#a386dd", "#ddd24c", "#bf8a5e"),
         "#7b8594",
     ),
@@ -74,8 +75,8 @@ _OTHER_BLOCKS: Final[Mapping[ThemeName, Mapping[str, str]]] = {
     "light": {
         "buffers": "#8b95a3",
         "between": "#ccd2da",
-        "exposed": "#c8453b",
-        "copies": "#7c8fa6",
+        "exposed": "#d35c52",
+        "copies": "#93a6bd",
         "collectives": "#d9a05b",
         "gc": "#8a6bc2",
         "unknown": "#ffffff",
@@ -83,14 +84,14 @@ _OTHER_BLOCKS: Final[Mapping[ThemeName, Mapping[str, str]]] = {
     "dark": {
         "buffers": "#7b8594",
         "between": "#66707e",
-        "exposed": "#ef6f64",
-        "copies": "#8fa3bb",
+        "exposed": "#f7938a",
+        "copies": "#73869e",
         "collectives": "#c58f4f",
         "gc": "#a386dd",
         "unknown": "#161b22",
     },
 }
-"""Blocks of an account that are no phase; exposed communication as everywhere."""
+"""Blocks of an account that are no phase; exposed communication as the wait for it in the timeline."""
 
 _FIRST_BUCKET: Final = CATEGORIES.index("bucket_0")
 

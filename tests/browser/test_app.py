@@ -194,7 +194,7 @@ def test_the_theme_follows_the_system_until_it_is_chosen_and_is_kept_then(open_p
 
 def test_the_view_is_right_after_the_window_changed_its_size(open_page, address):
     page = open_timeline(open_page, f"{address}timeline?step=7")
-    page.set_viewport_size({"width": 800, "height": 500})
+    page.set_viewport_size({"width": 800, "height": 600})
     page.wait_for_function("Bokeh.documents[0].get_model_by_name('view').data.width_px[0] < 700")
     page.mouse.move(*place_of(page, BUCKET_1_OF_STEP_7, communication_middle_px(page)))
     expect(page.locator("#tip")).to_contain_text("bucket 1")

@@ -75,8 +75,10 @@ def test_pointing_at_a_trend_moves_nothing(open_page: OpenPage, ordered: str) ->
 
 
 def test_the_thumb_of_the_lanes_is_where_they_are_from_the_beginning(open_page: OpenPage, ordered: str) -> None:
-    for path in ("order", "order?number=5", "order?number=80"):
-        page = ready(open_page(ordered + path))
+    page = open_page(ordered)
+    for width in (1000, 1200, 1440, 1600):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.goto(f"{ordered}order?number=80")
         page.wait_for_function("document.body.dataset.answered > 0")
         middle = page.evaluate(
             "(({start, end}) => (start + end) / 2)(Bokeh.documents[0].get_model_by_name('order').x_range)"

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from dashboards import assets
 from dashboards.theme import (
     LATE_SHADES,
     SHADES,
+    block_colours,
     collective_colours,
     collective_inks,
     ink,
@@ -19,6 +23,8 @@ from dashboards.theme import (
 )
 from overlapscope.analysis.lanes import CATEGORIES
 from overlapscope.diagnosis import categories
+
+ASSETS = Path(assets.__file__).parent
 
 # Simulation of full dichromacy in linear RGB (Viénot, Brettel and Mollon, 1999; tritanopia after Machado, 2009).
 VISION = {
@@ -66,11 +72,35 @@ def test_the_wait_for_communication_stands_out_from_the_phases_beside_it(theme):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_wait_for_communication_stands_out_in_grey(theme):
+    spans, blocks = dict(zip(CATEGORIES, span_colours(theme), strict=True)), block_colours(theme)
+
+    def apart(one: str, other: str) -> float:
+        return abs(lab(linear(one))[0] - lab(linear(other))[0])
+
+    for neighbour in ("forward", "backward", "optimizer"):
+        assert apart(spans["finalise"], spans[neighbour]) > 12, neighbour
+    for neighbour in ("forward", "between", "backward", "copies", "optimizer"):
+        assert apart(blocks["exposed"], blocks[neighbour]) > 12, neighbour
+
+
+ROLES_OF_TEXT = {
+    role
+    for file in ASSETS.glob("*.css")
+    for rule in re.findall(r"([^{}]+)\{([^{}]*)\}", file.read_text())
+    if ":disabled" not in rule[0]
+    for role in re.findall(r"(?<![\w-])color: var\(--(\w+)\)", rule[1])
+}
+"""Roles of colours that styles give to text, but for buttons that can't be pressed."""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
 def test_text_can_be_read(theme):
     colours = ink(theme)
-    for background in ("page", "surface"):
-        assert contrast(colours["ink"], colours[background]) > 7
-        assert contrast(colours["muted"], colours[background]) > 4.5
+    assert {"ink", "muted", "exposed"} <= ROLES_OF_TEXT
+    for background, role in itertools.product(("page", "surface"), ROLES_OF_TEXT & colours.keys()):
+        assert contrast(colours[role], colours[background]) > (7 if role == "ink" else 4.5), (role, background)
+    assert contrast(colours["on_span"], block_colours(theme)["exposed"]) > 4.5
     for span in span_colours(theme):
         assert contrast(colours["on_span"], span) > 2.9
 
