@@ -42,7 +42,7 @@ class Access:
         is_token_made: it is known to nobody yet, and so has to be printed.
         passwords: of each user who may log in by name.
         hosts: names of the server, beside those of this machine's loopback.
-        has_own_login: somebody else asks who it is, such as an OAuth provider.
+        oauth: the provider who is asked who it is, by Panel's name.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class Access:
         is_token_made: bool = False,
         passwords: Mapping[str, str] | None = None,
         hosts: Collection[str] = (),
-        has_own_login: bool = False,
+        oauth: str | None = None,
     ) -> None:
         self.token = token
         self.is_token_made = is_token_made
         self.passwords = passwords or {}
         self.hosts = frozenset(map(str.lower, hosts))
-        self._has_own_login = has_own_login
+        self.oauth = oauth
         # A token that stays the same when the server is started again keeps those who are in.
         self.secret = hashlib.sha256(b"cookies of " + token.encode()).digest() if token else secrets.token_bytes(32)
         # Browsers send the cookies of a host to all of its ports.
@@ -73,7 +73,7 @@ class Access:
         """Why a request is not answered; None if it is."""
         host = name_of_host(request.host)
         # Cookies belong to a name: under any other one nobody is logged in.
-        if not (self.needs_login or self._has_own_login or self._is_own(host)):
+        if not (self.needs_login or self.oauth or self._is_own(host)):
             return Refusal.HOST
         is_socket = request.headers.get("Upgrade", "").lower() == "websocket"
         if is_socket and not self._is_own_page(request.headers.get("Origin"), request.host):

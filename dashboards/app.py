@@ -14,7 +14,7 @@ import panel as pn
 from bokeh.io import curdoc
 
 from dashboards.access import Access, is_loopback
-from dashboards.gate import SERVER_OPTIONS, guard
+from dashboards.gate import SERVER_OPTIONS, guard, login_options
 from dashboards.pages import buckets, order, overview, problem, stragglers, timeline
 from dashboards.pages.shell import BuildPage
 from dashboards.recording import Recording
@@ -127,6 +127,7 @@ def start_server(
     recording: Recording, address: str, port: int, *, access: Access | None = None, prefix: str = ""
 ) -> pn.io.server.Server:
     """Start a server that listens; it answers when its ``io_loop`` runs."""
+    access = access or Access()
     port = port or _free_port(address, [0])
     pages = {route: _page(build, recording) for route, build in ROUTES.items()}
     server = pn.serve(
@@ -141,8 +142,9 @@ def start_server(
         check_unused_sessions_milliseconds=5_000,
         unused_session_lifetime_milliseconds=10_000,
         **SERVER_OPTIONS,
+        **login_options(access),
     )
-    guard(server, access or Access())
+    guard(server, access)
     return server
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlencode
 
 from bokeh.server.server import Server
+from panel.auth import AUTH_PROVIDERS
 from tornado.httputil import HTTPServerRequest
 from tornado.routing import Matcher, Rule
-from tornado.web import RequestHandler
+from tornado.web import RedirectHandler, RequestHandler
 
 from dashboards.access import Access, Refusal
 from dashboards.pages.shell import render_alone
+from overlapscope.errors import OverlapScopeError
 
 SERVER_OPTIONS: Final[dict[str, Any]] = {
     # Pages carry a description of their request; nobody needs the cookie in it.
@@ -23,10 +26,28 @@ SERVER_OPTIONS: Final[dict[str, Any]] = {
 """Options of Bokeh's server."""
 
 
+def login_options(access: Access) -> dict[str, Any]:
+    """Options of ``panel.serve`` for a provider who is asked who it is; Panel reads the rest from the environment.
+
+    Raises:
+        OverlapScopeError: Panel doesn't know the provider.
+    """
+    if access.oauth is None:
+        return {}
+    if access.oauth not in AUTH_PROVIDERS:
+        known = ", ".join(sorted(AUTH_PROVIDERS))
+        raise OverlapScopeError(f"--oauth {access.oauth}: not a provider that Panel knows; those are {known}")
+    return {"oauth_provider": access.oauth, "cookie_secret": access.secret.hex()}
+
+
 def guard(server: Server, access: Access) -> None:
     """Let through only what a server should answer."""
     # Rules for any host come before those of the pages.
     server._tornado.add_handlers(".*", [Rule(_Refused(access), _Door)])
+    if access.oauth:
+        # Panel sends pages that lie deeper to a login beside them.
+        login = f"{server.prefix}/login"
+        server._tornado.add_handlers(".*", [(rf"{re.escape(server.prefix)}/.+/login", RedirectHandler, {"url": login})])
     # Bokeh's own list of origins knows neither IPv6 nor names that are not known beforehand: the gate decides.
     server._tornado._websocket_origins.add("*")
 

@@ -17,10 +17,12 @@ and password of --basic-auth. docs/serving.md says how to serve many people, beh
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlapscope.commands.arguments import port
+from overlapscope.errors import OverlapScopeError
 
 if TYPE_CHECKING:
     from dashboards.access import Access
@@ -41,6 +43,9 @@ def prepare_server(parser: argparse.ArgumentParser) -> None:
     login.add_argument("--token-file", type=Path, metavar="FILE", help="let in who knows the token in this file")
     login.add_argument(
         "--basic-auth", type=Path, metavar="FILE", help='let in users by password: JSON such as {"ada": "password"}'
+    )
+    login.add_argument(
+        "--oauth", metavar="PROVIDER", help="let in whom this provider knows, such as okta; see docs/serving.md"
     )
     parser.add_argument("--prefix", default="", help="what the path of every address begins with, as behind a proxy")
     parser.add_argument(
@@ -78,6 +83,11 @@ def _access(args: argparse.Namespace) -> Access:
     """Whoever can reach a loopback address may look; on any other one a token is asked for if nothing else is."""
     from dashboards.access import Access, is_loopback, made_token, read_passwords, read_token
 
+    if args.oauth is not None:
+        for variable in ("PANEL_OAUTH_KEY", "PANEL_OAUTH_SECRET"):
+            if not os.environ.get(variable):
+                raise OverlapScopeError(f"--oauth {args.oauth} needs {variable} in the environment, from the provider")
+        return Access(oauth=args.oauth, hosts=args.allow_host)
     if args.basic_auth is not None:
         return Access(passwords=read_passwords(args.basic_auth), hosts=args.allow_host)
     if args.token_file is not None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.client import HTTPConnection
+from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import parse_qs, urlsplit
 
@@ -146,24 +150,65 @@ def test_secrets_that_are_none_are_one_clear_error(tmp_path, served, option, con
         serve.run(parse(str(tmp_path), "--no-browser", option, str(file)))
 
 
-def test_all_interfaces_are_served_without_a_word_from_libraries(tmp_path):
-    """Bokeh warns of wildcards, and of everything that it refuses."""
-    write_recording(tmp_path / "traces", steps=2)
-    command = [*COMMAND, "serve", str(tmp_path / "traces"), "--port", "0", "--address", "0.0.0.0", "--no-browser"]
-    with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
-        process = subprocess.Popen(command, stdout=out, stderr=err, cwd=REPOSITORY)
+@contextmanager
+def serving(folder: Path, *options: str, **environment: str) -> Iterator[int]:
+    """The port of a server in a process of its own, which writes its output and errors into files beside the traces."""
+    command = [*COMMAND, "serve", str(folder), "--port", "0", "--no-browser", *options]
+    output, errors = folder.parent / "out", folder.parent / "err"
+    with output.open("w") as out, errors.open("w") as err:
+        process = subprocess.Popen(command, stdout=out, stderr=err, cwd=REPOSITORY, env={**os.environ, **environment})
     try:
-        while not (found := re.search(r"http://\S+:(\d+)/", (tmp_path / "out").read_text())):
-            assert process.poll() is None
+        while not (found := re.search(r"http://\S+:(\d+)/", output.read_text())):
+            assert process.poll() is None, errors.read_text()
             time.sleep(0.1)
-        refused = HTTPConnection("127.0.0.1", int(found[1]), timeout=60)
-        refused.request("GET", "/timeline")
-        assert refused.getresponse().status == 403
-        refused.close()
+        yield int(found[1])
     finally:
         process.terminate()
         process.wait(60)
-    assert (tmp_path / "err").read_text() == ""
+
+
+def answer_of(port: int, path: str, **headers: str) -> tuple[int, str]:
+    """Status and place to go on to."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET", path, headers=headers)
+    answer = connection.getresponse()
+    connection.close()
+    return answer.status, answer.headers.get("Location", "")
+
+
+def test_all_interfaces_are_served_without_a_word_from_libraries(tmp_path):
+    """Bokeh warns of wildcards, and of everything that it refuses."""
+    with serving(write_recording(tmp_path / "traces", steps=2), "--address", "0.0.0.0") as port:
+        assert answer_of(port, "/timeline") == (403, "")
+    # A recording may be slow to read.
+    assert [line for line in (tmp_path / "err").read_text().splitlines() if not line.startswith("overlapscope: ")] == []
+
+
+def test_a_provider_is_asked_who_it_is_for_every_page(tmp_path):
+    folder = write_recording(tmp_path / "traces", steps=2)
+    secrets = {"PANEL_OAUTH_KEY": "key", "PANEL_OAUTH_SECRET": "secret"}
+    with serving(folder, "--oauth", "github", "--prefix", "lab", **secrets) as port:
+        assert answer_of(port, "/lab/timeline") == (302, "./login?next=%2Flab%2Ftimeline")
+        assert (
+            answer_of(port, "/lab/plots/login?next=%2Flab%2Fplots%2Forder")[1]
+            == "/lab/login?next=%2Flab%2Fplots%2Forder"
+        )
+        status, provider = answer_of(port, "/lab/login")
+        assert (status, urlsplit(provider).hostname) == (302, "github.com")
+        upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
+        upgrade |= {"Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Protocol": "bokeh, none"}
+        assert answer_of(port, "/lab/timeline/ws", **upgrade)[0] == 403
+
+
+def test_a_provider_without_a_key_or_unknown_is_one_clear_error(tmp_path, monkeypatch):
+    folder = str(write_recording(tmp_path / "traces", steps=2))
+    monkeypatch.delenv("PANEL_OAUTH_KEY", raising=False)
+    with pytest.raises(OverlapScopeError, match="--oauth github needs PANEL_OAUTH_KEY in the environment"):
+        serve.run(parse(folder, "--no-browser", "--oauth", "github"))
+    monkeypatch.setenv("PANEL_OAUTH_KEY", "key")
+    monkeypatch.setenv("PANEL_OAUTH_SECRET", "secret")
+    with pytest.raises(OverlapScopeError, match=r"--oauth nobody: not a provider that Panel knows; those are .*okta"):
+        serve.run(parse(folder, "--no-browser", "--oauth", "nobody"))
 
 
 def test_help_imports_no_web_server():
