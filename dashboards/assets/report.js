@@ -154,13 +154,39 @@ window.overlapscope.drawStep = () => {
   canvas.addEventListener("pointerleave", tip.hide)
 
   new ResizeObserver(schedule).observe(canvas.parentElement)
-  new MutationObserver(schedule).observe(document.documentElement, {attributeFilter: ["data-theme"]})
-  schedule()
+  return draw
+}
+
+// The map of ranks and steps: a pixel for each cell, in the shades of the theme.
+window.overlapscope.paintMap = (canvas) => {
+  const palettes = JSON.parse(document.getElementById("colours").textContent)
+  const shades = Uint8Array.from(atob(canvas.dataset.shades), (letter) => letter.charCodeAt(0))
+  const context = canvas.getContext("2d")
+  const channel = (colour, at) => Number.parseInt(colour.slice(at, at + 2) || "ff", 16)
+  return () => {
+    const palette = palettes[document.documentElement.dataset.theme].late_palette
+    const colours = palette.map((colour) => [1, 3, 5, 7].map((at) => channel(colour, at)))
+    const picture = context.createImageData(canvas.width, canvas.height)
+    shades.forEach((shade, cell) => picture.data.set(colours[shade], 4 * cell))
+    context.putImageData(picture, 0, 0)
+  }
 }
 
 document.addEventListener("DOMContentLoaded", () => {
-  if (document.getElementById("step")) window.overlapscope.drawStep()
-})
+  const root = document.documentElement
+  const draws = Array.from(document.querySelectorAll("canvas[data-shades]"), window.overlapscope.paintMap)
+  if (document.getElementById("step")) draws.push(window.overlapscope.drawStep())
+  const drawAll = () => draws.forEach((draw) => draw())
+  new MutationObserver(drawAll).observe(root, {attributeFilter: ["data-theme"]})
+  drawAll()
 
-// Paper can't unfold anything. It is light, as is what is drawn for it.
-window.addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((each) => (each.open = true)))
+  // Paper is light, and can't unfold anything.
+  let theme
+  window.addEventListener("beforeprint", () => {
+    document.querySelectorAll("details").forEach((each) => (each.open = true))
+    theme = root.dataset.theme
+    root.dataset.theme = "light"
+    drawAll()
+  })
+  window.addEventListener("afterprint", () => (root.dataset.theme = theme))
+})

@@ -22,11 +22,12 @@ from overlapscope.analysis.summary import Summary
 from overlapscope.trace.reader import Trace
 from overlapscope.units import format_interval_ns, format_ns, format_share
 
-_FIGURE_TEXTS: Final[dict[Figure, tuple[str, str]]] = {
+FIGURE_TEXTS: Final[dict[Figure, tuple[str, str]]] = {
     "compute": ("Compute", "Forward, backward, optimizer and evaluation"),
     "lateness": ("Lateness", "How long after the median rank a rank arrives at the step's last all-reduce"),
     "wait": ("Wait", "How long a rank waits for later ones, with nothing else to do"),
 }
+"""The name of each figure of the map, and what it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +190,7 @@ def _plot_of_address(heatmap: Heatmap, arguments: Arguments) -> HeatmapPlot:
 
 def _map_variables(heatmap: Heatmap, plot: HeatmapPlot) -> dict[str, Any]:
     return {
-        "map_figures": [(name, *_FIGURE_TEXTS[name]) for name in FIGURES],
+        "map_figures": [(name, *FIGURE_TEXTS[name]) for name in FIGURES],
         "map_figure": plot.figure,
         "map_groupings": heatmap.groupings,
         "map_grouping": plot.grouping,

@@ -13,6 +13,7 @@ from dashboards.pages.shell import render_part, shell_variables
 from dashboards.recording import Snapshot
 from dashboards.report.about import about, name_of, without_path
 from dashboards.report.charts import curve_chart, trend_charts
+from dashboards.report.maps import maps_of
 from dashboards.report.sections import Content, Section, content_of
 from dashboards.report.strip import strip_of
 from dashboards.report.typical_step import draw_step
@@ -70,6 +71,8 @@ def _drawings(content: Content, section: Section) -> dict[str, Any]:
             "phase_legend": [(name.replace("_", " "), name.replace("_", "-")) for name in PHASE_NAMES],
             "bucket_slots": BUCKET_SLOTS,
         }
+    if section.name == "stragglers":
+        return {"maps": [] if snapshot.heatmap is None else maps_of(snapshot.heatmap)}
     if section.name == "buckets" and advice is not None:
         return _of_buckets(content, advice)
     if section.name == "order" and diagnosis is not None:

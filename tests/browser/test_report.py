@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from dashboards.theme import browser_colours
 from overlapscope.cli import main
 from overlapscope.units import format_ns, format_share
 from tests.synthetic import write_straggling_recording
@@ -120,6 +122,19 @@ def test_pointing_at_a_span_says_what_it_is_and_the_table_says_the_same(page: Pa
     expect(page.locator("#timeline tbody tr", has_text="Backward").first).to_be_visible()
 
 
+def test_the_map_of_ranks_is_painted_in_the_shades_of_the_theme(page: Page) -> None:
+    """Rank 1, the late one, is in the second row."""
+    canvas = page.locator("#stragglers canvas").nth(1)
+    shades = base64.b64decode(str(canvas.get_attribute("data-shades")))
+    columns = int(str(canvas.get_attribute("width")))
+    palette = browser_colours()[str(page.locator("html").get_attribute("data-theme"))]["late_palette"]
+    for column in range(columns):
+        painted = canvas.evaluate("(canvas, x) => [...canvas.getContext('2d').getImageData(x, 1, 1, 1).data]", column)
+        expected = palette[shades[columns + column]].lower()
+        assert "#" + "".join(f"{channel:02x}" for channel in painted[:3]) == expected
+    assert min(shades[columns : 2 * columns]) > max(shades[:columns])
+
+
 def test_the_theme_can_be_changed_although_there_is_no_server(page: Page) -> None:
     before = page.locator("html").get_attribute("data-theme")
     page.locator("#theme").click()
@@ -133,8 +148,12 @@ def test_links_lead_within_the_file(page: Page) -> None:
 
 def test_printing_shows_what_is_folded_on_light_paper(page: Page) -> None:
     expect(page.locator("#overview tbody[hidden]")).to_be_hidden()
+    theme = page.locator("html").get_attribute("data-theme")
     page.emulate_media(media="print")
     page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
     expect(page.locator("#overview tbody[hidden]")).to_be_visible()
     expect(page.locator("#timeline details table")).to_be_visible()
+    expect(page.locator("html")).to_have_attribute("data-theme", "light")
     assert page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--surface')") == "#ffffff"
+    page.evaluate("window.dispatchEvent(new Event('afterprint'))")
+    expect(page.locator("html")).to_have_attribute("data-theme", str(theme))
