@@ -3,4 +3,19 @@
 Trace format, analysis and command line. Never imports torch.
 """
 
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dashboards.notebook import Run
+
 __version__ = "0.1.0"
+
+
+def open(path: Path | str) -> Run:  # noqa: A001 - as in ov.open("traces/")
+    """A recording, for notebooks and scripts: see ``dashboards.notebook.Run``."""
+    from dashboards.notebook import Run
+
+    return Run(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from dashboards.report.strip import strip_of
 from dashboards.report.typical_step import draw_step
 from overlapscope.analysis.advice import Advice, predicted_step
 from overlapscope.analysis.lanes import BUCKET_SLOTS
+from overlapscope.errors import OverlapScopeError
 from overlapscope.model.prediction_rows import SIZE_COLUMNS, WHAT_IF_COLUMNS, assumptions, size_rows, what_if_rows
 from overlapscope.trace.tables import PHASE_NAMES
 
@@ -32,26 +34,46 @@ def report_html(snapshot: Snapshot, now: datetime) -> str:
         now: when the report is made.
     """
     content = content_of(snapshot)
-    trace, diagnosis = snapshot.trace, snapshot.diagnosis
-    sections = [
-        (section, Markup(render_part(f"report_{section.name}.html", **_variables(content, section))))
-        for section in content.sections
-    ]
+    trace = snapshot.trace
+    return _page(
+        content, content.sections, name=name_of(trace.path), made=f"{now:%d %b %Y, %H:%M}", about=about(trace, now)
+    )
+
+
+def chapter_html(content: Content, name: str) -> str:
+    """One section alone, without header and title.
+
+    Args:
+        name: of the section.
+
+    Raises:
+        OverlapScopeError: the recording has no such section, because it has no steps.
+    """
+    sections = tuple(section for section in content.sections if section.name == name)
+    if not sections:
+        raise OverlapScopeError(
+            f"{content.snapshot.trace.path}: has no steps to be shown, only the order of collectives"
+        )
+    return _page(content, sections, is_plain=True)
+
+
+def _page(content: Content, sections: Sequence[Section], *, is_plain: bool = False, **about_it: Any) -> str:
+    snapshot, diagnosis = content.snapshot, content.snapshot.diagnosis
+    name = name_of(snapshot.trace.path)
     page = render_part(
         "report.html",
-        **shell_variables(
-            f"Report on {name_of(trace.path)}", trace, diagnosis.problems if diagnosis is not None else ()
-        ),
-        is_plain=False,
+        **shell_variables(f"Report on {name}", snapshot.trace, diagnosis.problems if diagnosis is not None else ()),
+        is_plain=is_plain,
         roots=[],
-        navigation=[(f"#{section.name}", section.title) for section, _ in sections],
-        name=name_of(trace.path),
-        made=f"{now:%d %b %Y, %H:%M}",
+        navigation=[(f"#{section.name}", section.title) for section in sections],
         attempts=content.attempts,
-        sections=sections,
-        about=about(trace, now),
+        sections=[
+            (section, Markup(render_part(f"report_{section.name}.html", **_variables(content, section))))
+            for section in sections
+        ],
+        **about_it,
     )
-    return without_path(_linked_within(page, snapshot.summary.typical_step), trace.path)
+    return without_path(_linked_within(page, snapshot.summary.typical_step), snapshot.trace.path)
 
 
 def _variables(content: Content, section: Section) -> dict[str, Any]:
@@ -109,6 +131,7 @@ def _linked_within(page: str, step: int | None) -> str:
             return link[0]
         if route == "timeline" and f"step={step}" not in query.replace("&amp;", "&").split("&"):
             return ""
-        return f' href="#{route.removeprefix("./") or "top"}"'
+        target = route.removeprefix("./") or "top"
+        return f' href="#{target}"' if f' id="{target}"' in page else ""
 
     return re.sub(r' href="([^"]*)"', anchor, page)

@@ -12,6 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from dashboards.theme import browser_colours
+from overlapscope import open as open_run
 from overlapscope.cli import main
 from overlapscope.units import format_ns, format_share
 from tests.synthetic import write_straggling_recording
@@ -144,6 +145,22 @@ def test_the_theme_can_be_changed_although_there_is_no_server(page: Page) -> Non
 def test_links_lead_within_the_file(page: Page) -> None:
     page.locator("header nav").get_by_text("Buckets").click()
     expect(page.locator("#buckets .verdict")).to_be_in_viewport()
+
+
+def test_a_notebook_shows_a_chapter_in_a_frame_of_its_own(browser: Browser, folder: Path) -> None:
+    context = browser.new_context(viewport={"width": 1000, "height": 800}, offline=True)
+    page, wrong = context.new_page(), []
+    page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.set_content(open_run(folder).timeline()._repr_html_())
+    step = page.frame_locator("iframe").locator("#step")
+    expect(step).to_have_attribute("data-view", re.compile(r"\d"))
+    before = step.get_attribute("data-view")
+    step.click()
+    page.keyboard.press("+")
+    expect(step).not_to_have_attribute("data-view", str(before))
+    context.close()
+    assert wrong == []
 
 
 def test_printing_shows_what_is_folded_on_light_paper(page: Page) -> None:
