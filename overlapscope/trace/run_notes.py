@@ -1,0 +1,92 @@
+"""What people have written about a run, its tags and a note: ``notes.json`` beside its ranks.
+
+It is made for people too, so it has no checksum, which an edit by hand would break.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from overlapscope.errors import OverlapScopeError
+
+NOTES_FILE: Final = "notes.json"
+MOST_TAGS: Final = 20
+LONGEST_TAG: Final = 40
+LONGEST_NOTE: Final = 10_000
+_MOST_BYTES: Final = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunNotes:
+    """Tags and a note."""
+
+    tags: tuple[str, ...] = ()
+    note: str = ""
+
+
+def tags_in(text: str) -> tuple[str, ...]:
+    """Tags as people type them, with commas between them: each once, without space around it."""
+    return tuple(dict.fromkeys(tag for each in text.split(",") if (tag := " ".join(each.split()))))
+
+
+def read_notes(run: Path) -> RunNotes:
+    """What has been written about a run; nothing if there is no file.
+
+    Args:
+        run: its folder.
+
+    Raises:
+        OverlapScopeError: there is a file, and it can't be read.
+    """
+    path = run / NOTES_FILE
+    try:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            data = file.read(_MOST_BYTES)
+    except FileNotFoundError:
+        return RunNotes()
+    except OSError as error:
+        raise OverlapScopeError(f"{path}: can't be read ({error.strerror})") from None
+    try:
+        content = json.loads(data)
+        tags, note = content["tags"], content["note"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        tags, note = None, None
+    if not isinstance(note, str) or not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
+        raise OverlapScopeError(f"{path}: holds no tags and note; repair it, or remove it")
+    return RunNotes(tags=tuple(tags), note=note)
+
+
+def write_notes(run: Path, notes: RunNotes) -> None:
+    """Write tags and note, all at once: a reader sees the old ones or the new ones. Nothing to write is no file.
+
+    Raises:
+        OverlapScopeError: the folder can't be written to, what is there can't be read, or there is too much.
+    """
+    path = run / NOTES_FILE
+    _check_extent(notes.tags, notes.note)
+    read_notes(run)  # what can't be read is not written over
+    part = path.with_suffix(".part")
+    try:
+        if notes == RunNotes():
+            path.unlink(missing_ok=True)
+            return
+        text = json.dumps({"tags": notes.tags, "note": notes.note}, indent=1, ensure_ascii=False)
+        part.unlink(missing_ok=True)
+        with part.open("x", encoding="utf-8", errors="replace") as file:
+            file.write(text + "\n")
+        part.replace(path)
+    except OSError as error:
+        raise OverlapScopeError(f"{run}: tags and notes can't be kept here ({error.strerror})") from None
+
+
+def _check_extent(tags: Iterable[str], note: str) -> None:
+    known = tuple(tags)
+    if len(known) > MOST_TAGS or any(len(tag) > LONGEST_TAG for tag in known):
+        raise OverlapScopeError(f"a run has at most {MOST_TAGS} tags of {LONGEST_TAG} characters each")
+    if len(note) > LONGEST_NOTE:
+        raise OverlapScopeError(f"a note has at most {LONGEST_NOTE:,} characters; this one has {len(note):,}")
