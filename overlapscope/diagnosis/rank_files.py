@@ -30,6 +30,7 @@ from overlapscope.diagnosis.rank_standing import idle_ns, seen_in_this_standstil
 from overlapscope.diagnosis.settings import settings_of
 from overlapscope.diagnosis.stacks import has_begun_next
 from overlapscope.trace.alive import read_alive_board
+from overlapscope.trace.attempts import recorded_ranks
 from overlapscope.trace.exits import STATUS_OF_STOPPED, Exit
 from overlapscope.trace.folders import is_over, read_json
 from overlapscope.trace.format import (
@@ -82,6 +83,11 @@ def state_of(folder: Path) -> Liveness | None:
     name = RANK_FILE if (folder / RANK_FILE).exists() else JOINING_FILE
     where = read_json(folder / name, []) if (folder / name).exists() else {}
     return liveness_of(where) if is_here(where) else "unknown"
+
+
+def is_running(path: Path) -> bool:
+    """Whether a process of a recording exists on this host, without reading its logs."""
+    return any(state_of(folder) in ("running", "sleeping", "stopped") for folder in recorded_ranks(path))
 
 
 def read_rank(
