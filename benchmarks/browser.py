@@ -50,13 +50,13 @@ def served(folder: Path) -> Iterator[Server]:
 
 def _serve(folder: Path, pipe: Connection) -> None:
     from dashboards.app import prepare, start_server
-    from dashboards.recording import Recording
+    from dashboards.runs import Runs
 
-    recording = Recording(folder)
+    runs = Runs([folder])
     begin = time.monotonic()
-    prepare(recording)
+    prepare(runs)
     seconds = time.monotonic() - begin
-    server = start_server(recording, "127.0.0.1", 0)
+    server = start_server(runs, "127.0.0.1", 0)
     pipe.send((server.port, seconds))
     server.io_loop.start()
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 import sys
 import webbrowser
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -16,8 +17,11 @@ from bokeh.io import curdoc
 from dashboards.access import Access, is_loopback
 from dashboards.gate import SERVER_OPTIONS, guard, login_options
 from dashboards.pages import buckets, order, overview, problem, stragglers, timeline
+from dashboards.pages import runs as runs_page
 from dashboards.pages.shell import BuildPage
+from dashboards.place import RUN_ROUTE, Place
 from dashboards.recording import Recording
+from dashboards.runs import Runs
 from overlapscope.errors import OverlapScopeError
 from overlapscope.progress import Progress
 
@@ -55,8 +59,36 @@ def open_page(build: BuildPage, recording: Recording) -> None:
         problem.build(document, error)
 
 
+def open_run_page(build: BuildPage, runs: Runs, name: str) -> None:
+    """Fill the current document with a page of a run.
+
+    Args:
+        name: as in the address; empty for an address without a run: of a run that is served alone.
+    """
+    document = curdoc()
+    place = Place.of_route(name) if name else Place(has_table=runs.alone is None)
+    try:
+        path = runs.path_of(place.run) if name else runs.alone
+        if path is None:
+            raise OverlapScopeError("this address names no run, and several are served")
+    except OverlapScopeError as error:
+        document.template_variables["place"] = replace(place, run="")
+        problem.build_no_run(document, error)
+        return
+    document.template_variables["place"] = place
+    open_page(build, runs.recording(path))
+
+
+def open_first_page(runs: Runs) -> None:
+    """Fill the current document with the table of runs, or with the overview of one that is served alone."""
+    if runs.alone is None:
+        runs_page.build(curdoc(), runs)
+    else:
+        open_run_page(overview.build, runs, "")
+
+
 def serve(
-    trace_path: Path,
+    folders: Sequence[Path],
     address: str = "127.0.0.1",
     port: int | None = None,
     *,
@@ -64,10 +96,10 @@ def serve(
     prefix: str = "",
     show: bool = True,
 ) -> None:
-    """Serve a recording until Ctrl-C.
+    """Serve recordings until Ctrl-C.
 
     Args:
-        trace_path: the folder of traces. It may be empty or still be written to.
+        folders: each a recording, or a folder of recordings. It may be empty, still be written to, or not be there yet.
         address: address to listen on; the default can't be reached from other machines.
         port: ``DEFAULT_PORT`` or the next free one if not given; 0 for any free one.
         access: who may use it; everybody who reaches the address if not given.
@@ -78,16 +110,16 @@ def serve(
         OverlapScopeError: the address and port can't be listened on.
     """
     access = access or Access()
-    recording = Recording(trace_path)
+    runs = Runs(folders)
     chosen = _free_port(address, range(DEFAULT_PORT, DEFAULT_PORT + 100)) if port is None else port
     try:
-        server = start_server(recording, address, chosen, access=access, prefix=prefix)
+        server = start_server(runs, address, chosen, access=access, prefix=prefix)
     except OSError as error:
         raise OverlapScopeError(f"can't listen on {address} port {chosen}: {error.strerror or error}") from None
-    first_page = prepare(recording)
+    first_page = prepare(runs)
     url = f"http://{_reachable_name(address)}:{server.port}{_path_of(prefix)}/{first_page}"
     full_url = f"{url}?token={access.token}" if access.is_token_made else url
-    print(f"Serving {trace_path} at {full_url}  (Ctrl-C to stop)", flush=True)
+    print(f"Serving {', '.join(map(str, folders))} at {full_url}  (Ctrl-C to stop)", flush=True)
     if not is_loopback(address):
         print("Other machines can reach it, and the connection is not encrypted.", flush=True)
     # Other users of this machine could read a token in the list of its processes.
@@ -99,9 +131,25 @@ def serve(
         pass
     finally:
         server.stop()
+        runs.close()
 
 
-def prepare(recording: Recording) -> str:
+def prepare(runs: Runs) -> str:
+    """Prepare a run that is served alone, or begin to look for runs. What is wrong with a folder goes to stderr.
+
+    Returns:
+        The page to begin with.
+    """
+    alone = runs.alone
+    if alone is not None:
+        return _prepare_alone(runs.recording(alone))
+    if not runs.newest():
+        for reason in runs_page.why_none(runs):
+            print(f"overlapscope serve: {reason}", file=sys.stderr)
+    return ""
+
+
+def _prepare_alone(recording: Recording) -> str:
     """Read and judge a recording, so that the first page of a large one opens as fast as later ones.
 
     Its phases are shown while it lasts. What is wrong with the recording goes to stderr and is on the page as well: a
@@ -124,12 +172,15 @@ def prepare(recording: Recording) -> str:
 
 
 def start_server(
-    recording: Recording, address: str, port: int, *, access: Access | None = None, prefix: str = ""
+    runs: Runs, address: str, port: int, *, access: Access | None = None, prefix: str = ""
 ) -> pn.io.server.Server:
     """Start a server that listens; it answers when its ``io_loop`` runs."""
     access = access or Access()
     port = port or _free_port(address, [0])
-    pages = {route: _page(build, recording) for route, build in ROUTES.items()}
+    pages = {route: _page(partial(open_run_page, build, runs, "")) for route, build in ROUTES.items()}
+    pages["/"] = _page(partial(open_first_page, runs))
+    for route, build in ROUTES.items():
+        pages[RUN_ROUTE + route.rstrip("/")] = _page(partial(_open_of_route, build, runs))
     server = pn.serve(
         pages,
         address=address,
@@ -148,10 +199,14 @@ def start_server(
     return server
 
 
-def _page(build: BuildPage, recording: Recording) -> Callable[[], None]:
+def _open_of_route(build: BuildPage, runs: Runs) -> None:
+    open_run_page(build, runs, pn.state.route_params.get("run", ""))
+
+
+def _page(fill: Callable[[], None]) -> Callable[[], None]:
     # Panel tells pages from other things by their type: it must be a plain function.
     def page() -> None:
-        open_page(build, recording)
+        fill()
 
     return page
 

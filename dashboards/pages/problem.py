@@ -1,4 +1,4 @@
-"""The page for a folder without anything to show."""
+"""The pages for a folder without anything to show, and for a run that there is not."""
 
 from __future__ import annotations
 
@@ -18,4 +18,16 @@ def build(document: Document, error: OverlapScopeError) -> None:
         headline="There is nothing to show yet",
         message=f"{message}.",
         advice=f"{advice[:1].upper()}{advice[1:]}. Then reload this page." if advice else "",
+    )
+
+
+def build_no_run(document: Document, reason: OverlapScopeError) -> None:
+    """Fill a document with what is wrong with an address that leads to no run."""
+    render(
+        document,
+        "problem.html",
+        title="No such run",
+        headline="There is no such run",
+        message=f"{str(reason)[:1].upper()}{str(reason)[1:]}.",
+        advice="The table of runs lists those that there are.",
     )

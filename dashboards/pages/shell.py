@@ -14,6 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from dashboards import theme
+from dashboards.place import Place
 from dashboards.recording import Snapshot
 from overlapscope.account.blocks import BLOCKS
 from overlapscope.analysis.clocks import describe_clocks
@@ -41,6 +42,7 @@ _ENVIRONMENT: Final = Environment(
     loader=PackageLoader("dashboards", "assets"), autoescape=True, undefined=StrictUndefined
 )
 _ENVIRONMENT.globals["blocks"] = BLOCKS
+_ENVIRONMENT.globals["place"] = Place()  # unless the document has another
 _ENVIRONMENT.filters["together"] = keep_together
 _ENVIRONMENT.filters["code"] = lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     if args.no_serve:
         print(f"view it: overlapscope serve {folder}")
         return 0
-    args.traces = folder
+    args.traces = [folder]
     return serve.run(args)
 
 

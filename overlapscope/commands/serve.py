@@ -1,10 +1,14 @@
-"""Show a recording in the browser: overview, timeline, stragglers, and the order of collectives.
+"""Show recordings in the browser: a table of runs, and of each its overview, timeline, stragglers and order.
 
 Example:
     overlapscope serve traces/
+    overlapscope serve nightly/ /data/runs/
 
-If something is wrong with the job, it opens on the Order page. A folder of PyTorch's Flight Recorder dumps
-can be shown too: they hold the order and nothing else.
+A folder that is one recording is shown by itself, on the Order page if something is wrong with the job. Of a folder of
+recordings, nested ones too, and of several folders, there is a table: runs with an incident first, then those that are
+being recorded, then the newest. New runs appear while it is open, also in a folder that is not there yet. Tags and
+notes are kept in notes.json beside a recording. A folder of PyTorch's Flight Recorder dumps can be shown too: they hold
+the order and nothing else.
 
 A run that is still being recorded is read again whenever a page is opened or reloaded.
 
@@ -30,7 +34,12 @@ if TYPE_CHECKING:
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("traces", type=Path, help="the folder that 'overlapscope record -o' wrote")
+    parser.add_argument(
+        "traces",
+        type=Path,
+        nargs="+",
+        help="a folder that 'overlapscope record -o' wrote or will write, or a folder of such folders; several of them",
+    )
     prepare_server(parser)
 
 
@@ -61,9 +70,10 @@ def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
     from overlapscope.trace.folders import find_rank_folders
 
-    if not args.traces.is_dir():
-        # Nothing can appear in what is not a folder: reading raises what is wrong with it.
-        find_rank_folders(args.traces)
+    for folder in args.traces:
+        if folder.exists() and not folder.is_dir():
+            # Nothing can appear in what is not a folder: reading raises what is wrong with it.
+            find_rank_folders(folder)
 
     access = _access(args)
     from dashboards.app import serve

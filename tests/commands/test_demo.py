@@ -77,7 +77,7 @@ def test_it_serves_what_it_recorded_where_it_is_told_to(tmp_path: Path, monkeypa
     monkeypatch.setattr(serve, "run", lambda args: served.append(args) or 0)
     assert main(["demo", "-o", str(tmp_path), "--port", "0", "--address", "::1", "--no-browser"]) == 0
     (args,) = served
-    assert (args.traces, args.port, args.address, args.no_browser) == (tmp_path, 0, "::1", True)
+    assert (args.traces, args.port, args.address, args.no_browser) == ([tmp_path], 0, "::1", True)
 
 
 def test_a_training_that_fails_is_shown_and_nothing_is_served(

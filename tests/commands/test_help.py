@@ -72,7 +72,7 @@ def test_an_unknown_option_is_answered_with_how_to_use_its_command(arguments: tu
     assert "unrecognized arguments: --" in ran.stderr
 
 
-@pytest.mark.parametrize("command", ["summary", "stragglers", "serve"])
+@pytest.mark.parametrize("command", ["summary", "stragglers"])
 def test_a_folder_that_is_not_there_is_one_line_and_exit_code_1(tmp_path: Path, command: str) -> None:
     ran = overlapscope(command, tmp_path / "nowhere")
     assert ran.returncode == 1

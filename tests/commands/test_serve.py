@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from dashboards.recording import Recording
+from dashboards.runs import Runs
 from overlapscope.cli import main
 from overlapscope.commands import serve
 from overlapscope.errors import OverlapScopeError
@@ -32,9 +32,11 @@ def parse(*arguments: str) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def test_a_missing_folder_is_one_clear_error(tmp_path):
-    with pytest.raises(OverlapScopeError, match="no such folder; record one with"):
-        serve.run(parse(str(tmp_path / "nothing")))
+def test_a_file_is_refused_with_one_clear_error(tmp_path):
+    file = tmp_path / "traces"
+    file.touch()
+    with pytest.raises(OverlapScopeError, match="this is a file; give the folder"):
+        serve.run(parse(str(tmp_path), str(file)))
 
 
 def test_a_port_that_is_taken_is_one_clear_error(tmp_path):
@@ -58,12 +60,12 @@ def test_without_a_port_the_next_free_one_is_taken(tmp_path):
 
 
 @pytest.fixture
-def served(monkeypatch) -> list[Recording]:
-    """The recordings that servers were started with, which end as soon as they run."""
-    recordings: list[Recording] = []
+def served(monkeypatch) -> list[Runs]:
+    """What servers were started with, which end as soon as they run."""
+    started: list[Runs] = []
 
-    def start(recording: Recording, address: str, port: int, **_options: object) -> SimpleNamespace:
-        recordings.append(recording)
+    def start(runs: Runs, address: str, port: int, **_options: object) -> SimpleNamespace:
+        started.append(runs)
 
         def interrupted() -> None:
             raise KeyboardInterrupt
@@ -71,7 +73,7 @@ def served(monkeypatch) -> list[Recording]:
         return SimpleNamespace(port=port or 5006, io_loop=SimpleNamespace(start=interrupted), stop=lambda: None)
 
     monkeypatch.setattr("dashboards.app.start_server", start)
-    return recordings
+    return started
 
 
 def test_an_empty_folder_is_served_all_the_same_and_the_reason_printed(tmp_path, served, capsys):
@@ -79,12 +81,34 @@ def test_an_empty_folder_is_served_all_the_same_and_the_reason_printed(tmp_path,
     printed = capsys.readouterr()
     assert "empty" in printed.err
     assert str(tmp_path) in printed.out
-    assert [recording.folder for recording in served] == [tmp_path]
+    assert [runs.folders for runs in served] == [(tmp_path,)]
 
 
-def test_what_takes_long_is_ready_before_the_address_is_printed(tmp_path, served, capsys):
-    serve.run(parse(str(write_recording(tmp_path / "traces")), "--no-browser"))
-    snapshot = served[0].newest()
+def test_a_folder_that_is_not_there_yet_is_waited_for(tmp_path, served, capsys):
+    later = tmp_path / "later"
+    assert serve.run(parse(str(later), "--no-browser")) == 0
+    printed = capsys.readouterr()
+    assert f"{later}: no such folder; record one with" in printed.err
+    assert str(later) in printed.out
+    write_recording(later / "first", ranks=1, steps=1)
+    assert served[0].path_of("first") == later / "first"
+
+
+def test_several_folders_are_served_and_one_of_them_may_be_missing(tmp_path, served, capsys):
+    write_recording(tmp_path / "nightly" / "monday", ranks=1, steps=1)
+    write_recording(tmp_path / "once", ranks=1, steps=1)
+    folders = [str(tmp_path / name) for name in ("nightly", "once", "later")]
+    assert serve.run(parse(*folders, "--no-browser")) == 0
+    printed = capsys.readouterr().out
+    assert all(folder in printed for folder in folders)
+    assert served[0].path_of("nightly/monday") == tmp_path / "nightly" / "monday"
+    assert served[0].path_of("once") == tmp_path / "once"
+
+
+def test_what_takes_long_is_ready_before_the_address_of_a_single_recording_is_printed(tmp_path, served, capsys):
+    folder = write_recording(tmp_path / "traces")
+    serve.run(parse(str(folder), "--no-browser"))
+    snapshot = served[0].recording(folder).newest()
     assert {"summary", "rank_means", "stragglers", "heatmap"} <= vars(snapshot).keys()
     assert capsys.readouterr().err == ""
 

@@ -1,0 +1,84 @@
+"""A run as its pages judge it, for one row of a table."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from dashboards.recording import Recording, Snapshot
+from overlapscope.analysis.run_facts import StepTimes
+from overlapscope.analysis.summary import Summary
+from overlapscope.analysis.trend import trend_by_step
+from overlapscope.diagnosis.wording import capitalised
+from overlapscope.errors import OverlapScopeError
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedRun:
+    """What takes long to find out; figures are those of the page Overview, the verdict that of the page Order."""
+
+    kind: str = ""
+    """Kind of the verdict, as on the page Order; empty if nothing can be read."""
+    line: str
+    """The verdict in a line; of a run that has no fault, where its step time goes."""
+    is_fault: bool = False
+    is_incident: bool = False
+    """Whether its page Order should be shown first."""
+    step_ns: float | None = None
+    """The mean step."""
+    exposed_ns: float | None = None
+    """Exposed communication of the mean step."""
+    steps: int | None = None
+    """Steps that at least one rank has finished."""
+    ranks: int | None = None
+    """Ranks of which something is known."""
+    times: StepTimes | None = None
+    """Step times over the whole recording."""
+    took_s: float = 0.0
+    """How long it took to find out."""
+
+
+def judge_run(path: Path) -> JudgedRun:
+    """Judge a recording, or dumps. What can't be read is a run without a verdict, and its line says why."""
+    began_s = time.monotonic()
+    try:
+        return _judged(Recording(path).newest(), began_s)
+    except OverlapScopeError as error:
+        line = str(error)
+    except Exception as error:  # one recording that nobody has thought of must not stop those after it
+        _log.exception("%s can't be judged", path)
+        line = f"can't be judged: {error!r}"
+    return JudgedRun(line=line, is_fault=True, took_s=time.monotonic() - began_s)
+
+
+def _judged(snapshot: Snapshot, began_s: float) -> JudgedRun:
+    diagnosis, trace = snapshot.diagnosis, snapshot.trace
+    summary = snapshot.summary if len(trace.steps) else None
+    has_mean = summary is not None and bool(summary.steps)
+    verdict = None if diagnosis is None else diagnosis.verdict
+    kind, line = "Not judged", "It has no logs of collectives."
+    if verdict is not None:
+        kind, line = capitalised(verdict.kind), verdict.sentence
+    if summary is not None and (verdict is None or verdict.kind == "healthy"):
+        line = summary.sentence
+    return JudgedRun(
+        kind=kind,
+        line=" ".join(line.split()),
+        is_fault=verdict is not None and verdict.is_fault,
+        is_incident=diagnosis is not None and diagnosis.is_incident,
+        step_ns=summary.mean.step.value if summary is not None and has_mean else None,
+        exposed_ns=summary.mean.blocks["exposed"].value if summary is not None and has_mean else None,
+        steps=None if summary is None else int(trace.steps["step"].max()) + 1,
+        ranks=len(trace.ranks),
+        times=None if summary is None else _times(summary),
+        took_s=time.monotonic() - began_s,
+    )
+
+
+def _times(summary: Summary) -> StepTimes:
+    trend = trend_by_step(summary.figures, "step_time_ns")
+    return StepTimes.of(int(trend["step"].iloc[0]), int(trend["last_step"].iloc[-1]), trend["mean"].to_numpy())

@@ -1,0 +1,223 @@
+"""The first page of a folder of runs: a table of them, which follows what happens while it is open."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, Final
+
+from bokeh.document import Document
+from bokeh.models import ColumnDataSource, CustomJS, Spacer
+
+from dashboards.pages.shell import render, render_part
+from dashboards.place import Place, address_of
+from dashboards.plots.sparkline import HEIGHT_PX, WIDTH_PX, sparkline_path
+from dashboards.runs import RunRow, Runs
+from overlapscope.analysis.run_facts import StepTimes
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.folders import find_rank_folders
+from overlapscope.trace.run_notes import RunNotes, tags_in
+from overlapscope.units import format_ns
+
+_LOOK_EVERY_MS: Final = 2_000
+
+COLUMNS: Final = (
+    ("name", "Run", "text"),
+    ("started", "Started", "text"),
+    ("model", "Model", "text wide"),
+    ("ranks", "Ranks", ""),
+    ("device", "Device", "text wide"),
+    ("steps", "Steps", ""),
+    ("step", "Step time", ""),
+    ("exposed", "Exposed", ""),
+    ("times", "Step times", "text"),
+    ("verdict", "Verdict", "text"),
+)
+"""Key, label and classes of each column; the picture of step times can't be sorted by."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowView:
+    """A row, as texts; those that are numbers also as these, to sort by."""
+
+    name: str
+    folder: str
+    address: str
+    badges: tuple[str, ...]
+    """Incident, live, or both."""
+    attempts: str
+    cells: dict[str, tuple[str, float | str | None, str]]
+    """Text, what to sort by, and a hint, by column."""
+    path: str
+    times_hint: str
+    kind: str
+    kind_class: str
+    line: str
+    tags: tuple[str, ...]
+    note: str
+    notes_problem: str
+
+
+def build(document: Document, runs: Runs) -> None:
+    """Fill a document with the table."""
+    rows = runs.newest()
+    table = _Table(runs, rows)
+    document.js_on_event("document_ready", table.start_script)
+    document.add_periodic_callback(table.update, _LOOK_EVERY_MS)
+    document.template_variables["place"] = Place(has_table=True)
+    render(
+        document,
+        "runs.html",
+        title="Runs",
+        roots=[table.root],
+        columns=COLUMNS,
+        rows=[row_html(row) for row in rows],
+        is_found=runs.is_found,
+        left_out=runs.found.left_out,
+        why_none=why_none(runs),
+        folders=[str(folder) for folder in runs.folders],
+    )
+
+
+class _Table:
+    """What the server and one open page tell each other.
+
+    Args:
+        rows: those that the page begins with.
+    """
+
+    def __init__(self, runs: Runs, rows: Sequence[RunRow]) -> None:
+        self._runs = runs
+        self._shown = {row.run.name: row_html(row) for row in rows}
+        self.order = ColumnDataSource({"name": [*self._shown]})
+        self.changed = ColumnDataSource({"name": [], "html": []})
+        self.wanted = ColumnDataSource({"id": [], "name": [], "tags": [], "note": [], "seen_tags": [], "seen_note": []})
+        self.answer = ColumnDataSource({"id": [], "error": []})
+        self.root = Spacer(name="socket", tags=[{"dialogue": [self.order, self.changed, self.wanted, self.answer]}])
+        """Nothing to be seen: by it the browser knows the others, and says when it is ready."""
+        self.wanted.on_change("data", lambda _name, _old, _new: self._annotate())
+
+    @property
+    def start_script(self) -> CustomJS:
+        """A script that the browser runs when the document is ready."""
+        sources = {name: getattr(self, name) for name in ("order", "changed", "wanted", "answer")}
+        return CustomJS(args={"sources": sources}, code="window.overlapscope.startRuns(sources)")
+
+    def update(self) -> None:
+        """Tell the page which rows are new or not as they were, and their order."""
+        now = {row.run.name: row_html(row) for row in self._runs.newest()}
+        changed = [name for name, html in now.items() if self._shown.get(name) != html]
+        names = [*now]
+        if changed:
+            self.changed.data = {"name": changed, "html": [now[name] for name in changed]}
+        if names != [*self._shown]:
+            self.order.data = {"name": names}
+        self._shown = now
+
+    def _annotate(self) -> None:
+        asked = {name: values[0] for name, values in self.wanted.data.items()}
+        notes = RunNotes(tags=tags_in(asked["tags"]), note=asked["note"].strip())
+        seen = RunNotes(tags=tags_in(asked["seen_tags"]), note=asked["seen_note"])
+        try:
+            self._runs.annotate(asked["name"], notes, seen)
+        except OverlapScopeError as error:
+            self.answer.data = {"id": [asked["id"]], "error": [str(error)]}
+            return
+        self.update()
+        self.answer.data = {"id": [asked["id"]], "error": [""]}
+
+
+def row_html(row: RunRow) -> str:
+    """The markup of a row."""
+    return _markup(row)
+
+
+@lru_cache(maxsize=4096)
+def _markup(row: RunRow) -> str:
+    return render_part("runs_row.html", row=row_view(row), columns=COLUMNS, width_px=WIDTH_PX, height_px=HEIGHT_PX)
+
+
+def row_view(row: RunRow) -> RowView:
+    """A row as texts."""
+    facts, judged = row.facts, row.judged
+    attempts = len(row.run.attempts)
+    times = facts.newest if judged is None or judged.times is None or row.is_live else judged.times
+    steps = facts.steps if row.is_live or judged is None or judged.steps is None else judged.steps
+    ranks = judged.ranks if facts.ranks is None and judged is not None else facts.ranks
+    return RowView(
+        name=row.run.name,
+        folder=str(row.run.path),
+        address=address_of(row.run.newest_name) + ("order" if row.is_incident else ""),
+        badges=tuple(name for name, is_so in (("incident", row.is_incident), ("live", row.is_live)) if is_so),
+        attempts=f"{attempts} attempts" if attempts > 1 else "",
+        cells={
+            "started": _date(facts.started_unix_ns),
+            "model": (facts.model or "–", facts.model or None, ""),
+            "ranks": _count(ranks),
+            "device": (facts.device or "–", facts.device or None, ""),
+            "steps": _count(steps),
+            **_figures(row),
+        },
+        path=sparkline_path(times) if times else "",
+        times_hint=times_hint(times) if times else "",
+        kind=judged.kind if judged else "",
+        kind_class=""
+        if judged is None
+        else "fault"
+        if judged.is_fault
+        else "healthy"
+        if judged.kind == "Healthy"
+        else "",
+        line=judged.line if judged else "",
+        tags=row.notes.tags,
+        note=row.notes.note,
+        notes_problem=row.notes_problem,
+    )
+
+
+def times_hint(times: StepTimes) -> str:
+    """What a picture of step times shows."""
+    low, high = format_ns(min(times.times_ns)), format_ns(max(times.times_ns))
+    return f"Steps {times.first:,} to {times.last:,}: {low} to {high}; zero is at the bottom"
+
+
+def why_none(runs: Runs) -> list[str]:
+    """Why each folder has nothing to show, as the commands would say it."""
+    reasons = []
+    for folder in runs.folders:
+        try:
+            find_rank_folders(folder)
+        except OverlapScopeError as error:
+            reasons.append(str(error))
+    return reasons
+
+
+def _figures(row: RunRow) -> dict[str, tuple[str, float | str | None, str]]:
+    """Step time and exposed communication: of a run that is over, those of its Overview."""
+    judged = row.judged
+    now_ns = row.facts.newest_step_ns
+    exposed_ns = None if judged is None else judged.exposed_ns
+    exposed: tuple[str, float | str | None, str] = (format_ns(exposed_ns), exposed_ns, "of the mean step")
+    if judged is None:
+        exposed = ("", None, "being read")
+    if judged is not None and judged.step_ns is not None and not row.is_live:
+        return {"step": (format_ns(judged.step_ns), judged.step_ns, "the mean step"), "exposed": exposed}
+    step = f"≈ {format_ns(now_ns)}" if now_ns is not None else format_ns(None)
+    return {"step": (step, now_ns, "the median of the newest steps"), "exposed": exposed}
+
+
+def _date(unix_ns: int | None) -> tuple[str, float | str | None, str]:
+    try:
+        return (f"{datetime.fromtimestamp((unix_ns or 0) / 1e9):%d %b %Y, %H:%M}", unix_ns, "") if unix_ns else _none()
+    except (ValueError, OverflowError, OSError):
+        return _none()
+
+
+def _count(count: int | None) -> tuple[str, float | str | None, str]:
+    return _none() if count is None else (f"{count:,}", count, "")
+
+
+def _none() -> tuple[str, Any, str]:
+    return "–", None, ""

@@ -1,0 +1,218 @@
+"""The runs that the app shows: found, read and judged in the background, so that a page of hundreds opens at once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from dashboards.judged_run import JudgedRun, judge_run
+from dashboards.recording import Recording
+from overlapscope.analysis.run_facts import RunFacts, run_facts
+from overlapscope.diagnosis.rank_files import is_running
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.format import TABLES_FOLDER
+from overlapscope.trace.run_notes import NOTES_FILE, RunNotes, read_notes, write_notes
+from overlapscope.trace.runs import FoundRuns, Run, find_runs, is_run
+
+_log = logging.getLogger(__name__)
+
+_LOOK_AFTER_S: Final = 2.0
+"""Time after which what is known is old, if anybody asks."""
+_FIRST_LOOK_S: Final = 1.0
+"""Time that the first page waits for the first look."""
+_JUDGED_SHARE: Final = 0.05
+"""Of the time of a processor, for judging a run again and again that is being recorded."""
+_SHORTEST_S: Final = 4.0
+_MOST_OPEN: Final = 4
+"""Recordings that are kept in memory for their pages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRow:
+    """What is known of a run by now."""
+
+    run: Run
+    facts: RunFacts
+    is_live: bool
+    """Whether one of its processes runs on this host."""
+    judged: JudgedRun | None = None
+    """None until that is known."""
+    notes: RunNotes = field(default_factory=RunNotes)
+    notes_problem: str = ""
+    """Why its notes can't be read."""
+
+    @property
+    def is_incident(self) -> bool:
+        """Whether something is wrong with it."""
+        return self.judged is not None and self.judged.is_incident
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Judgement:
+    """Of a run, when it is ready."""
+
+    result: Future[JudgedRun]
+    mark: object
+    """The state of the recording that it is of."""
+    asked_s: float
+    before: JudgedRun | None
+    """What is known until then."""
+
+    @property
+    def known(self) -> JudgedRun | None:
+        """What is known by now."""
+        return self.result.result() if self.result.done() else self.before
+
+
+class Runs:
+    """The runs of some folders. What is asked for is what was known at the last look, and starts another.
+
+    Args:
+        folders: each a folder of runs or a run itself; also one that is not there yet.
+    """
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self.folders = tuple(folders)
+        self.recording = lru_cache(maxsize=_MOST_OPEN)(Recording)
+        """The recording in a folder."""
+        self.found = FoundRuns()
+        self._rows: tuple[RunRow, ...] = ()
+        self._judgements: dict[Path, _Judgement] = {}
+        self._facts: dict[Path, tuple[object, RunFacts]] = {}
+        self._looker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="looker")
+        self._judge = ThreadPoolExecutor(max_workers=1, thread_name_prefix="judge")
+        self._look: Future[None] | None = None
+        self._looked_s = 0.0
+
+    @property
+    def alone(self) -> Path | None:
+        """The folder, if one was given and it is a run itself: then its pages are shown, and no table."""
+        return self.folders[0] if len(self.folders) == 1 and is_run(self.folders[0]) else None
+
+    def path_of(self, name: str) -> Path:
+        """The folder of a run, or of one of its attempts, also of one that has just appeared.
+
+        Raises:
+            OverlapScopeError: there is none of this name.
+        """
+        path = self.found.path_of(name)
+        if path is None:
+            self.found = find_runs(self.folders)
+            path = self.found.path_of(name)
+        if path is None:
+            raise OverlapScopeError(f"there is no run of the name {name!r} in {', '.join(map(str, self.folders))}")
+        return path
+
+    def newest(self) -> tuple[RunRow, ...]:
+        """What is known by now: incidents first, then live runs, then the others, newest first."""
+        is_first = self._look is None
+        if self._look is None or (self._look.done() and time.monotonic() - self._looked_s > _LOOK_AFTER_S):
+            self._look = self._looker.submit(self._look_again)
+        if is_first:
+            with suppress(TimeoutError):
+                self._look.result(_FIRST_LOOK_S)
+        asked = self._judgements
+        rows = (replace(row, judged=asked[row.run.newest].known) for row in self._rows if row.run.newest in asked)
+        return tuple(sorted(rows, key=_order))
+
+    def close(self) -> None:
+        """Judge no further runs."""
+        for pool in (self._looker, self._judge):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def is_found(self) -> bool:
+        """Whether the first look is over."""
+        return self._looked_s > 0
+
+    def annotate(self, name: str, notes: RunNotes, seen: RunNotes) -> None:
+        """Keep tags and note of a run beside it.
+
+        Args:
+            seen: what they were for who wrote these.
+
+        Raises:
+            OverlapScopeError: that can't be, or they have been changed meanwhile.
+        """
+        run = next((each for each in self.found.runs if each.name == name), None)
+        if run is None:
+            raise OverlapScopeError(f"there is no run of the name {name!r} here any more")
+        if read_notes(run.path) != seen:
+            raise OverlapScopeError("somebody else has changed them meanwhile; close this and look at theirs first")
+        write_notes(run.path, notes)
+        self._rows = tuple(replace(row, notes=notes) if row.run.name == name else row for row in self._rows)
+
+    def _look_again(self) -> None:
+        try:
+            self.found = find_runs(self.folders)
+            rows = [self._row(run) for run in self.found.runs]
+            self._facts = {row.run.newest: self._facts[row.run.newest] for row in rows}
+            self._judgements = {row.run.newest: self._judgement(row) for row in sorted(rows, key=_order)}
+            self._rows = tuple(rows)
+        except Exception:
+            _log.exception("looking for runs failed")
+        finally:
+            self._looked_s = time.monotonic()
+
+    def _row(self, run: Run) -> RunRow:
+        is_live = is_running(run.newest)
+        mark = (is_live, _mark(run.newest))
+        known = self._facts.get(run.newest)
+        if known is None or is_live or known[0] != mark:
+            self._facts[run.newest] = mark, _facts_of(run.newest)
+        try:
+            notes, problem = read_notes(run.path), ""
+        except OverlapScopeError as error:
+            notes, problem = RunNotes(), str(error)
+        return RunRow(
+            run=run,
+            facts=self._facts[run.newest][1],
+            is_live=is_live,
+            notes=notes,
+            notes_problem=problem,
+        )
+
+    def _judgement(self, row: RunRow) -> _Judgement:
+        """The newest, or a new one of a run that has changed, or is live and was judged a while ago."""
+        path, now_s = row.run.newest, time.monotonic()
+        known, mark = self._judgements.get(path), self._facts[path][0]
+        if known is not None:
+            if not known.result.done():
+                return known
+            rest_s = max(_SHORTEST_S, known.result.result().took_s / _JUDGED_SHARE)
+            is_old = now_s - known.asked_s > rest_s if row.is_live else mark != known.mark
+            if not is_old:
+                return known
+        result = self._judge.submit(judge_run, path)
+        return _Judgement(result=result, mark=mark, asked_s=now_s, before=None if known is None else known.known)
+
+
+def _order(row: RunRow) -> tuple[bool, bool, int, str]:
+    return not row.is_incident, not row.is_live, -(row.facts.started_unix_ns or 0), row.run.name
+
+
+def _facts_of(path: Path) -> RunFacts:
+    try:
+        return run_facts(path)
+    except Exception:  # one recording that nobody has thought of must not hide the others
+        _log.exception("%s: what it is of can't be read", path)
+        return RunFacts()
+
+
+def _mark(path: Path) -> object:
+    """What changes when a recording does that is not being written to, cheap enough to ask for hundreds of them."""
+    ours = (TABLES_FOLDER, NOTES_FILE)
+    try:
+        with os.scandir(path) as entries:
+            kept = (entry for entry in entries if entry.name not in ours and not entry.name.startswith("."))
+            return {entry.name: entry.stat().st_mtime_ns for entry in kept}
+    except OSError as error:
+        return error.strerror
