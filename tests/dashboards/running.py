@@ -16,7 +16,7 @@ from bokeh.server.server import Server
 
 from dashboards.access import Access
 from dashboards.app import start_server
-from dashboards.recording import Recording
+from dashboards.runs import Runs
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ class Running:
 
 
 @contextmanager
-def running(recording: Recording, access: Access | None = None, **options: Any) -> Iterator[Running]:
-    """Serve a recording on 127.0.0.1."""
+def running(runs: Runs, access: Access | None = None, **options: Any) -> Iterator[Running]:
+    """Serve runs on 127.0.0.1."""
     started: queue.Queue[Server] = queue.Queue()
 
     def run() -> None:
         asyncio.set_event_loop(asyncio.new_event_loop())
-        server = start_server(recording, "127.0.0.1", 0, access=access, **options)
+        server = start_server(runs, "127.0.0.1", 0, access=access, **options)
         started.put(server)
         server.io_loop.start()
         server.stop()

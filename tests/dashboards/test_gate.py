@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from dashboards.access import Access
-from dashboards.recording import Recording
+from dashboards.runs import Runs
 from tests.dashboards.running import Answer, Running, running
 from tests.synthetic import write_recording
 
@@ -18,21 +18,21 @@ PATHS = ("/", "/timeline", "/plots/order", "/static/js/bokeh.min.js", "/metadata
 
 
 @pytest.fixture(scope="module")
-def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
-    return Recording(write_recording(tmp_path_factory.mktemp("gate") / "traces", steps=3))
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs([write_recording(tmp_path_factory.mktemp("gate") / "traces", steps=3)])
 
 
 @pytest.fixture(scope="module")
-def unlocked(recording: Recording) -> Iterator[Running]:
+def unlocked(runs: Runs) -> Iterator[Running]:
     """A server that everybody who reaches it may use."""
-    with running(recording) as server:
+    with running(runs) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def locked(recording: Recording) -> Iterator[Running]:
+def locked(runs: Runs) -> Iterator[Running]:
     """A server that asks for a token."""
-    with running(recording, Access(token=TOKEN)) as server:
+    with running(runs, Access(token=TOKEN)) as server:
         yield server
 
 
@@ -59,8 +59,8 @@ def test_a_name_that_is_refused_is_shown_as_text(unlocked: Running) -> None:
     assert "<script>x" not in unlocked.get(Host="<script>x</script>").text
 
 
-def test_a_name_that_is_allowed_is_answered(recording: Recording) -> None:
-    with running(recording, Access(hosts=["Lab.Example"])) as server:
+def test_a_name_that_is_allowed_is_answered(runs: Runs) -> None:
+    with running(runs, Access(hosts=["Lab.Example"])) as server:
         assert server.get(Host="lab.example").status == 200
         assert server.open_socket(Host="127.0.0.1:5006", Origin="https://lab.example") == 101
         assert server.get(Host="evil.example").status == 403
@@ -136,18 +136,18 @@ def test_the_way_on_stays_on_this_server(locked: Running) -> None:
         assert location.startswith("./")
 
 
-def test_who_has_logged_in_stays_so_when_the_server_is_started_again_with_its_token(recording: Recording) -> None:
-    with running(recording, Access(token=TOKEN)) as before:
+def test_who_has_logged_in_stays_so_when_the_server_is_started_again_with_its_token(runs: Runs) -> None:
+    with running(runs, Access(token=TOKEN)) as before:
         cookie = logged_in(before.get(f"/?token={TOKEN.replace(' ', '+')}"))
-    with running(recording, Access(token=TOKEN)) as after:
+    with running(runs, Access(token=TOKEN)) as after:
         assert after.get("/", Cookie=cookie).status == 200
-    with running(recording, Access(token=TOKEN + "x")) as other:
+    with running(runs, Access(token=TOKEN + "x")) as other:
         assert other.get("/", Cookie=cookie).status == 403
 
 
-def test_a_name_and_password_let_in(recording: Recording) -> None:
+def test_a_name_and_password_let_in(runs: Runs) -> None:
     form = {"Content_Type": "application/x-www-form-urlencoded"}
-    with running(recording, Access(passwords={"ada": "difference"})) as server:
+    with running(runs, Access(passwords={"ada": "difference"})) as server:
         for wrong in ("user=ada&password=engine", "user=&password=", "user=bob&password=difference", "token="):
             assert server.get("/plots/order", method="POST", body=wrong, **form).status == 403
         answer = server.get("/plots/order", method="POST", body="user=ada&password=difference", **form)
@@ -155,8 +155,8 @@ def test_a_name_and_password_let_in(recording: Recording) -> None:
         assert server.get("/plots/order", Cookie=logged_in(answer)).status == 200
 
 
-def test_behind_a_prefix_every_page_and_its_script_are_below_it(recording: Recording) -> None:
-    with running(recording, prefix="runs/mine/") as server:
+def test_behind_a_prefix_every_page_and_its_script_are_below_it(runs: Runs) -> None:
+    with running(runs, prefix="runs/mine/") as server:
         assert server.get("/runs/mine").headers["Location"] == "/runs/mine/"
         page = server.get("/runs/mine/timeline")
         assert page.status == 200
