@@ -28,6 +28,10 @@ class Interval:
         """Both the value and its interval, with an amount taken off."""
         return Interval(value=self.value - amount, low=self.low - amount, high=self.high - amount)
 
+    def wider(self, amount: float) -> Interval:
+        """The same value, less sure by an amount to either side."""
+        return Interval(value=self.value, low=self.low - amount, high=self.high + amount)
+
     def minus(self, other: Interval) -> Interval:
         """What is left without another value, if chance has made the two independently of each other."""
         value = self.value - other.value

@@ -8,8 +8,8 @@ Examples:
 
 Takes the difference of the accounts that 'overlapscope summary' shows, with 99 % intervals, so that its parts add up to
 the difference of the step. Steps that stand far out are kept apart, as there. If no difference is seen, it says how
-large one would have been. One recording can't show how much two runs of the same program differ, for instance because
-they ran on other machines: record both on the same one, right after each other.
+large one would have been. One recording can't show how much two runs of the same program differ: between recordings
+intervals are wider by 1 % of a time, which is little for two machines. Record both on one, right after each other.
 
 The exit code is 0 if nothing that counts is slower, 3 if something is, 1 if a recording can't be read or has too few
 steps or parts of it are missing, and 2 if the arguments are wrong. With --json the output is one JSON object, which

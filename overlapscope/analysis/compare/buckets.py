@@ -32,18 +32,24 @@ class BucketChange:
     """How long their all-reduces take once all ranks have arrived; None if times of ranks can't be compared."""
 
 
-def bucket_changes(base: Side, new: Side) -> tuple[BucketChange, ...]:
-    """Compare bucket by bucket, in the order of the new side; where plans differ, what covers the same parameters."""
+def bucket_changes(base: Side, new: Side, *, runs_differ: float) -> tuple[BucketChange, ...]:
+    """Compare bucket by bucket, in the order of the new side; where plans differ, what covers the same parameters.
+
+    Args:
+        runs_differ: as in ``changes_between``.
+    """
     contents = [_contents(side) for side in (base, new)]
     groups = _groups(contents)
     if not groups:
         return ()
     sides = list(enumerate((base, new)))
-    exposed = changes_between(*(_sums(side, _exposed_ns(side), groups, place) for place, side in sides))
+    sums = (_sums(side, _exposed_ns(side), groups, place) for place, side in sides)
+    exposed = changes_between(*sums, runs_differ=runs_differ)
     transfers_ns = [_transfer_ns(side) for _, side in sides]
     transfer: dict[str, Change] = {}
     if all(transfers_ns):
-        transfer = changes_between(*(_sums(side, transfers_ns[place], groups, place) for place, side in sides))
+        sums = (_sums(side, transfers_ns[place], groups, place) for place, side in sides)
+        transfer = changes_between(*sums, runs_differ=runs_differ)
     found = []
     for place, group in enumerate(groups):
         own, other = group.of_side

@@ -3,6 +3,10 @@
 Means add up, but a few long steps, of which a busy machine always has some, make them unsure. So the steps in the
 middle are looked at as well: without the shortest tenth and the longest. A change of all steps shows there much
 earlier, one of rare long steps only in the mean.
+
+However many steps there are, two runs of the same program differ a little, each being steady: by where memory lies, by
+who else is on the machine. One recording can't show by how much, so between recordings intervals are wider by what
+``benchmarks/compare.py`` finds.
 """
 
 from __future__ import annotations
@@ -20,8 +24,11 @@ from overlapscope.interval import SIGMAS_90, SIGMAS_99, Interval
 TRIMMED: Final = 0.1
 """Share of steps that are not in the middle, at each end."""
 
+RUNS_DIFFER: Final = 0.01
+"""Share of a time by which it may differ between two runs of the same program, whatever their steps say."""
+
 _SEEN: Final = 1 + SIGMAS_90 / SIGMAS_99
-"""By how many half intervals a true difference has to be off 0 to be found in 19 of 20 cases."""
+"""By how many half intervals of noise a true difference has to be off 0 to be found in 19 of 20 cases."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +37,15 @@ class Difference:
 
     base: float
     new: float
-    ns: Interval
-    """New less base, with its 99 % interval."""
+    noise: Interval
+    """New less base, with the 99 % interval that the steps give it."""
+    runs_differ_ns: float
+    """By how much that may be off because the two are not of one run."""
+
+    @property
+    def ns(self) -> Interval:
+        """New less base, with an interval that allows for both."""
+        return self.noise.wider(self.runs_differ_ns)
 
     @property
     def is_longer(self) -> bool:
@@ -51,7 +65,7 @@ class Difference:
     @property
     def seen_ns(self) -> float:
         """So much longer, it would have been found to be in 19 of 20 cases."""
-        return _SEEN * (self.ns.value - self.ns.low)
+        return self.runs_differ_ns + _SEEN * (self.noise.value - self.noise.low)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,16 +91,19 @@ class Change:
         return min(self.mean.seen_ns, self.middle.seen_ns)
 
 
-def changes_between(base: Mapping[str, Float64Array], new: Mapping[str, Float64Array]) -> dict[str, Change]:
+def changes_between(
+    base: Mapping[str, Float64Array], new: Mapping[str, Float64Array], *, runs_differ: float
+) -> dict[str, Change]:
     """How series differ that both sides have, of independent steps.
 
     Args:
         base: (S,) by name and step; one name or more.
         new: the same for other steps, of the same names.
+        runs_differ: ``RUNS_DIFFER`` if the two are of two runs, else 0.
     """
     series = [np.stack([side[name] for name in base], axis=1) for side in (base, new)]
-    means = _differences(*(wary_mean_of(one) for one in series))
-    middles = _differences(*(_middle_of(one) for one in series))
+    means = _differences(*(wary_mean_of(one) for one in series), runs_differ=runs_differ)
+    middles = _differences(*(_middle_of(one) for one in series), runs_differ=runs_differ)
     return {name: Change(mean=mean, middle=middle) for name, mean, middle in zip(base, means, middles, strict=True)}
 
 
@@ -110,7 +127,8 @@ def _middle_of(series: Float64Array) -> list[Interval]:
     ]
 
 
-def _differences(base: list[Interval], new: list[Interval]) -> list[Difference]:
+def _differences(base: list[Interval], new: list[Interval], *, runs_differ: float) -> list[Difference]:
     return [
-        Difference(base=one.value, new=other.value, ns=other.minus(one)) for one, other in zip(base, new, strict=True)
+        Difference(base=one.value, new=other.value, noise=other.minus(one), runs_differ_ns=runs_differ * abs(one.value))
+        for one, other in zip(base, new, strict=True)
     ]

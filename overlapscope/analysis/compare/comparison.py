@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from overlapscope.analysis.compare.buckets import BucketChange, bucket_changes
-from overlapscope.analysis.compare.changes import Change, changes_between
+from overlapscope.analysis.compare.changes import RUNS_DIFFER, Change, changes_between
 from overlapscope.analysis.compare.settings import SettingChange, setting_changes, unlike
 from overlapscope.analysis.compare.side import STEP, Side
 from overlapscope.analysis.compare.steps import StepPair, steps_that_differ_most
@@ -64,18 +64,20 @@ def compare(base: Side, new: Side) -> Comparison:
     Raises:
         OverlapScopeError: they are the same.
     """
-    if base.trace.path.resolve() == new.trace.path.resolve() and base.choice == new.choice:
+    is_one_run = base.trace.path.resolve() == new.trace.path.resolve()
+    if is_one_run and base.choice == new.choice:
         raise OverlapScopeError(
             f"{base.name}: both sides are the same steps; choose some with --base-steps and --new-steps, "
             "or plans with --base-plan and --new-plan"
         )
+    runs_differ = 0.0 if is_one_run else RUNS_DIFFER
     job = [side.job_ns() for side in (base, new)]
     return Comparison(
         base=base,
         new=new,
-        changes=changes_between(base.parts_ns(), new.parts_ns()),
-        job=None if job[0] is None or job[1] is None else changes_between(job[0], job[1]),
-        buckets=bucket_changes(base, new),
+        changes=changes_between(base.parts_ns(), new.parts_ns(), runs_differ=runs_differ),
+        job=None if job[0] is None or job[1] is None else changes_between(job[0], job[1], runs_differ=runs_differ),
+        buckets=bucket_changes(base, new, runs_differ=runs_differ),
         steps=steps_that_differ_most(base, new, _MOST_STEPS),
         settings=setting_changes(base.trace, new.trace),
         unlike=unlike(base.trace, new.trace),

@@ -27,7 +27,7 @@ def noise(kind: str, seed: int) -> np.ndarray:
 def changes(base: np.ndarray, new: np.ndarray) -> list[Change]:
     names = [str(pair) for pair in range(base.shape[1])]
     sides = (dict(zip(names, side.T, strict=True)) for side in (base, new))
-    return list(changes_between(*sides).values())
+    return list(changes_between(*sides, runs_differ=0.0).values())
 
 
 @pytest.mark.parametrize("kind", ["white", "slow", "both", "heavy-tailed"])
@@ -48,7 +48,7 @@ def test_a_few_long_steps_hide_a_change_in_the_mean_and_not_in_the_middle() -> N
     luck = np.random.default_rng(3)
     base, new = (10 + 0.1 * luck.standard_normal(STEPS) for _ in range(2))
     base[::20], new[::25] = 30, 30
-    (found,) = changes_between({"step": base}, {"step": new + 0.3}).values()
+    (found,) = changes_between({"step": base}, {"step": new + 0.3}, runs_differ=0.0).values()
     assert not found.mean.is_longer
     assert found.middle.is_longer
     assert found.middle.ns.value == pytest.approx(0.3, abs=0.1)
@@ -77,3 +77,13 @@ def test_of_too_few_steps_nothing_is_called_longer() -> None:
     (found,) = changes(np.ones((7, 1)), 2 * np.ones((7, 1)))
     assert np.isnan(found.mean.ns.low)
     assert not found.mean.is_longer
+
+
+def test_between_two_runs_differences_are_less_sure_by_a_share_of_the_time() -> None:
+    base, new = noise("white", 1)[:, 0], noise("white", 2)[:, 0] + 2
+    of_one, of_two = (
+        changes_between({"step": base}, {"step": new}, runs_differ=share)["step"].mean for share in (0.0, 0.01)
+    )
+    assert of_two.ns.value == of_one.ns.value
+    assert of_one.ns.low - of_two.ns.low == pytest.approx(0.01 * base.mean())
+    assert of_two.seen_ns - of_one.seen_ns == pytest.approx(0.01 * base.mean())

@@ -76,8 +76,8 @@ def test_what_the_mean_and_the_middle_say_of_each_other_is_told() -> None:
     assert sentence.endswith(" of all, which could be chance.")
     contradicting = replace(
         found.step,
-        mean=replace(found.step.mean, ns=Interval(value=-2e6, low=-3e6, high=-1e6)),
-        middle=replace(found.step.middle, ns=Interval(value=2e6, low=1e6, high=3e6)),
+        mean=replace(found.step.mean, noise=Interval(value=-2e6, low=-3e6, high=-1e6)),
+        middle=replace(found.step.middle, noise=Interval(value=2e6, low=1e6, high=3e6)),
     )
     found.changes["step"] = contradicting
     assert found.outcome("step", 0.0) == "slower"
@@ -92,7 +92,7 @@ def test_where_nothing_differs_it_says_how_much_would_have_been_seen() -> None:
     seen = f"{100 * found.share(found.step.seen_ns):.1f} %"
     assert verdict(found, ["step", "exposed"], 0.0) == [
         f"No difference that this many steps could show: at least {seen} would have been seen.",
-        "Exposed communication: no difference that this many steps could show: at least 0.0 % of the step would have "
+        "Exposed communication: no difference that this many steps could show: at least 0.4 % of the step would have "
         "been seen.",
     ]
 
