@@ -29,6 +29,7 @@ ALONE = {
     "clock_recovery": "--runs 1 --seconds 2",
     "collective_ends": "--steps 2",
     "collective_log": "--pairs 1",
+    "compare": "FOLDER --pairs 1 --steps 25 --link loopback",
     "diagnose": "--ranks 4 --collectives 2000",
     "drift": "--models tiny --steps 10 --healthy-steps 6 --loops with_own_buffers --faults other-weights",
     "false_alarms": "--recordings 2 --ranks 2 --steps 30 --delay 0.1",
