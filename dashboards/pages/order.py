@@ -28,7 +28,7 @@ from overlapscope.trace.reader import Trace
 
 _MOST_STEPS_IN_TROUBLE: Final = 20_000
 """Steps of all ranks together, whose account takes some tenths of a second."""
-_OTHER_COLOURS: Final = (
+OTHER_COLOURS: Final = (
     ("other DDP traffic", ("buffers", "bitmap", "construction", "join", "hook")),
     ("other all_reduce", ("all_reduce",)),
     ("broadcast", ("broadcast",)),
@@ -36,6 +36,7 @@ _OTHER_COLOURS: Final = (
     ("scatter", ("scatter",)),
     ("barrier", ("barrier",)),
 )
+"""Categories of collectives that are not buckets, under the names of the legend."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +92,7 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
         newest=lanes.newest,
         divergence_share=_share(highlight[0], lanes) if highlight else None,
         bucket_slots=BUCKET_SLOTS,
-        other_colours=_OTHER_COLOURS,
+        other_colours=OTHER_COLOURS,
         **({} if is_plain or must_be_quick else account_variables(snapshot.summary)),
     )
 

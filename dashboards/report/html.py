@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 from markupsafe import Markup
 
 from dashboards.pages.account import account_variables
+from dashboards.pages.order import OTHER_COLOURS
 from dashboards.pages.shell import render_part, shell_variables
 from dashboards.recording import Snapshot
 from dashboards.report.about import about, name_of, without_path
@@ -23,8 +24,6 @@ from overlapscope.analysis.lanes import BUCKET_SLOTS
 from overlapscope.errors import OverlapScopeError
 from overlapscope.model.prediction_rows import SIZE_COLUMNS, WHAT_IF_COLUMNS, assumptions, size_rows, what_if_rows
 from overlapscope.trace.tables import PHASE_NAMES
-
-_SHOWN_SIZES: Final = 16
 
 
 def report_html(snapshot: Snapshot, now: datetime) -> str:
@@ -98,7 +97,11 @@ def _drawings(content: Content, section: Section) -> dict[str, Any]:
     if section.name == "buckets" and advice is not None:
         return _of_buckets(content, advice)
     if section.name == "order" and diagnosis is not None:
-        return {"strip": strip_of(snapshot, diagnosis) if diagnosis.groups else None}
+        return {
+            "strip": strip_of(snapshot, diagnosis) if diagnosis.groups else None,
+            "bucket_slots": BUCKET_SLOTS,
+            "other_colours": OTHER_COLOURS,
+        }
     return {}
 
 
@@ -113,7 +116,6 @@ def _of_buckets(content: Content, advice: Advice) -> dict[str, Any]:
         "what_if_columns": WHAT_IF_COLUMNS,
         "what_if_rows": what_if_rows(found),
         "assumptions": assumptions(found),
-        "shown_rows": _SHOWN_SIZES,
         **account_variables(content.snapshot.summary, ("With the best size", predicted_step(mean, curve, best))),
     }
 

@@ -83,7 +83,7 @@ def _lines_of(content: Content, section: Section) -> Iterator[str]:
 
 def _overview(said: dict[str, Any]) -> Iterator[str]:
     yield from [f"**{plain(said['sentence'])}**", "", plain(said["basis"])]
-    if not said["account"]:
+    if not said["rank_rows"]:
         return
     yield ""
     for each in said["headlines"]:

@@ -16,7 +16,7 @@ from dashboards.report.html import report_html
 from overlapscope.trace.format import PLANS_FILE, rank_folder
 from overlapscope.units import format_ns
 from tests.dashboards.test_order_page import DUMPS, faulty, healthy
-from tests.synthetic import PARAMETERS, write_recording, write_straggling_recording
+from tests.synthetic import PARAMETERS, make_rank, write_recording, write_straggling_recording
 
 NOW = datetime(2030, 1, 2, 3, 4)
 
@@ -45,11 +45,17 @@ def damaged(folder: Path) -> Path:
     return folder
 
 
+def unfinished(folder: Path) -> Path:
+    make_rank(folder, 0, world_size=1).close()
+    return folder
+
+
 RECORDINGS: dict[str, Callable[[Path], Path]] = {
     "steps": lambda folder: write_recording(folder, steps=30),
     "a straggler": straggling,
     "one rank": lambda folder: write_recording(folder, ranks=1, steps=12),
     "one step": lambda folder: write_recording(folder, steps=1),
+    "no finished step": unfinished,
     "more ranks than can be drawn": lambda folder: write_recording(folder, ranks=20, steps=8),
     "a run that goes on": lambda folder: write_recording(folder, steps=12, close=False),
     "ranks without a log": lambda folder: write_recording(folder, world_size=4, steps=12),
