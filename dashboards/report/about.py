@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import html
 import os
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Final
+
+from markupsafe import escape
 
 from dashboards.pages.shell import run_facts
 from overlapscope import __version__
@@ -33,7 +34,7 @@ def without_path(text: str, folder: Path) -> str:
             continue
         # A short relative path may stand for something else elsewhere in the text.
         for end in ("",) if path.startswith("/") else ("/", ":"):
-            for before, after in ((path, name), (html.escape(path), html.escape(name))):
+            for before, after in ((path, name), (str(escape(path)), str(escape(name)))):
                 text = text.replace(before + end, after + end)
     return text
 
