@@ -15,11 +15,13 @@ from typing import Any
 from zlib import crc32
 
 import pandas as pd
+import pyarrow.parquet as pq
 
 from overlapscope import __version__
 from overlapscope.trace.checksum import json_text, read_json_text
 from overlapscope.trace.format import EVENTS_FILE, FORMAT_VERSION, TABLES_FOLDER
 from overlapscope.trace.log import Problem, log_position
+from overlapscope.trace.memory import free_bytes
 
 _CONTENTS_FILE = "contents.json"
 _TABLES_VERSION = 7  # raise it when the columns of a table change
@@ -69,6 +71,10 @@ def _read_table(path: Path, checksum: int) -> pd.DataFrame:
     data = path.read_bytes()
     if crc32(data) != checksum:
         raise ValueError("damaged")
+    rows_and_columns = pq.read_metadata(io.BytesIO(data))
+    free = free_bytes()
+    if free is not None and 8 * rows_and_columns.num_rows * rows_and_columns.num_columns > free:
+        raise ValueError("a few bytes that become more than there is room for")
     return pd.read_parquet(io.BytesIO(data))
 
 

@@ -68,8 +68,7 @@ def read_log(path: Path) -> tuple[LogHeader, Records, list[Problem]]:
     try:
         with path.open("rb") as file:
             header, size = header_and_size(file.fileno(), path, LogHeader.unpack)
-            used = (size - HEADER_BYTES) // RECORD_BYTES if header.closed else _used_slots(file.fileno(), size)
-            slots = _read_slots(file.fileno(), 0, max(0, used))
+            slots = _read_slots(file.fileno(), 0, _slots_to_read(file.fileno(), header, size))
     except OSError as error:
         raise OverlapScopeError(f"{path}: can't be read ({error.strerror})") from None
 
@@ -88,6 +87,16 @@ def read_log(path: Path) -> tuple[LogHeader, Records, list[Problem]]:
         problems.append(Problem("error", f"{path}: {what}"))
     problems += _missing_records(path, header, size, records, len(slots), len(damaged))
     return header, records, problems
+
+
+def bytes_to_read(path: Path) -> int:
+    """How much of a log holds records; 0 if it can't be read. Logs that grow are larger than that."""
+    try:
+        with path.open("rb") as file:
+            header, size = header_and_size(file.fileno(), path, LogHeader.unpack)
+            return RECORD_BYTES * _slots_to_read(file.fileno(), header, size)
+    except (OSError, OverlapScopeError):
+        return 0
 
 
 def newest_step(path: Path) -> int | None:
@@ -163,6 +172,10 @@ def newest_records(path: Path, count: int, problems: list[Problem] | None = None
         problems.append(Problem("error", f"{path}: {what}"))
     records = slots[known]
     return records[np.argsort(records["sequence"], kind="stable")]
+
+
+def _slots_to_read(fd: int, header: LogHeader, size: int) -> int:
+    return max(0, (size - HEADER_BYTES) // RECORD_BYTES if header.closed else _used_slots(fd, size))
 
 
 def _counted(records: int) -> str:

@@ -30,6 +30,7 @@ from overlapscope.trace.format import (
 from overlapscope.trace.kept_records import with_boards, with_incidents
 from overlapscope.trace.links import link_samples, sample_rows, with_peer_ranks
 from overlapscope.trace.log import RECORD_DTYPE, Problem, Records, read_log
+from overlapscope.trace.memory import require_room
 from overlapscope.trace.seal import Seal
 from overlapscope.trace.tables import on_clock, rank_tables
 from overlapscope.trace.user_collectives import user_collectives
@@ -104,6 +105,7 @@ def read_trace(path: Path | str, progress: Progress | None = None) -> Trace:
     fingerprint = cache.fingerprint(folders)
     cached = cache.load(path, fingerprint)
     if cached is None:
+        require_room(path, (folder / EVENTS_FILE for folder in folders.values()))
         cached = _read_logs(folders, progress)
         cache.store(path, fingerprint, *cached)
     tables, run, problems = cached

@@ -1,0 +1,45 @@
+"""Whether this machine has room for what would be read: a server outlives whatever somebody puts into its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.log import bytes_to_read
+from overlapscope.units import format_bytes
+
+_BYTES_PER_LOGGED: Final = 6
+"""Memory for a byte of an event log: its tables, and what is computed from them (4.4 to 6.0 as measured)."""
+_MEMINFO: Final = Path("/proc/meminfo")
+_CGROUP: Final = Path("/sys/fs/cgroup")
+
+
+def require_room(path: Path, logs: Iterable[Path]) -> None:
+    """Refuse a recording whose event logs are too large for this machine.
+
+    Raises:
+        OverlapScopeError: they need more memory than is free.
+    """
+    needed = _BYTES_PER_LOGGED * sum(map(bytes_to_read, logs))
+    free = free_bytes()
+    if free is not None and needed > free:
+        raise OverlapScopeError(
+            f"{path}: takes about {format_bytes(needed)} of memory, and {format_bytes(free)} are free; open it on a "
+            f"larger machine, or copy some of its rank_* folders and open these"
+        )
+
+
+def free_bytes() -> int | None:
+    """Memory that is free for this process; None if the system doesn't say."""
+    try:
+        lines = dict(line.split(":") for line in _MEMINFO.read_text().splitlines())
+        free = int(lines["MemAvailable"].removesuffix("kB")) * 1024
+    except (OSError, ValueError, KeyError):
+        return None
+    try:
+        limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+    except (OSError, ValueError):  # no limit is the word "max"
+        return free
+    return min(free, limit - used)

@@ -1,0 +1,68 @@
+"""Recordings that are larger than the memory of whoever looks at them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace import cache, memory
+from overlapscope.trace.folders import find_rank_folders
+from overlapscope.trace.format import EVENTS_FILE
+from overlapscope.trace.reader import read_trace
+from tests.synthetic import write_recording
+
+MB = 1024**2
+
+
+def with_free(monkeypatch: pytest.MonkeyPatch, free_bytes: int | None) -> None:
+    for module in (memory, cache):
+        monkeypatch.setattr(module, "free_bytes", lambda: free_bytes)
+
+
+def test_a_recording_that_does_not_fit_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_recording(tmp_path / "traces", steps=200)
+    with_free(monkeypatch, MB // 4)
+    with pytest.raises(OverlapScopeError, match=f"{folder}: takes about .* of memory, and 256 kB are free; open it on"):
+        read_trace(folder)
+    with_free(monkeypatch, 1024 * MB)
+    assert len(read_trace(folder).steps) == 400
+
+
+def test_where_free_memory_is_unknown_everything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_free(monkeypatch, None)
+    assert len(read_trace(write_recording(tmp_path / "traces", steps=3)).steps) == 6
+
+
+def test_a_log_that_claims_to_be_huge_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_recording(tmp_path / "traces", steps=3)
+    with (folder / "rank_0" / EVENTS_FILE).open("r+b") as log:
+        log.truncate(100_000 * MB)  # a hole
+    with_free(monkeypatch, 20_000 * MB)
+    with pytest.raises(OverlapScopeError, match="takes about 586 GB of memory"):
+        read_trace(folder)
+
+
+def test_a_run_that_has_just_begun_takes_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_recording(tmp_path / "traces", ranks=4, steps=2, close=False)
+    with_free(monkeypatch, 100 * MB)
+    assert len(read_trace(folder).steps)
+
+
+def test_tables_that_grow_beyond_the_memory_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_recording(tmp_path / "traces", steps=3)
+    trace = read_trace(folder)
+    bomb = pd.DataFrame({"step": np.zeros(20_000_000, dtype="int8")})
+    fingerprint = cache.fingerprint(find_rank_folders(folder))
+    cache.store(folder, fingerprint, {"steps": bomb}, {}, [])
+    with_free(monkeypatch, 100 * MB)
+    assert cache.load(folder, fingerprint) is None
+    assert len(read_trace(folder).steps) == len(trace.steps)
+
+
+def test_this_machine_says_how_much_is_free() -> None:
+    free = memory.free_bytes()
+    assert free is None or free > 0
