@@ -143,7 +143,7 @@ def prepare(runs: Runs) -> str:
     alone = runs.alone
     if alone is not None:
         return _prepare_alone(runs.recording(alone))
-    if not runs.newest():
+    if not runs.newest() and runs.is_found:
         for reason in runs_page.why_none(runs):
             print(f"overlapscope serve: {reason}", file=sys.stderr)
     return ""

@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 
 _LOOK_AFTER_S: Final = 2.0
 """Time after which what is known is old, if anybody asks."""
+_LOOK_SHARE: Final = 0.1
+"""Of the time of a processor, at most, for looking again and again."""
 _FIRST_LOOK_S: Final = 1.0
 """Time that the first page waits for the first look."""
 _JUDGED_SHARE: Final = 0.05
@@ -90,7 +92,7 @@ class Runs:
         self._looker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="looker")
         self._judge = ThreadPoolExecutor(max_workers=1, thread_name_prefix="judge")
         self._look: Future[None] | None = None
-        self._looked_s = 0.0
+        self._look_again_s = 0.0
 
     @property
     def alone(self) -> Path | None:
@@ -114,7 +116,7 @@ class Runs:
     def newest(self) -> tuple[RunRow, ...]:
         """What is known by now: incidents first, then live runs, then the others, newest first."""
         is_first = self._look is None
-        if self._look is None or (self._look.done() and time.monotonic() - self._looked_s > _LOOK_AFTER_S):
+        if self._look is None or (self._look.done() and time.monotonic() > self._look_again_s):
             self._look = self._looker.submit(self._look_again)
         if is_first:
             with suppress(TimeoutError):
@@ -124,14 +126,14 @@ class Runs:
         return tuple(sorted(rows, key=_order))
 
     def close(self) -> None:
-        """Judge no further runs."""
+        """Judge no further runs than the one in hand."""
         for pool in (self._looker, self._judge):
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(cancel_futures=True)
 
     @property
     def is_found(self) -> bool:
         """Whether the first look is over."""
-        return self._looked_s > 0
+        return self._look_again_s > 0
 
     def annotate(self, name: str, notes: RunNotes, seen: RunNotes) -> None:
         """Keep tags and note of a run beside it.
@@ -151,6 +153,7 @@ class Runs:
         self._rows = tuple(replace(row, notes=notes) if row.run.name == name else row for row in self._rows)
 
     def _look_again(self) -> None:
+        began_s = time.monotonic()
         try:
             self.found = find_runs(self.folders)
             rows = [self._row(run) for run in self.found.runs]
@@ -160,7 +163,8 @@ class Runs:
         except Exception:
             _log.exception("looking for runs failed")
         finally:
-            self._looked_s = time.monotonic()
+            now_s = time.monotonic()
+            self._look_again_s = now_s + max(_LOOK_AFTER_S, (now_s - began_s) / _LOOK_SHARE)
 
     def _row(self, run: Run) -> RunRow:
         is_live = is_running(run.newest)

@@ -32,7 +32,7 @@ COLUMNS: Final = (
     ("steps", "Steps", ""),
     ("step", "Step time", ""),
     ("exposed", "Exposed", ""),
-    ("times", "Step times", "text"),
+    ("times", "Trend", "text"),
     ("verdict", "Verdict", "text"),
 )
 """Key, label and classes of each column; the picture of step times can't be sorted by."""
@@ -48,6 +48,8 @@ class RowView:
     badges: tuple[str, ...]
     """Incident, live, or both."""
     attempts: str
+    model_and_device: str
+    """For narrow windows, which have no columns for them."""
     cells: dict[str, tuple[str, float | str | None, str]]
     """Text, what to sort by, and a hint, by column."""
     path: str
@@ -152,6 +154,7 @@ def row_view(row: RunRow) -> RowView:
         address=address_of(row.run.newest_name) + ("order" if row.is_incident else ""),
         badges=tuple(name for name, is_so in (("incident", row.is_incident), ("live", row.is_live)) if is_so),
         attempts=f"{attempts} attempts" if attempts > 1 else "",
+        model_and_device=" · ".join(filter(None, (facts.model, facts.device))),
         cells={
             "started": _date(facts.started_unix_ns),
             "model": (facts.model or "–", facts.model or None, ""),
