@@ -25,6 +25,8 @@ class JudgedRun:
     """Kind of the verdict, as on the page Order; empty if nothing can be read."""
     line: str
     """The verdict in a line; of a run that has no fault, where its step time goes."""
+    can_tell: bool = True
+    """Whether there is evidence enough for a verdict."""
     is_fault: bool = False
     is_incident: bool = False
     """Whether its page Order should be shown first."""
@@ -68,6 +70,7 @@ def _judged(snapshot: Snapshot, began_s: float) -> JudgedRun:
     return JudgedRun(
         kind=kind,
         line=" ".join(line.split()),
+        can_tell=verdict is not None and verdict.certainty != "can't tell",
         is_fault=verdict is not None and verdict.is_fault,
         is_incident=diagnosis is not None and diagnosis.is_incident,
         step_ns=summary.mean.step.value if summary is not None and has_mean else None,

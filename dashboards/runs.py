@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -18,7 +19,10 @@ from dashboards.recording import Recording
 from overlapscope.analysis.run_facts import RunFacts, run_facts
 from overlapscope.diagnosis.rank_files import is_running
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.format import TABLES_FOLDER
+from overlapscope.trace.attempts import recorded_ranks
+from overlapscope.trace.folders import is_over
+from overlapscope.trace.format import EVENTS_FILE, TABLES_FOLDER
+from overlapscope.trace.log import newest_records
 from overlapscope.trace.run_notes import NOTES_FILE, RunNotes, read_notes, write_notes
 from overlapscope.trace.runs import FoundRuns, Run, find_runs, is_run
 
@@ -33,6 +37,8 @@ _FIRST_LOOK_S: Final = 1.0
 _JUDGED_SHARE: Final = 0.05
 """Of the time of a processor, for judging a run again and again that is being recorded."""
 _SHORTEST_S: Final = 4.0
+_GROWS_S: Final = 60.0
+"""Time after which a log that has not grown is not called live: slow steps take that long."""
 _MOST_OPEN: Final = 4
 """Recordings that are kept in memory for their pages."""
 
@@ -44,7 +50,7 @@ class RunRow:
     run: Run
     facts: RunFacts
     is_live: bool
-    """Whether one of its processes runs on this host."""
+    """Whether one of its processes runs on this host, or its log has grown lately, as from another host."""
     judged: JudgedRun | None = None
     """None until that is known."""
     notes: RunNotes = field(default_factory=RunNotes)
@@ -53,8 +59,22 @@ class RunRow:
 
     @property
     def is_incident(self) -> bool:
-        """Whether something is wrong with it."""
-        return self.judged is not None and self.judged.is_incident
+        """Whether something is wrong with it. That nobody can tell is none while it goes on, as on another host."""
+        is_going_on = self.is_live and self.judged is not None and not self.judged.can_tell
+        return self.judged is not None and self.judged.is_incident and not is_going_on
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Seen:
+    """What a look has seen of a run."""
+
+    mark: object
+    """What changes when the recording does."""
+    facts: RunFacts
+    position: int
+    """Number of the newest record of its first rank, as long as that has not ended."""
+    grew_s: float
+    """When it was seen to have changed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +108,7 @@ class Runs:
         self.found = FoundRuns()
         self._rows: tuple[RunRow, ...] = ()
         self._judgements: dict[Path, _Judgement] = {}
-        self._facts: dict[Path, tuple[object, RunFacts]] = {}
+        self._seen: dict[Path, _Seen] = {}
         self._looker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="looker")
         self._judge = ThreadPoolExecutor(max_workers=1, thread_name_prefix="judge")
         self._look: Future[None] | None = None
@@ -157,7 +177,7 @@ class Runs:
         try:
             self.found = find_runs(self.folders)
             rows = [self._row(run) for run in self.found.runs]
-            self._facts = {row.run.newest: self._facts[row.run.newest] for row in rows}
+            self._seen = {row.run.newest: self._seen[row.run.newest] for row in rows}
             self._judgements = {row.run.newest: self._judgement(row) for row in sorted(rows, key=_order)}
             self._rows = tuple(rows)
         except Exception:
@@ -167,19 +187,20 @@ class Runs:
             self._look_again_s = now_s + max(_LOOK_AFTER_S, (now_s - began_s) / _LOOK_SHARE)
 
     def _row(self, run: Run) -> RunRow:
-        is_live = is_running(run.newest)
-        mark = (is_live, _mark(run.newest))
-        known = self._facts.get(run.newest)
-        if known is None or is_live or known[0] != mark:
-            self._facts[run.newest] = mark, _facts_of(run.newest)
+        path, now_s = run.newest, time.monotonic()
+        known, position, is_here = self._seen.get(path), _position(path), is_running(path)
+        mark = (is_here, position, _mark(path))
+        grew_s = -math.inf if known is None else known.grew_s if known.position == position else now_s
+        facts = known.facts if known is not None and known.mark == mark else _facts_of(path)
+        self._seen[path] = _Seen(mark=mark, facts=facts, position=position, grew_s=grew_s)
         try:
             notes, problem = read_notes(run.path), ""
         except OverlapScopeError as error:
             notes, problem = RunNotes(), str(error)
         return RunRow(
             run=run,
-            facts=self._facts[run.newest][1],
-            is_live=is_live,
+            facts=facts,
+            is_live=is_here or (position > 0 and now_s - grew_s < _GROWS_S),
             notes=notes,
             notes_problem=problem,
         )
@@ -187,7 +208,7 @@ class Runs:
     def _judgement(self, row: RunRow) -> _Judgement:
         """The newest, or a new one of a run that has changed, or is live and was judged a while ago."""
         path, now_s = row.run.newest, time.monotonic()
-        known, mark = self._judgements.get(path), self._facts[path][0]
+        known, mark = self._judgements.get(path), self._seen[path].mark
         if known is not None:
             if not known.result.done():
                 return known
@@ -209,6 +230,15 @@ def _facts_of(path: Path) -> RunFacts:
     except Exception:  # one recording that nobody has thought of must not hide the others
         _log.exception("%s: what it is of can't be read", path)
         return RunFacts()
+
+
+def _position(path: Path) -> int:
+    """Number of the newest record of the first rank; 0 if it has none, or has come to its end."""
+    first = min(recorded_ranks(path), default=None)
+    if first is None or is_over(first):
+        return 0
+    newest = newest_records(first / EVENTS_FILE, 1)
+    return int(newest["sequence"][0]) if len(newest) else 0
 
 
 def _mark(path: Path) -> object:

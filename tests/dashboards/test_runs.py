@@ -7,6 +7,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dashboards.app import open_run_page
+from dashboards.judged_run import JudgedRun
 from dashboards.pages import overview
 from dashboards.pages.runs import _Table, row_html, row_view
 from dashboards.pages.runs import build as build_table
@@ -25,7 +27,7 @@ from dashboards.runs import RunRow, Runs
 from overlapscope.diagnosis.diagnosis import Diagnosis
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace import host
-from overlapscope.trace.format import RANK_FILE, rank_folder, write_json
+from overlapscope.trace.format import ENDED_FILE, RANK_FILE, rank_folder, write_json
 from overlapscope.trace.run_notes import NOTES_FILE, RunNotes, read_notes
 from overlapscope.units import format_ns
 from tests.dashboards.test_pages import words
@@ -108,8 +110,25 @@ def test_rows_follow_a_run_that_is_being_recorded_and_new_ones_appear(folder):
     rows_when(runs, lambda rows: any(row.is_live and row.facts.steps == 3 for row in rows))
     write_recording(folder / "new", ranks=1, steps=1)
     rows_when(runs, lambda rows: any(row.run.name == "new" for row in rows))
-    shutil.rmtree(folder / "new")
+    (folder / "new").rename(folder.parent / "gone")
     rows_when(runs, lambda rows: all(row.run.name != "new" for row in rows))
+
+
+def test_a_run_on_another_host_is_live_while_its_log_grows_and_then_no_incident(tmp_path):
+    log = make_rank(tmp_path / "elsewhere", 0, world_size=1, host="another")
+    write_step(log, 0, begin_ns=1_000_000_000)
+    runs = Runs([tmp_path])
+    (before,) = judged(runs)
+    assert not before.is_live
+    write_step(log, 1, begin_ns=1_010_000_000)
+    (row,) = rows_when(runs, lambda rows: rows[0].is_live)
+    assert row.facts.steps == 2
+    cannot_tell = JudgedRun(line="", can_tell=False, is_fault=True, is_incident=True)
+    assert not replace(row, judged=cannot_tell).is_incident
+    assert replace(row, judged=cannot_tell, is_live=False).is_incident
+    log.close()
+    write_json(rank_folder(tmp_path / "elsewhere", 0) / ENDED_FILE, {"how": "ended"})
+    rows_when(runs, lambda rows: not rows[0].is_live)
 
 
 def test_attempts_are_one_row_that_shows_the_newest(tmp_path):
