@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -40,8 +41,11 @@ def overlapscope(*arguments: object, **environment: str) -> Ran:
 
 
 def overlapscope_process(*arguments: object, **environment: str) -> Ran:
-    """Run a command in a process of its own; its output is captured in pipes."""
-    return subprocess.run(
+    """Run a command in a process of its own; its output is captured in pipes.
+
+    What it says of phases that last long is left out: how long they last depends on the machine.
+    """
+    ran = subprocess.run(
         [*COMMAND, *map(str, arguments)],
         capture_output=True,
         text=True,
@@ -49,6 +53,8 @@ def overlapscope_process(*arguments: object, **environment: str) -> Ran:
         env={**os.environ, **environment},
         timeout=120,
     )
+    ran.stderr = re.sub(r"^overlapscope: .* \.\.\.\n", "", ran.stderr, flags=re.MULTILINE)
+    return ran
 
 
 @contextmanager
