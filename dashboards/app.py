@@ -16,6 +16,7 @@ from bokeh.io import curdoc
 
 from dashboards.access import Access, is_loopback
 from dashboards.gate import SERVER_OPTIONS, guard, login_options
+from dashboards.news import news_routes
 from dashboards.pages import buckets, order, overview, problem, stragglers, timeline
 from dashboards.pages import runs as runs_page
 from dashboards.pages.shell import BuildPage
@@ -189,6 +190,7 @@ def start_server(
         show=False,
         start=False,
         verbose=False,
+        extra_patterns=news_routes(runs),
         # A page that was closed gives its memory back soon.
         check_unused_sessions_milliseconds=5_000,
         unused_session_lifetime_milliseconds=10_000,

@@ -70,7 +70,11 @@ def render(
     document.title = f"{title} · OverlapScope"
     document.template = _ENVIRONMENT.get_template(template)
     document.template_variables.update(
-        **shell_variables(title, trace, further_problems), is_plain=is_plain, navigation=NAVIGATION, **variables
+        **shell_variables(title, trace, further_problems),
+        is_plain=is_plain,
+        navigation=NAVIGATION,
+        is_recorded=trace is not None and not is_plain,
+        **variables,
     )
     for root in roots:
         document.add_root(root)
@@ -79,7 +83,8 @@ def render(
 
 def render_alone(template: str, *, title: str, **variables: Any) -> str:
     """The markup of a page without header and plots, for those who may not see the recording."""
-    return render_part(template, roots=[], is_plain=True, navigation=(), **shell_variables(title, None), **variables)
+    shell = shell_variables(title, None)
+    return render_part(template, roots=[], is_plain=True, is_recorded=False, navigation=(), **shell, **variables)
 
 
 def shell_variables(title: str, trace: Trace | None, further_problems: Sequence[Problem] = ()) -> dict[str, Any]:

@@ -1,0 +1,72 @@
+// What has become of the recording since this page was read, while it is being recorded: newer steps, and what a
+// watchdog reports. Nothing on the page moves by itself unless it is told to follow.
+window.overlapscope.watchNews = () => {
+  const bar = document.getElementById("news")
+  if (!bar) return
+  const part = (name) => bar.querySelector(`.${name}`)
+  const everyMs = 2000
+  const key = `overlapscope-follow ${location.pathname}`
+  const begunMs = Date.now()
+  let shown = null // as it was when the page was opened
+  // A page that takes long to open is not opened again and again.
+  const restMs = Math.max(everyMs, 4 * performance.now())
+  const follow = part("follow").querySelector("input")
+
+  function remember(isFollowing) {
+    try {
+      if (isFollowing) sessionStorage.setItem(key, "1")
+      else sessionStorage.removeItem(key)
+    } catch {
+      // Private windows may refuse to store; then this page is followed until it is opened again.
+    }
+  }
+
+  function readAgain(newest) {
+    if (new URLSearchParams(location.search).has("step")) {
+      window.overlapscope.setAddress({step: newest, from: null, to: null})
+    }
+    location.reload()
+  }
+
+  function show(news) {
+    shown ??= news
+    const {is_live, newest_step} = news
+    const newer = newest_step === null ? 0 : newest_step - (shown.newest_step ?? -1)
+    const report = is_live || news.report !== shown.report ? news.report : ""
+    bar.hidden = !is_live && newer <= 0 && !report
+    bar.classList.toggle("live", is_live)
+    bar.classList.toggle("incident", Boolean(report))
+    part("state").textContent = is_live ? "recording" : "recorded"
+    part("newer").textContent = newer > 0 ? `${newer.toLocaleString("en-US")} newer step${newer === 1 ? "" : "s"}` : ""
+    part("show").hidden = newer <= 0
+    part("follow").hidden = !is_live
+    const link = part("report")
+    link.hidden = !report
+    link.textContent = report
+    if (newer > 0 && follow.checked && Date.now() - begunMs > restMs) readAgain(newest_step)
+    part("show").onclick = () => readAgain(newest_step)
+  }
+
+  async function look() {
+    let isLive = true
+    try {
+      if (document.visibilityState === "visible") {
+        const answer = await fetch("news", {cache: "no-store"})
+        const news = await answer.json()
+        isLive = news.is_live
+        show(news)
+      }
+    } catch {
+      // That the server is gone is said elsewhere.
+    }
+    setTimeout(look, isLive ? everyMs : 5 * everyMs)
+  }
+
+  try {
+    follow.checked = sessionStorage.getItem(key) === "1"
+  } catch {
+    follow.checked = false
+  }
+  follow.addEventListener("change", () => remember(follow.checked))
+  look()
+}

@@ -1,0 +1,62 @@
+"""A page of a recording that is being written says what is newer than it, and shows that when it is told to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from overlapscope.trace.format import EVENTS_FILE
+from tests.browser.conftest import served
+from tests.browser.test_app import LANES, open_timeline
+from tests.synthetic import write_recording
+
+pytestmark = pytest.mark.browser
+
+
+def grow(folder: Path, scratch: Path, steps: int) -> None:
+    """The recording has gone on to so many steps."""
+    later = write_recording(scratch, steps=steps)
+    for rank in ("rank_0", "rank_1"):
+        (folder / rank / EVENTS_FILE).write_bytes((later / rank / EVENTS_FILE).read_bytes())
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    return write_recording(tmp_path / "traces", steps=10)
+
+
+def test_a_recording_that_is_over_has_no_news(open_page, recording, tmp_path):
+    with served(recording, tmp_path / "server.log") as url:
+        page = open_page(url)
+        with page.expect_response("**/news") as answer:
+            pass
+        assert answer.value.json() == {"is_live": False, "newest_step": 9, "report": ""}
+        expect(page.locator("#news")).to_be_hidden()
+
+
+def test_newer_steps_are_counted_and_shown_when_asked_for(open_page, recording, tmp_path):
+    with served(recording, tmp_path / "server.log") as url:
+        page = open_page(url)
+        with page.expect_response("**/news"):
+            pass
+        grow(recording, tmp_path / "later", 25)
+        news = page.locator("#news")
+        expect(news).to_contain_text("15 newer steps")
+        expect(page.locator(".basis")).to_contain_text("Means of 7 steps")
+        news.get_by_role("button", name="Show").click()
+        expect(page.locator(".basis")).to_contain_text("Means of 22 steps")
+
+
+def test_a_page_that_follows_shows_the_newest_step_by_itself(open_page, recording, tmp_path):
+    with served(recording, tmp_path / "server.log") as url:
+        page = open_timeline(open_page, f"{url}timeline?step=9")
+        with page.expect_response("**/news"):
+            pass
+        grow(recording, tmp_path / "later", 25)
+        expect(page.locator("#news")).to_contain_text("15 newer steps")
+        page.locator("#news").get_by_label("Follow").check()
+        page.wait_for_function("new URLSearchParams(location.search).get('step') === '24'")
+        page.wait_for_function(f"window.Bokeh?.documents[0] && {LANES}?.x_range.end > 2.4e8")
+        expect(page.locator("#news").get_by_label("Follow")).to_be_checked()
