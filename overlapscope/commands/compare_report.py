@@ -15,7 +15,7 @@ from overlapscope.analysis.compare.sentences import verdict
 from overlapscope.analysis.compare.tables import facts_of, tables_of
 from overlapscope.commands.json_text import json_text
 
-_LEAST_WIDTH: Final = 110
+_LEAST_WIDTH: Final = 120
 """Width in which every table of numbers fits, so that they are not cut off on a narrower terminal or in a pipe."""
 
 
@@ -30,8 +30,10 @@ def print_text(found: Comparison, parts: Sequence[str], fail_above: float) -> No
     for section in tables_of(found):
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
         for place, heading in enumerate(section.headings):
-            is_number = place >= section.words
-            table.add_column(heading, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
+            has_numbers = section.words < len(section.headings)
+            table.add_column(
+                heading, justify="left" if place < section.words else "right", no_wrap=has_numbers, overflow="fold"
+            )
         for row in section.rows:
             table.add_row(*row)
         console.print(f"\n{section.title}", markup=False)

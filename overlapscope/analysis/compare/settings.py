@@ -63,7 +63,8 @@ def _settings(trace: Trace) -> Iterator[tuple[str, str]]:
     for number, of_model in trace.plans.groupby("model"):
         newest = of_model[of_model["plan_epoch"] == of_model["plan_epoch"].max()]
         sizes = newest.groupby("bucket")["bytes"].sum().tolist()
-        yield f"model {number}: bucket plan", _shortened(f"{len(sizes)} of {', '.join(map(str, sizes))} bytes")
+        listed = ", ".join(f"{size:,}" for size in sizes)
+        yield f"model {number}: bucket plan", _shortened(f"bytes of {len(sizes)} buckets: {listed}")
 
 
 def _parameters(trace: Trace) -> set[tuple[Any, ...]]:
