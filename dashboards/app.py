@@ -191,13 +191,14 @@ def start_server(
         start=False,
         verbose=False,
         extra_patterns=news_routes(runs),
-        # A page that was closed gives its memory back soon.
+        # A page that was closed gives its memory back soon, but one on a slow line has time to open its websocket.
         check_unused_sessions_milliseconds=5_000,
-        unused_session_lifetime_milliseconds=10_000,
+        unused_session_lifetime_milliseconds=60_000,
         **SERVER_OPTIONS,
         **login_options(access),
     )
     guard(server, access)
+    server.start()  # what it does now and then: drop the sessions of closed pages, ping those of open ones
     return server
 
 
