@@ -20,6 +20,12 @@ CUT = """() => [...document.querySelectorAll(".facts span, .panel, .headlines di
   .map((box) => `${box.className || box.tagName}: ${box.textContent.trim().slice(0, 60)}`)"""
 """What is wider than its box, or ends outside the window."""
 
+HIDDEN_FACTS = """() => [...document.querySelectorAll(".facts span")].filter((fact) => {
+  const {right, top, bottom} = fact.getBoundingClientRect()
+  return document.elementFromPoint(right - 2, (top + bottom) / 2) !== fact.lastElementChild
+}).map((fact) => fact.textContent)"""
+"""Facts of the run whose end is not to be seen."""
+
 
 @pytest.fixture(scope="module")
 def ordered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
@@ -37,13 +43,14 @@ def ready(page: Page) -> Page:
     return page
 
 
-@pytest.mark.parametrize("width", [800, 1440])
+@pytest.mark.parametrize("width", [800, 1250, 1440])
 @pytest.mark.parametrize("path", [*PAGES, "buckets?plan=present"])
 def test_nothing_is_cut_off(open_page: OpenPage, ordered: str, path: str, width: int) -> None:
     page = ready(open_page(ordered + path))
     page.set_viewport_size({"width": width, "height": 900})
     page.wait_for_function(f"document.documentElement.clientWidth === {width}")
     assert page.evaluate(CUT) == []
+    assert page.evaluate(HIDDEN_FACTS) == []
     assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
