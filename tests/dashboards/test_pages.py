@@ -90,6 +90,20 @@ def test_names_from_a_recording_are_text_and_never_markup(tmp_path, snapshot):
     assert "<script>alert" not in words(document)
 
 
+MARKUP = "</script><img src=x onerror=alert(1)>"
+
+
+@pytest.mark.parametrize("route", sorted(ROUTES))
+def test_hosts_devices_and_parameters_of_a_recording_are_text_on_every_page(snapshot, route):
+    snapshot.trace.run.update(backend=MARKUP, models=[{"model": 0, "class": MARKUP}])
+    for column in ("host", "device"):
+        snapshot.trace.ranks[column] = MARKUP
+    snapshot.trace.plans["name"] = MARKUP
+    document = Document()
+    ROUTES[route](document, snapshot, {})
+    assert "<img src=x" not in html(document)
+
+
 def test_a_run_that_goes_on_is_read_again_and_one_that_does_not_is_not(tmp_path):
     folder = write_recording(tmp_path / "traces", steps=2, close=False)
     recording = Recording(folder)
