@@ -43,6 +43,7 @@ _ENVIRONMENT: Final = Environment(
 )
 _ENVIRONMENT.globals["blocks"] = BLOCKS
 _ENVIRONMENT.globals["place"] = Place()  # unless the document has another
+_ENVIRONMENT.globals["is_recorded"] = False  # unless the document is a page of a recording on a server
 _ENVIRONMENT.filters["together"] = keep_together
 _ENVIRONMENT.filters["code"] = lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
@@ -83,8 +84,7 @@ def render(
 
 def render_alone(template: str, *, title: str, **variables: Any) -> str:
     """The markup of a page without header and plots, for those who may not see the recording."""
-    shell = shell_variables(title, None)
-    return render_part(template, roots=[], is_plain=True, is_recorded=False, navigation=(), **shell, **variables)
+    return render_part(template, roots=[], is_plain=True, navigation=(), **shell_variables(title, None), **variables)
 
 
 def shell_variables(title: str, trace: Trace | None, further_problems: Sequence[Problem] = ()) -> dict[str, Any]:
