@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from bokeh.document import Document
+from bokeh.events import Event
 from bokeh.models import ColumnDataSource, CustomJS, Spacer
 
 from dashboards.pages.shell import render, render_part
@@ -67,7 +68,12 @@ def build(document: Document, runs: Runs) -> None:
     rows = runs.newest()
     table = _Table(runs, rows)
     document.js_on_event("document_ready", table.start_script)
-    document.add_periodic_callback(table.update, _LOOK_EVERY_MS)
+
+    def follow(_event: Event) -> None:
+        document.add_periodic_callback(table.update, _LOOK_EVERY_MS)
+
+    # What changes before the page is there would never reach its script.
+    document.on_event("document_ready", follow)
     document.template_variables["place"] = Place(has_table=True)
     render(
         document,

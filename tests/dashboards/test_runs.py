@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 import pytest
 from bokeh.document import Document
+from bokeh.events import DocumentReady
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -206,6 +207,20 @@ def test_an_open_page_is_told_of_rows_that_changed_and_of_no_others(folder):
     table.update()
     assert table.changed.data["name"] == ["dumps"]
     assert table.order.data["name"] == ["dumps", "nightly/one"]
+
+
+def test_a_page_is_told_of_nothing_before_it_is_ready_and_then_of_all_that_changed_since_it_was_made(folder):
+    runs = Runs([folder])
+    judged(runs)
+    document = Document()
+    build_table(document, runs)
+    assert document.session_callbacks == []
+    runs.annotate("dumps", RunNotes(note="new"), RunNotes())
+    document.callbacks.trigger_event(DocumentReady())
+    (callback,) = document.session_callbacks
+    callback.callback()
+    changed = document.roots[0].tags[0]["dialogue"][1]
+    assert changed.data["name"] == ["dumps"]
 
 
 def test_a_page_that_asks_for_what_can_not_be_kept_is_told_why(folder):
