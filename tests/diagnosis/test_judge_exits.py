@@ -94,6 +94,14 @@ def test_ranks_that_all_finish_after_an_error_that_they_caught_are_not_healthy()
     assert "Rank 1 finished after collective 6 of the default group and never entered the next one" in verdict.sentence
 
 
+def test_of_ranks_that_came_to_their_ends_apart_only_those_that_came_least_far_never_entered_the_next() -> None:
+    ranks = [rank(n, "ended") for n in range(3)]
+    logs = group({0: failing(trained(8)), 1: trained(6), 2: failing(trained(9))})
+    verdict = judge(job(*ranks, groups=[logs], job_status=0))
+    assert (verdict.blamed, verdict.number) == ((1,), 7)
+    assert verdict.sentence.startswith("Rank 1 finished after collective 6 ")
+
+
 def test_the_root_of_a_broadcast_may_be_further_than_the_others() -> None:
     ranks = [rank(n, "ended") for n in range(3)]
     logs = group({0: trained(9), 1: trained(8), 2: trained(8)})

@@ -168,7 +168,7 @@ def _ended_apart(facts: Facts) -> Verdict | None:
         least, most = min(there.values(), default=0), max(there.values(), default=0)
         if least == most:
             continue
-        behind = tuple(rank for rank, newest in there.items() if newest < most)
+        behind = tuple(rank for rank, newest in there.items() if newest == least)  # others have entered some more
         ahead = next(rank for rank, newest in there.items() if newest == most)
         further = [entry for entry in group.windows.get(ahead, ()) if entry.number > least]
         if not further or all(entry.state == "completed" for entry in further):
