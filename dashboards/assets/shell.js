@@ -88,7 +88,7 @@ window.overlapscope = (() => {
   async function reload() {
     try {
       // Any answer will do, but one of a proxy that has lost the server too.
-      const {status} = await fetch(location.href, {method: "HEAD", cache: "no-store", redirect: "manual"})
+      const {status} = await fetch("news", {cache: "no-store", redirect: "manual"})
       if (status < 500) return location.reload()
     } catch {
       // Nobody answers.

@@ -169,10 +169,13 @@ def test_the_address_restores_the_view_and_floods_no_history(open_page, address)
     entries = page.evaluate("history.length")
     for _ in range(8):
         page.keyboard.press("d")
-    page.keyboard.press("w")
     start, end = shown_range(page)
     page.wait_for_function(f"new URLSearchParams(location.search).get('from') === '{round(start)}'")
     assert page.evaluate("history.length") == entries
+    page.keyboard.press("w")
+    start, end = shown_range(page)
+    page.wait_for_function(f"new URLSearchParams(location.search).get('from') === '{round(start)}'")
+    assert page.evaluate("history.length") == entries + 1, "going back undoes a zoom"
     query = parse_qs(urlsplit(page.url).query)
     assert query["to"] == [str(round(end))]
     again = open_timeline(open_page, page.url)

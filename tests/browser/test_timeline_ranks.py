@@ -97,6 +97,7 @@ def test_the_ideal_is_drawn_and_taken_away_and_remembered(open_page, address):
 
 def test_the_ideal_of_too_many_steps_waits_for_zooming_in(open_page, address):
     page = open_timeline(open_page, f"{address}timeline?ideal=1")
+    page.keyboard.press("0")
     expect(page.locator("#ideal-hint")).to_contain_text("zoom in to 20 steps or fewer")
     page.locator("#step").fill("12")
     page.keyboard.press("Enter")
