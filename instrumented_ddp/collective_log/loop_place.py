@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from types import CodeType, FrameType, TracebackType
 from typing import Final
 
 from instrumented_ddp.collective_log.position import Position
 
 _MOST_FRAMES: Final = 64
+_OF_CALLS: Final = re.compile(
+    r"(?<!/tests)/instrumented_ddp/|/torch/(_\w+(/|\.py)|(autograd|distributed|nn|optim|utils)/)"
+)
 
 
 class LoopPlace:
@@ -44,9 +49,15 @@ class LoopPlace:
             return True
         for frame, line in frames:
             code, line_of_forward = self._lines.get(id(frame), (None, 0))
-            if code is frame.f_code:
+            if code is frame.f_code and not _runs_no_loop(code.co_filename):
                 return line < line_of_forward
         return None
+
+
+@lru_cache(maxsize=4096)
+def _runs_no_loop(file: str) -> bool:
+    """Whether frames of a file live for one call only, so that one which seems to be another's is a later one."""
+    return _OF_CALLS.search(file) is not None
 
 
 def frames_of(frame: FrameType | None) -> Iterator[tuple[FrameType, int]]:

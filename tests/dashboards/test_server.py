@@ -14,7 +14,7 @@ import pytest
 
 from dashboards import recording as recording_module
 from dashboards.app import ROUTES
-from dashboards.recording import Recording
+from dashboards.runs import Runs
 from overlapscope.trace import memory
 from overlapscope.trace.reader import read_trace
 from tests.dashboards.running import running
@@ -30,7 +30,7 @@ def test_many_users_share_one_reading(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(recording_module, "read_trace", counted)
     folder = write_recording(tmp_path / "traces", steps=5)
-    with running(Recording(folder)) as server, ThreadPoolExecutor(8) as users:
+    with running(Runs([folder])) as server, ThreadPoolExecutor(8) as users:
         answers = list(users.map(server.get, ["/", "/timeline", "/stragglers", "/order"] * 4))
     assert {answer.status for answer in answers} == {200}
     assert read == [folder]
@@ -40,7 +40,7 @@ def test_a_closed_tab_gives_its_memory_back(tmp_path: Path, monkeypatch: pytest.
     serve = pn.serve
     soon = {"check_unused_sessions_milliseconds": 50, "unused_session_lifetime_milliseconds": 50}
     monkeypatch.setattr(pn, "serve", lambda pages, **options: serve(pages, **{**options, **soon}))
-    with running(Recording(write_recording(tmp_path / "traces", ranks=3, steps=30))) as server:
+    with running(Runs([write_recording(tmp_path / "traces", ranks=3, steps=30)])) as server:
         documents = []
         for route in ROUTES:
             assert server.get(route).status == 200
@@ -57,7 +57,7 @@ def test_a_recording_that_is_too_large_is_said_on_the_page_and_the_server_goes_o
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_recording(tmp_path / "traces", steps=200)
-    with running(Recording(folder)) as server:
+    with running(Runs([folder])) as server:
         with monkeypatch.context() as small:
             small.setattr(memory, "free_bytes", lambda: 1000)
             for route in ("/", "/order"):

@@ -88,10 +88,10 @@ ROLES_OF_TEXT = {
     role
     for file in ASSETS.glob("*.css")
     for rule in re.findall(r"([^{}]+)\{([^{}]*)\}", file.read_text())
-    if ":disabled" not in rule[0]
+    if ":disabled" not in rule[0] and "background: var(--accent)" not in rule[1]
     for role in re.findall(r"(?<![\w-])color: var\(--(\w+)\)", rule[1])
 }
-"""Roles of colours that styles give to text, but for buttons that can't be pressed."""
+"""Roles of colours that styles give to text, but for buttons that can't be pressed, and those on the accent."""
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -100,6 +100,7 @@ def test_text_can_be_read(theme):
     assert {"ink", "muted", "exposed"} <= ROLES_OF_TEXT
     for background, role in itertools.product(("page", "surface"), ROLES_OF_TEXT & colours.keys()):
         assert contrast(colours[role], colours[background]) > (7 if role == "ink" else 4.5), (role, background)
+    assert contrast(colours["surface"], colours["accent"]) > 4.5
     assert contrast(colours["on_span"], block_colours(theme)["exposed"]) > 4.5
     for span in span_colours(theme):
         assert contrast(colours["on_span"], span) > 2.9

@@ -100,3 +100,14 @@ def test_a_forward_that_has_begun_since_the_update_is_of_the_next_iteration_wher
     assert place.has_begun_next([here]) is True
     position.has_updated = True
     assert place.has_begun_next([here]) is False
+
+
+def test_a_frame_of_torch_that_has_the_place_of_an_earlier_one_in_memory_says_nothing() -> None:
+    place = LoopPlace(Position(has_updated=True))
+    namespace = {"place": place, "sys": sys}
+    exec(
+        compile("def call():\n    place.forward_begins()\n    return sys._getframe()", "/x/torch/nn/module.py", "exec"),
+        namespace,
+    )
+    frame = namespace["call"]()
+    assert place.has_begun_next([(frame, 3)]) is None
