@@ -46,15 +46,29 @@ class Bypass:
         """Note that the current gradients are averages."""
         self._line = self._line_of_access = NO_CALL_SITE
 
-    def line_of_unreduced(self) -> int:
+    def line_of_unreduced(self, optimizer: torch.optim.Optimizer) -> int:
         """The line behind unreduced gradients, asked before an update.
+
+        Args:
+            optimizer: that updates. What another model's optimizer leaves alone may yet be set to zero: a
+                discriminator gets gradients from its generator's loss.
 
         Returns:
             The call site behind gradients that the update is about to use, and that nobody has reduced;
             ``NO_CALL_SITE`` if there are none.
         """
+        if self._line == NO_CALL_SITE:
+            self._line_of_access = NO_CALL_SITE
+            return NO_CALL_SITE
+        if not self._are_updated_by(optimizer):
+            return NO_CALL_SITE
         line, self._line, self._line_of_access = self._line, NO_CALL_SITE, NO_CALL_SITE
-        if line == NO_CALL_SITE or all(parameter.grad is None for parameter in self._parameters):
+        if all(parameter.grad is None for parameter in self._parameters):
             return NO_CALL_SITE
         by_user = self._collectives.elements_reduced_by_user - self._reduced_by_user_before
         return NO_CALL_SITE if 2 * by_user >= self._elements else line
+
+    def _are_updated_by(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether an optimizer holds any of the parameters. Asked only if one has a gradient that was not reduced."""
+        own = {id(parameter) for parameter in self._parameters}
+        return any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])

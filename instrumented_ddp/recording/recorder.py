@@ -320,7 +320,7 @@ class Recorder:
         if self.log.closed:
             return
         for model, bypass in self._bypasses.items():
-            call_site = bypass.line_of_unreduced()
+            call_site = bypass.line_of_unreduced(optimizer)
             if call_site != NO_CALL_SITE:
                 self._models.gradients_were_not_reduced(model, call_site)
         self._steps.update_begins()
