@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from instrumented_ddp.watchdog.held_stacks import STACKS_SIGNAL
-from instrumented_ddp.watchdog.left_behind import card_of, last_awake_ns
+from instrumented_ddp.watchdog.left_behind import card_of, is_end_known, last_awake_ns
 from instrumented_ddp.watchdog.live_evidence import SILENT_AFTER_NS, Known, liveness_of, make_evidence
 from instrumented_ddp.watchdog.messages import Alarm, Beat, Outcome, Pointer
 from instrumented_ddp.watchdog.process_state import GONE, STOPPED, ProcessState, can_be_signalled, look_at
@@ -32,7 +32,7 @@ from overlapscope.trace.host import host_now_ns
 _COLLECTS_FOR_S: Final = 1.2
 """Every rank that wakes has answered by then."""
 _LOOKS_FOR_NS: Final = 400_000_000
-"""At the process of a rank whose watchdog does not wake."""
+"""At the process of a rank whose watchdog does not wake, or for how one ended that is gone."""
 _NEXT_RANK_AFTER_S: Final = 0.7
 _MOST_TURNS: Final = 3
 GIVES_UP_AFTER_S: Final = 6.0
@@ -185,11 +185,14 @@ class Inquiry:
         if beat is None or beat.host_id != host:
             return False
         process = look_at(beat.pid, beat.start_ticks)
-        if process.state == GONE or process.state in STOPPED or beat.how == "ended":
+        if process.state in STOPPED or beat.how == "ended":
             return True
         now_ns = host_now_ns()
         seen_ns = self._first_looks[rank][0] if rank in self._first_looks else now_ns
-        return self._silent_ns(beat) >= SILENT_AFTER_NS and now_ns - seen_ns >= _LOOKS_FOR_NS
+        has_looked = now_ns - seen_ns >= _LOOKS_FOR_NS
+        if process.state == GONE:  # its launcher, which knows how it ended, may be about to notice
+            return has_looked or beat.how != "runs" or is_end_known(self.run_folder, beat.pid)
+        return has_looked and self._silent_ns(beat) >= SILENT_AFTER_NS
 
     def _silent_ns(self, beat: Beat) -> int:
         """Since when a rank of this host has given no sign of life, neither on the board nor in its folder."""

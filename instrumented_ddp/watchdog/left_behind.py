@@ -13,6 +13,7 @@ from overlapscope.diagnosis.stacks import user_line
 from overlapscope.trace.exits import read_exits
 from overlapscope.trace.format import ALIVE_FILE, rank_folder
 from overlapscope.trace.group_reader import read_collective_logs
+from overlapscope.trace.host import boot_identity
 
 
 def card_of(run_folder: Path, rank: int, differences: Mapping[str, int]) -> Card | None:
@@ -41,6 +42,12 @@ def card_of(run_folder: Path, rank: int, differences: Mapping[str, int]) -> Card
         call_site_of=source.call_sites(rank).get,
         differences=differences,
     )
+
+
+def is_end_known(run_folder: Path, pid: int) -> bool:
+    """Whether who has started a process of this host has written down how it ended."""
+    here = boot_identity()
+    return any(each.pid == pid and each.boot_id == here and not each.is_job for each in read_exits(run_folder, []))
 
 
 def last_awake_ns(run_folder: Path, rank: int) -> int:

@@ -66,7 +66,9 @@ def _rank(one: Known) -> RankEvidence | None:
     told, beat = None if one.card is None else one.card.evidence, one.beat
     if one.has_answered or beat is None:
         return told
-    exit_status = None if beat.exit_call is None else beat.exit_call.status
+    exit_status = (
+        beat.exit_call.status if beat.exit_call is not None else told.exit_status if told is not None else None
+    )
     liveness = ended_with(liveness_of(beat, one.process, one.silent_ns), exit_status)
     is_there = liveness in ("running", "sleeping")
     if told is None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from overlapscope.diagnosis.process import has_ended
+
 GONE: Final = "gone"
 STOPPED: Final = ("T", "t")
 """States of a process stopped by a signal or a debugger."""
@@ -24,7 +26,7 @@ class ProcessState:
     """One look at a process."""
 
     state: str
-    """R, S, D, T, t as in ps; ``gone`` if there is none, or only its exit code (Z)."""
+    """R, S, D, T, t as in ps; ``gone`` if there is none, or what is left of one that has ended."""
     start_ticks: int = 0
     """Start time, which distinguishes it from a later process with the same pid."""
     cpu_ns: int = 0
@@ -44,7 +46,7 @@ def look_at(pid: int, start_ticks: int | None = None) -> ProcessState:
         return ProcessState(state=GONE)
     fields = stat.rpartition(b")")[2].decode().split()  # the name of the program may hold anything
     started = int(fields[_START_TICKS])
-    if fields[_STATE] in ("Z", "X", "x") or (start_ticks is not None and started != start_ticks):
+    if has_ended(fields) or (start_ticks is not None and started != start_ticks):
         return ProcessState(state=GONE)
     return ProcessState(
         state=fields[_STATE],

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from signal import SIGKILL
 from typing import Any, Final
 
 from overlapscope.diagnosis.evidence import Liveness
 from overlapscope.trace import host
 
 _STATE: Final = 0
+_FLAGS: Final = 6
 _START_TICKS: Final = 19
+_PENDING_SIGNALS: Final = 28
+"""Places in ``/proc/PID/stat``, counted from the state (man 5 proc)."""
+_EXITING: Final = 0x4
+"""``PF_EXITING`` (include/linux/sched.h)."""
+_KILLED: Final = 1 << (SIGKILL - 1)
 _TICK_NS: Final = 10_000_000
 """Clock ticks of /proc: 100 a second on all of Linux."""
 _TOLERANCE_NS: Final = 1_000_000_000
-_STATES: Final[dict[str, Liveness]] = {"R": "running", "T": "stopped", "t": "stopped", "Z": "gone", "X": "gone"}
+_STATES: Final[dict[str, Liveness]] = {"R": "running", "T": "stopped", "t": "stopped"}
 
 
 def is_here(where: dict[str, Any]) -> bool:
@@ -30,9 +38,19 @@ def liveness_of(where: dict[str, Any]) -> Liveness:
     except (OSError, KeyError, TypeError, ValueError):
         return "gone"
     fields = text.rpartition(")")[2].split()  # the name of the program may hold anything
-    if _is_of_a_later_process(int(fields[_START_TICKS]), where):
+    if has_ended(fields) or _is_of_a_later_process(int(fields[_START_TICKS]), where):
         return "gone"
     return _STATES.get(fields[_STATE], "sleeping")
+
+
+def has_ended(fields: Sequence[str]) -> bool:
+    """Whether nothing of a process will run any more: only its exit code is left, or the kernel is taking it down.
+
+    Args:
+        fields: of its ``/proc/PID/stat``, from the state on.
+    """
+    is_exiting = bool(int(fields[_FLAGS]) & _EXITING or int(fields[_PENDING_SIGNALS]) & _KILLED)
+    return is_exiting or fields[_STATE] in ("Z", "X", "x")
 
 
 def began_ns() -> int | None:

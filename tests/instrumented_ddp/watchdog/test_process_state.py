@@ -16,6 +16,7 @@ from instrumented_ddp.watchdog.process_state import (
     memory_limit_bytes,
     queued_ns,
 )
+from overlapscope.diagnosis.process import has_ended
 
 
 def until(condition, limit_s=20.0):
@@ -38,6 +39,13 @@ def test_a_process_runs_is_stopped_and_is_gone():
         finally:
             child.kill()
         assert until(lambda: look_at(child.pid, before.start_ticks).state == GONE), "although nobody has waited for it"
+
+
+def test_a_stopped_process_that_is_being_killed_has_ended_before_it_is_gone():
+    stopped = ["T", *["0"] * 49]
+    killed = [*stopped[:28], str(1 << (signal.SIGKILL - 1)), *stopped[29:]]
+    exiting = ["R", *stopped[1:6], str(0x400004), *stopped[7:]]
+    assert [has_ended(fields) for fields in (stopped, killed, exiting)] == [False, True, True]
 
 
 def test_another_process_of_the_same_number_is_not_the_one():
