@@ -16,7 +16,8 @@ The rules are asked in an order, and the first that has an answer is believed, u
 5. Who waits for whom: a cycle is groups that are interleaved; else the rank that waits for nobody is at the end of its
    data, in its data loader, or wherever it is.
 6. What does harm without stopping anything: gradients that were not reduced, then replicas that differ for no reason
-   that is known by then; and what watchdogs reported while the job ran.
+   that is known by then; what watchdogs reported while the job ran; ranks that finished, and not at the same place;
+   and only of those that did, replicas that differ at the end.
 7. None of these: slow, healthy, or can't tell, which it is too if a part of the evidence is missing or damaged.
 """
 
@@ -73,6 +74,8 @@ _RULES: Final[tuple[Rule, ...]] = (
     silent.not_reduced,
     replicas.differ,
     otherwise.reported,
+    otherwise.ended_apart,
+    replicas.differ_at_end,
     waiting.waits_for_data,
     dumped.not_launched,
     dumped.without_dump,

@@ -16,6 +16,7 @@ from overlapscope.diagnosis.evidence import (
     RankEvidence,
     Standing,
 )
+from overlapscope.trace.group_log import FAILED
 from overlapscope.trace.signature import Signature
 from tests.ordered import bucket
 
@@ -118,3 +119,8 @@ HELD_UP = group({0: WAITING, 1: LATE, 2: WAITING})
 def held_up(one: RankEvidence, **more: object) -> Evidence:
     """The others wait for rank 1, of which this is known."""
     return job(rank(0, step=2), one, rank(2, step=2), groups=[HELD_UP], **more)  # type: ignore[arg-type]
+
+
+def failing(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+    """The last one ended with an error of the backend."""
+    return (*entries[:-1], replace(entries[-1], flags=FAILED, completed_ns=entries[-1].announced_ns + 1))

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from overlapscope.diagnosis.evidence import EarlierVerdict, Entry, ExitCall, Failure
+from overlapscope.diagnosis.evidence import EarlierVerdict, ExitCall, Failure
 from overlapscope.diagnosis.exits import ended_with
 from overlapscope.diagnosis.judge import judge
-from overlapscope.trace.group_log import FAILED
-from tests.diagnosis.jobs import CLOSED, HELD_UP, TIMED_OUT, group, idle, job, rank, site, trained
+from tests.diagnosis.jobs import CLOSED, HELD_UP, TIMED_OUT, failing, group, idle, job, rank, site, trained
 
 BAD_LABEL = Failure(type="ValueError", message="no such label\nsecond line", call_site=site(40))
-
-
-def failing(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
-    """The last one ended with an error of the backend."""
-    return (*entries[:-1], replace(entries[-1], flags=FAILED, completed_ns=entries[-1].announced_ns + 1))
 
 
 def test_a_rank_that_catches_its_error_and_exits_with_a_status_has_failed() -> None:

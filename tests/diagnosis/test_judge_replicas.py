@@ -12,7 +12,7 @@ from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.replicas import ComparedReplicas, Difference
 from overlapscope.diagnosis.replicas_at_end import AtEnd
 from overlapscope.diagnosis.verdict import Verdict
-from tests.diagnosis.jobs import entry, group, held_up, idle, job, rank, trained
+from tests.diagnosis.jobs import entry, failing, group, held_up, idle, job, rank, trained
 from tests.ordered import all_reduce
 
 DIFFERENCE = Difference(
@@ -183,6 +183,14 @@ def test_a_cause_that_is_known_stays_the_verdict_and_drift_is_not_said_twice() -
     verdict = judge(job(*ranks, groups=[replace(order, divergence="signature")], replicas=(DRIFTED,)))
     assert verdict.kind != "replicas differ"
     assert not any("replicas differ" in said for said in (*verdict.evidence, *verdict.also))
+
+
+def test_ranks_that_finished_apart_explain_what_differs_at_the_end() -> None:
+    at_end = AtEnd(differing=("head.bias",), sides=((1, 2), (0,)), equal_step=45)
+    logs = group({0: trained(6), 1: failing(trained(9)), 2: failing(trained(9))})
+    drifted = replace(DRIFTED, difference=None, at_end=at_end)
+    verdict = judge(job(*[rank(n, "ended") for n in range(3)], groups=[logs], replicas=(drifted,)))
+    assert (verdict.kind, verdict.blamed) == ("missing collective", (0,))
 
 
 def test_a_hang_that_has_another_cause_does_not_hide_that_replicas_differ() -> None:

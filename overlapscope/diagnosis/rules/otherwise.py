@@ -81,6 +81,41 @@ def reported(facts: Facts) -> Verdict | None:
     )
 
 
+def ended_apart(facts: Facts) -> Verdict | None:
+    """Ranks that finished although not all of them came to the newest collective of a group."""
+    have_ended = len(facts.with_liveness("ended")) == len(facts.ranks) > 0
+    is_all_known = not facts.evidence.gaps and not facts.unrecorded
+    if not (have_ended and is_all_known) or any(one.was_told_to_end for one in facts.ranks.values()):
+        return None
+    for group in facts.evidence.groups:
+        there = {rank: group.newest.get(rank, 0) for rank in group.ranks if rank in facts.ranks}
+        least, most = min(there.values(), default=0), max(there.values(), default=0)
+        if least == most:
+            continue
+        behind = tuple(rank for rank, newest in there.items() if newest == least)  # others have entered some more
+        ahead = next(rank for rank, newest in there.items() if newest == most)
+        further = [entry for entry in group.windows.get(ahead, ()) if entry.number > least]
+        if not further or all(entry.state == "completed" for entry in further):
+            continue  # as the root of a broadcast, which waits for nobody
+        first = further[0]
+        return Verdict(
+            kind="missing collective",
+            sentence=f"{capitalised(ranks_text(behind))} finished after collective {least} of {group_text(group)} "
+            f"and never entered the next one, which rank {ahead} launched{in_step(first)}: "
+            f"{collective_text(first)}{at(first.call_site)}.",
+            blamed=minority([behind, [rank for rank in there if rank not in behind]], len(group.ranks)),
+            concerned=tuple(sorted({*behind, ahead})),
+            step=loop_step(first),
+            group=group.name,
+            number=first.number,
+            call_sites={ahead: first.call_site} if first.call_site else None,
+            windows={rank: group.windows[rank] for rank in (*behind[:4], ahead) if rank in group.windows},
+            evidence=("Their logs don't say why: an exception that the script caught, or a loop that was left.",),
+            advice=("Log exceptions where they are caught, and end the process with an exit status that says so.",),
+        )
+    return None
+
+
 def slow(facts: Facts) -> Verdict | None:
     """The others wait for a rank, but not long enough to call it stuck."""
     if not facts.evidence.is_live:
@@ -126,8 +161,6 @@ def healthy(facts: Facts) -> Verdict | None:
             concerned=going,
         )
     is_over = len(facts.with_liveness("ended")) == len(facts.ranks)
-    if is_over and (apart := _ended_apart(facts)) is not None:
-        return apart
     if is_over and facts.evidence.job_status:
         return Verdict(
             kind="cannot tell",
@@ -157,39 +190,6 @@ def _compared(facts: Facts) -> int:
         min([max(group.newest.values(), default=0), *(group.newest.get(rank, 0) for rank in facts.unrecorded)])
         for group in facts.evidence.groups
     )
-
-
-def _ended_apart(facts: Facts) -> Verdict | None:
-    """Ranks that finished although not all of them came to the newest collective of a group."""
-    if any(one.was_told_to_end for one in facts.ranks.values()):
-        return None
-    for group in facts.evidence.groups:
-        there = {rank: group.newest.get(rank, 0) for rank in group.ranks if rank in facts.ranks}
-        least, most = min(there.values(), default=0), max(there.values(), default=0)
-        if least == most:
-            continue
-        behind = tuple(rank for rank, newest in there.items() if newest == least)  # others have entered some more
-        ahead = next(rank for rank, newest in there.items() if newest == most)
-        further = [entry for entry in group.windows.get(ahead, ()) if entry.number > least]
-        if not further or all(entry.state == "completed" for entry in further):
-            continue  # as the root of a broadcast, which waits for nobody
-        first = further[0]
-        return Verdict(
-            kind="missing collective",
-            sentence=f"{capitalised(ranks_text(behind))} finished after collective {least} of {group_text(group)} "
-            f"and never entered the next one, which rank {ahead} launched{in_step(first)}: "
-            f"{collective_text(first)}{at(first.call_site)}.",
-            blamed=minority([behind, [rank for rank in there if rank not in behind]], len(group.ranks)),
-            concerned=tuple(sorted({*behind, ahead})),
-            step=loop_step(first),
-            group=group.name,
-            number=first.number,
-            call_sites={ahead: first.call_site} if first.call_site else None,
-            windows={rank: group.windows[rank] for rank in (*behind[:4], ahead) if rank in group.windows},
-            evidence=("Their logs don't say why: an exception that the script caught, or a loop that was left.",),
-            advice=("Log exceptions where they are caught, and end the process with an exit status that says so.",),
-        )
-    return None
 
 
 def _ended_with(facts: Facts) -> str:

@@ -16,7 +16,7 @@ def differ(facts: Facts) -> Verdict | None:
     """The first model whose parameters are not the same on all ranks, and are not made so now and then."""
     found = [one for one in facts.evidence.replicas if _is_amiss(one)]
     if not found:
-        return next((_differ_at_end(facts, one) for one in facts.evidence.replicas if _is_amiss_at_end(one)), None)
+        return None
     compared = min(found, key=lambda one: one.difference.differs_step)  # type: ignore[union-attr]
     difference = compared.difference
     assert difference is not None
@@ -41,6 +41,11 @@ def differ(facts: Facts) -> Verdict | None:
         evidence=tuple(_evidence(compared, difference, blamed, has_settings=has_settings and not others)),
         advice=(_advice(difference, setting, has_settings=has_settings),),
     )
+
+
+def differ_at_end(facts: Facts) -> Verdict | None:
+    """The first model whose parameters were the same whenever they were compared, and are not when recordings end."""
+    return next((_differ_at_end(facts, one) for one in facts.evidence.replicas if _is_amiss_at_end(one)), None)
 
 
 def notes(facts: Facts) -> list[str]:
