@@ -55,7 +55,7 @@ def open_page(build: BuildPage, recording: Recording) -> None:
     document = curdoc()
     arguments = pn.state.session_args
     try:
-        build(document, recording.newest(), arguments)
+        build(document, recording.newest(is_whole=arguments.get("read") == [b"all"]), arguments)
     except OverlapScopeError as error:
         problem.build(document, error)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -11,6 +13,7 @@ from typing import Final
 import pandas as pd
 
 from dashboards.forecast import Forecast
+from dashboards.newsroom import Newsroom
 from overlapscope.analysis.analysis import Analysis
 from overlapscope.analysis.clocks import clock_offsets
 from overlapscope.analysis.heatmap import Heatmap
@@ -23,9 +26,17 @@ from overlapscope.trace import cache
 from overlapscope.trace.attempts import attempts_beside, number_of
 from overlapscope.trace.flight_recorder_files import holds_dumps
 from overlapscope.trace.folders import find_rank_folders
+from overlapscope.trace.format import EVENTS_FILE, RECORD_BYTES
+from overlapscope.trace.log import bytes_to_read
 from overlapscope.trace.reader import Progress, Trace, empty_trace, read_trace
 
 _OUTDATED_AFTER_S: Final = 2.0
+_LIVE_RECORDS: Final = 250_000
+"""So many are read of a recording that goes on, the newest of all ranks: its pages open in about a second ..."""
+_FEWEST_OF_RANK: Final = 2_000
+"""... unless that would be less than this of each rank."""
+_READING_SHARE: Final = 0.25
+"""Of the time, at most, for reading what goes on again and again."""
 
 
 class Snapshot(Analysis):
@@ -93,8 +104,19 @@ class Snapshot(Analysis):
         return Forecast.soon(self)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Reading:
+    snapshot: Snapshot
+    mark: str
+    """What changes when the files do."""
+    until_s: float
+    """It is not done again before."""
+
+
 class Recording:
     """A folder of traces. A run may still be writing to it: every page that is opened shows the newest state.
+
+    Of a long one that goes on, that is the newest steps, so that memory and waiting stay the same however long it does.
 
     Args:
         folder: what ``overlapscope record -o`` wrote, or dumps of PyTorch's Flight Recorder, which have nothing but an
@@ -103,26 +125,51 @@ class Recording:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._snapshot: Snapshot | None = None
-        self._fingerprint = ""
+        self._newsroom = Newsroom(folder)
+        self._whole: _Reading | None = None
+        self._newest: _Reading | None = None
 
-    def newest(self, progress: Progress | None = None) -> Snapshot:
+    def newest(self, progress: Progress | None = None, *, is_whole: bool = False) -> Snapshot:
         """The current snapshot of the folder.
 
         Args:
             progress: told of each rank that has been read, if any has to be.
+            is_whole: with all steps, also of a long recording that goes on.
 
         Raises:
             OverlapScopeError: the folder holds nothing to show.
         """
         is_dumps = self.folder.is_dir() and holds_dumps(self.folder)
-        fingerprint = cache.fingerprint({0: self.folder} if is_dumps else find_rank_folders(self.folder))
-        fingerprint += _version_of(self.folder / CALIBRATION_FILE)
-        if self._snapshot is None or fingerprint != self._fingerprint:
-            self._snapshot = _of_dumps(self.folder) if is_dumps else Snapshot(read_trace(self.folder, progress))
-            self._fingerprint = fingerprint
-        self._snapshot.forget_outdated()
-        return self._snapshot
+        folders = {0: self.folder} if is_dumps else find_rank_folders(self.folder)
+        only_newest = None if is_dumps or is_whole else self._only_newest(folders.values())
+        reading = self._whole if only_newest is None else self._newest
+        begun_s = time.monotonic()
+        mark = reading.mark if reading is not None and begun_s < reading.until_s else self._mark(folders)
+        if reading is None or mark != reading.mark:
+            trace = None if is_dumps else read_trace(self.folder, progress, only_newest=only_newest)
+            snapshot = _of_dumps(self.folder) if trace is None else Snapshot(trace)
+            now_s = time.monotonic()
+            until_s = 0.0 if only_newest is None else now_s + (now_s - begun_s) / _READING_SHARE
+            reading = _Reading(snapshot=snapshot, mark=mark, until_s=until_s)
+        if only_newest is None:
+            self._whole = reading
+        else:
+            self._newest = reading
+        reading.snapshot.forget_outdated()
+        return reading.snapshot
+
+    def _only_newest(self, folders: Collection[Path]) -> int | None:
+        """How many records to read of each rank; None for all."""
+        if not self._newsroom.newest().is_live:
+            self._newest = None
+            return None
+        count = max(_FEWEST_OF_RANK, _LIVE_RECORDS // len(folders))
+        logged = sum(bytes_to_read(folder / EVENTS_FILE) for folder in folders)
+        return count if logged > count * len(folders) * RECORD_BYTES else None
+
+    def _mark(self, folders: dict[int, Path]) -> str:
+        """What changes when anything does that is read."""
+        return cache.fingerprint(folders) + _version_of(self.folder / CALIBRATION_FILE)
 
 
 def _newest_beside(path: Path) -> int:

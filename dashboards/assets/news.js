@@ -28,15 +28,29 @@ window.overlapscope.watchNews = () => {
     location.reload()
   }
 
+  // A page that was opened with all steps of a long recording, or with its newest, is opened with the other.
+  const read = part("read")
+  const isWhole = new URLSearchParams(location.search).has("read")
+  read.addEventListener("click", () => {
+    window.overlapscope.setAddress({read: read.dataset.read ?? null})
+    location.reload()
+  })
+
+  function stateOf({is_live, age_s}) {
+    if (!is_live) return "recorded"
+    return age_s === null || age_s < 2 ? "recording" : `recording, the newest event is ${Math.round(age_s)} s old`
+  }
+
   function show(news) {
     shown ??= news
     const {is_live, newest_step} = news
     const newer = newest_step === null ? 0 : newest_step - (shown.newest_step ?? -1)
     const report = is_live || news.report !== shown.report ? news.report : ""
-    bar.hidden = !is_live && newer <= 0 && !report
+    bar.hidden = !is_live && newer <= 0 && !report && !read.dataset.read
     bar.classList.toggle("live", is_live)
     bar.classList.toggle("incident", Boolean(report))
-    part("state").textContent = is_live ? "recording" : "recorded"
+    part("state").textContent = stateOf(news)
+    read.hidden = !(read.dataset.read || (isWhole && is_live))
     part("newer").textContent = newer > 0 ? `${newer.toLocaleString("en-US")} newer step${newer === 1 ? "" : "s"}` : ""
     part("show").hidden = newer <= 0
     part("follow").hidden = !is_live

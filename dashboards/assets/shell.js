@@ -74,10 +74,14 @@ window.overlapscope = (() => {
   }
 
   function leadToPlaces() {
+    const here = new URLSearchParams(location.search)
     for (const link of document.querySelectorAll("header nav a:not([aria-current])")) {
       try {
-        const place = sessionStorage.getItem(placeOf(new URL(link.href)))
-        if (place) link.search = place
+        const place = new URLSearchParams(sessionStorage.getItem(placeOf(new URL(link.href))) ?? "")
+        // How much of a recording is read is one choice for all pages.
+        if (here.has("read")) place.set("read", here.get("read"))
+        else place.delete("read")
+        link.search = place
       } catch {
         return
       }

@@ -94,6 +94,7 @@ def shell_variables(title: str, trace: Trace | None, further_problems: Sequence[
     return {
         "page_title": title,
         "facts": run_facts(trace) if trace else [],
+        "newest_steps": newest_steps_text(trace) if trace is not None and trace.is_newest_only else "",
         "problems": problems,
         "has_errors": any(problem.severity == "error" for problem in problems),
         "problems_summary": _summary(problems),
@@ -124,6 +125,14 @@ def run_facts(trace: Trace) -> list[tuple[str, str]]:
         "recorded": f"{datetime.fromtimestamp(started_ns / 1e9):%d %b %Y, %H:%M}" if started_ns else None,
     }
     return [(label, str(value)) for label, value in known.items() if value]
+
+
+def newest_steps_text(trace: Trace) -> str:
+    """Which steps were read, if only the newest were."""
+    if trace.steps.empty:
+        return "no whole step yet"
+    first, last = int(trace.steps["step"].min()), int(trace.steps["step"].max())
+    return f"steps {first:,} to {last:,}"
 
 
 def _summary(problems: Sequence[Any]) -> str:

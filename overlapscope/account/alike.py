@@ -136,12 +136,12 @@ def alike_steps(trace: Trace, account: Account) -> AlikeSteps:
 def first_step_after_warm_up(steps: pd.DataFrame) -> int:
     """The number of the first step, of a table like ``trace.steps``, that is no warm-up; 0 if there are no steps."""
     numbers = np.unique(steps["step"])
-    return int(numbers[_warm_up_steps(len(numbers))]) if len(numbers) else 0
+    return int(numbers[_warm_up_steps(numbers)]) if len(numbers) else 0
 
 
-def _warm_up_steps(steps: int) -> int:
-    """Fewer than half of them."""
-    return min(WARM_UP_STEPS, max(0, steps - 1) // 2)
+def _warm_up_steps(numbers: Int64Array) -> int:
+    """Fewer than half of them; none of the newest steps of a training that has long been warm."""
+    return min(WARM_UP_STEPS, max(0, len(numbers) - 1) // 2) if numbers[0] < WARM_UP_STEPS else 0
 
 
 def far_out(step_ns: npt.NDArray[np.float64], which: npt.NDArray[np.bool_]) -> Int64Array:

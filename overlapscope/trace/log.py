@@ -17,7 +17,6 @@ from overlapscope.trace.format import (
     FIRST_WITH_CHECKSUMS,
     HEADER_BYTES,
     OPS,
-    PINNED_SHARE,
     RECORD_BYTES,
     RECORD_FIELDS,
     Kind,
@@ -36,7 +35,8 @@ _VERSION_AT: Final = 8
 _HIGHEST_SEQUENCE: Final = 2**40
 """Sequence numbers beyond this are damage: at 1,000 records a second they take 35 years."""
 
-_CHECKED_AT_ONCE: Final = 64
+_A_FEW: Final = 16
+"""The newest record may be half written, and its neighbours may be too if several threads write."""
 
 _LONGEST_HOLE_RECORDS: Final = 1024
 """This many slots of zeros are the end of a log: more than a lost page holds, or threads are apart."""
@@ -101,12 +101,8 @@ def bytes_to_read(path: Path) -> int:
 
 def newest_step(path: Path) -> int | None:
     """The step that a recording has reached, cheap enough to poll while it runs; None before its first record."""
-    try:
-        with path.open("rb") as file:
-            newest = _newest_record(file.fileno(), os.fstat(file.fileno()).st_size)
-    except OSError:
-        return None
-    return int(newest["step"][0]) if len(newest) else None
+    newest = newest_records(path, _A_FEW)
+    return int(newest["step"][-1]) if len(newest) else None
 
 
 def is_closed(path: Path) -> bool:
@@ -121,12 +117,11 @@ def is_closed(path: Path) -> bool:
 def log_position(path: Path) -> tuple[int, int]:
     """Size in bytes and newest sequence number of a log: changes whenever a record is added. (0, 0) if unreadable."""
     try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            newest = _newest_record(file.fileno(), size)
+        size = path.stat().st_size
     except OSError:
         return 0, 0
-    return size, int(newest["sequence"][0]) if len(newest) else 0
+    newest = newest_records(path, _A_FEW)
+    return size, int(newest["sequence"][-1]) if len(newest) else 0
 
 
 def newest_records(path: Path, count: int, problems: list[Problem] | None = None, *, is_over: bool = False) -> Records:
@@ -184,24 +179,6 @@ def _counted(records: int) -> str:
 
 def _sequence_in(fd: int, slot: int) -> int:
     return int.from_bytes(os.pread(fd, 8, HEADER_BYTES + (slot + 1) * RECORD_BYTES - 8), "little")
-
-
-def _newest_record(fd: int, size: int) -> Records:
-    """The whole record with the highest sequence number, in an array of one; an empty one if there is none."""
-    used = _used_slots(fd, size)
-    last = _read_slots(fd, max(0, used - 1), used)
-    oldest_of_ring = _read_slots(fd, used // PINNED_SHARE, used // PINNED_SHARE + 1)
-    if len(last) and last["sequence"][0] == used and oldest_of_ring["sequence"][0] == used // PINNED_SHARE + 1:
-        return last
-    # The ring has wrapped, so that the newest may be anywhere, or a record is damaged.
-    slots = _read_slots(fd, 0, used)
-    version = int.from_bytes(os.pread(fd, 4, _VERSION_AT), "little")
-    newest_first = np.argsort(slots["sequence"])[::-1]
-    for begin in range(0, used, _CHECKED_AT_ONCE):  # checksums take long, and the first is right unless it is damaged
-        some = slots[newest_first[begin : begin + _CHECKED_AT_ONCE]]
-        if len(whole := some[_is_whole(some, version)]):
-            return whole[:1]
-    return slots[:0]
 
 
 def _read_slots(fd: int, first: int, end: int) -> Records:

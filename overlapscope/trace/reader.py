@@ -29,7 +29,7 @@ from overlapscope.trace.format import (
 )
 from overlapscope.trace.kept_records import with_boards, with_incidents
 from overlapscope.trace.links import link_samples, sample_rows, with_peer_ranks
-from overlapscope.trace.log import RECORD_DTYPE, Problem, Records, read_log
+from overlapscope.trace.log import RECORD_DTYPE, Problem, Records, is_closed, newest_records, read_log
 from overlapscope.trace.memory import require_room
 from overlapscope.trace.seal import Seal
 from overlapscope.trace.tables import on_clock, rank_tables
@@ -67,6 +67,8 @@ class Trace:
     links: pd.DataFrame
     """Samples of TCP connections, described in ``overlapscope.trace.links``."""
     problems: tuple[Problem, ...]
+    is_newest_only: bool = False
+    """Whether only the newest steps were read."""
 
     @property
     def errors(self) -> list[Problem]:
@@ -90,18 +92,24 @@ class Trace:
         return float(by_clock.sum())
 
 
-def read_trace(path: Path | str, progress: Progress | None = None) -> Trace:
+def read_trace(path: Path | str, progress: Progress | None = None, *, only_newest: int | None = None) -> Trace:
     """Read a recording, from its Parquet tables if they are up to date, else from its logs.
 
     Args:
         path: the folder that holds ``rank_0``, ``rank_1`` ...
         progress: told of each rank that has been read.
+        only_newest: read only so many records of each rank, and of these the steps that are whole on all ranks: however
+            long a recording has gone on, that takes as long.
 
     Raises:
         OverlapScopeError: there is nothing to show; lesser problems are in ``Trace.problems``.
     """
     path = Path(path)
     folders = find_rank_folders(path)
+    if only_newest is not None:
+        tables, run, problems = _read_logs(folders, progress, only_newest)
+        newest: dict[str, Any] = {"is_newest_only": True, **_of_common_steps(tables)}
+        return Trace(path=path, run=run, problems=tuple(problems), **newest)
     fingerprint = cache.fingerprint(folders)
     cached = cache.load(path, fingerprint)
     if cached is None:
@@ -109,7 +117,8 @@ def read_trace(path: Path | str, progress: Progress | None = None) -> Trace:
         cached = _read_logs(folders, progress)
         cache.store(path, fingerprint, *cached)
     tables, run, problems = cached
-    return Trace(path=path, run=run, problems=tuple(problems), **tables)
+    everything: dict[str, Any] = {**tables}
+    return Trace(path=path, run=run, problems=tuple(problems), **everything)
 
 
 def empty_trace(path: Path, ranks: Iterable[int]) -> Trace:
@@ -117,7 +126,7 @@ def empty_trace(path: Path, ranks: Iterable[int]) -> Trace:
     unknown = {"host": "unknown", "pid": -1, "device": "unknown", "boot": None, "clock": "none"}
     unknown |= {"offset_ns": 0, "drift_ppm": 0.0, "error_ns": float("nan"), "closed": False}
     problems: list[Problem] = []
-    tables = _empty_tables() | {
+    tables: dict[str, Any] = _empty_tables() | {
         "user_collectives": user_collectives(path, 0, problems),
         "links": with_peer_ranks(link_samples([], 0)),
         "ranks": pd.DataFrame([{"rank": rank, **unknown} for rank in ranks]),
@@ -128,7 +137,7 @@ def empty_trace(path: Path, ranks: Iterable[int]) -> Trace:
 
 
 def _read_logs(
-    folders: dict[int, Path], progress: Progress | None
+    folders: dict[int, Path], progress: Progress | None, only_newest: int | None = None
 ) -> tuple[dict[str, pd.DataFrame], dict[str, Any], list[Problem]]:
     problems: list[Problem] = []
     run: dict[str, Any] = {}
@@ -141,7 +150,7 @@ def _read_logs(
         if progress:
             progress(done, len(folders))
         try:
-            is_closed, records, found = _read_events(folder)
+            was_closed, records, found = _read_events(folder, only_newest)
         except OverlapScopeError as error:
             problems.append(Problem("error", str(error)))
             continue
@@ -150,9 +159,12 @@ def _read_logs(
         its_run = read_json(folder / RUN_FILE, problems)
         run = run or its_run
         seal = Seal(folder, problems)
-        records = with_boards(with_incidents(records, folder, problems), folder, seal, problems)
+        if only_newest is None:
+            records = with_incidents(records, folder, problems)
+        records = with_boards(records, folder, seal, problems)
         samples = read_lines(folder / LINKS_FILE, problems, sample_rows)
-        tables_of_rank = rank_tables(records, rank) if len(records) else _empty_tables()
+        are_newest = only_newest is not None
+        tables_of_rank = rank_tables(records, rank, are_newest=are_newest) if len(records) else _empty_tables()
         tables_of_rank = tables_of_rank | {"user_collectives": user_collectives(folder, rank, problems)}
         parts.append(tables_of_rank | {"links": link_samples(samples, rank)})
         clocks.append(_rank_clock(rank, folder, where, its_run, records, parts[-1]["collectives"], problems))
@@ -162,7 +174,7 @@ def _read_logs(
                 "host": where.get("host", "unknown"),
                 "pid": where.get("pid", -1),
                 "device": where.get("device", "unknown"),
-                "closed": is_closed,
+                "closed": was_closed,
             }
         )
         plans.append(_read_plans(folder / PLANS_FILE, problems))
@@ -195,13 +207,27 @@ def _read_logs(
     return tables, run, problems
 
 
-def _read_events(folder: Path) -> tuple[bool, Records, list[Problem]]:
+def _of_common_steps(tables: dict[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+    """Without what lies before the first step that all ranks have that have any."""
+    firsts = tables["steps"].groupby("rank")[["step", "start_ns"]].min().max()
+    if firsts.isna().any():
+        return tables
+    kept = {name: table[table["step"] >= firsts["step"]] for name, table in tables.items() if "step" in table}
+    own = tables["user_collectives"]
+    kept["user_collectives"] = own[own["start_ns"] >= firsts["start_ns"]]
+    return tables | {name: table.reset_index(drop=True) for name, table in kept.items()}
+
+
+def _read_events(folder: Path, only_newest: int | None) -> tuple[bool, Records, list[Problem]]:
     """Whether a rank's event log is closed, its records, and what is wrong with it.
 
     Plain torch.distributed leaves collective logs and no event log: that counts as an empty one.
     """
     if _has_only_group_logs(folder):
         return False, np.empty(0, dtype=RECORD_DTYPE), []
+    if only_newest is not None:
+        problems: list[Problem] = []
+        return is_closed(folder / EVENTS_FILE), newest_records(folder / EVENTS_FILE, only_newest, problems), problems
     header, records, problems = read_log(folder / EVENTS_FILE)
     return header.closed, records, problems
 

@@ -41,13 +41,14 @@ _TIMES: Final = ("start_ns", "end_ns", "ready_ns", "launch_ns", "time_ns")
 """Columns that hold moments; other columns of nanoseconds hold durations."""
 
 
-def rank_tables(records: Records, rank: int) -> dict[str, pd.DataFrame]:
+def rank_tables(records: Records, rank: int, *, are_newest: bool = False) -> dict[str, pd.DataFrame]:
     """Turn the records of one rank into tables.
 
     Args:
         records: in the order of their sequence numbers.
+        are_newest: they may begin in the middle of a step.
     """
-    records = drop_steps_cut_by_ring(records)
+    records = drop_steps_cut_by_ring(records, are_newest=are_newest)
     by_kind = {kind: records[records["kind"] == kind] for kind in Kind}
     return {
         "steps": _frame(
@@ -92,8 +93,8 @@ def _on_clock(table: pd.DataFrame, clock: ClockMap) -> dict[str, pd.Series[int]]
     return {str(name): column.mask(times[name].isna()) for name, column in moved.items()}
 
 
-def drop_steps_cut_by_ring(records: Records) -> Records:
-    """Drop the steps that a gap in the sequence numbers may have cut.
+def drop_steps_cut_by_ring(records: Records, *, are_newest: bool = False) -> Records:
+    """Drop the steps that a gap in the sequence numbers may have cut, or the beginning of the newest records.
 
     Device times are written late, in order, with a step's own record last. So before a gap only the steps that have
     ended are complete, and after it those that begin after it, as the records that are never late tell. The newest
@@ -101,7 +102,7 @@ def drop_steps_cut_by_ring(records: Records) -> Records:
     """
     stretch = np.concatenate([[0], np.cumsum(np.diff(records["sequence"].astype(np.int64)) > 1)])
     last = stretch[-1]
-    if not last:
+    if not last and not are_newest:
         return records
     step = records["step"].astype(np.int64)
     is_prompt = np.isin(records["kind"], (Kind.ENTER, Kind.LAUNCH))

@@ -24,9 +24,9 @@ from tests.synthetic import write_recording
 def test_many_users_share_one_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Path] = []
 
-    def counted(path: Path, *rest: Any) -> Any:
+    def counted(path: Path, *rest: Any, **more: Any) -> Any:
         read.append(path)
-        return read_trace(path, *rest)
+        return read_trace(path, *rest, **more)
 
     monkeypatch.setattr(recording_module, "read_trace", counted)
     folder = write_recording(tmp_path / "traces", steps=5)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from overlapscope.account.alike import first_step_after_warm_up
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.format import (
     CALL_SITES_FILE,
@@ -27,6 +28,7 @@ from overlapscope.trace.format import (
     write_json,
 )
 from overlapscope.trace.reader import read_trace
+from overlapscope.trace.writer import DEFAULT_LIMIT_BYTES
 from tests.ordered import make_folder, steps, write_order
 from tests.synthetic import PARAMETERS, US, make_rank, write_recording, write_step
 
@@ -253,3 +255,25 @@ def test_a_rank_without_any_log_is_an_error_still(tmp_path):
     trace = read_trace(tmp_path / "traces")
     assert trace.ranks["rank"].tolist() == [0]
     assert "rank_1/events.log" in trace.errors[0].message
+
+
+@pytest.mark.parametrize("limit_bytes", [DEFAULT_LIMIT_BYTES, 100_000])
+def test_the_newest_steps_alone_are_read_as_they_are_among_all(tmp_path: Path, limit_bytes: int) -> None:
+    """Also of a log that has come round, and where one rank has lost its newest steps."""
+    folder = write_recording(tmp_path, ranks=3, steps=100, limit_bytes=limit_bytes)
+    whole, newest = read_trace(folder), read_trace(folder, only_newest=300)
+    assert newest.is_newest_only
+    assert not whole.is_newest_only
+    first = newest.steps["step"].min()
+    assert whole.steps["step"].min() == 0
+    assert 3 < first < newest.steps["step"].max() == 99
+    assert newest.steps.groupby("step")["rank"].nunique().eq(3).all(), "a step is there on all ranks or on none"
+    for name in ("steps", "phases", "gradients", "copies", "collectives"):
+        among_all = getattr(whole, name).query("step >= @first").reset_index(drop=True)
+        pd.testing.assert_frame_equal(getattr(newest, name), among_all, obj=name)
+
+
+def test_the_newest_steps_are_no_warm_up(tmp_path: Path) -> None:
+    newest = read_trace(write_recording(tmp_path, steps=100), only_newest=300)
+    assert first_step_after_warm_up(newest.steps) == newest.steps["step"].min()
+    assert first_step_after_warm_up(read_trace(tmp_path).steps) == 3

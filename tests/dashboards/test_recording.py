@@ -1,0 +1,51 @@
+"""How much of a recording is read, and how often."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dashboards import recording as recording_module
+from dashboards.newsroom import News, Newsroom
+from dashboards.recording import Recording
+from tests.synthetic import write_recording
+
+
+@pytest.fixture
+def is_live(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Its last item is whether recordings go on; 300 records of each rank are as much as is read of them then."""
+    states = [True]
+    monkeypatch.setattr(Newsroom, "newest", lambda _: News(is_live=states[-1]))
+    monkeypatch.setattr(recording_module, "_LIVE_RECORDS", 600)
+    monkeypatch.setattr(recording_module, "_FEWEST_OF_RANK", 10)
+    return states
+
+
+def test_of_a_long_recording_that_goes_on_the_newest_steps_are_read_and_all_when_asked_for(
+    tmp_path: Path, is_live: list[bool]
+) -> None:
+    recording = Recording(write_recording(tmp_path, steps=100))
+    newest, whole = recording.newest(), recording.newest(is_whole=True)
+    assert newest.trace.is_newest_only
+    assert 0 < len(newest.trace.steps) < len(whole.trace.steps) == 200
+    assert recording.newest() is newest, "nothing has changed"
+    is_live.append(False)
+    assert recording.newest() is whole, "it is over, and all of it was read before"
+
+
+def test_of_a_short_recording_that_goes_on_all_steps_are_read(tmp_path: Path, is_live: list[bool]) -> None:
+    recording = Recording(write_recording(tmp_path, steps=5))
+    assert not recording.newest().trace.is_newest_only
+
+
+def test_what_goes_on_is_not_read_again_before_reading_it_has_cost_a_share_of_the_time(
+    tmp_path: Path, is_live: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_recording(tmp_path, steps=100)
+    recording = Recording(folder)
+    monkeypatch.setattr(recording_module, "_READING_SHARE", 1e-9)
+    first = recording.newest()
+    (folder / "rank_0" / "new.json").write_text("{}")
+    assert recording.newest() is first
+    assert recording.newest(is_whole=True) is not first
