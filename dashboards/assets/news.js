@@ -38,7 +38,9 @@ window.overlapscope.watchNews = () => {
 
   function stateOf({is_live, age_s}) {
     if (!is_live) return "recorded"
-    return age_s === null || age_s < 2 ? "recording" : `recording, the newest event is ${Math.round(age_s)} s old`
+    if (age_s === null || age_s < 2) return "recording"
+    const age = age_s < 120 ? `${Math.round(age_s)} s` : `${Math.round(age_s / 60)} min`
+    return `recording, the newest event is ${age} old`
   }
 
   function show(news) {

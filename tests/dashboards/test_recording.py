@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from dashboards import recording as recording_module
 from dashboards.newsroom import News, Newsroom
 from dashboards.recording import Recording
+from dashboards.runs import Runs
+from tests.dashboards.running import running
 from tests.synthetic import write_recording
 
 
@@ -49,3 +52,10 @@ def test_what_goes_on_is_not_read_again_before_reading_it_has_cost_a_share_of_th
     (folder / "rank_0" / "new.json").write_text("{}")
     assert recording.newest() is first
     assert recording.newest(is_whole=True) is not first
+
+
+def test_a_page_says_which_steps_it_is_of_and_offers_all(tmp_path: Path, is_live: list[bool]) -> None:
+    with running(Runs([write_recording(tmp_path, steps=100)])) as server:
+        newest, whole = server.get("/").text, server.get("/?read=all").text
+    assert re.search(r"steps \d\d to 99</span> <button[^>]*>All steps", newest)
+    assert "All steps" not in whole
