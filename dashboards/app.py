@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import sys
 import webbrowser
@@ -178,6 +179,8 @@ def start_server(
     """Start a server that listens; it answers when its ``io_loop`` runs."""
     access = access or Access()
     port = port or _free_port(address, [0])
+    # A tab that is closed while it is answered is no news for the terminal.
+    logging.getLogger("bokeh.server.views.ws").setLevel(logging.ERROR)
     pages = {route: _page(partial(open_run_page, build, runs, "")) for route, build in ROUTES.items()}
     pages["/"] = _page(partial(open_first_page, runs))
     for route, build in ROUTES.items():

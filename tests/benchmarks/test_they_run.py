@@ -24,6 +24,7 @@ SWEPT = {
 }
 """One after the other: a sweep, and what is made of it."""
 ALONE = {
+    "app": "--sizes 2x20 --users 1 2 --moves 2",
     "auto_buckets": "--model tiny --link loopback --rounds 1",
     "chaos": "--seed 284 --folder FOLDER",
     "clock_recovery": "--runs 1 --seconds 2",
@@ -38,6 +39,7 @@ ALONE = {
     "injected_faults": "FOLDER none slow_data --steps 25",
     "intervals": "--recordings 10 --steps 12 30 --jobs 1",
     "links": "--samples 1",
+    "live_app": "--hours 0.01 --seconds 4 --seed 1",
     "plan_search": "--plans 10 --parameters 20 --cycles 2 --ranks 2",
     "recorder": "--rounds 1 --steps 3",
     "step_time": "--models tiny --rounds 1 --steps 3 --threads",
@@ -45,7 +47,7 @@ ALONE = {
     "timeline": "--spans 2000 --ranks 2 --seconds 0.5",
     "watchdog": "--models tiny --pairs 1 --starts 1 --block-s 0.1 --warm-up-s 0.1",
 }
-IN_BROWSER = {"bucket_page", "thousand_ranks", "timeline"}
+IN_BROWSER = {"app", "bucket_page", "live_app", "thousand_ranks", "timeline"}
 
 
 def run(name: str, arguments: str, folder: Path) -> str:

@@ -6,9 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from overlapscope.diagnosis.evidence import (
-    Evidence,
-)
+from overlapscope.diagnosis.evidence import Evidence, Unreduced
 from overlapscope.diagnosis.judge import judge
 from overlapscope.trace.signature import Signature
 from tests.diagnosis.jobs import (
@@ -91,6 +89,19 @@ def test_a_rank_whose_batch_goes_on_by_two_has_skipped_one() -> None:
     order = group(windows, first_divergence=2, divergence="batch")  # type: ignore[arg-type]
     verdict = judge(job(*(rank(n, "ended") for n in range(3)), groups=[order]))
     assert (verdict.kind, verdict.blamed, verdict.step) == ("batch skipped", (1,), 2)
+
+
+def test_a_rank_that_has_updated_without_reducing_has_skipped_no_batch() -> None:
+    def window(*batches: int) -> list[object]:
+        return [replace(entry(n, bucket(0), step=n), batch=batch) for n, batch in enumerate(batches, start=1)]
+
+    windows = {0: window(1, 2, 3), 1: window(1, 3, 4), 2: window(1, 2, 3)}
+    order = group(windows, first_divergence=2, divergence="batch")  # type: ignore[arg-type]
+    unreduced = Unreduced(model=0, step=2, call_site=site(20))
+    verdict = judge(job(rank(0), rank(1, unreduced=unreduced), rank(2), groups=[order]))
+    assert (verdict.kind, verdict.blamed, verdict.step) == ("not reduced", (1,), 2)
+    another = replace(unreduced, step=1)
+    assert judge(job(rank(0), rank(1, unreduced=another), rank(2), groups=[order])).kind == "batch skipped"
 
 
 def test_a_rank_whose_batch_does_not_go_on_has_replayed_one_also_if_it_is_not_known_which() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from overlapscope.diagnosis.evidence import Entry, GroupOrder
 from overlapscope.diagnosis.facts import Facts, minority
+from overlapscope.diagnosis.rules import silent
 from overlapscope.diagnosis.rules.continuation import Continuation, continuation_of
 from overlapscope.diagnosis.rules.groups import MISSING_COLLECTIVE_ADVICE
 from overlapscope.diagnosis.verdict import FaultKind, Verdict
@@ -48,6 +50,8 @@ def diverged(facts: Facts) -> Verdict | None:
     side, other = _two_sides(sides, blamed)
     a, b = at_number[side[0]], at_number[other[0]]
     following = [[entry for entry in group.windows[ranks[0]] if entry.number >= number] for ranks in (side, other)]
+    if (passed_over := _without_reducing(facts, group, sides, min(a.step, b.step))) is not None:
+        return passed_over
     kind, sentence = _say(group, number, side, other, a, b, continuation_of(*following))
     sites = {rank: entry.call_site for rank, entry in sorted(at_number.items()) if entry.call_site}
     concerned = tuple(sorted(rank for ranks in sides for rank in ranks))
@@ -93,6 +97,27 @@ def diverged(facts: Facts) -> Verdict | None:
         windows={rank: group.windows[rank] for rank in sorted(shown)},
         evidence=tuple(evidence),
         advice=(_ADVICE[kind],),
+    )
+
+
+def _without_reducing(facts: Facts, group: GroupOrder, sides: list[list[int]], step: int) -> Verdict | None:
+    """Batches differ because one side has updated without reducing, as with ``.module`` in place of the wrapper."""
+    ranks = {rank for rank, one in facts.ranks.items() if one.unreduced is not None and one.unreduced.step == step}
+    if group.divergence != "batch" or not any(ranks == set(side) for side in sides):
+        return None
+    found = silent.not_reduced(facts)
+    if found is None or found.step != step:
+        return None
+    ahead = (
+        f"{capitalised(ranks_text(found.concerned))} {verb(found.concerned, 'is', 'are')} at another batch since then."
+    )
+    windows = {rank: group.windows[rank] for ranks in sides for rank in ranks[:_MOST_SHOWN]}
+    return replace(
+        found,
+        group=group.name,
+        number=group.first_divergence,
+        windows=windows,
+        evidence=(*found.evidence, ahead),
     )
 
 
