@@ -108,7 +108,7 @@ def read_trace(path: Path | str, progress: Progress | None = None, *, only_newes
     folders = find_rank_folders(path)
     if only_newest is not None:
         tables, run, problems = _read_logs(folders, progress, only_newest)
-        newest: dict[str, Any] = {"is_newest_only": True, **_of_common_steps(tables)}
+        newest: dict[str, Any] = {"is_newest_only": True, **_of_common_steps(tables, path, problems)}
         return Trace(path=path, run=run, problems=tuple(problems), **newest)
     fingerprint = cache.fingerprint(folders)
     cached = cache.load(path, fingerprint)
@@ -207,11 +207,15 @@ def _read_logs(
     return tables, run, problems
 
 
-def _of_common_steps(tables: dict[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+def _of_common_steps(tables: dict[str, pd.DataFrame], path: Path, problems: list[Problem]) -> dict[str, pd.DataFrame]:
     """Without what lies before the first step that all ranks have that have any."""
     firsts = tables["steps"].groupby("rank")[["step", "start_ns"]].min().max()
     if firsts.isna().any():
         return tables
+    for rank, newest in tables["steps"].groupby("rank")["step"].max().items():
+        if newest < firsts["step"]:
+            what = f"its newest step is {newest}, before all that are shown of other ranks"
+            problems.append(Problem("note", f"{path}: rank {rank} is not shown: {what}"))
     kept = {name: table[table["step"] >= firsts["step"]] for name, table in tables.items() if "step" in table}
     own = tables["user_collectives"]
     kept["user_collectives"] = own[own["start_ns"] >= firsts["start_ns"]]

@@ -273,6 +273,20 @@ def test_the_newest_steps_alone_are_read_as_they_are_among_all(tmp_path: Path, l
         pd.testing.assert_frame_equal(getattr(newest, name), among_all, obj=name)
 
 
+def test_a_rank_that_is_far_behind_the_newest_steps_is_named(tmp_path: Path) -> None:
+    """As one that is out of data under join()."""
+    write_recording(tmp_path, steps=100)
+    behind = make_rank(tmp_path, 2, world_size=3)
+    for step in range(20):
+        write_step(behind, step, begin_ns=1_000_000_000 + step * 10_000 * US)
+    behind.close()
+    newest = read_trace(tmp_path, only_newest=300)
+    assert set(newest.steps["rank"]) == {0, 1}
+    assert [problem.message for problem in newest.problems] == [
+        f"{tmp_path}: rank 2 is not shown: its newest step is 19, before all that are shown of other ranks"
+    ]
+
+
 def test_the_newest_steps_are_no_warm_up(tmp_path: Path) -> None:
     newest = read_trace(write_recording(tmp_path, steps=100), only_newest=300)
     assert first_step_after_warm_up(newest.steps) == newest.steps["step"].min()
