@@ -69,6 +69,15 @@ def test_a_bucket_of_another_step_means_that_a_rank_left_one_out() -> None:
     )
     verdict = judge(job(*(rank(n, "ended") for n in range(3)), groups=[order]))
     assert (verdict.kind, verdict.blamed, verdict.step, verdict.bucket) == ("step behind", (1,), 1, 0)
+    assert "rank 1 is in step 2 where ranks 0 and 2 are in step 1" in verdict.sentence
+    assert "launched no" not in verdict.sentence, "what it launched in step 1 is older than what is known"
+
+
+def test_a_rank_of_which_all_is_known_and_no_bucket_left_one_out() -> None:
+    windows = {n: (entry(3, bucket(0), step=0), entry(4, bucket(0), step=2 if n == 1 else 1)) for n in range(3)}
+    order = group(windows, first_divergence=4, divergence="step")
+    verdict = judge(job(*(rank(n, "ended") for n in range(3)), groups=[order]))
+    assert "rank 1 launched no bucket in step 1" in verdict.sentence
 
 
 def test_a_bucket_of_another_step_after_one_of_this_means_that_a_rank_has_not_updated() -> None:

@@ -179,14 +179,20 @@ def _has_reduced(group: GroupOrder, rank: int, step: int, before: int) -> bool:
     )
 
 
+def _reaches_back(group: GroupOrder, rank: int, step: int) -> bool:
+    """Whether all is known that a rank has launched in a step before the first difference."""
+    number = group.first_divergence or 0
+    return any(entry.number < number and (entry.step < step or entry.number == 1) for entry in group.windows[rank])
+
+
 def _has_passed_over_reducing(group: GroupOrder, rank: int, other: int) -> bool:
     """Whether a rank has updated in the step in which another one begins to reduce, and has reduced nothing in it."""
     number = group.first_divergence or 0
     own = {entry.number: entry for entry in group.windows[rank]}
     theirs = next(entry for entry in group.windows[other] if entry.number == number)
-    reaches_back = any(entry.step < theirs.step for one, entry in own.items() if one < number)
     is_reducing = theirs.signature.bucket != NO_BUCKET and own[number].signature.bucket == NO_BUCKET
-    return is_reducing and reaches_back and not _has_reduced(group, rank, theirs.step, number)
+    has_passed_over = not _has_reduced(group, rank, theirs.step, number)
+    return is_reducing and has_passed_over and _reaches_back(group, rank, theirs.step)
 
 
 def _batch_offsets(group: GroupOrder) -> dict[int, int]:
@@ -234,6 +240,12 @@ def _say(
                 f"{verb(behind, 'has', 'have')} reduced again in step {before}, without an update of the optimizer in "
                 f"between, and {ranks_text(ahead)} {verb(ahead, 'is', 'are')} in step {after} by then ({where}, "
                 f"{collective_text(a)})."
+            )
+        if not _reaches_back(group, ahead[0], before):  # what it launched in that step is not known
+            return "step behind", (
+                f"From step {before} on, gradients of different steps are averaged: {ranks_text(ahead)} "
+                f"{verb(ahead, 'is', 'are')} in step {after} where {ranks_text(behind)} {verb(behind, 'is', 'are')} "
+                f"in step {before} ({where}, {collective_text(a)})."
             )
         return "step behind", (
             f"From step {before} on, gradients of different steps are averaged: {ranks_text(ahead)} launched no "
