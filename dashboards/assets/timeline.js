@@ -145,6 +145,17 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     return best
   }
 
+  // What a tooltip should not cover, as far as there is room: any rank, the one pointed at and its neighbours, that one.
+  function ranksAround(y) {
+    const [{top}, seen] = [area, element("ranks")].map((each) => each.getBoundingClientRect())
+    const height = root.height / document.querySelectorAll(".rank").length
+    const rank = Math.floor(y / height)
+    return [Infinity, 1, 0].map((more) => [
+      Math.max(seen.top, top + (rank - more) * height),
+      Math.min(seen.bottom, top + (rank + 1 + more) * height),
+    ])
+  }
+
   function hideTip() {
     under = null
     tip.hide()
@@ -155,7 +166,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     if (isDragging) return
     const span = spanAt(event.x, event.y)
     if (!span) return hideTip()
-    tip.place(event)
+    tip.place(event, ranksAround(event.sy))
     if (under && span.lane === under.lane && span.row === under.row) return
     under = span
     pointings += 1

@@ -49,6 +49,9 @@ MAX_IDEAL_STEPS: Final = 20
 MAX_PATH_STEPS: Final = 20
 """Most steps over which the critical path is drawn: a line can't be followed through more."""
 
+_MOST_PARAMETERS_POINTED_AT: Final = 3
+"""Parameters that a tooltip names, so that it covers little; the panel of a selected span names all."""
+
 MIN_VIEW_NS: Final = 200
 """The shortest view that the browser can zoom to."""
 
@@ -254,7 +257,8 @@ class TimelinePlot:
 
     def _on_pointed(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
         lane = self._timeline.lanes[int(asked["lane"][0])]
-        title, rows = tooltip_of(details_of(self._trace, self._timeline.begin_ns, lane, int(asked["row"][0])))
+        details = details_of(self._trace, self._timeline.begin_ns, lane, int(asked["row"][0]))
+        title, rows = tooltip_of(details, _MOST_PARAMETERS_POINTED_AT)
         self.tooltip.data = {
             "id": asked["id"] * max(1, len(rows)),
             "title": [title] * max(1, len(rows)),

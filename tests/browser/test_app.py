@@ -152,6 +152,16 @@ def test_pointing_at_a_bucket_shows_its_parameter(open_page, address):
     expect(tip).to_be_hidden()
 
 
+def test_what_is_known_of_a_span_covers_no_span(open_page, address):
+    page = open_timeline(open_page, f"{address}timeline?step=7")
+    page.mouse.move(*place_of(page, BUCKET_1_OF_STEP_7, communication_middle_px(page)))
+    expect(page.locator("#tip")).to_contain_text("launched at")
+    tip, lanes = (page.locator(name).bounding_box() for name in ("#tip", "#lanes"))
+    assert tip is not None
+    assert lanes is not None
+    assert tip["y"] >= lanes["y"] + lanes["height"] or tip["y"] + tip["height"] <= lanes["y"]
+
+
 def test_the_step_picker_goes_to_a_step_and_to_its_neighbours(open_page, address):
     page = open_timeline(open_page, f"{address}timeline")
     page.locator("#step").fill("12")
