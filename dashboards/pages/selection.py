@@ -7,7 +7,9 @@ from typing import Any, Final
 import pandas as pd
 
 from dashboards.pages.shell import render_part
+from dashboards.plots.flow_content import MARKERS
 from dashboards.plots.tooltip import tooltip_of
+from overlapscope.analysis.flow import MOMENTS
 from overlapscope.analysis.lanes import Timeline
 from overlapscope.analysis.related_spans import on_every_rank
 from overlapscope.analysis.span_details import details_of
@@ -15,14 +17,24 @@ from overlapscope.trace.reader import Trace
 from overlapscope.units import format_moment_ns, format_ns
 
 _MOST_RANKS: Final = 64
+_SYMBOLS: Final = {
+    "circle": "●",
+    "square": "■",
+    "triangle": "▲",
+    "diamond": "◆",
+    "inverted_triangle": "▼",
+    "hex": "⬢",
+}
+"""Markers of the plot as letters."""
 
 
-def describe_selected(trace: Trace, timeline: Timeline, lane: int, row: int) -> str:
-    """All that is known of a span, and the same on every rank.
+def describe_selected(trace: Trace, timeline: Timeline, lane: int, row: int, flow: pd.DataFrame) -> str:
+    """All that is known of a span, the same on every rank, and the way of its bucket on those that are shown.
 
     Args:
         lane: its number on the timeline.
         row: one of its lane's ``spans.rows``.
+        flow: from ``flow_of``.
     """
     chosen = timeline.lanes[lane]
     span = details_of(trace, timeline.begin_ns, chosen, row)
@@ -38,7 +50,33 @@ def describe_selected(trace: Trace, timeline: Timeline, lane: int, row: int) -> 
         is_instant=chosen.is_instants,
         ranks=[_on_rank(one, origin_ns, chosen.rank) for one in shown.to_dict("records")],
         others=len(same) - len(shown),
+        moments=[(moment, _SYMBOLS[MARKERS[moment]]) for moment in MOMENTS],
+        ways=_ways(flow, _step_ns(timeline, span.step), chosen.rank),
     )
+
+
+def _step_ns(timeline: Timeline, step: int) -> int:
+    """When the first rank begins a step; the recording, if that is not known."""
+    starts_ns = timeline.steps.loc[timeline.steps["step"] == step, "start_ns"]
+    return 0 if starts_ns.empty else int(starts_ns.iloc[0])
+
+
+def _ways(flow: pd.DataFrame, origin_ns: int, own: int) -> list[dict[str, Any]]:
+    """A line for each reduction of a bucket on each rank; of its gradients the last."""
+    last = flow.groupby(["rank", "turn", "moment"], sort=False)["time_ns"].max()
+    return [
+        {
+            "rank": rank,
+            "is_own": rank == own,
+            "times": [
+                format_moment_ns(int(last[rank, turn, moment]) - origin_ns)
+                if (rank, turn, moment) in last.index
+                else "not known"
+                for moment in MOMENTS
+            ],
+        }
+        for rank, turn in flow[["rank", "turn"]].drop_duplicates().itertuples(index=False)
+    ]
 
 
 def _on_rank(one: dict[Any, Any], origin_ns: int, own: int) -> dict[str, Any]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
+
+import numpy as np
+import numpy.typing as npt
 
 from dashboards.plots.lane_layout import LaneLayout
 from dashboards.plots.timeline_content import Columns, no_columns, rows_px
 from overlapscope.analysis.lanes import Timeline
-from overlapscope.analysis.related_spans import spans_about, subject_of
-from overlapscope.trace.reader import Trace
 
 SELECTED_COLUMNS: Final = ("left", "right", "top", "bottom", "line_width")
 
@@ -16,16 +18,18 @@ _CHOSEN_LINE_PX: Final = 3.0
 _RELATED_LINE_PX: Final = 1.5
 
 
-def selected_columns(trace: Trace, timeline: Timeline, layout: LaneLayout, lane: int, row: int) -> Columns:
+def selected_columns(
+    timeline: Timeline, layout: LaneLayout, about: Mapping[int, npt.NDArray[np.int64]], lane: int, row: int
+) -> Columns:
     """Rectangles around all spans that are about the same as one of them.
 
     Args:
-        lane: its number on the timeline.
+        about: from ``spans_about``.
+        lane: number of that one's lane on the timeline.
         row: one of its lane's ``spans.rows``.
     """
     columns = no_columns(*SELECTED_COLUMNS)
-    subject = subject_of(trace, timeline.lanes[lane], row)
-    for number, found in spans_about(trace, timeline, subject):
+    for number, found in about.items():
         spans = timeline.lanes[number].spans
         top, bottom = rows_px(layout, number, spans.stack[found], spans.stack_heights[found])
         is_chosen = (spans.rows[found] == row) & (number == lane)

@@ -18,12 +18,10 @@ from dashboards.assets import read_asset
 from dashboards.plots.ideal_content import IDEAL_END_COLUMNS, OUTLINE_COLUMNS, ideal_end_columns, outline_columns
 from dashboards.plots.lane_layout import layout_lanes
 from dashboards.plots.path_content import PATH_COLUMNS, path_columns
-from dashboards.plots.selected_content import SELECTED_COLUMNS, selected_columns
 from dashboards.plots.timeline_content import (
     LABEL_COLUMNS,
     SHADE_COLUMNS,
     SPAN_COLUMNS,
-    Columns,
     View,
     label_columns,
     no_columns,
@@ -33,9 +31,10 @@ from dashboards.plots.timeline_content import (
     unfinished_columns,
 )
 from dashboards.plots.timeline_figure import draw_axis, draw_lanes
+from dashboards.plots.timeline_selection import Describe, TimelineSelection
 from dashboards.plots.tooltip import tooltip_of
+from dashboards.plots.wide_figure import fill
 from dashboards.recording import Snapshot
-from overlapscope.analysis.find_span import find
 from overlapscope.analysis.ideal import Ideal, ideal_between
 from overlapscope.analysis.lanes import Timeline
 from overlapscope.analysis.span_details import details_of
@@ -63,7 +62,7 @@ class TimelinePlot:
         timeline: of the ranks to show.
         view: what to show first; the whole recording if not given.
         account: markup of the account of a step, by number.
-        describe: markup of all that is known of a span, by the number of its lane and its row.
+        describe: markup of a selection.
     """
 
     def __init__(
@@ -72,14 +71,14 @@ class TimelinePlot:
         timeline: Timeline,
         view: View | None = None,
         account: Callable[[int], str] | None = None,
-        describe: Callable[[int, int], str] | None = None,
+        describe: Describe | None = None,
     ) -> None:
         self._snapshot = snapshot
         self._trace = snapshot.trace
         self._timeline = timeline
         self._account = account
-        self._describe = describe
         self.layout = layout_lanes(len(timeline.ranks))
+        self.selection = TimelineSelection(self._trace, timeline, self.layout, self._show_step, describe)
         self.spans = ColumnDataSource(data=no_columns(*SPAN_COLUMNS))
         self.shades = ColumnDataSource(data=no_columns(*SHADE_COLUMNS))
         self.labels = ColumnDataSource(data=no_columns(*LABEL_COLUMNS))
@@ -98,11 +97,7 @@ class TimelinePlot:
         self.picked = ColumnDataSource(data=no_columns("from_ns", "to_ns"))
         self.pointed = ColumnDataSource(data=no_columns("id", "lane", "row"))
         self.tooltip = ColumnDataSource(data=no_columns("id", "title", "label", "value"))
-        self.chosen = ColumnDataSource(data=no_columns("lane", "row"))
-        self.sought = ColumnDataSource(data=no_columns("text", "from_ns"))
         self.path = ColumnDataSource(name="path", data=no_columns(*PATH_COLUMNS))
-        self.selected = ColumnDataSource(data=no_columns(*SELECTED_COLUMNS))
-        self.selection = ColumnDataSource(data=no_columns("from_ns", "to_ns", "markup", "note"))
 
         margin_ns = max(1, timeline.length_ns // 100)
         self.fit: View = (-margin_ns, timeline.length_ns + margin_ns)
@@ -118,27 +113,25 @@ class TimelinePlot:
             step_lines=self.step_lines,
             outlines=self.outlines,
             ideal_ends=self.ideal_ends,
-            selected=self.selected,
             path=self.path,
         )
+        self.selection.draw(self.root)
+        own = ("view", "answer", "pick", "picked", "pointed", "tooltip")
+        self._dialogue = {**{name: getattr(self, name) for name in own}, **self.selection.dialogue}
         # The browser sends back changes only of what a root refers to.
-        dialogue = [self.view, self.answer, self.pick, self.picked, self.pointed, self.tooltip]
-        self.root.tags = [{"dialogue": [*dialogue, self.chosen, self.sought, self.selection]}]
+        self.root.tags = [{"dialogue": list(self._dialogue.values())}]
         self.axis = draw_axis(self.time_range, self.step_lines, self.ideal_ends, read_asset("time_ticks.js"))
         self.view.on_change("data", self._on_view)
         self.pick.on_change("data", self._on_pick)
         self.pointed.on_change("data", self._on_pointed)
-        self.chosen.on_change("data", self._on_chosen)
-        self.sought.on_change("data", self._on_sought)
         self.update(first, width_px=1400)
 
     @property
     def start_script(self) -> CustomJS:
         """A script that the browser runs when the document is ready: connects mouse, keys, URL and theme to it."""
-        asked = ("view", "answer", "pick", "picked", "pointed", "tooltip", "chosen", "sought", "selection")
-        names = ("root", "axis", "time_range", "spans", *asked)
+        drawn = {name: getattr(self, name) for name in ("root", "axis", "time_range", "spans")}
         return CustomJS(
-            args={"plot": {name: getattr(self, name) for name in names}, "fit": list(self.fit)},
+            args={"plot": {**drawn, **self._dialogue}, "fit": list(self.fit)},
             code=f"window.overlapscope.startTimeline(plot, fit, {MIN_VIEW_NS})",
         )
 
@@ -165,7 +158,7 @@ class TimelinePlot:
         # The browser stops drawing with the first of these, until it has the answer that follows them.
         self.spans.data = spans
         for source, columns in ((self.shades, shades), (self.labels, labels), (self.step_lines, steps)):
-            _fill(source, columns)
+            fill(source, columns)
         return in_view
 
     def update_ideal(self, view: View, width_px: int, *, is_wanted: bool) -> str:
@@ -180,8 +173,8 @@ class TimelinePlot:
             ns_per_px = (view[1] - view[0]) / width_px
             outlines = outline_columns(ideal, self._timeline, self.layout, ns_per_px)
             ends = ideal_end_columns(ideal, self._timeline.begin_ns, ns_per_px)
-        _fill(self.outlines, outlines)
-        _fill(self.ideal_ends, ends)
+        fill(self.outlines, outlines)
+        fill(self.ideal_ends, ends)
         return hint
 
     def update_path(self, view: View, *, is_wanted: bool) -> str:
@@ -197,7 +190,7 @@ class TimelinePlot:
             view_ns = view[1] - view[0]
             wide = view[0] - view_ns, view[1] + view_ns
             columns = path_columns(job.path, self._timeline, self.layout, wide)
-        _fill(self.path, columns)
+        fill(self.path, columns)
         if not is_wanted:
             return ""
         if job is None:
@@ -251,7 +244,10 @@ class TimelinePlot:
         }
 
     def _on_pick(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
-        view = step_view(self._timeline, int(asked["step"][0]), int(asked["move"][0]))
+        self._show_step(int(asked["step"][0]), int(asked["move"][0]))
+
+    def _show_step(self, step: int, move: int = 0) -> None:
+        view = step_view(self._timeline, step, move)
         if view is not None:
             self.picked.data = {"from_ns": [view[0]], "to_ns": [view[1]]}
 
@@ -265,51 +261,6 @@ class TimelinePlot:
             "label": [label for label, _ in rows] or [""],
             "value": [value for _, value in rows] or [""],
         }
-
-    def _on_chosen(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
-        if not len(asked["lane"]):
-            _fill(self.selected, no_columns(*SELECTED_COLUMNS))
-            return
-        self._select(int(asked["lane"][0]), int(asked["row"][0]))
-
-    def _on_sought(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
-        text = str(asked["text"][0])
-        found = find(self._trace, self._timeline, text, int(asked["from_ns"][0]))
-        if found is None:
-            self._say(f"Nothing here is called {text!r}.")
-            return
-        view = step_view(self._timeline, found.step)
-        if view is not None:
-            self.picked.data = {"from_ns": [view[0]], "to_ns": [view[1]]}
-        if found.lane is not None and found.row is not None:
-            self._select(found.lane, found.row)
-        else:
-            self._say("")
-
-    def _select(self, lane: int, row: int) -> None:
-        spans = self._timeline.lanes[lane].spans
-        place = int(np.flatnonzero(spans.rows == row)[0])
-        _fill(self.selected, selected_columns(self._trace, self._timeline, self.layout, lane, row))
-        self.selection.data = {
-            "from_ns": [int(spans.starts_ns[place])],
-            "to_ns": [int(spans.ends_ns[place])],
-            "markup": ["" if self._describe is None else self._describe(lane, row)],
-            "note": [""],
-        }
-
-    def _say(self, note: str) -> None:
-        """A word in place of a selection."""
-        self.selection.data = {"from_ns": [0], "to_ns": [0], "markup": [""], "note": [note]}
-
-
-def _fill(source: ColumnDataSource, columns: Columns) -> None:
-    # Every message costs the browser time, so an empty source is not sent again.
-    if _is_filled(columns) or _is_filled(source.data):
-        source.data = columns
-
-
-def _is_filled(columns: Any) -> bool:
-    return any(len(values) > 0 for values in columns.values())
 
 
 def step_view(timeline: Timeline, step: int, move: int = 0) -> View | None:

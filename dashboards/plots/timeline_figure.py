@@ -33,7 +33,6 @@ def draw_lanes(
     step_lines: ColumnDataSource,
     outlines: ColumnDataSource,
     ideal_ends: ColumnDataSource,
-    selected: ColumnDataSource,
     path: ColumnDataSource,
 ) -> Any:
     """All lanes of the ranks shown; y is pixels from the top."""
@@ -83,17 +82,6 @@ def draw_lanes(
     paint(ideal.glyph, line_color="accent")
     for role, line_width in (("surface", 6), ("ink", 2.5)):  # a line on a halo is seen on any colour
         paint(plot.line(x="x", y="y", source=path, line_width=line_width, level="overlay").glyph, line_color=role)
-    around = plot.quad(
-        left="left",
-        right="right",
-        top="top",
-        bottom="bottom",
-        source=selected,
-        fill_color=None,
-        line_width="line_width",
-        level="overlay",
-    )
-    paint(around.glyph, line_color="ink")
     ends = plot.vspan(x="x", source=ideal_ends, line_width=1.5, level="overlay")
     paint(ends.glyph, line_color="accent")
     return plot

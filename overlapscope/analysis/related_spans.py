@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,32 +40,50 @@ def subject_of(trace: Trace, lane: Lane, row: int) -> Subject:
     Args:
         row: one of ``lane.spans.rows``.
     """
-    name, place = _table_of(trace, lane, row)
-    table = getattr(trace, name)
-    found = table.iloc[place]
-    model, step = int(found["model"]), int(found["step"])
-    if name == "phases":
-        return Subject(model=model, step=step, phase=str(found["phase"]))
-    is_gradient = name == "gradients"
-    bucket = buckets_of_gradients(table.iloc[[place]], trace.plans)[0] if is_gradient else found["bucket"]
-    return Subject(model=model, step=step, bucket=int(bucket))
+    (model, step, bucket), (phase,) = _subjects_of(trace, lane, np.array([row]))
+    return Subject(model=int(model[0]), step=int(step[0]), bucket=int(bucket[0]), phase=str(phase))
 
 
-def spans_about(trace: Trace, timeline: Timeline, subject: Subject) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+def spans_about(trace: Trace, timeline: Timeline, subject: Subject) -> dict[int, npt.NDArray[np.int64]]:
     """All spans on the timeline that are about the same.
 
-    Yields:
-        The number of a lane, and the positions in its ``spans``.
+    Returns:
+        By the number of a lane that has some, their positions in its ``spans``, by start.
     """
     steps = timeline.steps[timeline.steps["step"] == subject.step]
     if steps.empty:
-        return
+        return {}
     step_ns = int(steps["start_ns"].iloc[0]), int(steps["end_ns"].iloc[0])
+    found = {}
     for number, lane in enumerate(timeline.lanes):
         near = lane.spans.in_view(*step_ns)
-        is_it = [subject_of(trace, lane, row) == subject for row in lane.spans.rows[near].tolist()]
-        if any(is_it):
-            yield number, near[np.array(is_it)]
+        (model, step, bucket), phase = _subjects_of(trace, lane, lane.spans.rows[near])
+        is_it = (model == subject.model) & (step == subject.step) & (bucket == subject.bucket)
+        is_it &= phase == subject.phase
+        if is_it.any():
+            found[number] = near[is_it]
+    return found
+
+
+def _subjects_of(
+    trace: Trace, lane: Lane, rows: npt.NDArray[Any]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.object_]]:
+    """(3, n) model, step and bucket of spans, and (n,) their phases."""
+    about, phase = np.full((3, len(rows)), -1, dtype=np.int64), np.full(len(rows), "", dtype=object)
+    is_copy = rows >= len(trace.collectives) if lane.name == "buckets" else np.zeros(len(rows), dtype=bool)
+    for which in (is_copy, ~is_copy):
+        if not which.any():
+            continue
+        name, _ = _table_of(trace, lane, int(rows[which][0]))
+        found = getattr(trace, name).iloc[rows[which] - len(trace.collectives) * is_copy[which]]
+        about[0, which], about[1, which] = found["model"], found["step"]
+        if name == "phases":
+            phase[which] = found["phase"].astype(str)
+        elif name == "gradients":
+            about[2, which] = buckets_of_gradients(found, trace.plans)
+        else:
+            about[2, which] = found["bucket"]
+    return about, phase
 
 
 def on_every_rank(trace: Trace, lane: Lane, row: int) -> pd.DataFrame:

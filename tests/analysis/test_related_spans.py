@@ -44,7 +44,7 @@ def test_a_bucket_is_its_gradients_wait_copies_and_all_reduce_in_one_step_on_all
 ) -> None:
     subject = subject_of(trace, *span_at(timeline, "communication", 25_000))
     assert (subject.step, subject.bucket, subject.phase) == (2, 1, "")
-    about = {number: places.tolist() for number, places in spans_about(trace, timeline, subject)}
+    about = {number: places.tolist() for number, places in spans_about(trace, timeline, subject).items()}
     of_rank_0 = [one for number in range(4) for one in names_and_starts(timeline, number, about.get(number, []))]
     assert sorted(of_rank_0) == [
         ("buckets", 24_950),
@@ -62,7 +62,7 @@ def test_whatever_span_is_chosen_it_is_among_those_that_are_about_the_same(
     trace: Trace, timeline: Timeline, name: str
 ) -> None:
     lane, row = span_at(timeline, name, 33_000, rank=1)
-    about = dict(spans_about(trace, timeline, subject_of(trace, lane, row)))
+    about = spans_about(trace, timeline, subject_of(trace, lane, row))
     number = timeline.lanes.index(lane)
     assert row in lane.spans.rows[about[number]].tolist()
 
@@ -70,7 +70,7 @@ def test_whatever_span_is_chosen_it_is_among_those_that_are_about_the_same(
 def test_a_phase_is_about_no_bucket(trace: Trace, timeline: Timeline) -> None:
     subject = subject_of(trace, *span_at(timeline, "phases", 13_000))
     assert (subject.step, subject.phase, subject.bucket) == (1, "backward", -1)
-    found = {timeline.lanes[number].name for number, _ in spans_about(trace, timeline, subject)}
+    found = {timeline.lanes[number].name for number in spans_about(trace, timeline, subject)}
     assert found == {"phases"}
 
 

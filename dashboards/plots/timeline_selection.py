@@ -1,0 +1,143 @@
+"""What is selected on the timeline: found by a click or by name, outlined, described, and followed on its way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+from bokeh.models import ColumnDataSource
+
+from dashboards.plots.flow_content import (
+    FLOW_LINE_COLUMNS,
+    FLOW_MARK_COLUMNS,
+    MEETING_COLUMNS,
+    flow_line_columns,
+    flow_mark_columns,
+    meeting_columns,
+)
+from dashboards.plots.lane_layout import LaneLayout
+from dashboards.plots.selected_content import SELECTED_COLUMNS, selected_columns
+from dashboards.plots.timeline_content import no_columns
+from dashboards.plots.wide_figure import fill
+from dashboards.theme import paint
+from overlapscope.analysis.find_span import find
+from overlapscope.analysis.flow import flow_of
+from overlapscope.analysis.lanes import Timeline
+from overlapscope.analysis.related_spans import spans_about, subject_of
+from overlapscope.trace.reader import Trace
+
+Describe = Callable[[int, int, pd.DataFrame], str]
+"""Markup of all that is known of a span, by the number of its lane, its row, and the way of its bucket."""
+
+_MARK_PX: Final = 8
+
+
+class TimelineSelection:
+    """The selection and the sources that show it.
+
+    Args:
+        show_step: moves the view to a step.
+        describe: none on a page without a panel.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        timeline: Timeline,
+        layout: LaneLayout,
+        show_step: Callable[[int], None],
+        describe: Describe | None,
+    ) -> None:
+        self._trace, self._timeline, self._layout = trace, timeline, layout
+        self._show_step = show_step
+        self._describe = describe
+        self.outlines = ColumnDataSource(data=no_columns(*SELECTED_COLUMNS))
+        self.way = ColumnDataSource(data=no_columns(*FLOW_LINE_COLUMNS))
+        self.meetings = ColumnDataSource(data=no_columns(*MEETING_COLUMNS))
+        self.marks = ColumnDataSource(name="flow", data=no_columns(*FLOW_MARK_COLUMNS))
+        self.chosen = ColumnDataSource(data=no_columns("lane", "row"))
+        self.sought = ColumnDataSource(data=no_columns("text", "from_ns"))
+        self.answer = ColumnDataSource(data=no_columns("from_ns", "to_ns", "markup", "note"))
+        self.chosen.on_change("data", self._on_chosen)
+        self.sought.on_change("data", self._on_sought)
+
+    @property
+    def dialogue(self) -> dict[str, ColumnDataSource]:
+        """What the browser writes and reads, by the names that its script has for them."""
+        return {"chosen": self.chosen, "sought": self.sought, "selection": self.answer}
+
+    def draw(self, plot: Any) -> None:
+        """Add outlines and ways to the figure of the lanes."""
+        across = {"x0": "x", "x1": "x", "y0": "top", "y1": "bottom", "source": self.meetings, "level": "overlay"}
+        for role, width_px, dash in (("surface", 4.5, "solid"), ("accent", 1.5, "dashed")):  # seen on any colour
+            paint(plot.segment(**across, line_width=width_px, line_dash=dash).glyph, line_color=role)
+        for role, width_px in (("surface", 4.5), ("accent", 1.5)):
+            line = plot.line(x="x", y="y", source=self.way, line_width=width_px, level="overlay")
+            paint(line.glyph, line_color=role)
+        around = plot.quad(
+            left="left",
+            right="right",
+            top="top",
+            bottom="bottom",
+            source=self.outlines,
+            fill_color=None,
+            line_width="line_width",
+            level="overlay",
+        )
+        paint(around.glyph, line_color="ink")
+        marks = plot.scatter(
+            x="x", y="y", marker="marker", source=self.marks, size=_MARK_PX, line_width=1.5, level="overlay"
+        )
+        paint(marks.glyph, line_color="accent", fill_color="surface")
+
+    def select(self, lane: int, row: int) -> None:
+        """Select a span.
+
+        Args:
+            lane: its number on the timeline.
+            row: one of its lane's ``spans.rows``.
+        """
+        timeline, layout, spans = self._timeline, self._layout, self._timeline.lanes[lane].spans
+        about = spans_about(self._trace, timeline, subject_of(self._trace, timeline.lanes[lane], row))
+        flow = flow_of(self._trace, timeline, about)
+        fill(self.outlines, selected_columns(timeline, layout, about, lane, row))
+        fill(self.way, flow_line_columns(flow, timeline, layout))
+        fill(self.meetings, meeting_columns(flow, timeline, layout))
+        fill(self.marks, flow_mark_columns(flow, timeline, layout))
+        place = int(np.flatnonzero(spans.rows == row)[0])
+        self.answer.data = {
+            "from_ns": [int(spans.starts_ns[place])],
+            "to_ns": [int(spans.ends_ns[place])],
+            "markup": ["" if self._describe is None else self._describe(lane, row, flow)],
+            "note": [""],
+        }
+
+    def _clear(self) -> None:
+        fill(self.outlines, no_columns(*SELECTED_COLUMNS))
+        fill(self.way, no_columns(*FLOW_LINE_COLUMNS))
+        fill(self.meetings, no_columns(*MEETING_COLUMNS))
+        fill(self.marks, no_columns(*FLOW_MARK_COLUMNS))
+
+    def _on_chosen(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
+        if len(asked["lane"]):
+            self.select(int(asked["lane"][0]), int(asked["row"][0]))
+        else:
+            self._clear()
+
+    def _on_sought(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
+        text = str(asked["text"][0])
+        found = find(self._trace, self._timeline, text, int(asked["from_ns"][0]))
+        if found is None:
+            self._say(f"Nothing here is called {text!r}.")
+            return
+        self._show_step(found.step)
+        if found.lane is not None and found.row is not None:
+            self.select(found.lane, found.row)
+        else:
+            self._say("")
+
+    def _say(self, note: str) -> None:
+        """A word in place of a selection."""
+        self.answer.data = {"from_ns": [0], "to_ns": [0], "markup": [""], "note": [note]}
