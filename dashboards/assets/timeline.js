@@ -40,6 +40,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     element("status").textContent = isShaded
       ? `${count} spans in view: shade shows the busy share. Zoom in to see individual spans.`
       : `${count} ${spans === 1 ? "span" : "spans"} in view`
+    offerToSort(step)
     rememberSoon(step)
   }
 
@@ -112,14 +113,39 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     const [from, to] = [Number(query.get("from")), Number(query.get("to"))]
     isJump = false
     remembered = to - from
-    if (to > from) show(from, to)
+    if (chosenRanks() !== shownRanks) location.reload()
+    else if (to > from) show(from, to)
   })
 
+  function chosenRanks() {
+    const query = new URLSearchParams(location.search)
+    return ["ranks", "rank", "order", "pin", "open"].map((name) => query.get(name)).join(" ")
+  }
+  const shownRanks = chosenRanks()
+
   // Other ranks are another figure: the page is opened again, at the same view.
-  function chooseRanks(input) {
-    if (!input.reportValidity()) return
-    window.overlapscope.setAddress({ranks: input.value.trim() || null, rank: null, ...place()})
+  function reopen(entries) {
+    window.overlapscope.setAddress({...entries, ...place()}, {isNew: true})
     location.reload()
+  }
+
+  function chooseRanks(input) {
+    if (input.reportValidity()) reopen({ranks: input.value.trim() || null, rank: null})
+  }
+
+  // Adds a value to a list in the address, or removes it.
+  function toggled(name, value) {
+    const values = new Set((new URLSearchParams(location.search).get(name) ?? "").split(",").filter(Boolean))
+    if (!values.delete(value)) values.add(value)
+    return {[name]: [...values].join(",") || null}
+  }
+
+  // Who is late differs from step to step.
+  function offerToSort(step) {
+    const order = element("order")
+    if (!order || step == null) return
+    element("sort-again").hidden = order.value === "rank" || step === Number(order.dataset.step)
+    element("sort-again").textContent = `Sort by step ${step}`
   }
 
   // --- pointing at spans ----------------------------------------------------------------------------------------
@@ -246,6 +272,13 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
 
   element("help")?.addEventListener("click", () => element("keys").showModal())
   element("search")?.addEventListener("change", (event) => search(event.target))
+  element("order")?.addEventListener("change", ({target}) => reopen({order: target.value === "rank" ? null : target.value}))
+  element("sort-again")?.addEventListener("click", () => reopen({}))
+  for (const [button, name, value] of [[".pin", "pin", "rank"], [".host", "open", "host"]]) {
+    for (const each of document.querySelectorAll(`.rank ${button}`)) {
+      each.addEventListener("click", () => reopen(toggled(name, each.dataset[value])))
+    }
+  }
   element("chosen-ranks")?.addEventListener("change", (event) => chooseRanks(event.target))
   for (const name of ["ideal", "path"]) {
     element(name).addEventListener("change", (event) => {

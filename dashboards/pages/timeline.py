@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
 from bokeh.document import Document
 
 from dashboards.pages.account import account_variables
-from dashboards.pages.rank_choice import choose_ranks, format_ranks, suggest_ranks
+from dashboards.pages.rank_choice import RankChoice, choose_ranks, format_ranks, suggest_ranks
 from dashboards.pages.selection import describe_selected
 from dashboards.pages.shell import Arguments, is_order_alone, render, render_part
-from dashboards.plots.timeline import MIN_VIEW_NS, TimelinePlot, step_view
+from dashboards.plots.timeline import MIN_VIEW_NS, TimelinePlot, step_at, step_view
 from dashboards.plots.timeline_content import View
 from dashboards.recording import Snapshot
 from overlapscope.analysis.lanes import BUCKET_SLOTS, LANE_NAMES, Timeline
@@ -29,9 +30,12 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
     if is_order_alone(snapshot.trace):
         _build_reason(document, snapshot)
         return
-    choice = choose_ranks(snapshot.trace.ranks, arguments)
+    whole = snapshot.lanes.timeline(snapshot.trace.ranks["rank"].tolist()[:1])  # of any rank: steps are those of all
+    view = view_of_address(whole, arguments) or _typical_view(whole, snapshot.summary)
+    step = step_at(whole, sum(view or (0, whole.length_ns)) // 2)
+    lateness_ns = {} if step is None or snapshot.cycles is None else snapshot.cycles.lateness_of(step)
+    choice = choose_ranks(snapshot.trace.ranks, arguments, lateness_ns)
     timeline = snapshot.lanes.timeline(choice.shown)
-    view = view_of_address(timeline, arguments) or _typical_view(timeline, snapshot.summary)
 
     account = None if is_plain else partial(_account, snapshot.summary)
     describe = None if is_plain else partial(describe_selected, snapshot.trace, timeline)
@@ -44,9 +48,12 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
         trace=snapshot.trace,
         roots=[plot.root, plot.axis],
         is_plain=is_plain,
-        account=plot.account_of(plot.step_at(sum(view or plot.fit) // 2)),
+        account=plot.account_of(step),
         layout=plot.layout,
         choice=choice,
+        sorted_step=step,
+        late=_late_texts(choice, lateness_ns),
+        has_hosts=snapshot.trace.ranks["host"].nunique() > 1,
         chosen=format_ranks(choice.shown),
         suggestions=suggest_ranks(snapshot.trace.ranks) if choice.is_part else [],
         strip=_strip(snapshot.summary, timeline, plot.fit),
@@ -59,6 +66,14 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
         first_step=int(timeline.steps["step"].min()) if len(timeline.steps) else 0,
         last_step=int(timeline.steps["step"].max()) if len(timeline.steps) else 0,
     )
+
+
+def _late_texts(choice: RankChoice, lateness_ns: Mapping[int, int]) -> dict[int, str]:
+    """How late each rank is that is shown because of that."""
+    if choice.order == "rank":
+        return {}
+    known = {rank: lateness_ns[rank] for rank in choice.shown if rank in lateness_ns}
+    return {rank: f"{format_ns(abs(ns))} {'late' if ns >= 0 else 'early'}" for rank, ns in known.items()}
 
 
 def _typical_view(timeline: Timeline, summary: Summary) -> View | None:

@@ -197,12 +197,6 @@ class TimelinePlot:
             return "needs steps that all ranks have finished, on one clock"
         return "" if is_short else f"zoom in to {MAX_PATH_STEPS} steps or fewer"
 
-    def step_at(self, time_ns: int) -> int | None:
-        """The number of the step that a moment lies in, or of the last step before it."""
-        steps = self._timeline.steps
-        place = int(np.searchsorted(steps["start_ns"].to_numpy(), time_ns, side="right")) - 1
-        return None if steps.empty else int(steps["step"].iloc[max(0, place)])
-
     def account_of(self, step: int | None) -> str:
         """The markup of the account of a step; empty without one."""
         return "" if step is None or self._account is None else self._account(step)
@@ -231,7 +225,7 @@ class TimelinePlot:
         in_view = self.update(view, width_px)
         ideal_hint = self.update_ideal(view, width_px, is_wanted=bool(asked["is_ideal"][0]))
         path_hint = self.update_path(view, is_wanted=bool(asked["is_path"][0]))
-        step = self.step_at(sum(view) // 2)
+        step = step_at(self._timeline, sum(view) // 2)
         # Last, so that the browser, which waits for it, has everything else by then.
         self.answer.data = {
             "id": asked["id"],
@@ -277,3 +271,10 @@ def step_view(timeline: Timeline, step: int, move: int = 0) -> View | None:
     row = steps.iloc[min(max(0, place + move), len(steps) - 1)]
     margin_ns = max(1, int(row["end_ns"] - row["start_ns"]) // 40)
     return int(row["start_ns"]) - margin_ns, int(row["end_ns"]) + margin_ns
+
+
+def step_at(timeline: Timeline, time_ns: int) -> int | None:
+    """The number of the step that a moment lies in, or of the last step before it."""
+    steps = timeline.steps
+    place = int(np.searchsorted(steps["start_ns"].to_numpy(), time_ns, side="right")) - 1
+    return None if steps.empty else int(steps["step"].iloc[max(0, place)])

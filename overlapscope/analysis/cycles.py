@@ -106,6 +106,17 @@ class Cycles:
         return self.end_ns[:, -1]
 
     @property
+    def lateness_ns(self) -> Int64Array:
+        """(S, R) how long after the median rank each arrives at the last all-reduce; negative if before it."""
+        last_ns = self.arrival_ns[:, :, -1]
+        return last_ns - lower_median(last_ns, axis=1)[:, None]
+
+    def lateness_of(self, step: int) -> dict[int, int]:
+        """The same of one step, by rank; empty if it has no cycle."""
+        place = np.flatnonzero(self.steps == step)
+        return dict(zip(self.ranks.tolist(), self.lateness_ns[place[0]].tolist(), strict=True)) if len(place) else {}
+
+    @property
     def transfer_ns(self) -> Int64Array:
         """(S, K) how long each all-reduce takes once all have arrived and the one before is over."""
         return self.end_ns - np.maximum(self.arrival_ns.max(axis=1), shifted(self.end_ns))

@@ -15,7 +15,7 @@ import pandas as pd
 
 from overlapscope.account.critical_path import JobAccount
 from overlapscope.account.intervals import Int64Array
-from overlapscope.analysis.cycles import CAUSES, GROUPS, Cycles, causes_of, lower_median, middle_ranks
+from overlapscope.analysis.cycles import CAUSES, GROUPS, Cycles, causes_of, middle_ranks
 
 Figure = Literal["compute", "lateness", "wait"]
 Grouping = Literal["ranks", "hosts"]
@@ -88,11 +88,9 @@ class Heatmap:
     ) -> None:
         self.ranks, self.steps = cycles.ranks, cycles.steps
         self.hosts = tuple(hosts.get(rank, "unknown") for rank in cycles.ranks.tolist())
-        last_ns = cycles.arrival_ns[:, :, -1]
-        lateness_ns = last_ns - lower_median(last_ns, axis=1)[:, None]
         self.figures_ns: dict[Figure, Int64Array] = {
             "compute": self._cells_of(figures, "compute_ns"),
-            "lateness": np.ascontiguousarray(lateness_ns.T),
+            "lateness": np.ascontiguousarray(cycles.lateness_ns.T),
             "wait": self._cells_of(figures, "exposed_later_rank_ns"),
         }
         """(R, S). Lateness counts from the median rank: it is negative for those that arrive before it."""

@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import served
 from tests.browser.test_app import length, open_timeline, shown_range, wait_for_step
-from tests.synthetic import write_recording
+from tests.synthetic import write_recording, write_straggling_recording
 
 pytestmark = pytest.mark.browser
 
@@ -78,6 +78,37 @@ def test_a_link_to_a_rank_at_a_step_shows_that_rank_first_and_marks_it(open_page
     expect(page.locator(".rank.marked .number")).to_have_text("rank 18")
     wait_for_step(page, 6)
     assert length(page) < 13_000_000
+
+
+def test_ranks_are_sorted_by_lateness_pinned_and_folded_by_host_and_back_undoes_each(open_page, tmp_path):
+    folder = write_straggling_recording(
+        tmp_path / "traces", late_us=lambda rank, step: 300 * (rank == (5 if step == 6 else 9)), ranks=12, steps=8
+    )
+    with served(folder, tmp_path / "server.log") as url:
+        page = open_timeline(open_page, f"{url}timeline?step=6")
+
+        def wait_for_ranks(*ranks: int) -> None:
+            expect(page.locator(".rank .number").nth(len(ranks) - 1)).to_have_text(f"rank {ranks[-1]}")
+            expect(page.locator("#status")).to_contain_text("in view")
+            assert shown_ranks(page)[: len(ranks)] == [*ranks]
+
+        page.get_by_label("Order of ranks").select_option("lateness")
+        wait_for_ranks(5)
+        expect(page.locator(".rank .late").first).to_have_text("300 µs late")
+        page.keyboard.press("]")
+        page.get_by_role("button", name="Sort by step 7").click()
+        wait_for_ranks(9)
+        page.get_by_role("button", name="Keep rank 11 on top").click()
+        wait_for_ranks(11)
+        expect(page.get_by_role("button", name="Keep rank 11 on top")).to_have_attribute("aria-pressed", "true")
+        page.get_by_label("Order of ranks").select_option("host")
+        wait_for_ranks(11, 9, 0, 4)
+        page.get_by_role("button", name="node1").click()
+        wait_for_ranks(11, 9, 0, 4, 5, 6, 7)
+        expect(page.get_by_role("button", name="node1")).to_have_attribute("aria-expanded", "true")
+        page.go_back()
+        expect(page.locator(".rank")).to_have_count(4)
+        wait_for_step(page, 7)
 
 
 def test_the_ideal_is_drawn_and_taken_away_and_remembered(open_page, address):

@@ -12,8 +12,8 @@ def ranks(count, per_host=8):
     return pd.DataFrame({"rank": range(count), "host": [f"node{rank // per_host}" for rank in range(count)]})
 
 
-def choose(count, **arguments):
-    return choose_ranks(ranks(count), {name: [value.encode()] for name, value in arguments.items()})
+def choose(count, lateness_ns=None, **arguments):
+    return choose_ranks(ranks(count), {name: [value.encode()] for name, value in arguments.items()}, lateness_ns)
 
 
 def test_without_a_wish_the_first_sixteen_are_shown():
@@ -64,3 +64,43 @@ def test_what_is_written_into_the_field_is_read_back():
 def test_hosts_are_suggested_or_as_many_ranks_as_fit():
     assert suggest_ranks(ranks(24)) == [("0-7", "node0"), ("8-15", "node1"), ("16-23", "node2")]
     assert suggest_ranks(ranks(24, per_host=24)) == [("0-15", ""), ("16-23", "")]
+
+
+LATE_NS = dict.fromkeys(range(1024), -10) | {700: 5_000, 9: 300, 702: 40}
+
+
+def test_the_latest_come_first_then_by_rank():
+    choice = choose(1024, LATE_NS, order="lateness")
+    assert choice.shown == (700, 9, 702, *range(9), 10, 11, 12, 13)
+    assert (choice.order, choice.note) == ("lateness", "")
+    assert choose(1024, LATE_NS, order="lateness", ranks="8-10, 702").shown == (9, 702, 8, 10)
+
+
+def test_each_host_is_shown_by_its_latest_rank_until_it_is_opened():
+    choice = choose(32, {3: 7, 20: 9, 17: 8, 24: 1}, order="host")
+    assert choice.shown == (20, 3, 24, 8)
+    assert choice.folded == {20: ("node2", 8), 3: ("node0", 8), 24: ("node3", 8), 8: ("node1", 8)}
+    opened = choose(32, {3: 7, 20: 9, 17: 8, 24: 1}, order="host", open="node2,nowhere")
+    assert opened.shown == (20, 17, 16, 18, 19, 21, 22, 23, 3, 24, 8)
+    assert opened.opened == {"node2"}
+    assert opened.folded == choice.folded
+
+
+@pytest.mark.parametrize("order", ["rank", "lateness", "host"])
+def test_pinned_ranks_stay_on_top_in_any_order(order):
+    choice = choose(1024, LATE_NS, order=order, pin="40,x,3", ranks="0-1, 700")
+    assert choice.shown[:2] == (40, 3)
+    assert set(choice.shown) >= {40, 3, 700}
+    assert choice.pinned == {40, 3}
+    assert choose(1024, LATE_NS, order=order, pin="40,3", rank="5").shown[:3] == (5, 40, 3)
+
+
+def test_that_nobody_knows_who_is_late_is_said():
+    choice = choose(24, {}, order="lateness")
+    assert choice.shown == tuple(range(16))
+    assert choice.note == "who is late in this step is not known"
+
+
+@pytest.mark.parametrize("order", ["", "upwards", "\x00", "Rank"])
+def test_an_unknown_order_is_that_of_ranks(order):
+    assert choose(24, LATE_NS, order=order).shown == tuple(range(16))
