@@ -85,8 +85,11 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   }, {capture: true, passive: false})
 
   // --- address --------------------------------------------------------------------------------------------------
-  // Written when the view has come to rest. Going back undoes a jump or a zoom; what is only moved stays in place.
+  // Written when the view has come to rest. Going back undoes a jump, a zoom or a selection; what is only moved stays.
+  const spanInAddress = () => new URLSearchParams(location.search).get("span")
   let remembering
+  let lastStep = null
+  let selectedName = spanInAddress()
   let isJump = false
   let remembered = range.end - range.start
   const place = () => ({from: Math.round(range.start), to: Math.round(range.end)})
@@ -96,13 +99,15 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     act()
   }
 
-  function rememberSoon(step) {
+  function rememberSoon(step = lastStep) {
+    lastStep = step
     clearTimeout(remembering)
     remembering = setTimeout(() => {
       const length = range.end - range.start
       const isZoomed = Math.abs(Math.log(length / remembered)) > 0.2
-      const isNew = (isJump || isZoomed) && new URLSearchParams(location.search).has("from")
-      window.overlapscope.setAddress({step, ...place()}, {isNew})
+      const isOther = isJump || isZoomed || selectedName !== spanInAddress()
+      const isNew = isOther && new URLSearchParams(location.search).has("from")
+      window.overlapscope.setAddress({step, ...place(), span: selectedName}, {isNew})
       isJump = false
       remembered = length
     }, 250)
@@ -115,6 +120,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     remembered = to - from
     if (chosenRanks() !== shownRanks) location.reload()
     else if (to > from) show(from, to)
+    restoreSelection()
   })
 
   function chosenRanks() {
@@ -211,13 +217,24 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   function select(event) {
     const span = spanAt(event.x, event.y)
     if (!span) return clearSelection()
-    plot.chosen.data = {lane: [span.lane], row: [span.row]}
+    plot.chosen.data = {lane: [span.lane], row: [span.row], name: [""]}
   }
 
   function clearSelection() {
     selection = null
     panel.hide()
-    plot.chosen.data = {lane: [], row: []}
+    plot.chosen.data = {lane: [], row: [], name: []}
+    if (selectedName === null) return
+    selectedName = null
+    rememberSoon()
+  }
+
+  function restoreSelection() {
+    const name = spanInAddress()
+    if (name === selectedName) return
+    selectedName = name
+    if (name) plot.chosen.data = {lane: [-1], row: [-1], name: [name]}
+    else clearSelection()
   }
 
   function zoomToSelection() {
@@ -228,9 +245,11 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   }
 
   function selected() {
-    const {from_ns, to_ns, markup, note} = plot.selection.data
+    const {from_ns, to_ns, markup, note, name} = plot.selection.data
     element("search-note").textContent = note[0]
     if (!markup[0]) return
+    selectedName = name[0]
+    rememberSoon()
     selection = {from: from_ns[0], to: to_ns[0]}
     hideTip()
     panel.show(markup[0])
@@ -291,5 +310,6 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   }
 
   window.overlapscope.paintPlots()
+  if (plot.selection.data.name.length) selected()
   view.schedule()
 }

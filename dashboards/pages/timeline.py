@@ -40,6 +40,8 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
     account = None if is_plain else partial(_account, snapshot.summary)
     describe = None if is_plain else partial(describe_selected, snapshot.trace, timeline)
     plot = TimelinePlot(snapshot, timeline, view, account, describe)
+    if not is_plain and "span" in arguments:
+        plot.selection.select_named(arguments["span"][0].decode(errors="replace"))
     document.js_on_event("document_ready", plot.start_script)
     render(
         document,

@@ -26,6 +26,7 @@ from overlapscope.analysis.find_span import find
 from overlapscope.analysis.flow import flow_of
 from overlapscope.analysis.lanes import Timeline
 from overlapscope.analysis.related_spans import spans_about, subject_of
+from overlapscope.analysis.span_names import name_of, span_named
 from overlapscope.trace.reader import Trace
 
 Describe = Callable[[int, int, pd.DataFrame], str]
@@ -57,9 +58,9 @@ class TimelineSelection:
         self.way = ColumnDataSource(data=no_columns(*FLOW_LINE_COLUMNS))
         self.meetings = ColumnDataSource(data=no_columns(*MEETING_COLUMNS))
         self.marks = ColumnDataSource(name="flow", data=no_columns(*FLOW_MARK_COLUMNS))
-        self.chosen = ColumnDataSource(data=no_columns("lane", "row"))
+        self.chosen = ColumnDataSource(data=no_columns("lane", "row", "name"))
         self.sought = ColumnDataSource(data=no_columns("text", "from_ns"))
-        self.answer = ColumnDataSource(data=no_columns("from_ns", "to_ns", "markup", "note"))
+        self.answer = ColumnDataSource(data=no_columns("from_ns", "to_ns", "markup", "note", "name"))
         self.chosen.on_change("data", self._on_chosen)
         self.sought.on_change("data", self._on_sought)
 
@@ -112,7 +113,17 @@ class TimelineSelection:
             "to_ns": [int(spans.ends_ns[place])],
             "markup": ["" if self._describe is None else self._describe(lane, row, flow)],
             "note": [""],
+            "name": [name_of(self._trace, timeline, lane, row)],
         }
+
+    def select_named(self, name: str) -> None:
+        """Select a span by its name, or say that it is not here."""
+        found = span_named(self._trace, self._timeline, name)
+        if found is None:
+            self._clear()
+            self._say("What the address selects is not among the ranks shown.")
+        else:
+            self.select(*found)
 
     def _clear(self) -> None:
         fill(self.outlines, no_columns(*SELECTED_COLUMNS))
@@ -121,7 +132,9 @@ class TimelineSelection:
         fill(self.marks, no_columns(*FLOW_MARK_COLUMNS))
 
     def _on_chosen(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
-        if len(asked["lane"]):
+        if len(asked["lane"]) and asked["name"][0]:
+            self.select_named(str(asked["name"][0]))
+        elif len(asked["lane"]):
             self.select(int(asked["lane"][0]), int(asked["row"][0]))
         else:
             self._clear()
@@ -140,4 +153,4 @@ class TimelineSelection:
 
     def _say(self, note: str) -> None:
         """A word in place of a selection."""
-        self.answer.data = {"from_ns": [0], "to_ns": [0], "markup": [""], "note": [note]}
+        self.answer.data = {"from_ns": [0], "to_ns": [0], "markup": [""], "note": [note], "name": [""]}

@@ -40,7 +40,7 @@ def subject_of(trace: Trace, lane: Lane, row: int) -> Subject:
     Args:
         row: one of ``lane.spans.rows``.
     """
-    (model, step, bucket), (phase,) = _subjects_of(trace, lane, np.array([row]))
+    (model, step, bucket), (phase,) = subjects_of(trace, lane, np.array([row]))
     return Subject(model=int(model[0]), step=int(step[0]), bucket=int(bucket[0]), phase=str(phase))
 
 
@@ -57,7 +57,7 @@ def spans_about(trace: Trace, timeline: Timeline, subject: Subject) -> dict[int,
     found = {}
     for number, lane in enumerate(timeline.lanes):
         near = lane.spans.in_view(*step_ns)
-        (model, step, bucket), phase = _subjects_of(trace, lane, lane.spans.rows[near])
+        (model, step, bucket), phase = subjects_of(trace, lane, lane.spans.rows[near])
         is_it = (model == subject.model) & (step == subject.step) & (bucket == subject.bucket)
         is_it &= phase == subject.phase
         if is_it.any():
@@ -65,10 +65,17 @@ def spans_about(trace: Trace, timeline: Timeline, subject: Subject) -> dict[int,
     return found
 
 
-def _subjects_of(
+def subjects_of(
     trace: Trace, lane: Lane, rows: npt.NDArray[Any]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.object_]]:
-    """(3, n) model, step and bucket of spans, and (n,) their phases."""
+    """What spans are about.
+
+    Args:
+        rows: (n,) of ``lane.spans.rows``.
+
+    Returns:
+        (3, n) model, step and bucket, and (n,) the phase, as ``Subject`` has them.
+    """
     about, phase = np.full((3, len(rows)), -1, dtype=np.int64), np.full(len(rows), "", dtype=object)
     is_copy = rows >= len(trace.collectives) if lane.name == "buckets" else np.zeros(len(rows), dtype=bool)
     for which in (is_copy, ~is_copy):

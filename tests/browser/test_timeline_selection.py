@@ -92,6 +92,22 @@ def test_f_zooms_to_the_selection_and_back_undoes_it(open_page, address):
     expect(page.locator("#selection")).to_be_visible()
 
 
+def test_the_selection_is_in_the_address_for_others_and_back_undoes_it(open_page, address):
+    page = open_timeline(open_page, f"{address}timeline?step=7")
+    page.wait_for_function("location.search.includes('from=')")
+    choose_bucket_1_of_step_7(page)
+    page.wait_for_url("**span=0-communication-7-1**")
+    other = open_timeline(open_page, page.url)
+    expect(other.locator("#selection").get_by_role("heading")).to_have_text("All-reduce · bucket 1 of step 7 on rank 0")
+    other.wait_for_function(f"{OUTLINES}.left.length === 10")
+    page.go_back()
+    expect(page.locator("#selection")).to_be_hidden()
+    page.wait_for_function(f"{OUTLINES}.left.length === 0")
+    page.go_forward()
+    expect(page.locator("#selection")).to_be_visible()
+    assert "span=0-communication-7-1" in page.url
+
+
 def test_the_selection_is_copied_as_text(open_page, address):
     page = open_timeline(open_page, f"{address}timeline?step=7")
     choose_bucket_1_of_step_7(page)

@@ -95,7 +95,7 @@ def test_the_critical_path_of_too_many_steps_is_not_drawn_and_it_says_why(plot, 
 
 
 def choose(plot, lane, row):
-    plot.selection.chosen.data = {"lane": [lane], "row": [row]}
+    plot.selection.chosen.data = {"lane": [lane], "row": [row], "name": [""]}
 
 
 def test_what_is_chosen_is_outlined_and_described(snapshot, timeline):
@@ -106,7 +106,7 @@ def test_what_is_chosen_is_outlined_and_described(snapshot, timeline):
     assert plot.selection.answer.data["markup"] == [f"lane 3, row {row}, 12"]
     assert plot.selection.answer.data["from_ns"] == [int(lane.spans.starts_ns[4])]
     assert sorted(plot.selection.outlines.data["line_width"])[-2:] == [1.5, 3.0]
-    plot.selection.chosen.data = {"lane": [], "row": []}
+    plot.selection.chosen.data = {"lane": [], "row": [], "name": []}
     assert len(plot.selection.outlines.data["left"]) == 0
     assert len(plot.selection.marks.data["x"]) == 0
 
@@ -123,6 +123,22 @@ def test_the_way_of_a_chosen_bucket_leads_through_the_lanes_of_every_rank_and_ac
     meeting = plot.selection.meetings.data
     assert list(meeting["x"]) == [15_050 * US]
     assert meeting["top"][0] < plot.layout.rank_height_px < meeting["bottom"][0]
+
+
+def test_a_span_is_selected_by_the_name_that_it_had_when_it_was_chosen(plot, timeline):
+    choose(plot, 7, int(timeline.lanes[7].spans.rows[4]))
+    chosen = {name: list(values) for name, values in plot.selection.answer.data.items()}
+    assert chosen["name"] == ["1-communication-1-1"]
+    plot.selection.chosen.data = {"lane": [], "row": [], "name": []}
+    plot.selection.chosen.data = {"lane": [-1], "row": [-1], "name": chosen["name"]}
+    assert plot.selection.answer.data == chosen
+    assert len(plot.selection.outlines.data["left"]) > 0
+
+
+def test_a_selection_that_is_not_here_is_said(plot):
+    plot.selection.chosen.data = {"lane": [-1], "row": [-1], "name": ["9-communication-1-1"]}
+    assert plot.selection.answer.data["note"] == ["What the address selects is not among the ranks shown."]
+    assert len(plot.selection.outlines.data["left"]) == 0
 
 
 def test_a_phase_has_no_way(plot, timeline):
