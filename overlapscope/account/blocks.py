@@ -79,6 +79,13 @@ class Account:
     timelines: dict[int, Timeline]
     """Of each rank, with the places of ``BLOCKS`` as owners."""
 
+    def exposed_spans_ns(self, rank: int) -> Int64Array:
+        """(2, n) from when until when a rank waits for communication that nothing hides, on the common clock.
+
+        What of them lies in a step sums to its exposed communication.
+        """
+        return self.timelines[rank].spans_of(BLOCKS.index("exposed"))
+
 
 def account_of(trace: Trace) -> Account:
     """Divide the steps of a recording."""

@@ -46,6 +46,11 @@ class Timeline:
         shares_ns[:, -1] = end_ns - start_ns - shares_ns[:, :-1].sum(axis=1)
         return shares_ns
 
+    def spans_of(self, claimant: int) -> Int64Array:
+        """(2, n) from when until when a claimant has what it has, by time."""
+        own = np.flatnonzero(self.owner == claimant)
+        return np.stack([self.edges_ns[own], self.edges_ns[own + 1]])
+
     def _until(self, time_ns: Int64Array, before_ns: Int64Array) -> Int64Array:
         """(Q, K + 1) what belongs to whom from the first edge to some moments, which may lie outside."""
         time_ns = np.clip(time_ns, self.edges_ns[0], self.edges_ns[-1])

@@ -134,6 +134,9 @@ def check_sums(trace: Trace, account: Account) -> None:
     exposed_ns = np.zeros(len(step_ns), dtype=np.int64)
     np.add.at(exposed_ns, account.wait_row, account.wait_ns)
     assert exposed_ns.tolist() == account.ns[:, BLOCKS.index("exposed")].tolist()
+    for row, rank in enumerate(account.rank.tolist()):
+        within_ns = np.clip(account.exposed_spans_ns(rank), account.start_ns[row], account.end_ns[row])
+        assert np.diff(within_ns, axis=0).sum() == exposed_ns[row]
     is_late = account.waits.later_rank != NOBODY
     length_ns = (account.waits.end_ns - account.waits.start_ns) * is_late
     assert account.later_ns.sum(axis=1).tolist() == length_ns.tolist()

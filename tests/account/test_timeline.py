@@ -44,3 +44,11 @@ def test_neighbouring_pieces_have_different_owners(claims: list[Spans]) -> None:
     timeline = painted(claims)
     assert (np.diff(timeline.edges_ns) > 0).all()
     assert (timeline.owner[1:] != timeline.owner[:-1]).all()
+
+
+@given(st.lists(spans, max_size=5))
+def test_what_a_claimant_has_are_the_moments_in_which_it_is_first(claims: list[Spans]) -> None:
+    timeline = painted(claims)
+    for number in range(len(claims)):
+        moments = [moment for first, last in timeline.spans_of(number).T for moment in range(first, last)]
+        assert moments == [one for one in range(-8, 8) if shares_one_by_one(claims, one, one + 1)[number]]
