@@ -67,7 +67,8 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     f: zoomToSelection,
     "/": () => element("search")?.focus(),
     "?": () => element("keys")?.showModal(),
-    Escape: clearSelection,
+    r: () => ruler.begin(),
+    Escape: () => ruler.remove() || clearSelection(),
     "[": () => pickStep(Number(element("step").value), -1),
     "]": () => pickStep(Number(element("step").value), 1),
     i: () => element("ideal").click(),
@@ -154,6 +155,16 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     element("sort-again").textContent = `Sort by step ${step}`
   }
 
+  // --- measuring ------------------------------------------------------------------------------------------------
+  const rankHeight = root.height / document.querySelectorAll(".rank").length
+  const ruler = window.overlapscope.ruler({
+    area,
+    plot,
+    timeAt: ({clientX}) =>
+      range.start + ((clientX - area.getBoundingClientRect().left) / root.inner_width) * (range.end - range.start),
+    rankAt: ({clientY}) => Math.floor((clientY - area.getBoundingClientRect().top) / rankHeight),
+  })
+
   // --- pointing at spans ----------------------------------------------------------------------------------------
   const tip = window.overlapscope.tip(area)
   let under = null
@@ -180,11 +191,10 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   // What a tooltip should not cover, as far as there is room: any rank, the one pointed at and its neighbours, that one.
   function ranksAround(y) {
     const [{top}, seen] = [area, element("ranks")].map((each) => each.getBoundingClientRect())
-    const height = root.height / document.querySelectorAll(".rank").length
-    const rank = Math.floor(y / height)
+    const rank = Math.floor(y / rankHeight)
     return [Infinity, 1, 0].map((more) => [
-      Math.max(seen.top, top + (rank - more) * height),
-      Math.min(seen.bottom, top + (rank + 1 + more) * height),
+      Math.max(seen.top, top + (rank - more) * rankHeight),
+      Math.min(seen.bottom, top + (rank + 1 + more) * rankHeight),
     ])
   }
 
@@ -195,7 +205,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
 
   function point(event) {
     pointer.x = event.x
-    if (isDragging) return
+    if (isDragging || ruler.isPlacing()) return
     const span = spanAt(event.x, event.y)
     if (!span) return hideTip()
     tip.place(event, ranksAround(event.sy))

@@ -15,6 +15,7 @@ import numpy as np
 from bokeh.models import ColumnDataSource, CustomJS, Range1d
 
 from dashboards.assets import read_asset
+from dashboards.plots.exposed_content import EXPOSED_COLUMNS, exposed_columns
 from dashboards.plots.ideal_content import IDEAL_END_COLUMNS, OUTLINE_COLUMNS, ideal_end_columns, outline_columns
 from dashboards.plots.lane_layout import layout_lanes
 from dashboards.plots.path_content import PATH_COLUMNS, path_columns
@@ -31,6 +32,7 @@ from dashboards.plots.timeline_content import (
     unfinished_columns,
 )
 from dashboards.plots.timeline_figure import draw_axis, draw_lanes
+from dashboards.plots.timeline_ruler import TimelineRuler
 from dashboards.plots.timeline_selection import Describe, TimelineSelection
 from dashboards.plots.tooltip import tooltip_of
 from dashboards.plots.wide_figure import fill
@@ -79,6 +81,7 @@ class TimelinePlot:
         self._account = account
         self.layout = layout_lanes(len(timeline.ranks))
         self.selection = TimelineSelection(self._trace, timeline, self.layout, self._show_step, describe)
+        self.ruler = TimelineRuler(snapshot.account, timeline, self.layout)
         self.spans = ColumnDataSource(data=no_columns(*SPAN_COLUMNS))
         self.shades = ColumnDataSource(data=no_columns(*SHADE_COLUMNS))
         self.labels = ColumnDataSource(data=no_columns(*LABEL_COLUMNS))
@@ -97,6 +100,7 @@ class TimelinePlot:
         self.picked = ColumnDataSource(data=no_columns("from_ns", "to_ns"))
         self.pointed = ColumnDataSource(data=no_columns("id", "lane", "row"))
         self.tooltip = ColumnDataSource(data=no_columns("id", "title", "label", "value"))
+        self.exposed = ColumnDataSource(name="exposed", data=no_columns(*EXPOSED_COLUMNS))
         self.path = ColumnDataSource(name="path", data=no_columns(*PATH_COLUMNS))
 
         margin_ns = max(1, timeline.length_ns // 100)
@@ -113,11 +117,14 @@ class TimelinePlot:
             step_lines=self.step_lines,
             outlines=self.outlines,
             ideal_ends=self.ideal_ends,
+            exposed=self.exposed,
             path=self.path,
         )
         self.selection.draw(self.root)
+        self.ruler.draw(self.root)
         own = ("view", "answer", "pick", "picked", "pointed", "tooltip")
         self._dialogue = {**{name: getattr(self, name) for name in own}, **self.selection.dialogue}
+        self._dialogue |= self.ruler.dialogue
         # The browser sends back changes only of what a root refers to.
         self.root.tags = [{"dialogue": list(self._dialogue.values())}]
         self.axis = draw_axis(self.time_range, self.step_lines, self.ideal_ends, read_asset("time_ticks.js"))
@@ -155,9 +162,11 @@ class TimelinePlot:
         if spans_view != wide:
             shades = shade_columns(self._timeline, self.layout, wide, 3 * width_px, without=spans_view)
         steps = step_line_columns(self._timeline.steps, wide, 3 * width_px)
+        exposed = exposed_columns(self._snapshot.account, self._timeline, self.layout, wide, MAX_SPANS)
         # The browser stops drawing with the first of these, until it has the answer that follows them.
         self.spans.data = spans
-        for source, columns in ((self.shades, shades), (self.labels, labels), (self.step_lines, steps)):
+        drawn = ((self.shades, shades), (self.labels, labels), (self.step_lines, steps), (self.exposed, exposed))
+        for source, columns in drawn:
             fill(source, columns)
         return in_view
 

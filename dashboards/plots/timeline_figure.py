@@ -33,6 +33,7 @@ def draw_lanes(
     step_lines: ColumnDataSource,
     outlines: ColumnDataSource,
     ideal_ends: ColumnDataSource,
+    exposed: ColumnDataSource,
     path: ColumnDataSource,
 ) -> Any:
     """All lanes of the ranks shown; y is pixels from the top."""
@@ -72,6 +73,8 @@ def draw_lanes(
         line_dash="dashed",
     )
     paint(hatched.glyph, hatch_color="exposed", line_color="exposed")
+    brackets = plot.line(x="x", y="y", source=exposed, line_width=2, line_join="miter")
+    paint(brackets.glyph, line_color="exposed")
     begins = plot.vspan(x="x", source=step_lines, line_width=1, level="overlay", line_dash=[2, 3])
     paint(begins.glyph, line_color="faint")
     names = plot.text(x="x", y="y", text="text", source=labels, **SMALL_TEXT)

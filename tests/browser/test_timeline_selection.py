@@ -119,6 +119,33 @@ def test_the_selection_is_copied_as_text(open_page, address):
     assert "body.1.weight" in text
 
 
+def test_r_measures_between_two_clicks_or_along_a_drag_until_escape(open_page, address):
+    page = open_timeline(open_page, f"{address}timeline?step=7")
+    before = shown_range(page)
+    note, y = page.locator("#ruler-note"), communication_middle_px(page)
+    start, end = 7 * 10 * MS + 6 * MS, 7 * 10 * MS + 8 * MS
+
+    page.keyboard.press("r")
+    expect(note).to_have_text("Click two points or drag.")
+    page.mouse.click(*place_of(page, start, y))
+    page.mouse.click(*place_of(page, end, y))
+    expect(note).to_have_text(re.compile(r"(2\.00|1\.99|2\.01) ms on rank 0, .* of it exposed communication"))
+    expect(page.locator("#selection")).to_be_hidden()
+
+    page.keyboard.press("r")
+    page.mouse.move(*place_of(page, start, y + 150))
+    page.mouse.down()
+    page.mouse.move(*place_of(page, end - MS, y + 150), steps=5)
+    page.mouse.up()
+    expect(note).to_have_text(re.compile(r"(1\.00|1\.01) ms|99\d µs on rank 1, .* exposed"))
+    assert shown_range(page) == before
+
+    page.keyboard.press("Escape")
+    expect(note).to_be_empty()
+    page.mouse.click(*place_of(page, BUCKET_1_OF_STEP_7, y))
+    expect(page.locator("#selection")).to_be_visible()
+
+
 def test_a_click_on_the_strip_goes_there(open_page, address):
     page = open_timeline(open_page, f"{address}timeline?step=7")
     box = page.locator("#strip").bounding_box()

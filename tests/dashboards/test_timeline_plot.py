@@ -155,6 +155,39 @@ def test_what_is_looked_for_is_shown_and_chosen(plot):
     assert plot.selection.answer.data["note"] == ["Nothing here is called '<b>'."]
 
 
+def test_brackets_below_the_lanes_of_each_rank_are_as_long_as_its_exposed_communication(plot, snapshot):
+    ask(plot, 10 * MS, 20 * MS - 1)
+    figures = snapshot.summary.figures.set_index(["rank", "step"])
+    x, y = (np.asarray(plot.exposed.data[name]).reshape(-1, 5) for name in ("x", "y"))
+    for rank in (0, 1):
+        top = plot.layout.lane_px(rank * 4 + 3)[1]
+        own = (top < y[:, 1]) & (y[:, 1] < top + plot.layout.unit_px) & (x[:, 0] > 10 * MS) & (x[:, 0] < 20 * MS)
+        assert (x[own, 2] - x[own, 1]).sum() == figures.loc[(rank, 1), "exposed_ns"] > 0
+
+
+def test_of_too_much_exposed_communication_nothing_is_marked(plot, monkeypatch):
+    monkeypatch.setattr(timeline_module, "MAX_SPANS", 9)
+    ask(plot, 0, 50 * MS)
+    assert len(plot.exposed.data["x"]) == 0
+    monkeypatch.setattr(timeline_module, "MAX_SPANS", 10)
+    ask(plot, 0, 50 * MS, number=2)
+    assert len(plot.exposed.data["x"]) == 10 * 5
+
+
+def test_the_ruler_says_how_long_it_is_and_how_much_of_that_is_exposed(plot, snapshot):
+    def measured(from_ns, to_ns, rank):
+        plot.ruler.asked.data = {"id": [1], "from_ns": [from_ns], "to_ns": [to_ns], "rank": [rank]}
+        return plot.ruler.ruler.data["text"][0]
+
+    assert measured(6 * MS, 8 * MS, 0) == "2.00 ms on rank 0, 1.00 ms of it exposed communication"
+    assert measured(8 * MS, 6 * MS, 1) == "2.00 ms on rank 1, 950 µs of it exposed communication"
+    assert measured(1 * MS, 2 * MS, 0) == "1.00 ms on rank 0, none of it exposed communication"
+    assert measured(-1 * MS, 1 * MS, 0) == "2.00 ms on rank 0, none of it exposed communication, 1.00 ms not recorded"
+    assert measured(0, 1 * MS, 99).startswith("1.00 ms on rank 1")
+    plot.ruler.asked.data = {"id": [], "from_ns": [], "to_ns": [], "rank": []}
+    assert len(plot.ruler.ruler.data["text"]) == 0
+
+
 def test_too_many_spans_become_shades_of_exact_busy_time(plot, monkeypatch):
     monkeypatch.setattr(timeline_module, "MAX_SPANS", 10)
     ask(plot, 0, 10 * MS, width_px=20)
