@@ -16,13 +16,19 @@ from typing import Any, Final, Literal
 from bokeh.model import Model
 from bokeh.palettes import Magma256
 
-from overlapscope.analysis.lanes import BUCKET_SLOTS, CATEGORIES
+from overlapscope.analysis.lanes import BUCKET_SLOTS, CATEGORIES, PATTERNS
 from overlapscope.diagnosis import categories
 
 ThemeName = Literal["light", "dark"]
 
 SHADES: Final = 16
 """Shades from idle to busy all the time; with 15 categories they fit a byte."""
+
+HATCHES: Final = ("left_diagonal_line", "dot", "diagonal_cross")
+"""The patterns of ``overlapscope.analysis.lanes.PATTERNS`` but for the plain one, as Bokeh calls them; drawn in the
+colour of text on spans. Not all could tell apart paler or darker hues of the eight colours.
+"""
+assert len(HATCHES) == PATTERNS - 1
 
 LATE_SHADES: Final = 255
 """Shades from nothing to late; with nothing itself they fit a byte."""

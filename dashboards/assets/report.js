@@ -35,6 +35,7 @@ window.overlapscope.drawStep = () => {
     drawAxis(height)
     const fills = data.categories.map((name) => colour(`--span-${name}`))
     const ink = colour("--on-span")
+    const hatches = ["M0,0L9,9", "M3.5,4.5h2", "M0,0L9,9M9,0L0,9"].map((path) => hatch(path, ink))
     for (let i = 0; i < data.left.length; i++) {
       const left = x(data.left[i])
       const right = Math.max(x(data.right[i]), left + 1.25)
@@ -44,6 +45,10 @@ window.overlapscope.drawStep = () => {
       context.globalAlpha = data.alpha[i]
       context.fillStyle = fills[data.category[i]]
       context.fillRect(left, top, right - left, tall)
+      if (data.pattern[i]) {
+        context.fillStyle = hatches[data.pattern[i] - 1]
+        context.fillRect(left, top, right - left, tall)
+      }
       context.globalAlpha = 1
       const visible = Math.max(left, 0)
       const room = Math.min(right, width) - visible - 10
@@ -59,6 +64,17 @@ window.overlapscope.drawStep = () => {
     }
     context.setLineDash([])
     canvas.dataset.view = `${Math.round(from)} ${Math.round(to)}`
+  }
+
+  // A pattern of lines, as hatches of buckets are on the pages.
+  function hatch(path, ink) {
+    const tile = new OffscreenCanvas(9, 9)
+    const lines = tile.getContext("2d")
+    lines.globalAlpha = 0.32
+    lines.strokeStyle = ink
+    lines.lineWidth = path.includes("h") ? 2 : 1
+    lines.stroke(new Path2D(path))
+    return context.createPattern(tile, "repeat")
   }
 
   function drawAxis(height) {

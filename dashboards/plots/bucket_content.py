@@ -8,14 +8,14 @@ import numpy as np
 
 from dashboards.plots.bucket_layout import BucketLayout
 from overlapscope.analysis.density import index_spans
-from overlapscope.analysis.lanes import CATEGORIES, bucket_categories
+from overlapscope.analysis.lanes import CATEGORIES, bucket_categories, colours_and_patterns
 from overlapscope.model.partition import Buckets, Float64Array, Gradients
 from overlapscope.model.typical_step import Step
 from overlapscope.units import format_bytes, format_ns
 
 Columns = dict[str, Any]
 
-SPAN_COLUMNS: Final = ("left", "right", "top", "bottom", "category")
+SPAN_COLUMNS: Final = ("left", "right", "top", "bottom", "category", "pattern")
 READY_COLUMNS: Final = ("x", "top", "bottom", "category")
 LABEL_COLUMNS: Final = ("x", "y", "text")
 END_COLUMNS: Final = ("x", "top", "bottom", "y", "text")
@@ -38,18 +38,19 @@ def span_columns(step: Step, shown: list[int], layout: BucketLayout, place: int)
     for row, rank in enumerate(shown):
         top, bottom = layout.lane_px(place, row, "backward")
         begin, end = float(step.backward_start_ns[rank]), float(step.backward_end_ns[rank])
-        rows.append((0.0, begin, top + 1, bottom - 1, _BEFORE_BACKWARD))
-        rows.append((begin, end, top + 1, bottom - 1, _BACKWARD))
+        rows.append((0.0, begin, top + 1, bottom - 1, _BEFORE_BACKWARD, 0))
+        rows.append((begin, end, top + 1, bottom - 1, _BACKWARD, 0))
         if step.exposed_ns[rank] > 0:
-            rows.append((end, end + float(step.exposed_ns[rank]), top + 1, bottom - 1, _EXPOSED))
-        rows += [each[:5] for each in _transfers(step, rank, row, layout, place)]
+            rows.append((end, end + float(step.exposed_ns[rank]), top + 1, bottom - 1, _EXPOSED, 0))
+        rows += [each[:6] for each in _transfers(step, rank, row, layout, place)]
     return _columns(SPAN_COLUMNS, rows)
 
 
 def ready_columns(step: Step, shown: list[int], layout: BucketLayout, place: int) -> Columns:
     """When the last gradient of each bucket was ready."""
     rows: list[tuple[Any, ...]] = []
-    categories = bucket_categories(np.arange(len(step.plan))).tolist()
+    colours, _ = colours_and_patterns(bucket_categories(np.arange(len(step.plan))))
+    categories = colours.tolist()
     for row, rank in enumerate(shown):
         top, bottom = layout.lane_px(place, row, "ready")
         moments = step.ready_ns[rank].tolist()
@@ -74,7 +75,7 @@ def label_columns(step: Step, shown: list[int], layout: BucketLayout, place: int
         add(0.0, begin, middle, "optimizer, data, forward", "before")
         add(begin, end, middle, "backward")
         add(end, end + exposed_ns, middle, f"exposed {format_ns(exposed_ns)}", "exposed")
-        for left, right, top, bottom, _, bucket in _transfers(step, rank, row, layout, place):
+        for left, right, top, bottom, *_, bucket in _transfers(step, rank, row, layout, place):
             if bottom - top >= _MIN_LABELLED_PX:
                 size = format_bytes(int(step.bytes[bucket]))
                 add(left, right, (top + bottom) / 2, f"bucket {bucket} · {size}", f"{bucket} · {size}", f"{bucket}")
@@ -94,10 +95,14 @@ def strip_columns(gradients: Gradients, plan: Buckets) -> Columns:
         bucket_of[list(bucket)] = number
     sizes = gradients.bytes[gradients.order]
     right: Float64Array = np.cumsum(sizes).astype(np.float64)
+    colour, pattern = colours_and_patterns(bucket_categories(bucket_of[gradients.order]))
     return {
         "left": right - sizes,
         "right": right,
-        "category": bucket_categories(bucket_of[gradients.order]),
+        "top": np.ones(len(right)),
+        "bottom": np.zeros(len(right)),
+        "category": colour,
+        "pattern": pattern,
         "bucket": bucket_of[gradients.order],
     }
 
@@ -121,14 +126,15 @@ def strip_label_columns(gradients: Gradients, plan: Buckets, bytes_per_px: float
 
 
 def _transfers(step: Step, rank: int, row: int, layout: BucketLayout, place: int) -> list[tuple[Any, ...]]:
-    """Left, right, top, bottom, category and number of each all-reduce."""
+    """Left, right, top, bottom, colour, pattern and number of each all-reduce."""
     top, bottom = layout.lane_px(place, row, "communication")
     starts, ends = (np.rint(moments[rank]).astype(np.int64) for moments in (step.start_ns, step.end_ns))
     numbers = np.arange(len(starts))
     spans = index_spans(starts, ends, bucket_categories(numbers), numbers)
     height = (bottom - top - 2) / spans.stack_heights
     tops = top + 1 + spans.stack * height
-    columns = (spans.starts_ns, spans.ends_ns, tops, tops + height, spans.categories, spans.rows)
+    colours, patterns = colours_and_patterns(spans.categories)
+    columns = (spans.starts_ns, spans.ends_ns, tops, tops + height, colours, patterns, spans.rows)
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 

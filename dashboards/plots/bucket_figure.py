@@ -15,6 +15,7 @@ from bokeh.models import (
 from bokeh.plotting import figure
 
 from dashboards.assets import read_asset
+from dashboards.plots.bucket_hatches import BucketHatches
 from dashboards.plots.bucket_layout import BucketLayout
 from dashboards.plots.wide_figure import SMALL_TEXT, style_axis, wide_figure
 from dashboards.theme import paint
@@ -104,6 +105,7 @@ def draw_steps(
     time_range: Range1d,
     *,
     spans: tuple[ColumnDataSource, ...],
+    hatches: tuple[BucketHatches, ...],
     ready: tuple[ColumnDataSource, ...],
     labels: tuple[ColumnDataSource, ...],
     ends: tuple[ColumnDataSource, ...],
@@ -114,6 +116,8 @@ def draw_steps(
     colour = {"field": "category", "transform": _span_mapper()}
     for source in spans:
         plot.quad(**_EDGES, source=source, fill_color=colour, line_color=None)
+    for each in hatches:
+        each.draw(plot)
     for source in ready:
         plot.segment(x0="x", x1="x", y0="top", y1="bottom", source=source, line_color=colour, line_width=3)
     for source in ends:
@@ -139,14 +143,15 @@ def draw_time(time_range: Range1d) -> Any:
     return plot
 
 
-def draw_strip(total_bytes: int, strip: ColumnDataSource, labels: ColumnDataSource) -> Any:
+def draw_strip(total_bytes: int, strip: ColumnDataSource, hatches: BucketHatches, labels: ColumnDataSource) -> Any:
     """The plan, from the first gradient to the last; x is bytes."""
     plot = wide_figure(Range1d(start=0, end=max(1, total_bytes)), Range1d(start=0, end=1), _STRIP_HEIGHT_PX, "strip")
     plot.xaxis.visible = False
     plot.toolbar.tools = []
     colour = {"field": "category", "transform": _span_mapper()}
-    parts = plot.quad(left="left", right="right", top=1, bottom=0, source=strip, fill_color=colour, line_width=1)
+    parts = plot.quad(**_EDGES, source=strip, fill_color=colour, line_width=1)
     paint(parts.glyph, line_color="surface")
+    hatches.draw(plot)
     names = plot.text(x="x", y="y", text="text", source=labels, text_align="center", **SMALL_TEXT)
     paint(names.glyph, text_color="on_span")
     return plot

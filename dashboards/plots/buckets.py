@@ -19,6 +19,7 @@ from dashboards.forecast import Forecast
 from dashboards.plots import bucket_content as content
 from dashboards.plots import bucket_curve
 from dashboards.plots.bucket_figure import draw_curve, draw_steps, draw_strip, draw_time
+from dashboards.plots.bucket_hatches import BucketHatches
 from dashboards.plots.bucket_layout import BucketLayout
 from dashboards.plots.bucket_tooltip import Tooltip, parameter_tooltip, size_tooltip, step_tooltip
 from overlapscope.model.curve import SPECIALS, Curve, Options, Special
@@ -84,6 +85,8 @@ class BucketsPlot:
             for names in (content.SPAN_COLUMNS, content.READY_COLUMNS, content.LABEL_COLUMNS, content.END_COLUMNS)
         )
         self.strip = ColumnDataSource(data=content.strip_columns(forecast.gradients, recorded.plan))
+        self.hatches = BucketHatches(), BucketHatches()
+        self.strip_hatches = BucketHatches()
         self.strip_labels = ColumnDataSource(data=dict.fromkeys(content.LABEL_COLUMNS, ()))
 
         self.asked = ColumnDataSource(
@@ -112,10 +115,16 @@ class BucketsPlot:
         # The browser sends back changes only of what a root refers to.
         self.root.tags = [{"dialogue": [self.asked, self.answer, self.pointed, self.tooltip]}]
         self.steps = draw_steps(
-            self.layout, self.step_range, spans=self.spans, ready=self.ready, labels=self.labels, ends=self.ends
+            self.layout,
+            self.step_range,
+            spans=self.spans,
+            hatches=self.hatches,
+            ready=self.ready,
+            labels=self.labels,
+            ends=self.ends,
         )
         self.time = draw_time(self.step_range)
-        self.plan = draw_strip(forecast.gradients.total_bytes, self.strip, self.strip_labels)
+        self.plan = draw_strip(forecast.gradients.total_bytes, self.strip, self.strip_hatches, self.strip_labels)
         self.asked.on_change("data", self._on_asked)
         self.pointed.on_change("data", self._on_pointed)
         self._width_px = _FIRST_WIDTH_PX
@@ -156,7 +165,9 @@ class BucketsPlot:
         self.step = self._forecast.step.with_buckets(plan, choice.options.applied_to(self._forecast.fitted.costs))
         self._draw_step(1, self.step)
         gradients = self._forecast.gradients
-        self.strip.data = content.strip_columns(gradients, plan)
+        strip = content.strip_columns(gradients, plan)
+        self.strip.data = strip
+        self.strip_hatches.update(strip)
         bytes_per_px = gradients.total_bytes / self._width_px
         self.strip_labels.data = content.strip_label_columns(gradients, plan, bytes_per_px)
         x_mb, y_ns = self.shown_mb, [float(curve.predicted_ns[place])]
@@ -188,7 +199,9 @@ class BucketsPlot:
 
     def _draw_step(self, place: int, step: Step) -> None:
         ns_per_px = self._length_ns / self._width_px
-        self.spans[place].data = content.span_columns(step, self.shown, self.layout, place)
+        spans = content.span_columns(step, self.shown, self.layout, place)
+        self.spans[place].data = spans
+        self.hatches[place].update(spans)
         self.ready[place].data = content.ready_columns(step, self.shown, self.layout, place)
         self.labels[place].data = content.label_columns(step, self.shown, self.layout, place, ns_per_px)
         self.ends[place].data = content.end_columns(step, self.layout, place)

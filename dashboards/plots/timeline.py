@@ -15,6 +15,7 @@ import numpy as np
 from bokeh.models import ColumnDataSource, CustomJS, Range1d
 
 from dashboards.assets import read_asset
+from dashboards.plots.bucket_hatches import BucketHatches
 from dashboards.plots.exposed_content import EXPOSED_COLUMNS, exposed_columns
 from dashboards.plots.ideal_content import IDEAL_END_COLUMNS, OUTLINE_COLUMNS, ideal_end_columns, outline_columns
 from dashboards.plots.lane_layout import layout_lanes
@@ -83,6 +84,7 @@ class TimelinePlot:
         self.selection = TimelineSelection(self._trace, timeline, self.layout, self._show_step, describe)
         self.ruler = TimelineRuler(snapshot.account, timeline, self.layout)
         self.spans = ColumnDataSource(data=no_columns(*SPAN_COLUMNS))
+        self.hatches = BucketHatches()
         self.shades = ColumnDataSource(data=no_columns(*SHADE_COLUMNS))
         self.labels = ColumnDataSource(data=no_columns(*LABEL_COLUMNS))
         self.unfinished = ColumnDataSource(data=unfinished_columns(timeline, self.layout))
@@ -111,6 +113,7 @@ class TimelinePlot:
             self.layout,
             self.time_range,
             spans=self.spans,
+            hatches=self.hatches,
             shades=self.shades,
             labels=self.labels,
             unfinished=self.unfinished,
@@ -165,6 +168,7 @@ class TimelinePlot:
         exposed = exposed_columns(self._snapshot.account, self._timeline, self.layout, wide, MAX_SPANS)
         # The browser stops drawing with the first of these, until it has the answer that follows them.
         self.spans.data = spans
+        self.hatches.update(spans)
         drawn = ((self.shades, shades), (self.labels, labels), (self.step_lines, steps), (self.exposed, exposed))
         for source, columns in drawn:
             fill(source, columns)

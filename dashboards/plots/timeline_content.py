@@ -12,13 +12,13 @@ import pandas as pd
 from dashboards.plots.lane_layout import LaneLayout
 from dashboards.theme import SHADES
 from overlapscope.analysis.density import NO_CATEGORY, pixel_edges
-from overlapscope.analysis.lanes import CATEGORIES, Lane, Timeline, bucket_categories
+from overlapscope.analysis.lanes import CATEGORIES, Lane, Timeline, bucket_categories, colours_and_patterns
 
 Columns = dict[str, Any]
 View = tuple[int, int]
 """Start and end of a view, in nanoseconds from the start of the recording."""
 
-SPAN_COLUMNS: Final = ("left", "right", "top", "bottom", "category", "alpha", "lane", "row")
+SPAN_COLUMNS: Final = ("left", "right", "top", "bottom", "category", "pattern", "alpha", "lane", "row")
 SHADE_COLUMNS: Final = ("image", "x", "y", "dw", "dh")
 LABEL_COLUMNS: Final = ("x", "y", "text")
 
@@ -54,6 +54,7 @@ def shade_columns(timeline: Timeline, layout: LaneLayout, view: View, pixels: in
     picture = np.zeros((layout.units, len(edges_ns) - 1), dtype=np.uint8)
     for number, lane in enumerate(timeline.lanes):
         busy_ns, category = lane.spans.pixels(edges_ns)
+        colour, _ = colours_and_patterns(category)
         share = busy_ns / np.diff(edges_ns)
         if lane.is_instants:
             begun = lane.spans.begun(edges_ns)
@@ -61,7 +62,7 @@ def shade_columns(timeline: Timeline, layout: LaneLayout, view: View, pixels: in
         # Rounded up: the shortest span leaves a mark.
         shade = np.ceil(share * (SHADES - 1)).astype(np.uint8)
         first, after = layout.lane_units(number)
-        picture[first:after] = np.where(category == NO_CATEGORY, 0, category * np.uint8(SHADES) + shade)
+        picture[first:after] = np.where(category == NO_CATEGORY, 0, colour * np.uint8(SHADES) + shade)
     if without is not None:
         picture[:, (edges_ns[1:] > without[0]) & (edges_ns[:-1] < without[1])] = 0
     width_ns = float(edges_ns[-1] - edges_ns[0])
@@ -153,12 +154,14 @@ def _spans_of_lane(lane: Lane, number: int, layout: LaneLayout, view: View, pixe
     top, bottom = rows_px(layout, number, lane.spans.stack[found], lane.spans.stack_heights[found])
     rows = lane.spans.rows[found]
     left = lane.spans.starts_ns[found].astype(np.float64)
+    colour, pattern = colours_and_patterns(lane.spans.categories[found])
     return {
         "left": left,
         "right": np.maximum(lane.spans.ends_ns[found], left + pixel_ns),
         "top": top,
         "bottom": bottom,
-        "category": lane.spans.categories[found],
+        "category": colour,
+        "pattern": pattern,
         "alpha": np.where(lane.is_wait(rows), 0.45, 1.0).astype(np.float32),
         "lane": np.full(len(found), number, dtype=np.int32),
         "row": rows,

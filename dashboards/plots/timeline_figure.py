@@ -14,6 +14,7 @@ from bokeh.models import (
 )
 from bokeh.models.annotations import Span
 
+from dashboards.plots.bucket_hatches import BucketHatches
 from dashboards.plots.lane_layout import LaneLayout
 from dashboards.plots.wide_figure import SMALL_TEXT, style_axis, wide_figure
 from dashboards.theme import SHADES, paint
@@ -27,6 +28,7 @@ def draw_lanes(
     time_range: Range1d,
     *,
     spans: ColumnDataSource,
+    hatches: BucketHatches,
     shades: ColumnDataSource,
     labels: ColumnDataSource,
     unfinished: ColumnDataSource,
@@ -59,6 +61,7 @@ def draw_lanes(
         fill_alpha="alpha",
         line_color=None,
     )
+    hatches.draw(plot)
     hatched = plot.quad(
         left="left",
         right="right",

@@ -78,6 +78,7 @@ def draw_step(snapshot: Snapshot, number: int) -> StepDrawing:
             "top": [round(float(top), 1) for top in spans["top"]],
             "bottom": [round(float(bottom), 1) for bottom in spans["bottom"]],
             "category": spans["category"].tolist(),
+            "pattern": spans["pattern"].tolist(),
             "alpha": [round(float(alpha), 2) for alpha in spans["alpha"]],
             "label": labels,
             "tip": [tooltip_of(each) for each in details],

@@ -2,7 +2,7 @@
 
 Every span has a category, which is what its colour stands for: a phase by its name, all that concerns a bucket by
 the bucket. There are more buckets than colours that people can tell apart, so buckets share ``BUCKET_SLOTS`` of
-them in turn; neighbours in launch order never share one.
+them in turn, and those of one colour have ``PATTERNS`` in turn.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ from overlapscope.trace.tables import PHASE_NAMES
 
 BUCKET_SLOTS: Final = 8
 CATEGORIES: Final = (*PHASE_NAMES, *(f"bucket_{slot}" for slot in range(BUCKET_SLOTS)), "no_bucket")
-"""Names of the categories, by number: phases, slots of buckets, and what belongs to no bucket."""
+"""Names of the categories, by number: phases, slots of buckets, and what belongs to no bucket.
+
+A number that is larger by a multiple of their count has the same colour and another pattern.
+"""
+
+PATTERNS: Final = 4
+"""How many there are, the first of which is plain."""
 
 LANE_NAMES: Final = ("phases", "gradients", "buckets", "communication")
 """The lanes of each rank, from top to bottom."""
@@ -169,8 +175,16 @@ def timeline_of(trace: Trace, ranks: Sequence[int] | None = None) -> Timeline:
 
 
 def bucket_categories(buckets: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """The category of each bucket number; negative numbers stand for no bucket."""
-    return np.where(buckets < 0, _NO_BUCKET, _FIRST_SLOT + buckets % BUCKET_SLOTS).astype(np.uint8)
+    """The category of each bucket number, with its pattern; negative numbers stand for no bucket."""
+    pattern = buckets // BUCKET_SLOTS % PATTERNS
+    categories = _FIRST_SLOT + buckets % BUCKET_SLOTS + pattern * len(CATEGORIES)
+    return np.where(buckets < 0, _NO_BUCKET, categories).astype(np.uint8)
+
+
+def colours_and_patterns(categories: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+    """The place in ``CATEGORIES`` that each category has its colour from, and the number of its pattern."""
+    pattern, colour = np.divmod(categories, np.uint8(len(CATEGORIES)))
+    return colour, pattern
 
 
 def _extent_ns(trace: Trace) -> tuple[int, int]:

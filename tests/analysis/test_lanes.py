@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from overlapscope.analysis.lanes import CATEGORIES, LANE_NAMES, LanesByRank, timeline_of
+from overlapscope.analysis.lanes import (
+    CATEGORIES,
+    LANE_NAMES,
+    LanesByRank,
+    bucket_categories,
+    colours_and_patterns,
+    timeline_of,
+)
 from overlapscope.analysis.span_details import details_of
 from overlapscope.trace.format import Flag, Kind, pack_body
 from overlapscope.trace.reader import read_trace
@@ -178,3 +186,15 @@ def test_a_rank_without_a_common_clock_does_not_stretch_the_timeline():
     assert timeline.length_ns == length_ns
     assert timeline.steps["end_ns"].max() == length_ns
     assert {lane.rank for lane in timeline.lanes} == {0, 1, 2}
+
+
+def test_32_buckets_differ_by_colour_or_pattern_and_what_has_none_is_plain() -> None:
+    categories = bucket_categories(np.arange(-1, 33))
+    colour, pattern = colours_and_patterns(categories)
+    looks = list(zip([CATEGORIES[place] for place in colour], pattern.tolist(), strict=True))
+    assert looks[0] == ("no_bucket", 0)
+    assert looks[1:4] == [("bucket_0", 0), ("bucket_1", 0), ("bucket_2", 0)]
+    assert looks[9] == ("bucket_0", 1)
+    assert looks[31] == ("bucket_6", 3)
+    assert len(set(looks[1:33])) == 32
+    assert looks[33] == looks[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from dashboards.plots.flow_content import MARKERS
 from dashboards.plots.lane_layout import layout_lanes
 from dashboards.plots.timeline import TimelinePlot, step_view
 from dashboards.plots.tooltip import tooltip_of
-from dashboards.recording import Recording
+from dashboards.recording import Recording, Snapshot
 from dashboards.theme import SHADES
 from overlapscope.analysis.lanes import CATEGORIES, LANE_NAMES
 from overlapscope.analysis.span_details import SpanDetails
@@ -59,6 +60,22 @@ def test_all_reduces_of_a_step_lie_where_they_ran(plot):
     assert communication["right"][first_step].tolist() == [4800 * US, 6500 * US, 8300 * US]
     names = [CATEGORIES[category] for category in communication["category"][first_step]]
     assert names == ["bucket_0", "bucket_1", "bucket_2"]
+
+
+def test_buckets_from_the_ninth_on_are_hatched(snapshot):
+    trace = replace(
+        snapshot.trace, collectives=snapshot.trace.collectives.assign(bucket=lambda table: table["bucket"] * 8)
+    )
+    other = Snapshot(trace)
+    plot = TimelinePlot(other, other.lanes.timeline([0, 1]))
+    ask(plot, 0, 9_900 * US)
+    communication = spans_of(plot, 3)
+    assert {CATEGORIES[category] for category in communication["category"]} == {"bucket_0"}
+    assert communication["pattern"][:3].tolist() == [0, 1, 2]
+    for number, source in enumerate(plot.hatches.sources, start=1):
+        is_it = communication["pattern"] == number
+        assert set(communication["left"][is_it]) <= set(source.data["left"])
+    assert len(plot.hatches.sources[2].data["left"]) == 0
 
 
 def test_an_instant_is_drawn_a_pixel_wide(plot):

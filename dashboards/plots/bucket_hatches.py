@@ -1,0 +1,47 @@
+"""Hatches that tell buckets of one colour apart, over the rectangles of any figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+from bokeh.models import ColumnDataSource
+
+from dashboards.plots.wide_figure import fill
+from dashboards.theme import HATCHES, paint
+
+_EDGES: Final = ("left", "right", "top", "bottom")
+
+
+class BucketHatches:
+    """A source for each hatch: Bokeh makes one picture for each of those, but many if it were a column."""
+
+    def __init__(self) -> None:
+        self.sources = tuple(ColumnDataSource(data={name: [] for name in _EDGES}) for _ in HATCHES)
+
+    def draw(self, plot: Any) -> None:
+        """Add them to a figure, over what it has by now."""
+        for source, hatch in zip(self.sources, HATCHES, strict=True):
+            hatched = plot.quad(
+                **{name: name for name in _EDGES},
+                source=source,
+                fill_color=None,
+                line_color=None,
+                hatch_pattern=hatch,
+                hatch_alpha=0.32,
+                hatch_scale=9,
+                hatch_weight=1.0,
+            )
+            paint(hatched.glyph, hatch_color="on_span")
+
+    def update(self, columns: Mapping[str, Any]) -> None:
+        """Hatch rectangles.
+
+        Args:
+            columns: left, right, top, bottom, and the number of the pattern.
+        """
+        patterns = np.asarray(columns["pattern"])
+        for number, source in enumerate(self.sources, start=1):
+            rows = np.flatnonzero(patterns == number)
+            fill(source, {name: np.asarray(columns[name])[rows] for name in _EDGES})
