@@ -219,6 +219,7 @@ window.overlapscope.startBuckets = (plot) => {
     resizing = setTimeout(() => choose({}), 200)
   })
 
+  window.overlapscope.keepRange(plot.step_range, (start, end) => plot.step_range.setv({start, end}))
   window.overlapscope.paintPlots()
   showScale()
   const number = (name) => (address.has(name) ? Number(address.get(name)) || null : null)

@@ -146,5 +146,6 @@ window.overlapscope.startHeatmap = (plot) => {
   for (const radio of radios) radio.addEventListener("change", choose)
   showScale()
   shrink()
+  window.overlapscope.keepRange(steps, show)
   window.overlapscope.paintPlots()
 }

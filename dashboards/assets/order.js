@@ -202,7 +202,7 @@ window.overlapscope.startOrder = (plot, facts) => {
 
   // Another group, and other ranks, are another figure: the page is opened again.
   element("group")?.addEventListener("change", ({target}) => {
-    window.overlapscope.setAddress({group: target.value, number: null, rank: null})
+    window.overlapscope.setAddress({group: target.value, number: null, rank: null, from: null, to: null})
     location.reload()
   })
   element("chosen-ranks")?.addEventListener("change", ({target}) => {
@@ -220,6 +220,7 @@ window.overlapscope.startOrder = (plot, facts) => {
 
   window.overlapscope.paintPlots()
   showFirst()
+  window.overlapscope.keepRange(range, show)
   showPlace() // the range may have been the right one already
   drawSelected()
   showDetails()

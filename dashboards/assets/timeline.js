@@ -256,7 +256,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
 
   function selected() {
     const {from_ns, to_ns, markup, note, name} = plot.selection.data
-    element("search-note").textContent = note[0]
+    if (element("search-note")) element("search-note").textContent = note[0]
     if (!markup[0]) return
     selectedName = name[0]
     rememberSoon()

@@ -1,0 +1,34 @@
+// Keeps the range that a figure shows in the address, as from and to, unless it is the one that the page opens with.
+// Going back undoes a zoom; what is only moved stays in place. Call it when the figure shows what it opens with.
+window.overlapscope.keepRange = (range, show) => {
+  const first = [range.start, range.end]
+  const round = (value) => Number(value.toFixed(2))
+  let remembering
+  let remembered
+
+  function restore() {
+    const query = new URLSearchParams(location.search)
+    const [from, to] = ["from", "to"].map((name) => Number(query.get(name) ?? NaN))
+    if (to > from) show(from, to)
+    else if (range.start !== first[0] || range.end !== first[1]) show(...first)
+    remembered = range.end - range.start
+  }
+
+  function remember() {
+    const isFirst = round(range.start) === round(first[0]) && round(range.end) === round(first[1])
+    const [from, to] = isFirst ? [null, null] : [round(range.start), round(range.end)]
+    const length = range.end - range.start
+    const isNew = Math.abs(Math.log(length / remembered)) > 0.2
+    window.overlapscope.setAddress({from, to}, {isNew})
+    remembered = length
+  }
+
+  restore()
+  for (const end of ["start", "end"]) {
+    range.properties[end].change.connect(() => {
+      clearTimeout(remembering)
+      remembering = setTimeout(remember, 250)
+    })
+  }
+  window.addEventListener("popstate", restore)
+}
