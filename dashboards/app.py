@@ -24,6 +24,7 @@ from dashboards.pages.shell import BuildPage
 from dashboards.place import RUN_ROUTE, Place
 from dashboards.recording import Recording
 from dashboards.runs import Runs
+from dashboards.saving import table_routes
 from overlapscope.errors import OverlapScopeError
 from overlapscope.progress import Progress
 
@@ -193,7 +194,7 @@ def start_server(
         show=False,
         start=False,
         verbose=False,
-        extra_patterns=news_routes(runs),
+        extra_patterns=[*news_routes(runs), *table_routes(runs)],
         # A page that was closed gives its memory back soon, but one on a slow line has time to open its websocket.
         check_unused_sessions_milliseconds=5_000,
         unused_session_lifetime_milliseconds=60_000,

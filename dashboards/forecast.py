@@ -10,7 +10,7 @@ from overlapscope.analysis.analysis import Analysis
 from overlapscope.model.curve import Curve, Options, Special, curve_of
 from overlapscope.model.partition import Buckets, Gradients
 from overlapscope.model.search import best_plan
-from overlapscope.model.typical_step import TypicalStep
+from overlapscope.model.typical_step import Step, TypicalStep
 
 _BESIDE: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forecast")
 """Threads for fits and draws, which take longer than a page may."""
@@ -54,6 +54,10 @@ class Forecast:
     def gradients(self) -> Gradients:
         """The gradients that are reduced."""
         return self.fitted.work.gradients
+
+    def step_with(self, plan: Buckets, options: Options) -> Step:
+        """The typical step with other buckets."""
+        return self.step.with_buckets(plan, options.applied_to(self.fitted.costs))
 
     def curve(self, options: Options) -> Future[Curve]:
         """The curve under some options, made in the background if not yet known."""

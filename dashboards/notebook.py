@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -13,12 +13,10 @@ import pandas as pd
 from dashboards.recording import Recording
 from dashboards.report.html import chapter_html
 from dashboards.report.sections import Content, content_of
-from overlapscope.account.wording import BLOCK_LABELS, REASON_LABELS
+from dashboards.tables import account_table, findings_table, interval_columns, ranks_table, steps_table
 from overlapscope.analysis import sentences
-from overlapscope.analysis.finding import Finding
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.errors import OverlapScopeError
-from overlapscope.interval import Interval
 from overlapscope.model.recommend import Prediction
 from overlapscope.model.sentences import headline
 
@@ -85,13 +83,12 @@ class Run:
     @property
     def steps(self) -> pd.DataFrame:
         """What every rank's every step consists of, and whether it is counted in means."""
-        summary = self._snapshot.summary
-        return summary.figures.assign(is_counted=summary.is_alike)
+        return steps_table(self._snapshot.summary)
 
     @property
     def ranks(self) -> pd.DataFrame:
-        """The means of each rank."""
-        return self._snapshot.rank_means
+        """The means of each rank, with its host and device."""
+        return ranks_table(self._snapshot)
 
     @property
     def collectives(self) -> pd.DataFrame:
@@ -101,17 +98,7 @@ class Run:
     def account(self) -> Answer:
         """What the mean step consists of: blocks that sum to it, and exposed communication by reason."""
         summary = self._snapshot.summary
-        rows = []
-        for name, mean in summary.mean.blocks.items():
-            on_path = None if summary.job is None else summary.job.blocks[name].value
-            rows.append(_row(BLOCK_LABELS[name], "", mean) | {"critical_path_ns": on_path})
-            if name == "exposed":
-                rows += [
-                    _row(REASON_LABELS[each], BLOCK_LABELS[name], part) for each, part in summary.exposed_for.items()
-                ]
-        table = pd.DataFrame(rows)
-        table["share"] = table["mean_ns"] / summary.mean.step.value
-        return Answer(summary.sentence, table[table["mean_ns"] > 0].reset_index(drop=True))
+        return Answer(summary.sentence, account_table(summary))
 
     def stragglers(self) -> Answer:
         """Who makes the others wait, why, how often, and what fixing it would save.
@@ -123,7 +110,7 @@ class Run:
         if found is None:
             reason = sentences.why_none(self.trace)
             raise OverlapScopeError(f"{self.trace.path}: {reason.message} {reason.advice}")
-        return Answer(sentences.verdict(found), pd.DataFrame([_finding(each) for each in found.findings]))
+        return Answer(sentences.verdict(found), findings_table(found))
 
     def recommend(self) -> Answer:
         """The predicted step time of bucket sizes, and which one to set.
@@ -174,36 +161,11 @@ class Run:
         return Drawing(name, chapter_html(self._content, name))
 
 
-def _row(label: str, part_of: str, mean: Interval) -> dict[str, Any]:
-    return {"block": label, "part_of": part_of, **_interval("mean", mean)}
-
-
-def _finding(finding: Finding) -> dict[str, Any]:
-    return {
-        "ranks": finding.ranks,
-        "host": finding.host,
-        "link": None if finding.link is None else asdict(finding.link),
-        "cause": finding.cause,
-        "pattern": finding.pattern.kind,
-        "steps": len(finding.steps),
-        "worst_step": finding.worst_step,
-        "delay_ns": finding.delay_ns,
-        **_interval("cost", finding.cost),
-        **_interval("saving", finding.saving.step),
-        "sentence": sentences.describe(finding),
-    }
-
-
 def _size(prediction: Prediction) -> dict[str, Any]:
     return {
         "bucket_cap_mb": prediction.cap_mb,
         "buckets": len(prediction.buckets),
-        **_interval("step", prediction.step_ns),
+        **interval_columns("step", prediction.step_ns),
         "exposed_ns": prediction.exposed_ns,
         "recorded_ns": None if prediction.recorded_ns is None else prediction.recorded_ns.value,
     }
-
-
-def _interval(name: str, interval: Interval) -> dict[str, float]:
-    """Columns of a value and the ends of its 90 % interval."""
-    return {f"{name}_ns": interval.value, f"{name}_low_ns": interval.low, f"{name}_high_ns": interval.high}

@@ -7,7 +7,9 @@ So relative links from page to page, reloads and the browser's Back lead to page
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 from urllib.parse import quote, unquote_to_bytes
 
@@ -39,3 +41,14 @@ class Place:
 def address_of(run: str) -> str:
     """The address of a run's pages, relative to the table of runs."""
     return f"runs/{quote(os.fsencode(run))}/-/"
+
+
+def file_stem(run: str, folder: Path | None) -> str:
+    """What the names of files begin with that are saved from a page.
+
+    Args:
+        run: its name; empty for the only recording that is served, and for the table of runs.
+        folder: of the recording, if there is one.
+    """
+    name = run or (folder.resolve().name if folder else "")
+    return "-".join(filter(None, ["overlapscope", *re.split(r"[^A-Za-z0-9._]+", name)]))

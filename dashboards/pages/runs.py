@@ -8,6 +8,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any, Final
 
+import pandas as pd
 from bokeh.document import Document
 from bokeh.events import Event
 from bokeh.models import ColumnDataSource, CustomJS, Spacer
@@ -183,6 +184,36 @@ def row_view(row: RunRow) -> RowView:
         tags=row.notes.tags,
         note=row.notes.note,
         notes_problem=row.notes_problem,
+    )
+
+
+def runs_table(rows: Sequence[RunRow]) -> pd.DataFrame:
+    """The table as a frame, with the numbers that its rows show.
+
+    Returns:
+        run, folder, started_unix_ns, model, ranks, device, steps, step_ns (of a live run the median of its newest
+        steps), exposed_ns (of the mean step), verdict and sentence (empty until they are known), is_live, is_incident,
+        attempts, tags, note.
+    """
+    numbers = ("started", "ranks", "steps", "step", "exposed")
+    views = [(row, row_view(row)) for row in rows]
+    table = pd.DataFrame(
+        {
+            "run": [view.name for _, view in views],
+            "folder": [view.folder for _, view in views],
+            **{name: [view.cells[name][1] for _, view in views] for name in (*numbers, "model", "device")},
+            "verdict": [view.kind for _, view in views],
+            "sentence": [view.line for _, view in views],
+            "is_live": [row.is_live for row, _ in views],
+            "is_incident": [row.is_incident for row, _ in views],
+            "attempts": [len(row.run.attempts) for row, _ in views],
+            "tags": [", ".join(view.tags) for _, view in views],
+            "note": [view.note for _, view in views],
+        }
+    )
+    whole = dict.fromkeys(("started", "ranks", "steps"), "Int64")
+    return table.astype({**whole, "step": "Float64", "exposed": "Float64"}).rename(
+        columns={"started": "started_unix_ns", "step": "step_ns", "exposed": "exposed_ns"}
     )
 
 

@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from dashboards import theme
-from dashboards.place import Place
+from dashboards.place import Place, file_stem
 from dashboards.recording import Snapshot
 from overlapscope.account.blocks import BLOCKS
 from overlapscope.analysis.clocks import describe_clocks
@@ -43,6 +43,7 @@ _ENVIRONMENT: Final = Environment(
 )
 _ENVIRONMENT.globals["blocks"] = BLOCKS
 _ENVIRONMENT.globals["place"] = Place()  # unless the document has another
+_ENVIRONMENT.globals["can_save"] = False  # but on a server
 _ENVIRONMENT.globals["is_recorded"] = False  # unless the document is a page of a recording on a server
 _ENVIRONMENT.filters["together"] = keep_together
 _ENVIRONMENT.filters["code"] = lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
@@ -75,6 +76,10 @@ def render(
         is_plain=is_plain,
         navigation=NAVIGATION,
         is_recorded=trace is not None and not is_plain,
+        can_save=bool(roots) and not is_plain,
+        file_stem=file_stem(
+            document.template_variables.get("place", Place()).run, None if trace is None else trace.path
+        ),
         **variables,
     )
     for root in roots:

@@ -23,6 +23,7 @@ from dashboards.plots.bucket_hatches import BucketHatches
 from dashboards.plots.bucket_layout import BucketLayout
 from dashboards.plots.bucket_tooltip import Tooltip, parameter_tooltip, size_tooltip, step_tooltip
 from overlapscope.model.curve import SPECIALS, Curve, Options, Special
+from overlapscope.model.partition import Buckets
 from overlapscope.model.typical_step import Step
 
 MOST_RANKS: Final = 4
@@ -48,6 +49,11 @@ class Chosen:
     choice: Choice
     curve: Curve
     place: int
+
+    @property
+    def plan(self) -> Buckets:
+        """The buckets of the plan."""
+        return self.curve.plans[self.place]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,13 +162,9 @@ class BucketsPlot:
         """
         if curve is not self.chosen.curve:
             self._draw_curve(curve)
-        if choice.special is None and choice.cap_mb is None and curve.is_default_best:
-            choice = replace(choice, special="default")
-        place = curve.fastest if choice.cap_mb is None else curve.size_at(choice.cap_mb)
-        place = place if choice.special is None else curve.special[choice.special]
-        self.chosen = Chosen(choice=choice, curve=curve, place=place)
-        plan = curve.plans[place]
-        self.step = self._forecast.step.with_buckets(plan, choice.options.applied_to(self._forecast.fitted.costs))
+        self.chosen = chosen_of(choice, curve)
+        plan = self.chosen.plan
+        self.step = self._forecast.step_with(plan, choice.options)
         self._draw_step(1, self.step)
         gradients = self._forecast.gradients
         strip = content.strip_columns(gradients, plan)
@@ -170,7 +172,7 @@ class BucketsPlot:
         self.strip_hatches.update(strip)
         bytes_per_px = gradients.total_bytes / self._width_px
         self.strip_labels.data = content.strip_label_columns(gradients, plan, bytes_per_px)
-        x_mb, y_ns = self.shown_mb, [float(curve.predicted_ns[place])]
+        x_mb, y_ns = self.shown_mb, [float(curve.predicted_ns[self.chosen.place])]
         self.point.data = {"x": [] if x_mb is None else [x_mb], "y": [] if x_mb is None else y_ns}
 
     @property
@@ -255,6 +257,19 @@ class BucketsPlot:
             return parameter_tooltip(self._forecast.gradients, self.step.plan, x)
         step = self._forecast.step.recorded if y < self.layout.step_px else self.step
         return step_tooltip(step, self.shown, self.layout, x, y, float(asked["ns_per_px"][0]))
+
+
+def chosen_of(choice: Choice, curve: Curve) -> Chosen:
+    """The plan of a choice: if nothing is chosen, the best size, or DDP's default where no size is better.
+
+    Args:
+        curve: under the options of the choice.
+    """
+    if choice.special is None and choice.cap_mb is None and curve.is_default_best:
+        choice = replace(choice, special="default")
+    place = curve.fastest if choice.cap_mb is None else curve.size_at(choice.cap_mb)
+    place = place if choice.special is None else curve.special[choice.special]
+    return Chosen(choice=choice, curve=curve, place=place)
 
 
 def shown_ranks(step: Step) -> list[int]:

@@ -25,7 +25,11 @@ class Answer:
 
     status: int
     headers: HTTPMessage
-    text: str
+    data: bytes
+
+    @property
+    def text(self) -> str:
+        return self.data.decode(errors="replace")
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Running:
             named = {name.replace("_", "-"): value for name, value in headers.items()}
             connection.request(method, path, body, named)
             answer = connection.getresponse()
-            return Answer(answer.status, answer.headers, answer.read().decode(errors="replace"))
+            return Answer(answer.status, answer.headers, answer.read())
         finally:
             connection.close()
 

@@ -15,6 +15,7 @@ from tests.synthetic import write_recording
 
 TOKEN = "a token that nobody guesses"
 PATHS = ("/", "/timeline", "/plots/order", "/static/js/bokeh.min.js", "/metadata", "/nothing/here", "/favicon.ico")
+PATHS += ("/tables/steps.csv", "/runs/traces/-/tables/collectives.parquet")
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,39 @@
+// The menus that save figures and tables. A figure is what is in view of all parts of the page with its name; the tables
+// of a page are on the server, which is told what of the address matters to it.
+;(() => {
+  const menus = ".save-menu"
+
+  function place(menu) {
+    const button = document.querySelector(`[popovertarget="${menu.id}"]`).getBoundingClientRect()
+    const isBelow = button.bottom + menu.offsetHeight + 8 < innerHeight
+    menu.style.right = `${document.documentElement.clientWidth - button.right}px`
+    menu.style.top = `${isBelow ? button.bottom + 4 : Math.max(4, button.top - menu.offsetHeight - 4)}px`
+  }
+
+  function fileName(name, kind) {
+    const {file, page} = document.body.dataset
+    const step = document.getElementById("step")?.value
+    return [file, page, name === page ? "" : name, step ? `step-${step}` : ""].filter(Boolean).join("-") + `.${kind}`
+  }
+
+  async function save({name, save: kind}) {
+    const parts = [...document.querySelectorAll(`[data-figure="${name}"]`)]
+    const link = document.createElement("a")
+    link.href = URL.createObjectURL(await window.overlapscope.drawing(parts, kind))
+    link.download = fileName(name, kind)
+    link.click()
+    setTimeout(() => URL.revokeObjectURL(link.href), 60_000)
+  }
+
+  document.addEventListener("toggle", ({target, newState}) => {
+    if (newState === "open" && target.matches(menus)) place(target)
+  }, {capture: true})
+  document.addEventListener("scroll", () => document.querySelector(`${menus}:popover-open`)?.hidePopover(), {capture: true})
+  document.addEventListener("click", ({target}) => {
+    const menu = target.closest?.(menus)
+    if (!menu) return
+    if (target.matches("a")) target.search = location.search
+    if (target.matches("a, button")) menu.hidePopover()
+    if (target.dataset.save) save(target.dataset)
+  })
+})()

@@ -1,0 +1,165 @@
+"""Tables as files: ``tables/NAME.csv`` and ``tables/NAME.parquet`` beside the pages of a recording."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import pandas as pd
+from bokeh.server.views.auth_request_handler import AuthRequestHandler
+from tornado.web import RequestHandler, authenticated
+
+from dashboards.pages.buckets import choice_of
+from dashboards.pages.order import group_of_address
+from dashboards.pages.rank_choice import format_ranks
+from dashboards.pages.runs import runs_table
+from dashboards.pages.shell import Arguments, render_alone
+from dashboards.place import RUN_ROUTE, Place, file_stem
+from dashboards.plots.buckets import chosen_of
+from dashboards.recording import Snapshot
+from dashboards.runs import Runs
+from dashboards.tables import (
+    account_table,
+    bucket_spans_table,
+    findings_table,
+    map_table,
+    order_table,
+    ranks_table,
+    sizes_table,
+    steps_table,
+)
+from overlapscope.analysis import sentences
+from overlapscope.analysis.stragglers import Stragglers
+from overlapscope.errors import OverlapScopeError
+
+_CSV_ROWS: Final = 20_000
+"""Rows that are written at a time: a table of millions need not be in memory as text too."""
+
+MakeTable = Callable[[Snapshot, Arguments], pd.DataFrame]
+"""The table of a recording, for the query of the page; an OverlapScopeError if there is none."""
+
+
+def _findings(snapshot: Snapshot, _arguments: Arguments) -> pd.DataFrame:
+    table = findings_table(_stragglers(snapshot))
+    return table.assign(ranks=[format_ranks(ranks) for ranks in table["ranks"]])
+
+
+def _map(snapshot: Snapshot, _arguments: Arguments) -> pd.DataFrame:
+    _stragglers(snapshot)
+    assert snapshot.heatmap is not None
+    return map_table(snapshot.heatmap)
+
+
+def _order(snapshot: Snapshot, arguments: Arguments) -> pd.DataFrame:
+    diagnosis = snapshot.diagnosis
+    if diagnosis is None or not diagnosis.groups:
+        raise OverlapScopeError("this recording has no order of collectives")
+    return order_table(diagnosis.lanes(group_of_address(diagnosis, arguments)))
+
+
+def _sizes(snapshot: Snapshot, arguments: Arguments) -> pd.DataFrame:
+    return sizes_table(snapshot.forecast.result().curve(choice_of(arguments).options).result())
+
+
+def _bucket_spans(snapshot: Snapshot, arguments: Arguments) -> pd.DataFrame:
+    forecast, choice = snapshot.forecast.result(), choice_of(arguments)
+    plan = chosen_of(choice, forecast.curve(choice.options).result()).plan
+    return bucket_spans_table(forecast.step.recorded, forecast.step_with(plan, choice.options))
+
+
+def _stragglers(snapshot: Snapshot) -> Stragglers:
+    if snapshot.stragglers is None:
+        reason = sentences.why_none(snapshot.trace)
+        raise OverlapScopeError(f"{reason.message} {reason.advice}")
+    return snapshot.stragglers
+
+
+TABLES: Final[dict[str, MakeTable]] = {
+    "account": lambda snapshot, _: account_table(snapshot.summary),
+    "ranks": lambda snapshot, _: ranks_table(snapshot),
+    "steps": lambda snapshot, _: steps_table(snapshot.summary),
+    "phases": lambda snapshot, _: snapshot.trace.phases,
+    "gradients": lambda snapshot, _: snapshot.trace.gradients,
+    "collectives": lambda snapshot, _: snapshot.trace.collectives,
+    "stragglers": _findings,
+    "ranks-by-step": _map,
+    "by-rank": lambda snapshot, _: _stragglers(snapshot).by_rank,
+    "by-host": lambda snapshot, _: _stragglers(snapshot).by_host,
+    "by-phase": lambda snapshot, _: _stragglers(snapshot).by_cause,
+    "by-bucket": lambda snapshot, _: _stragglers(snapshot).by_bucket,
+    "order": _order,
+    "bucket-sizes": _sizes,
+    "bucket-spans": _bucket_spans,
+}
+"""By the name in the address, the tables of a recording."""
+
+RUNS_TABLE: Final = "runs"
+"""The name of the table of runs, at the top."""
+
+
+def table_routes(runs: Runs) -> list[tuple[str, type[RequestHandler], dict[str, Any]]]:
+    """The addresses of tables beside all pages, for Bokeh's server."""
+    of_run = RUN_ROUTE.replace("{run:path}", "(?P<run>.+)")
+    file = r"tables/(?P<table>[a-z-]+)\.(?P<kind>csv|parquet)"
+    return [(f"{route}/{file}", _TableHandler, {"runs": runs}) for route in ("", of_run)]
+
+
+class _TableHandler(AuthRequestHandler):
+    def initialize(self, runs: Runs) -> None:
+        self._runs = runs
+
+    @authenticated
+    async def get(self, table: str, kind: str, run: str = "") -> None:
+        self.set_header("Cache-Control", "no-store")
+        try:
+            # In a thread, so that pages go on while a large recording is looked through.
+            of, frame = await asyncio.to_thread(self._find, table, run)
+        except OverlapScopeError as error:
+            self._refuse(str(error))
+            return
+        self.set_header(
+            "Content-Type", "text/csv; charset=utf-8" if kind == "csv" else "application/vnd.apache.parquet"
+        )
+        self.set_header("Content-Disposition", f'attachment; filename="{of}-{table}.{kind}"')
+        parts = csv_parts(frame) if kind == "csv" else iter([parquet_of(frame)])
+        while part := await asyncio.to_thread(next, parts, b""):
+            self.write(part)
+            await self.flush()
+
+    def _find(self, table: str, run: str) -> tuple[str, pd.DataFrame]:
+        """A table, and what its file is called after."""
+        if table == RUNS_TABLE and not run:
+            return file_stem("", None), runs_table(self._runs.newest())
+        place = Place.of_route(run) if run else Place()
+        path = self._runs.path_of(place.run) if run else self._runs.alone
+        if path is None or table not in TABLES:
+            raise OverlapScopeError("there is no table at this address")
+        return file_stem(place.run, path), TABLES[table](self._runs.recording(path).newest(), self.request.arguments)
+
+    def _refuse(self, message: str) -> None:
+        self.set_status(404)
+        self.finish(
+            render_alone(
+                "problem.html",
+                title="No table",
+                headline="This table can't be saved",
+                message=f"{message[:1].upper()}{message[1:]}".rstrip(".") + ".",
+                advice="Go back to the page, and reload it: it shows what there is.",
+            )
+        )
+
+
+def csv_parts(frame: pd.DataFrame) -> Iterator[bytes]:
+    """A table as CSV, some rows at a time."""
+    for begin in range(0, max(1, len(frame)), _CSV_ROWS):
+        rows = frame.iloc[begin : begin + _CSV_ROWS]
+        yield rows.to_csv(index=False, header=not begin, lineterminator="\n").encode()
+
+
+def parquet_of(frame: pd.DataFrame) -> bytes:
+    """A table as Parquet."""
+    buffer = io.BytesIO()
+    frame.to_parquet(buffer, index=False)
+    return buffer.getvalue()

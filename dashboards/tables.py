@@ -1,0 +1,220 @@
+"""The tables of the pages as frames, to be saved or to go on with in a notebook. Times are nanoseconds."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from dashboards.recording import Snapshot
+from overlapscope.account.wording import BLOCK_LABELS, REASON_LABELS
+from overlapscope.analysis import sentences
+from overlapscope.analysis.finding import Finding, SlowLink
+from overlapscope.analysis.heatmap import Heatmap
+from overlapscope.analysis.stragglers import Stragglers
+from overlapscope.analysis.summary import Summary
+from overlapscope.diagnosis.evidence import UNKNOWN_STEP, Entry
+from overlapscope.diagnosis.order_lanes import Cell, OrderLanes
+from overlapscope.errors import OverlapScopeError
+from overlapscope.interval import Interval
+from overlapscope.model.curve import Curve
+from overlapscope.model.partition import MB, NO_LIMIT
+from overlapscope.model.typical_step import Step
+
+MOST_CELLS: Final = 1_000_000
+"""Numbers times ranks of the largest table of an order: more take minutes to read."""
+
+
+def account_table(summary: Summary) -> pd.DataFrame:
+    """The blocks of the mean step, which sum to it, and below exposed communication its parts by reason.
+
+    Returns:
+        block, part_of (empty for a block), mean_ns with the ends of its 90 % interval, share (of the step),
+        critical_path_ns, and where the block takes longest: longest_ns, longest_step, longest_rank. What takes no time
+        is left out.
+    """
+    rows = []
+    for name, mean in summary.mean.blocks.items() if summary.steps else ():
+        on_path = None if summary.job is None else summary.job.blocks[name].value
+        step, rank, longest_ns = summary.longest.get(name, (None, None, None))
+        longest = {"longest_ns": longest_ns, "longest_step": step, "longest_rank": rank}
+        if mean.value or on_path:
+            rows.append(_part(BLOCK_LABELS[name], "", mean, summary) | {"critical_path_ns": on_path} | longest)
+        if name == "exposed":
+            parts = {REASON_LABELS[reason]: part for reason, part in summary.exposed_for.items() if part.value}
+            rows += [_part(label, BLOCK_LABELS[name], part, summary) for label, part in parts.items()]
+    whole = {"longest_ns": "Int64", "longest_step": "Int64", "longest_rank": "Int64"}
+    columns = ["block", "part_of", "mean_ns", "mean_low_ns", "mean_high_ns", "share", "critical_path_ns", *whole]
+    return pd.DataFrame(rows, columns=columns).astype({"critical_path_ns": np.float64, **whole})
+
+
+def ranks_table(snapshot: Snapshot) -> pd.DataFrame:
+    """The means of each rank's steps, from ``Summary.means_by_rank``, with its host and device."""
+    places = snapshot.trace.ranks[["rank", "host", "device"]]
+    return places.merge(snapshot.rank_means, on="rank")
+
+
+def steps_table(summary: Summary) -> pd.DataFrame:
+    """What every rank's every step consists of, and whether it is counted in means (``is_counted``)."""
+    return summary.figures.assign(is_counted=summary.is_alike)
+
+
+def findings_table(found: Stragglers) -> pd.DataFrame:
+    """Who makes the others wait, why, how often, what it costs and what fixing it would save."""
+    return pd.DataFrame([_finding(each) for each in found.findings], columns=_FINDING_COLUMNS)
+
+
+def map_table(heatmap: Heatmap) -> pd.DataFrame:
+    """The map of ranks and steps, cell by cell: rank, host, step, compute_ns, lateness_ns, wait_ns."""
+    ranks, steps = len(heatmap.ranks), len(heatmap.steps)
+    return pd.DataFrame(
+        {
+            "rank": np.repeat(heatmap.ranks, steps),
+            "host": np.repeat(np.array(heatmap.hosts, dtype=object), steps),
+            "step": np.tile(heatmap.steps, ranks),
+            **{f"{name}_ns": cells.ravel() for name, cells in heatmap.figures_ns.items()},
+        }
+    )
+
+
+def sizes_table(curve: Curve) -> pd.DataFrame:
+    """The predicted step of every bucket plan of a curve, small sizes first.
+
+    Returns:
+        bucket_cap_mb (empty for a plan that no size gives), above_mb and up_to_mb (caps between which the plan is the
+        same; infinite if every larger one gives it), buckets (how many), predicted_ns with the ends of its 90 %
+        interval, exposed_ns, recorded_ns (if it was recorded), is_now, is_default, is_best_plan.
+    """
+    measured, rows = curve.steps_measured_ns(), []
+    for place, plan in enumerate(curve.plans):
+        size = curve.sizes[place] if place < len(curve.sizes) else None
+        up_to = None if size is None else np.inf if size.high_bytes == NO_LIMIT else size.high_bytes / MB
+        rows.append(
+            {
+                "bucket_cap_mb": None if size is None else size.cap_mb,
+                "above_mb": None if size is None else size.low_bytes / MB,
+                "up_to_mb": up_to,
+                "buckets": len(plan),
+                **interval_columns("predicted", curve.step_of(place)),
+                "exposed_ns": float(curve.predicted.exposed_ns[place]),
+                "recorded_ns": measured[place].value if place in measured else None,
+                "is_now": place == curve.special["present"],
+                "is_default": place == curve.special["default"],
+                "is_best_plan": place == curve.special["best"],
+            }
+        )
+    floats = ("bucket_cap_mb", "above_mb", "up_to_mb", "recorded_ns")
+    return pd.DataFrame(rows).astype(dict.fromkeys(floats, np.float64))
+
+
+def bucket_spans_table(recorded: Step, predicted: Step) -> pd.DataFrame:
+    """Every bucket of the recorded step and of the predicted one on every rank, from the time when the step begins.
+
+    Returns:
+        step ("recorded" or "predicted"), rank, bucket, bytes, ready_ns, launch_ns, start_ns, end_ns.
+    """
+    return pd.concat([_bucket_spans("recorded", recorded), _bucket_spans("predicted", predicted)], ignore_index=True)
+
+
+def order_table(lanes: OrderLanes) -> pd.DataFrame:
+    """The collectives of one process group, of every rank by number.
+
+    A rank that has nothing where others have an entry has a row with the state "nothing in the log". Times are of each
+    rank's own clock.
+
+    Raises:
+        OverlapScopeError: there are more than ``MOST_CELLS``.
+    """
+    ranks, numbers = lanes.group.ranks, max(0, lanes.newest - lanes.oldest + 1)
+    if len(ranks) * numbers > MOST_CELLS:
+        raise OverlapScopeError(
+            f"{numbers:,} collectives of {len(ranks):,} ranks are more than the {MOST_CELLS:,} that fit a table: "
+            "the logs themselves are in the recording, and docs/trace-format.md says how to read them"
+        )
+    shown = lanes.lanes_of(ranks)
+    cells = lanes.window(shown, lanes.oldest, lanes.newest).cells
+    table = pd.DataFrame(
+        [_cell(lanes.group.name, shown[cell.lane].ranks[0], cell) for cell in cells], columns=_CELL_COLUMNS
+    )
+    return table.astype(dict.fromkeys(_WHOLE_NUMBERS, "Int64"))
+
+
+def interval_columns(name: str, interval: Interval) -> dict[str, float]:
+    """Columns of a value and the ends of its interval."""
+    return {f"{name}_ns": interval.value, f"{name}_low_ns": interval.low, f"{name}_high_ns": interval.high}
+
+
+def _part(label: str, part_of: str, mean: Interval, summary: Summary) -> dict[str, Any]:
+    return {"block": label, "part_of": part_of, **interval_columns("mean", mean), "share": summary.share_of(mean)}
+
+
+_LINK_COLUMNS: Final = tuple(f"link_{field.name}" for field in fields(SlowLink))
+_FINDING_COLUMNS: Final = (
+    *("ranks", "host", *_LINK_COLUMNS, "cause", "pattern", "statistic", "steps", "worst_step", "delay_ns"),
+    *(f"{name}_{part}ns" for name in ("cost", "saving") for part in ("", "low_", "high_")),
+    "sentence",
+)
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    link = {} if finding.link is None else {f"link_{name}": each for name, each in asdict(finding.link).items()}
+    return {
+        "ranks": finding.ranks,
+        "host": finding.host,
+        **link,
+        "cause": finding.cause,
+        "pattern": finding.pattern.kind,
+        "statistic": finding.pattern.statistic,
+        "steps": len(finding.steps),
+        "worst_step": finding.worst_step,
+        "delay_ns": finding.delay_ns,
+        **interval_columns("cost", finding.cost),
+        **interval_columns("saving", finding.saving.step),
+        "sentence": sentences.describe(finding),
+    }
+
+
+def _bucket_spans(name: str, step: Step) -> pd.DataFrame:
+    ranks, buckets = step.ready_ns.shape
+    times = ("ready_ns", "launch_ns", "start_ns", "end_ns")
+    return pd.DataFrame(
+        {
+            "step": name,
+            "rank": np.repeat(step.ranks, buckets),
+            "bucket": np.tile(np.arange(buckets), ranks),
+            "bytes": np.tile(step.bytes, ranks),
+            **{each: getattr(step, each).ravel() for each in times},
+        }
+    )
+
+
+_CELL_COLUMNS: Final = (
+    *("group", "number", "rank", "state", "difference", "step", "batch", "phase", "op", "reduce_op", "dtype"),
+    *("elements", "bytes", "peer", "role", "bucket", "call_site", "announced_ns", "launched_ns", "completed_ns"),
+)
+_WHOLE_NUMBERS: Final = (
+    *("step", "batch", "elements", "bytes", "peer", "bucket", "announced_ns", "launched_ns", "completed_ns"),
+)
+
+
+def _cell(group: str, rank: int, cell: Cell) -> dict[str, Any]:
+    place = {"group": group, "number": cell.number, "rank": rank, "difference": cell.difference}
+    return place | ({"state": "nothing in the log"} if cell.entry is None else _entry(cell.entry))
+
+
+def _entry(entry: Entry) -> dict[str, Any]:
+    signature = entry.signature
+    return {
+        "state": entry.state,
+        "step": None if entry.step == UNKNOWN_STEP else entry.loop_step,
+        "batch": entry.batch,
+        "phase": entry.phase,
+        **{
+            name: getattr(signature, name) for name in ("op", "reduce_op", "dtype", "elements", "bytes", "peer", "role")
+        },
+        "bucket": signature.bucket if signature.role == "bucket" else None,
+        "call_site": None if entry.call_site is None else str(entry.call_site),
+        **{name: getattr(entry, name) for name in ("announced_ns", "launched_ns", "completed_ns")},
+    }
