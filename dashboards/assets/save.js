@@ -25,10 +25,12 @@
     setTimeout(() => URL.revokeObjectURL(link.href), 60_000)
   }
 
-  document.addEventListener("toggle", ({target, newState}) => {
-    if (newState === "open" && target.matches(menus)) place(target)
-  }, {capture: true})
-  document.addEventListener("scroll", () => document.querySelector(`${menus}:popover-open`)?.hidePopover(), {capture: true})
+  for (const change of ["toggle", "scroll"]) {
+    document.addEventListener(change, () => {
+      const menu = document.querySelector(`${menus}:popover-open`)
+      if (menu) place(menu)
+    }, {capture: true})
+  }
   document.addEventListener("click", ({target}) => {
     const menu = target.closest?.(menus)
     if (!menu) return
