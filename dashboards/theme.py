@@ -45,7 +45,6 @@ _INK: Final[Mapping[ThemeName, Mapping[str, str]]] = {
         "accent": "#1f5fbf",
         "hidden": "#2f7d5b",
         "exposed": "#c24137",
-        "on_span": "#16191d",
     },
     "dark": {
         "page": "#0e1116",
@@ -58,7 +57,6 @@ _INK: Final[Mapping[ThemeName, Mapping[str, str]]] = {
         "accent": "#78aef5",
         "hidden": "#56b98c",
         "exposed": "#ef6f64",
-        "on_span": "#0e1116",
     },
 }
 
@@ -135,12 +133,27 @@ def collective_colours(theme: ThemeName) -> tuple[str, ...]:
     return (*_SPANS[theme][_FIRST_BUCKET : _FIRST_BUCKET + BUCKET_SLOTS], *_OTHER_COLLECTIVES[theme])
 
 
+def ink_on(colour: str) -> str:
+    """Black or white, whichever is easier to read on a colour: at a contrast of 4.58 at least, whatever the colour."""
+    channels = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    linear = (each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in channels)
+    luminance = sum(weight * each for weight, each in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+    return "#000000" if (luminance + 0.05) ** 2 > 1.05 * 0.05 else "#ffffff"
+
+
+def span_inks(theme: ThemeName) -> tuple[str, ...]:
+    """The colour of text on each of ``span_colours``."""
+    return tuple(map(ink_on, span_colours(theme)))
+
+
+def collective_grounds(theme: ThemeName) -> tuple[str, ...]:
+    """What text of collectives is on: each of ``collective_colours``, and last what a cell is on that is not filled."""
+    return (*collective_colours(theme), _INK[theme]["surface"])
+
+
 def collective_inks(theme: ThemeName) -> tuple[str, ...]:
-    """The colour of text on each of them, and last of text on a cell that is not filled."""
-    users = len(categories.CATEGORIES) - categories.CATEGORIES.index("all_reduce")
-    on_span = _INK[theme]["on_span"]
-    on_users = _INK[theme]["surface"] if theme == "light" else on_span
-    return (*[on_span] * (len(categories.CATEGORIES) - users), *[on_users] * users, _INK[theme]["ink"])
+    """The colour of text on each of ``collective_grounds``."""
+    return (*map(ink_on, collective_colours(theme)), _INK[theme]["ink"])
 
 
 def shade_palette(theme: ThemeName) -> list[str]:
@@ -174,9 +187,11 @@ def browser_colours() -> dict[str, dict[str, Any]]:
         name: {
             **_INK[name],
             "span_colours": list(_SPANS[name]),
+            "span_inks": list(span_inks(name)),
             "shade_palette": shade_palette(name),
             "late_palette": late_palette(name),
             "collective_colours": list(collective_colours(name)),
+            "collective_grounds": list(collective_grounds(name)),
             "collective_inks": list(collective_inks(name)),
         }
         for name in names
@@ -186,17 +201,21 @@ def browser_colours() -> dict[str, dict[str, Any]]:
 def css_variables(theme: ThemeName) -> dict[str, str]:
     """CSS custom properties: ``--ink``, ``--line`` ..., and one for each category, such as ``--span-backward``.
 
-    Blocks of an account are ``--block-exposed`` ..., collectives ``--collective-barrier`` ...; ``--late-scale`` is a
-    gradient from nothing to late.
+    Blocks of an account are ``--block-exposed`` ..., collectives ``--collective-barrier`` ...; text on each is
+    ``--on-block-exposed`` ... ``--late-scale`` is a gradient from nothing to late.
     """
     late = ", ".join([_INK[theme]["surface"], *late_palette(theme)[1 :: LATE_SHADES // 16]])
-    spans = {f"--span-{name.replace('_', '-')}": colour for name, colour in zip(CATEGORIES, _SPANS[theme], strict=True)}
-    named = zip(categories.CATEGORIES, collective_colours(theme), strict=True)
-    collectives = {f"--collective-{name.replace('_', '-')}": colour for name, colour in named}
-    return {f"--{name.replace('_', '-')}": colour for name, colour in _INK[theme].items()} | {
-        **spans,
-        **{f"--block-{name.replace('_', '-')}": colour for name, colour in block_colours(theme).items()},
-        **collectives,
+    colours = {
+        **{f"span-{name}": colour for name, colour in zip(CATEGORIES, _SPANS[theme], strict=True)},
+        **{f"block-{name}": colour for name, colour in block_colours(theme).items()},
+        **{
+            f"collective-{name}": colour
+            for name, colour in zip(categories.CATEGORIES, collective_colours(theme), strict=True)
+        },
+    }
+    named = {**_INK[theme], **colours, **{f"on-{name}": ink_on(colour) for name, colour in colours.items()}}
+    return {
+        **{f"--{name.replace('_', '-')}": colour for name, colour in named.items()},
         "--late-scale": f"linear-gradient(to right, {late})",
     }
 

@@ -34,8 +34,8 @@ window.overlapscope.drawStep = () => {
     context.textBaseline = "middle"
     drawAxis(height)
     const fills = data.categories.map((name) => colour(`--span-${name}`))
-    const ink = colour("--on-span")
-    const hatches = ["M0,0L9,9", "M3.5,4.5h2", "M0,0L9,9M9,0L0,9"].map((path) => hatch(path, ink))
+    const inks = data.categories.map((name) => colour(`--on-span-${name}`))
+    const hatches = ["M0,0L9,9", "M3.5,4.5h2", "M0,0L9,9M9,0L0,9"].map((path) => hatch(path, "black"))
     for (let i = 0; i < data.left.length; i++) {
       const left = x(data.left[i])
       const right = Math.max(x(data.right[i]), left + 1.25)
@@ -53,7 +53,7 @@ window.overlapscope.drawStep = () => {
       const visible = Math.max(left, 0)
       const room = Math.min(right, width) - visible - 10
       if (data.label[i] && tall >= 11 && context.measureText(data.label[i]).width < room) {
-        context.fillStyle = ink
+        context.fillStyle = inks[data.category[i]]
         context.fillText(data.label[i], visible + 5, top + tall / 2)
       }
     }

@@ -17,7 +17,7 @@ Columns = dict[str, Any]
 
 SPAN_COLUMNS: Final = ("left", "right", "top", "bottom", "category", "pattern")
 READY_COLUMNS: Final = ("x", "top", "bottom", "category")
-LABEL_COLUMNS: Final = ("x", "y", "text")
+LABEL_COLUMNS: Final = ("x", "y", "text", "category")
 END_COLUMNS: Final = ("x", "top", "bottom", "y", "text")
 
 _BEFORE_BACKWARD: Final = CATEGORIES.index("forward")
@@ -62,23 +62,23 @@ def label_columns(step: Step, shown: list[int], layout: BucketLayout, place: int
     """Labels of what is wide enough to hold them."""
     rows: list[tuple[Any, ...]] = []
 
-    def add(left: float, right: float, middle: float, *texts: str) -> None:
+    def add(category: int, left: float, right: float, middle: float, *texts: str) -> None:
         room_px = (right - left) / ns_per_px - 10
         fitting = next((text for text in texts if len(text) * _PX_PER_LETTER < room_px), None)
         if fitting:
-            rows.append((left + 5 * ns_per_px, middle, fitting))
+            rows.append((left + 5 * ns_per_px, middle, fitting, category))
 
     for row, rank in enumerate(shown):
         middle = sum(layout.lane_px(place, row, "backward")) / 2
         begin, end = float(step.backward_start_ns[rank]), float(step.backward_end_ns[rank])
         exposed_ns = float(step.exposed_ns[rank])
-        add(0.0, begin, middle, "optimizer, data, forward", "before")
-        add(begin, end, middle, "backward")
-        add(end, end + exposed_ns, middle, f"exposed {format_ns(exposed_ns)}", "exposed")
-        for left, right, top, bottom, *_, bucket in _transfers(step, rank, row, layout, place):
+        add(_BEFORE_BACKWARD, 0.0, begin, middle, "optimizer, data, forward", "before")
+        add(_BACKWARD, begin, end, middle, "backward")
+        add(_EXPOSED, end, end + exposed_ns, middle, f"exposed {format_ns(exposed_ns)}", "exposed")
+        for left, right, top, bottom, category, _, bucket in _transfers(step, rank, row, layout, place):
             if bottom - top >= _MIN_LABELLED_PX:
-                size = format_bytes(int(step.bytes[bucket]))
-                add(left, right, (top + bottom) / 2, f"bucket {bucket} · {size}", f"{bucket} · {size}", f"{bucket}")
+                texts = f"{bucket} · {format_bytes(int(step.bytes[bucket]))}", f"{bucket}"
+                add(category, left, right, (top + bottom) / 2, f"bucket {texts[0]}", *texts)
     return _columns(LABEL_COLUMNS, rows)
 
 
@@ -121,7 +121,7 @@ def strip_label_columns(gradients: Gradients, plan: Buckets, bytes_per_px: float
         texts = (f"{bucket} · {size}", str(bucket))
         fitting = next((text for text in texts if len(text) * _PX_PER_LETTER < room_px), None)
         if fitting:
-            rows.append(((left + right) / 2, 0.5, fitting))
+            rows.append(((left + right) / 2, 0.5, fitting, int(strip["category"][begin])))
     return _columns(LABEL_COLUMNS, rows)
 
 

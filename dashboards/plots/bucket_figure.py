@@ -9,7 +9,6 @@ from bokeh.models import (
     ColumnDataSource,
     CustomJSTickFormatter,
     FixedTicker,
-    LinearColorMapper,
     Range1d,
 )
 from bokeh.plotting import figure
@@ -17,9 +16,9 @@ from bokeh.plotting import figure
 from dashboards.assets import read_asset
 from dashboards.plots.bucket_hatches import BucketHatches
 from dashboards.plots.bucket_layout import BucketLayout
+from dashboards.plots.span_text import draw_span_text, span_mapper
 from dashboards.plots.wide_figure import SMALL_TEXT, style_axis, wide_figure
 from dashboards.theme import paint
-from overlapscope.analysis.lanes import CATEGORIES
 
 CURVE_LEFT_PX: Final = 66
 CURVE_RIGHT_PX: Final = 18
@@ -113,7 +112,7 @@ def draw_steps(
     """The recorded step, and below it the predicted one; y is pixels from the top."""
     plot = wide_figure(time_range, Range1d(start=layout.height_px, end=0), layout.height_px, "steps")
     plot.xaxis.visible = False
-    colour = {"field": "category", "transform": _span_mapper()}
+    colour = {"field": "category", "transform": span_mapper()}
     for source in spans:
         plot.quad(**_EDGES, source=source, fill_color=colour, line_color=None)
     for each in hatches:
@@ -126,8 +125,7 @@ def draw_steps(
         text = plot.text(x="x", y="y", text="text", source=source, x_offset=-6, text_align="right", **SMALL_TEXT)
         paint(text.glyph, text_color="ink")
     for source in labels:
-        names = plot.text(x="x", y="y", text="text", source=source, **SMALL_TEXT)
-        paint(names.glyph, text_color="on_span")
+        draw_span_text(plot, source)
     return plot
 
 
@@ -148,16 +146,9 @@ def draw_strip(total_bytes: int, strip: ColumnDataSource, hatches: BucketHatches
     plot = wide_figure(Range1d(start=0, end=max(1, total_bytes)), Range1d(start=0, end=1), _STRIP_HEIGHT_PX, "strip")
     plot.xaxis.visible = False
     plot.toolbar.tools = []
-    colour = {"field": "category", "transform": _span_mapper()}
+    colour = {"field": "category", "transform": span_mapper()}
     parts = plot.quad(**_EDGES, source=strip, fill_color=colour, line_width=1)
     paint(parts.glyph, line_color="surface")
     hatches.draw(plot)
-    names = plot.text(x="x", y="y", text="text", source=labels, text_align="center", **SMALL_TEXT)
-    paint(names.glyph, text_color="on_span")
+    draw_span_text(plot, labels, text_align="center")
     return plot
-
-
-def _span_mapper() -> LinearColorMapper:
-    mapper = LinearColorMapper(low=-0.5, high=len(CATEGORIES) - 0.5)
-    paint(mapper, palette="span_colours")
-    return mapper

@@ -9,7 +9,7 @@ import numpy as np
 from bokeh.models import ColumnDataSource
 
 from dashboards.plots.wide_figure import fill
-from dashboards.theme import HATCHES, paint
+from dashboards.theme import HATCHES
 
 _EDGES: Final = ("left", "right", "top", "bottom")
 
@@ -23,7 +23,7 @@ class BucketHatches:
     def draw(self, plot: Any) -> None:
         """Add them to a figure, over what it has by now."""
         for source, hatch in zip(self.sources, HATCHES, strict=True):
-            hatched = plot.quad(
+            plot.quad(
                 **{name: name for name in _EDGES},
                 source=source,
                 fill_color=None,
@@ -32,8 +32,8 @@ class BucketHatches:
                 hatch_alpha=0.32,
                 hatch_scale=9,
                 hatch_weight=1.0,
+                hatch_color="black",  # which can be read on all colours of buckets
             )
-            paint(hatched.glyph, hatch_color="on_span")
 
     def update(self, columns: Mapping[str, Any]) -> None:
         """Hatch rectangles.

@@ -71,8 +71,9 @@ def draw_order(
         paint(marks.glyph, line_color=role)
     chosen = plot.quad(**_EDGES, source=selected, fill_color=None, line_width=2.5, level="overlay")
     paint(chosen.glyph, line_color="ink")
-    inks = LinearColorMapper(low=-0.5, high=len(CATEGORIES) + 0.5)
+    inks, grounds = (LinearColorMapper(low=-0.5, high=len(CATEGORIES) + 0.5) for _ in range(2))
     paint(inks, palette="collective_inks")
+    paint(grounds, palette="collective_grounds")
     for source, size in ((names, "12px"), (subjects, "10.5px")):
         plot.text(
             x="x",
@@ -80,6 +81,7 @@ def draw_order(
             text="text",
             source=source,
             text_color={"field": "ink", "transform": inks},
+            background_fill_color={"field": "ink", "transform": grounds},
             text_baseline="middle",
             text_font=value(FONT),
             text_font_size=size,

@@ -20,7 +20,7 @@ View = tuple[int, int]
 
 SPAN_COLUMNS: Final = ("left", "right", "top", "bottom", "category", "pattern", "alpha", "lane", "row")
 SHADE_COLUMNS: Final = ("image", "x", "y", "dw", "dh")
-LABEL_COLUMNS: Final = ("x", "y", "text")
+LABEL_COLUMNS: Final = ("x", "y", "text", "category")
 
 _STEP_LINE_PX: Final = 76
 _LABEL_PX_PER_LETTER: Final = 6.4
@@ -91,6 +91,7 @@ def label_columns(timeline: Timeline, spans: Columns, view: View, width_px: int,
             labels["x"].append(float(visible_from[at] + 5 * ns_per_px))
             labels["y"].append(float(spans["top"][at] + spans["bottom"][at]) / 2)
             labels["text"].append(text)
+            labels["category"].append(int(spans["category"][at]))
     return labels
 
 

@@ -16,6 +16,7 @@ from bokeh.models.annotations import Span
 
 from dashboards.plots.bucket_hatches import BucketHatches
 from dashboards.plots.lane_layout import LaneLayout
+from dashboards.plots.span_text import draw_span_text, span_mapper
 from dashboards.plots.wide_figure import SMALL_TEXT, style_axis, wide_figure
 from dashboards.theme import SHADES, paint
 from overlapscope.analysis.lanes import CATEGORIES
@@ -48,9 +49,7 @@ def draw_lanes(
     gaps = [layout.lane_px(lane)[edge] for lane in range(layout.ranks * 4) for edge in (0, 1)]
     paint(plot.hspan(y=gaps, line_width=2, level="glyph").glyph, line_color="surface")
 
-    span_mapper = LinearColorMapper(low=-0.5, high=len(CATEGORIES) - 0.5)
-    paint(span_mapper, palette="span_colours")
-    colour = {"field": "category", "transform": span_mapper}
+    colour = {"field": "category", "transform": span_mapper()}
     plot.quad(
         left="left",
         right="right",
@@ -80,8 +79,7 @@ def draw_lanes(
     paint(brackets.glyph, line_color="exposed")
     begins = plot.vspan(x="x", source=step_lines, line_width=1, level="overlay", line_dash=[2, 3])
     paint(begins.glyph, line_color="faint")
-    names = plot.text(x="x", y="y", text="text", source=labels, **SMALL_TEXT)
-    paint(names.glyph, text_color="on_span")
+    draw_span_text(plot, labels)
     ideal = plot.quad(
         left="left", right="right", top="top", bottom="bottom", source=outlines, fill_color=None, line_width=1.5
     )

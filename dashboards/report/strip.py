@@ -101,7 +101,5 @@ def strip_of(snapshot: Snapshot, diagnosis: Diagnosis) -> Strip:
 
 
 def _ink(category: int) -> str:
-    """Whose colour text is made to be read on: DDP's, the user's, or the page's."""
-    if category == HOLLOW_INK:
-        return "hollow"
-    return "user" if category >= CATEGORIES.index("all_reduce") else "ddp"
+    """The variable of the style whose colour can be read on a cell."""
+    return "ink" if category == HOLLOW_INK else f"on-collective-{CATEGORIES[category].replace('_', '-')}"

@@ -1,0 +1,36 @@
+"""Names of spans in their lanes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bokeh.models import ColumnDataSource, LinearColorMapper
+
+from dashboards.plots.wide_figure import SMALL_TEXT
+from dashboards.theme import paint
+from overlapscope.analysis.lanes import CATEGORIES
+
+
+def span_mapper(palette: str = "span_colours") -> LinearColorMapper:
+    """From categories of spans to their colours, or to the inks that can be read on these.
+
+    Args:
+        palette: a role of ``dashboards.theme``.
+    """
+    mapper = LinearColorMapper(low=-0.5, high=len(CATEGORIES) - 0.5)
+    paint(mapper, palette=palette)
+    return mapper
+
+
+def draw_span_text(plot: Any, source: ColumnDataSource, **options: Any) -> None:
+    """Write the names that a source has (x, y, text, category), on the colour of the span, whatever hatches it."""
+    plot.text(
+        x="x",
+        y="y",
+        text="text",
+        source=source,
+        text_color={"field": "category", "transform": span_mapper("span_inks")},
+        background_fill_color={"field": "category", "transform": span_mapper()},
+        **SMALL_TEXT,
+        **options,
+    )
