@@ -1,0 +1,86 @@
+"""axe-core, with all its rules, has nothing serious to say of any page, in either theme."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import OpenPage, served
+from tests.browser.test_layout import ready
+from tests.commands.command_line import overlapscope
+from tests.dashboards.test_order_page import end, faulty, steps, write_order
+from tests.synthetic import write_straggling_recording
+
+pytestmark = pytest.mark.browser
+
+RUN = "runs/whole/-/"
+PAGES = (
+    *("", RUN, *(RUN + page for page in ("timeline", "buckets", "stragglers", "order"))),
+    *("runs/faulty/-/order", "runs/faulty/-/stragglers", "runs/gone/-/", f"{RUN}plots/timeline"),
+)
+"""The table of runs, all pages of a run, a fault, two that say why there is nothing, and a plot alone."""
+FILES = ("report.html", "comparison.html")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a straggler and an order of collectives, another one, one with a fault, and files about them."""
+    folder = tmp_path_factory.mktemp("axe") / "traces"
+    for name, late_us in (("whole", 3_000), ("quicker", 2_000)):
+        late = {1: late_us}
+        write_straggling_recording(folder / name, late_us=lambda rank, _, of=late: of.get(rank, 0), ranks=3, steps=30)
+    write_order(folder / "whole", dict.fromkeys(range(3), steps(30)))
+    end(folder / "whole", range(3))
+    faulty(folder / "faulty")
+    report, comparison = (folder.parent / file for file in FILES)
+    assert overlapscope("report", folder / "whole", "-o", report).returncode == 0
+    comparison.write_text(overlapscope("compare", folder / "quicker", folder / "whole", "--format", "html").stdout)
+    shutil.rmtree(folder / "quicker")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def table(folder: Path) -> Iterator[str]:
+    with served(folder, folder.parent / "server.log") as url:
+        yield url
+
+
+def findings(page: Page) -> list[tuple[str, str, list[Any], str]]:
+    """What axe calls serious or critical."""
+    violations = Axe().run(page).response["violations"]
+    return [
+        (page.url, found["id"], node["target"], node["failureSummary"])
+        for found in violations
+        if found["impact"] in ("serious", "critical")
+        for node in found["nodes"]
+    ]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_no_page_has_a_serious_finding(open_page: OpenPage, table: str, folder: Path, theme: str) -> None:
+    page = open_page(table, theme)
+    expect(page.locator("body")).to_have_attribute("data-ready", "yes")
+    found = []
+    for path in PAGES:
+        if path:
+            page.goto(table + path)
+        if page.locator("[data-root-id]").count():
+            ready(page)
+        if path == f"{RUN}timeline":
+            page.locator("#search").fill("bucket 1")
+            page.keyboard.press("Enter")
+            expect(page.locator("#selection")).to_be_visible()
+        if page.locator(".save").count():
+            page.locator(".save").last.click()
+            expect(page.locator(".save-menu:popover-open")).to_be_visible()
+        found += findings(page)
+    for file in FILES:
+        page.goto((folder.parent / file).as_uri())
+        found += findings(page)
+    assert found == []
