@@ -15,11 +15,10 @@ from dashboards.pages.shell import Arguments, is_order_alone, render, render_par
 from dashboards.plots.timeline import MIN_VIEW_NS, TimelinePlot, step_at, step_view
 from dashboards.plots.timeline_content import View
 from dashboards.recording import Snapshot
-from overlapscope.analysis.lanes import BUCKET_SLOTS, LANE_NAMES, Timeline
+from overlapscope.analysis.lanes import LANE_NAMES, Timeline
 from overlapscope.analysis.step_strip import step_strip
 from overlapscope.analysis.summary import Summary
 from overlapscope.trace.reader import Trace
-from overlapscope.trace.tables import PHASE_NAMES
 from overlapscope.units import format_ns
 
 _MOST_NAMES: Final = 2_000
@@ -63,8 +62,6 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
         is_ideal=arguments.get("ideal") == [b"1"],
         is_path=arguments.get("path") == [b"1"],
         lane_labels=[(name, plot.layout.lane_px(LANE_NAMES.index(name))) for name in plot.layout.labelled_lanes],
-        phase_legend=[(name.replace("_", " "), name.replace("_", "-")) for name in PHASE_NAMES],
-        bucket_slots=BUCKET_SLOTS,
         first_step=int(timeline.steps["step"].min()) if len(timeline.steps) else 0,
         last_step=int(timeline.steps["step"].max()) if len(timeline.steps) else 0,
     )

@@ -11,19 +11,19 @@ from markupsafe import Markup
 
 from dashboards.pages.account import account_variables
 from dashboards.pages.order import OTHER_COLOURS
+from dashboards.pages.rank_choice import MAX_RANKS
 from dashboards.pages.shell import render_part, shell_variables
+from dashboards.plots.step_drawing import draw_step
 from dashboards.recording import Snapshot
 from dashboards.report.about import about, name_of, without_path
 from dashboards.report.charts import curve_chart, trend_charts
 from dashboards.report.maps import maps_of
 from dashboards.report.sections import Content, Section, content_of
 from dashboards.report.strip import strip_of
-from dashboards.report.typical_step import draw_step
 from overlapscope.analysis.advice import Advice, predicted_step
 from overlapscope.analysis.lanes import BUCKET_SLOTS
 from overlapscope.errors import OverlapScopeError
 from overlapscope.model.prediction_rows import SIZE_COLUMNS, WHAT_IF_COLUMNS, assumptions, size_rows, what_if_rows
-from overlapscope.trace.tables import PHASE_NAMES
 
 
 def report_html(snapshot: Snapshot, now: datetime) -> str:
@@ -87,11 +87,8 @@ def _drawings(content: Content, section: Section) -> dict[str, Any]:
     if section.name == "overview":
         return {"charts": trend_charts(snapshot.summary) if section.variables["rank_rows"] else []}
     if section.name == "timeline":
-        return {
-            "drawing": draw_step(snapshot, section.variables["number"]),
-            "phase_legend": [(name.replace("_", " "), name.replace("_", "-")) for name in PHASE_NAMES],
-            "bucket_slots": BUCKET_SLOTS,
-        }
+        ranks = sorted(snapshot.trace.ranks["rank"].tolist())[:MAX_RANKS]
+        return {"drawing": draw_step(snapshot.trace, snapshot.lanes, section.variables["number"], ranks)}
     if section.name == "stragglers":
         return {"maps": [] if snapshot.heatmap is None else maps_of(snapshot.heatmap)}
     if section.name == "buckets" and advice is not None:

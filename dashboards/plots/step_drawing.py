@@ -1,21 +1,24 @@
-"""The typical step as a drawing that needs no server: every span with its name and what is known about it."""
+"""A step as a drawing that needs no server: every span with its name and what is known about it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dashboards.pages.rank_choice import MAX_RANKS
 from dashboards.plots.lane_layout import LaneLayout, layout_lanes
 from dashboards.plots.timeline import MAX_SPANS, step_view
 from dashboards.plots.timeline_content import View, span_columns, span_label, unfinished_columns
 from dashboards.plots.tooltip import tooltip_of
-from dashboards.recording import Snapshot
-from overlapscope.analysis.lanes import CATEGORIES, LANE_NAMES, Timeline
+from overlapscope.analysis.compare.comparison import Comparison
+from overlapscope.analysis.lanes import CATEGORIES, LANE_NAMES, LanesByRank, Timeline
 from overlapscope.analysis.span_details import SpanDetails, details_of
+from overlapscope.trace.reader import Trace
 from overlapscope.units import format_moment_ns, format_ns
 
 _IN_THE_TABLE: Final = ("phases", "communication")
+_MOST_RANKS: Final = 4
+"""Of each side of a pair, so that both can be seen at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,25 +51,30 @@ class StepDrawing:
         return [(name, self.layout.lane_px(LANE_NAMES.index(name))) for name in self.layout.labelled_lanes]
 
 
-def draw_step(snapshot: Snapshot, number: int) -> StepDrawing:
-    """Draw a step that was recorded."""
-    timeline, view = _of_few_spans(snapshot, number)
+def draw_step(trace: Trace, lanes: LanesByRank, number: int, ranks: Sequence[int]) -> StepDrawing:
+    """Draw a step that was recorded.
+
+    Args:
+        lanes: of the same recording.
+        ranks: from top to bottom; fewer of them are drawn if these have more spans than can be drawn without a server.
+    """
+    timeline, view = _of_few_spans(lanes, number, ranks)
     layout = layout_lanes(len(timeline.ranks))
     spans = span_columns(timeline, layout, view, 0)
     start_ns = int(timeline.steps.loc[timeline.steps["step"] == number, "start_ns"].iloc[0])
     details = [
-        details_of(snapshot.trace, timeline.begin_ns, timeline.lanes[lane], int(row))
+        details_of(trace, timeline.begin_ns, timeline.lanes[lane], int(row))
         for lane, row in zip(spans["lane"], spans["row"], strict=True)
     ]
     labels = [
-        span_label(timeline.lanes[lane], category, row, snapshot.trace.collectives)
+        span_label(timeline.lanes[lane], category, row, trace.collectives)
         for lane, category, row in zip(spans["lane"], spans["category"], spans["row"], strict=True)
     ]
     unfinished = unfinished_columns(timeline, layout)
     return StepDrawing(
         number=number,
         ranks=timeline.ranks,
-        all_ranks=len(snapshot.trace.ranks),
+        all_ranks=len(trace.ranks),
         layout=layout,
         data={
             "view": [view[0] - start_ns, view[1] - start_ns],
@@ -98,13 +106,26 @@ def draw_step(snapshot: Snapshot, number: int) -> StepDrawing:
     )
 
 
-def _of_few_spans(snapshot: Snapshot, number: int) -> tuple[Timeline, View]:
-    """The step on as many of the first ranks as can be read, and drawn without a server."""
-    ranks = sorted(snapshot.trace.ranks["rank"].tolist())[:MAX_RANKS]
+def draw_pair(found: Comparison) -> tuple[StepDrawing, ...]:
+    """The step that differs most, of both sides, on the ranks that make it so; empty if no step is on both."""
+    if not found.steps or not found.steps[0].ranks:
+        return ()
+    pair = found.steps[0]
+    ranks = sorted(pair.ranks[:_MOST_RANKS])
+    traces = (found.base.trace, found.new.trace)
+    lanes = {id(trace): LanesByRank(trace) for trace in traces}
+    return tuple(
+        draw_step(trace, lanes[id(trace)], number, ranks)
+        for trace, number in zip(traces, (pair.base_step, pair.new_step), strict=True)
+    )
+
+
+def _of_few_spans(lanes: LanesByRank, number: int, ranks: Sequence[int]) -> tuple[Timeline, View]:
+    """The step on as many of the first ranks as can be drawn without a server."""
     while True:
-        timeline = snapshot.lanes.timeline(ranks)
+        timeline = lanes.timeline(ranks)
         view = step_view(timeline, number)
-        assert view is not None, "a typical step is one that was recorded"
+        assert view is not None, "the step was recorded"
         if len(ranks) == 1 or sum(lane.spans.count(*view) for lane in timeline.lanes) <= MAX_SPANS:
             return timeline, view
         ranks = ranks[: len(ranks) // 2]
