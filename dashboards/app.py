@@ -18,7 +18,7 @@ from bokeh.io import curdoc
 from dashboards.access import Access, is_loopback
 from dashboards.gate import SERVER_OPTIONS, guard, login_options
 from dashboards.news import news_routes
-from dashboards.pages import buckets, order, overview, problem, stragglers, timeline
+from dashboards.pages import buckets, compare, order, overview, problem, stragglers, timeline
 from dashboards.pages import runs as runs_page
 from dashboards.pages.shell import BuildPage
 from dashboards.place import RUN_ROUTE, Place
@@ -88,6 +88,11 @@ def open_first_page(runs: Runs) -> None:
         runs_page.build(curdoc(), runs)
     else:
         open_run_page(overview.build, runs, "")
+
+
+def open_comparison(runs: Runs) -> None:
+    """Fill the current document with a comparison of runs, or of steps of one."""
+    compare.build(curdoc(), runs, pn.state.session_args)
 
 
 def serve(
@@ -184,6 +189,7 @@ def start_server(
     logging.getLogger("bokeh.server.views.ws").setLevel(logging.ERROR)
     pages = {route: _page(partial(open_run_page, build, runs, "")) for route, build in ROUTES.items()}
     pages["/"] = _page(partial(open_first_page, runs))
+    pages["/compare"] = _page(partial(open_comparison, runs))
     for route, build in ROUTES.items():
         pages[RUN_ROUTE + route.rstrip("/")] = _page(partial(_open_of_route, build, runs))
     server = pn.serve(

@@ -37,6 +37,12 @@ class Place:
         """
         return cls(run=os.fsdecode(unquote_to_bytes(run)), to_top="../" * (run.count("/") + 3), has_table=True)
 
+    @property
+    def compare(self) -> str:
+        """The relative address of the page that compares; from pages of a run, two ranges of its steps."""
+        name = quote(os.fsencode(self.run), safe="")
+        return f"{self.to_top}compare" + (f"?base={name}&new={name}" if self.run else "")
+
 
 def address_of(run: str) -> str:
     """The address of a run's pages, relative to the table of runs."""

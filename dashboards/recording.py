@@ -64,7 +64,7 @@ class Snapshot(Analysis):
         self._forget_attempts()
         known: Diagnosis | None = self.__dict__.get("diagnosis")
         if known is not None and known.evidence.is_live and time.monotonic() - self._diagnosed_s > _OUTDATED_AFTER_S:
-            del self.diagnosis
+            self.__dict__.pop("diagnosis", None)  # another thread may have been quicker
 
     def _forget_attempts(self) -> None:
         """Unless they are over and no other has begun."""
@@ -75,7 +75,7 @@ class Snapshot(Analysis):
         is_old = time.monotonic() - self._attempts_judged_s > _OUTDATED_AFTER_S
         is_live = any(each.evidence.is_live for each in judged)
         if (is_live and is_old) or _newest_beside(self.trace.path) != newest:
-            del self.attempts
+            self.__dict__.pop("attempts", None)
 
     @cached_property
     def lanes(self) -> LanesByRank:
@@ -139,12 +139,11 @@ class Recording:
         Raises:
             OverlapScopeError: the folder holds nothing to show.
         """
-        is_dumps = self.folder.is_dir() and holds_dumps(self.folder)
-        folders = {0: self.folder} if is_dumps else find_rank_folders(self.folder)
+        is_dumps, folders = self._is_dumps, self._folders()
         only_newest = None if is_dumps or is_whole else self._only_newest(folders.values())
         reading = self._whole if only_newest is None else self._newest
         begun_s = time.monotonic()
-        mark = reading.mark if reading is not None and begun_s < reading.until_s else self._mark(folders)
+        mark = reading.mark if reading is not None and begun_s < reading.until_s else self.state()
         if reading is None or mark != reading.mark:
             trace = None if is_dumps else read_trace(self.folder, progress, only_newest=only_newest)
             snapshot = _of_dumps(self.folder) if trace is None else Snapshot(trace)
@@ -167,9 +166,20 @@ class Recording:
         logged = sum(bytes_to_read(folder / EVENTS_FILE) for folder in folders)
         return count if logged > count * len(folders) * RECORD_BYTES else None
 
-    def _mark(self, folders: dict[int, Path]) -> str:
-        """What changes when anything does that is read."""
-        return cache.fingerprint(folders) + _version_of(self.folder / CALIBRATION_FILE)
+    def state(self) -> str:
+        """What changes when anything does that is read.
+
+        Raises:
+            OverlapScopeError: the folder holds nothing to show.
+        """
+        return cache.fingerprint(self._folders()) + _version_of(self.folder / CALIBRATION_FILE)
+
+    def _folders(self) -> dict[int, Path]:
+        return {0: self.folder} if self._is_dumps else find_rank_folders(self.folder)
+
+    @property
+    def _is_dumps(self) -> bool:
+        return self.folder.is_dir() and holds_dumps(self.folder)
 
 
 def _newest_beside(path: Path) -> int:

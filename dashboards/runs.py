@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
+from dashboards.comparisons import Comparisons
 from dashboards.judged_run import JudgedRun, judge_run
 from dashboards.recording import Recording
 from overlapscope.analysis.run_facts import RunFacts, run_facts
@@ -105,6 +106,7 @@ class Runs:
         self.folders = tuple(folders)
         self.recording = lru_cache(maxsize=_MOST_OPEN)(Recording)
         """The recording in a folder."""
+        self.comparisons = Comparisons(self.recording)
         self.found = FoundRuns()
         self._rows: tuple[RunRow, ...] = ()
         self._judgements: dict[Path, _Judgement] = {}
@@ -149,6 +151,7 @@ class Runs:
         """Judge no further runs than the one in hand."""
         for pool in (self._looker, self._judge):
             pool.shutdown(cancel_futures=True)
+        self.comparisons.close()
 
     @property
     def is_found(self) -> bool:

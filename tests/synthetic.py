@@ -114,7 +114,9 @@ def make_rank(
     return EventLog(rank_dir / EVENTS_FILE, limit_bytes)
 
 
-def write_step(log: EventLog, step: int, begin_ns: int, late_us: int = 0, last_us: int = 0) -> None:
+def write_step(
+    log: EventLog, step: int, begin_ns: int, late_us: int = 0, last_us: int = 0, plan_epoch: int = 0
+) -> None:
     """One step of 10 ms.
 
     In microseconds from its begin: data wait 0-500, forward 500-2500, backward 3000-7000, finalise 7000-8500,
@@ -126,6 +128,7 @@ def write_step(log: EventLog, step: int, begin_ns: int, late_us: int = 0, last_u
     Args:
         late_us: how much longer forward takes, so that everything after it is later.
         last_us: how much longer the forward of the last rank takes, so that all-reduces end later on all ranks.
+        plan_epoch: of the bucket plan, which has the buckets of all others.
     """
 
     def span(kind: Kind, start_us: int, end_us: int, **body: object) -> None:
@@ -145,7 +148,7 @@ def write_step(log: EventLog, step: int, begin_ns: int, late_us: int = 0, last_u
     phase(Phase.FORWARD, 500, 2500)
     span(Kind.ENTER, 3000, 3000, index=Phase.BACKWARD)
     for bucket, (ready_us, start_us) in enumerate(((3950, 4000), (4950, 5000), (6850, 6900))):
-        what = {"index": bucket, "dtype": "float32", "elements": BUCKET_ELEMENTS[bucket]}
+        what = {"index": bucket, "dtype": "float32", "elements": BUCKET_ELEMENTS[bucket], "plan_epoch": plan_epoch}
         span(Kind.GRADIENT_READY, ready_us, ready_us, **what)
         span(Kind.BUCKET_READY, ready_us, ready_us, **what)
         span(Kind.COPY_IN, ready_us, ready_us + 40, **what)
@@ -153,7 +156,7 @@ def write_step(log: EventLog, step: int, begin_ns: int, late_us: int = 0, last_u
     span(Kind.PHASE, 3000, 7000, index=Phase.BACKWARD)
     span(Kind.ENTER, 7000, 7000, index=Phase.FINALISE)
     for bucket, (start_us, end_us) in enumerate(((4000, 4800), (5000, 6500), (6900, 8300))):
-        what = {"index": bucket, "dtype": "float32", "elements": BUCKET_ELEMENTS[bucket]}
+        what = {"index": bucket, "dtype": "float32", "elements": BUCKET_ELEMENTS[bucket], "plan_epoch": plan_epoch}
         flags = Flag.START_IS_LOWER_BOUND | Flag.END_IS_UPPER_BOUND
         span(Kind.COLLECTIVE, start_us, end_us, op="all_reduce", flags=flags, **what)
         span(Kind.COPY_OUT, 8320 + 20 * bucket, 8340 + 20 * bucket, **what)

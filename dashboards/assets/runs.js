@@ -1,5 +1,6 @@
-// The table of runs: order, filter, keys, and the window for tags and notes. The server sends rows that are new or have
-// changed, and the order of all: incidents, live ones, newest. Another order and the filter are kept in the address.
+// The table of runs: order, filter, keys, two runs to compare, and the window for tags and notes. The server sends rows
+// that are new or have changed, and the order of all: incidents, live ones, newest. Another order, the filter and the runs
+// to compare are kept in the address.
 window.overlapscope.startRuns = (sources) => {
   const element = (id) => document.getElementById(id)
   const table = document.querySelector("#runs table")
@@ -68,6 +69,7 @@ window.overlapscope.startRuns = (sources) => {
       else head.removeAttribute("aria-sort")
     }
     filter()
+    showChosen()
   }
 
   function remember() {
@@ -102,9 +104,9 @@ window.overlapscope.startRuns = (sources) => {
     const row = template.content.firstElementChild
     const old = rowOf(name)
     if (!old) return body.append(row)
-    const place = [...old.querySelectorAll("a, button")].indexOf(document.activeElement)
+    const place = [...old.querySelectorAll("a, button, input")].indexOf(document.activeElement)
     old.replaceWith(row)
-    if (place >= 0) row.querySelectorAll("a, button")[place]?.focus({preventScroll: true})
+    if (place >= 0) row.querySelectorAll("a, button, input")[place]?.focus({preventScroll: true})
   }
 
   function takeChanges() {
@@ -118,6 +120,39 @@ window.overlapscope.startRuns = (sources) => {
     names = sources.order.data.name
     for (const row of rows()) if (!names.includes(row.dataset.name)) row.remove()
     arrange()
+  }
+
+  // --- two runs to compare --------------------------------------------------------------------------------------
+  // The run that is chosen first is the base. A third one takes the place of the new one.
+  let chosen = [query.get("base"), query.get("new")].filter(Boolean)
+
+  function showChosen() {
+    chosen = chosen.filter(rowOf)
+    for (const row of rows()) {
+      const place = chosen.indexOf(row.dataset.name)
+      row.querySelector(".side").checked = place >= 0
+      const badge = row.querySelector(".chosen")
+      badge.hidden = place < 0
+      badge.textContent = ["base", "new"][place] ?? ""
+    }
+    const [base, other] = chosen
+    element("pair").hidden = !base
+    element("pair-base").textContent = base ?? ""
+    element("pair-new").textContent = other ?? "choose another run"
+    element("pair-new").classList.toggle("missing", !other)
+    element("pair-swap").disabled = !other
+    if (other) element("pair-open").href = `compare?base=${rowOf(base).dataset.run}&new=${rowOf(other).dataset.run}`
+    else element("pair-open").removeAttribute("href")
+  }
+
+  function choose(names) {
+    chosen = names
+    showChosen()
+    window.overlapscope.setAddress({base: chosen[0] ?? null, new: chosen[1] ?? null})
+  }
+
+  function toggle(name) {
+    choose(chosen.includes(name) ? chosen.filter((each) => each !== name) : [...chosen.slice(0, 1), name])
   }
 
   // --- tags and notes -------------------------------------------------------------------------------------------
@@ -174,6 +209,7 @@ window.overlapscope.startRuns = (sources) => {
 
   window.overlapscope.onKeys({
     "/": () => search.focus(),
+    c: () => document.activeElement.closest?.("tbody tr")?.querySelector(".side").click(),
     ArrowDown: () => step(1),
     ArrowUp: () => step(-1),
   })
@@ -190,7 +226,10 @@ window.overlapscope.startRuns = (sources) => {
     const tag = target.closest("[data-tag]")
     if (tag) searchFor(tag.dataset.tag)
     else if (target.closest("[data-edit]")) edit(target.closest("tr"))
+    else if (target.matches(".side")) toggle(target.closest("tr").dataset.name)
   })
+  element("pair-swap").addEventListener("click", () => choose([...chosen].reverse()))
+  element("pair-clear").addEventListener("click", () => choose([]))
   element("clear").addEventListener("click", () => searchFor(""))
   element("notes-cancel").addEventListener("click", () => dialog.close())
   dialog.addEventListener("submit", save)

@@ -75,7 +75,7 @@ window.overlapscope = (() => {
 
   function leadToPlaces() {
     const here = new URLSearchParams(location.search)
-    for (const link of document.querySelectorAll("header nav a:not([aria-current])")) {
+    for (const link of document.querySelectorAll("header nav a:not([aria-current], [href*='?'])")) {
       try {
         const place = new URLSearchParams(sessionStorage.getItem(placeOf(new URL(link.href))) ?? "")
         // How much of a recording is read is one choice for all pages.
@@ -120,7 +120,7 @@ window.overlapscope = (() => {
   // Acts by key, for when nothing is being typed.
   function onKeys(acts) {
     document.addEventListener("keydown", (event) => {
-      const isTyping = event.target.closest?.("textarea, select, dialog, input:not([type=radio])")
+      const isTyping = event.target.closest?.("textarea, select, dialog, input:not([type=radio], [type=checkbox])")
       const act = acts[event.key.length === 1 ? event.key.toLowerCase() : event.key]
       if (isTyping || !act || event.ctrlKey || event.metaKey || event.altKey) return
       event.preventDefault()

@@ -62,7 +62,14 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
         _build_reason(document, snapshot, str(error))
         return
     if forecast is None or curve is None:
-        render(document, "computing.html", title="Buckets", trace=snapshot.trace)
+        render(
+            document,
+            "computing.html",
+            title="Buckets",
+            trace=snapshot.trace,
+            message="The model is being fitted to the recording and tried with other bucket sizes. This takes a few "
+            "seconds, once; the page then reloads by itself.",
+        )
         return
     plot = BucketsPlot(forecast, choice, curve, lambda chosen, step: describe(snapshot.summary, forecast, chosen, step))
     document.js_on_event("document_ready", plot.start_script)

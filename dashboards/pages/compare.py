@@ -1,52 +1,30 @@
-"""The comparison of two recordings as a page that is complete in itself: what a step takes longer, block by block."""
+"""A comparison as a page: of the runs, steps and plans that an address asks for, or as a file complete in itself."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from bokeh.document import Document
 
+from dashboards.comparisons import Compared
 from dashboards.pages.account import bar_of
-from dashboards.pages.shell import render
-from overlapscope.account.blocks import BLOCKS
-from overlapscope.account.wording import BLOCK_LABELS
-from overlapscope.analysis.compare.changes import Difference
+from dashboards.pages.compare_choice import SideChoice, address, choices_of, halves, side_views
+from dashboards.pages.shell import Arguments, render
+from dashboards.pages.waterfall import waterfall_of
+from dashboards.place import Place, address_of
+from dashboards.plots.step_drawing import StepDrawing, draw_pair
+from dashboards.runs import Runs
 from overlapscope.analysis.compare.comparison import Comparison
-from overlapscope.analysis.compare.sentences import signed_ns, verdict
+from overlapscope.analysis.compare.sentences import verdict
+from overlapscope.analysis.compare.side import STEP
 from overlapscope.analysis.compare.tables import facts_of, tables_of
+from overlapscope.diagnosis.wording import capitalised
+from overlapscope.errors import OverlapScopeError
 
-_TICKS: Final = 6
-"""About so many on the axis."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fall:
-    """A row of the waterfall. Places are percentages of its width."""
-
-    label: str
-    block: str
-    """Of ``BLOCKS``; empty for the step, which begins at 0 again."""
-    left: float
-    width: float
-    low: float
-    """Where the interval of its end begins, and ends."""
-    high: float
-    difference: str
-    interval: str
-    is_sure: bool
-    """Whether it differs beyond noise."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Waterfall:
-    """The differences of all blocks one after the other, which lead to that of the step."""
-
-    falls: tuple[Fall, ...]
-    ticks: tuple[tuple[float, str], ...]
-    """Where on the axis, and what is written there."""
+_PARTS: Final = (STEP,)
+_FAIL_ABOVE: Final = 0.0
+"""As the command has them if nothing else is asked for."""
 
 
 def page_text(found: Comparison, parts: Sequence[str], fail_above: float) -> str:
@@ -57,67 +35,96 @@ def page_text(found: Comparison, parts: Sequence[str], fail_above: float) -> str
         fail_above: as in ``Comparison.outcome``.
     """
     document = Document()
-    build(document, found, parts, fail_above)
+    render(
+        document,
+        "compare_file.html",
+        title="Comparison",
+        is_plain=True,
+        further_problems=_problems(found),
+        **variables_of(found, draw_pair(found), parts, fail_above),
+        links=[],
+    )
     return str(document.template.render(roots=[], plot_script="", **document.template_variables))
 
 
-def build(document: Document, found: Comparison, parts: Sequence[str], fail_above: float) -> None:
-    """Fill a document with a comparison."""
-    sides = (("Base", found.base), ("New", found.new))
-    longest_ns = max(side.summary.mean.step.value for _, side in sides)
+def build(document: Document, runs: Runs, arguments: Arguments) -> None:
+    """Fill a document with the comparison that the address asks for, or with what is missing for one."""
+    has_table = runs.alone is None
+    document.template_variables["place"] = Place(has_table=has_table)
+    chosen = choices_of(arguments, has_table=has_table)
+    compared, why_not = None, ""
+    if not has_table or all(side.run for side in chosen):
+        try:
+            compared = runs.comparisons.soon(*(side.wanted(runs) for side in chosen))
+        except OverlapScopeError as error:
+            why_not = capitalised(str(error))
+        else:
+            if compared is None:
+                _build_computing(document)
+                return
+            why_not = compared.why_not
+    found = None if compared is None else compared.found
     render(
         document,
         "compare.html",
-        title="Comparison",
-        is_plain=True,
-        further_problems=[problem for _, side in sides for problem in side.trace.problems],
-        is_slower=any(found.outcome(part, fail_above) == "slower" for part in parts),
-        sentences=verdict(found, parts, fail_above),
-        facts_of_sides=list(facts_of(found)),
-        bars=[bar_of(label, side.summary.mean, longest_ns, {}) for label, side in sides],
-        waterfall=waterfall_of(found),
-        tables=list(tables_of(found)),
+        title="Compare",
+        further_problems=[] if found is None else _problems(found),
+        names=[row.run.newest_name for row in runs.newest()] if has_table else [],
+        sides=side_views(chosen, compared),
+        swapped=address(*reversed(chosen)),
+        halves=halves(chosen, compared),
+        why_not=why_not,
+        is_found=found is not None,
+        **({} if found is None or compared is None else _found_variables(found, compared, chosen)),
     )
 
 
-def waterfall_of(found: Comparison) -> Waterfall:
-    """Place the differences of the blocks that any side has."""
-    present = [name for name in BLOCKS if found.changes[name].mean.base or found.changes[name].mean.new]
-    rows: list[tuple[str, float, Difference]] = []
-    now_ns = 0.0
-    for name in present:
-        rows.append((name, now_ns, found.changes[name].mean))
-        now_ns += found.changes[name].mean.ns.value
-    rows.append(("", 0.0, found.step.mean))
-    edges_ns = [from_ns + edge for _, from_ns, each in rows for edge in (0.0, each.ns.low, each.ns.high)]
-    first_ns, last_ns = min(edges_ns), max(edges_ns)
-    first_ns, last_ns = (first_ns, last_ns) if last_ns > first_ns else (first_ns - 1, last_ns + 1)
+def variables_of(
+    found: Comparison, drawings: Sequence[StepDrawing], parts: Sequence[str], fail_above: float
+) -> dict[str, Any]:
+    """What ``comparison.html`` needs.
 
-    def place(ns: float) -> float:
-        return 100 * (ns - first_ns) / (last_ns - first_ns)
+    Args:
+        drawings: of the step that differs most, on both sides; none if there is none.
+    """
+    sides = (("Base", found.base), ("New", found.new))
+    longest_ns = max(side.summary.mean.step.value for _, side in sides)
+    return {
+        "is_slower": any(found.outcome(part, fail_above) == "slower" for part in parts),
+        "sentences": verdict(found, parts, fail_above),
+        "facts_of_sides": list(facts_of(found)),
+        "bars": [bar_of(label, side.summary.mean, longest_ns, {}) for label, side in sides],
+        "waterfall": waterfall_of(found),
+        "tables": list(tables_of(found)),
+        "drawings": [
+            (label, side.name, drawing) for (label, side), drawing in zip(sides, drawings, strict=bool(drawings))
+        ],
+    }
 
-    return Waterfall(
-        falls=tuple(
-            Fall(
-                label=BLOCK_LABELS.get(name, "step"),
-                block=name,
-                left=place(min(from_ns, from_ns + each.ns.value)),
-                width=place(first_ns + abs(each.ns.value)),
-                low=place(from_ns + each.ns.low),
-                high=place(from_ns + each.ns.high),
-                difference=signed_ns(each.ns.value),
-                interval=f"{signed_ns(each.ns.low)} to {signed_ns(each.ns.high)}",
-                is_sure=each.is_sure,
-            )
-            for name, from_ns, each in rows
-        ),
-        ticks=tuple((place(ns), "0" if ns == 0 else signed_ns(ns)) for ns in _ticks(first_ns, last_ns)),
+
+def _found_variables(found: Comparison, compared: Compared, chosen: Sequence[SideChoice]) -> dict[str, Any]:
+    pages = [address_of(side.run) if side.run else "" for side in chosen]
+    return {
+        **variables_of(found, compared.drawings, _PARTS, _FAIL_ABOVE),
+        "links": [
+            [
+                f"{page}timeline?step={step}" + (f"&rank={pair.ranks[0]}" if pair.ranks else "")
+                for page, step in zip(pages, (pair.base_step, pair.new_step), strict=True)
+            ]
+            for pair in found.steps
+        ],
+    }
+
+
+def _build_computing(document: Document) -> None:
+    render(
+        document,
+        "computing.html",
+        title="Compare",
+        message="Both sides are being read and compared. This can take a while for long recordings; the page then "
+        "reloads by itself.",
     )
 
 
-def _ticks(first_ns: float, last_ns: float) -> list[float]:
-    """Round numbers between two others."""
-    least = (last_ns - first_ns) / _TICKS
-    unit = 10.0 ** math.floor(math.log10(least))
-    step = next(factor * unit for factor in (1, 2, 5, 10) if factor * unit >= least)
-    return [number * step for number in range(math.ceil(first_ns / step), math.floor(last_ns / step) + 1)]
+def _problems(found: Comparison) -> list[Any]:
+    return [problem for side in (found.base, found.new) for problem in side.trace.problems]

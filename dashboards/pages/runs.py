@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, Final
+from urllib.parse import quote
 
 import pandas as pd
 from bokeh.document import Document
@@ -46,6 +48,8 @@ class RowView:
 
     name: str
     folder: str
+    run: str
+    """The name of its newest attempt, as it stands in an address."""
     address: str
     badges: tuple[str, ...]
     """Incident, live, or both."""
@@ -158,6 +162,7 @@ def row_view(row: RunRow) -> RowView:
     return RowView(
         name=row.run.name,
         folder=str(row.run.path),
+        run=quote(os.fsencode(row.run.newest_name), safe=""),
         address=address_of(row.run.newest_name) + ("order" if row.is_incident else ""),
         badges=tuple(name for name, is_so in (("incident", row.is_incident), ("live", row.is_live)) if is_so),
         attempts=f"{attempts} attempts" if attempts > 1 else "",

@@ -73,10 +73,12 @@ def render(
     """
     document.title = f"{title} · OverlapScope"
     document.template = _ENVIRONMENT.get_template(template)
+    place: Place = document.template_variables.get("place", Place())
+    of_run = NAVIGATION if place.run or not place.has_table else ()
     document.template_variables.update(
         **shell_variables(title, trace, further_problems),
         is_plain=is_plain,
-        navigation=NAVIGATION,
+        navigation=(*of_run, (place.compare, "Compare")),
         is_recorded=trace is not None and not is_plain,
         can_save=bool(roots) and not is_plain,
         file_stem=file_stem(

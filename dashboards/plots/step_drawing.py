@@ -17,7 +17,7 @@ from overlapscope.trace.reader import Trace
 from overlapscope.units import format_moment_ns, format_ns
 
 _IN_THE_TABLE: Final = ("phases", "communication")
-_MOST_RANKS: Final = 4
+_MOST_RANKS: Final = 2
 """Of each side of a pair, so that both can be seen at once."""
 
 
@@ -107,15 +107,19 @@ def draw_step(trace: Trace, lanes: LanesByRank, number: int, ranks: Sequence[int
 
 
 def draw_pair(found: Comparison) -> tuple[StepDrawing, ...]:
-    """The step that differs most, of both sides, on the ranks that make it so; empty if no step is on both."""
-    if not found.steps or not found.steps[0].ranks:
-        return ()
-    pair = found.steps[0]
-    ranks = sorted(pair.ranks[:_MOST_RANKS])
+    """The step that differs most, of both sides, on the ranks that make it so.
+
+    Empty if no step is on both, or none of its ranks has a clock by which it could be drawn beside others.
+    """
     traces = (found.base.trace, found.new.trace)
+    pair = found.steps[0] if found.steps else None
+    drawable = set(traces[0].aligned_ranks) & set(traces[1].aligned_ranks)
+    ranks = [] if pair is None else [rank for rank in pair.ranks if rank in drawable][:_MOST_RANKS]
+    if pair is None or not ranks:
+        return ()
     lanes = {id(trace): LanesByRank(trace) for trace in traces}
     return tuple(
-        draw_step(trace, lanes[id(trace)], number, ranks)
+        draw_step(trace, lanes[id(trace)], number, sorted(ranks))
         for trace, number in zip(traces, (pair.base_step, pair.new_step), strict=True)
     )
 

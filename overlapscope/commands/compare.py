@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from overlapscope.commands.reading import report_problems
+from overlapscope.errors import OverlapScopeError
 from overlapscope.progress import Progress
 
 if TYPE_CHECKING:
@@ -115,10 +116,12 @@ def _choice(steps: tuple[int | None, int | None], plan: int | None) -> Choice:
 
 
 def _steps(text: str) -> tuple[int | None, int | None]:
-    if not re.fullmatch(r"\d*:\d*", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no range of steps: give one like 10:50, 10: or :50")
-    first, end = (int(edge) if edge else None for edge in text.split(":"))
-    return first, end
+    from overlapscope.analysis.compare.side import steps_in
+
+    try:
+        return steps_in(text)
+    except OverlapScopeError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _percentage(text: str) -> float:

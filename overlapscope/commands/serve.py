@@ -7,8 +7,9 @@ Example:
 A folder that is one recording is shown by itself, on the Order page if something is wrong with the job. Of a folder of
 recordings, nested ones too, and of several folders, there is a table: runs with an incident first, then those that are
 being recorded, then the newest. New runs appear while it is open, also in a folder that is not there yet. Tags and
-notes are kept in notes.json beside a recording. A folder of PyTorch's Flight Recorder dumps can be shown too: they hold
-the order and nothing else.
+notes are kept in notes.json beside a recording. Two runs that are chosen there are compared, as 'overlapscope compare'
+does, and so are two ranges of steps of one. A folder of PyTorch's Flight Recorder dumps can be shown too: they hold the
+order and nothing else.
 
 A run that is still being recorded is read again whenever a page is opened or reloaded.
 

@@ -1,26 +1,120 @@
-"""The page of a comparison, opened as the file that it is."""
+"""The page of a comparison: on a server, from the table of runs, and opened as the file that it can be."""
 
 from __future__ import annotations
 
-import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import OpenPage
+from tests.browser.conftest import OpenPage, served
+from tests.browser.test_layout import CUT
+from tests.browser.test_runs import open_table, row_of
 from tests.commands.command_line import overlapscope
-from tests.synthetic import write_straggling_recording
+from tests.commands.test_compare import recorded
 
 pytestmark = pytest.mark.browser
 
+COLOURS = """(canvas) => {
+  const pixels = new Uint32Array(canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.buffer)
+  return new Set(pixels).size
+}"""
+"""How many colours are on a canvas: one if nothing is drawn."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run, and one with a forward that takes 0.5 ms longer."""
+    folder = tmp_path_factory.mktemp("comparison") / "runs"
+    recorded(folder / "base", 0, 0)
+    recorded(folder / "nightly" / "new #1 &", 2, 500)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def table(folder: Path) -> Iterator[str]:
+    with served(folder, folder.parent / "server.log") as url:
+        yield url
+
+
+def compared(page: Page) -> Page:
+    expect(page.locator(".verdict")).to_be_visible()
+    return page
+
+
+def is_drawn(page: Page) -> bool:
+    """Whether there are steps of both sides."""
+    return all(page.locator(f"#step-{side}").evaluate(COLOURS) > 20 for side in ("base", "new"))
+
+
+def test_two_runs_are_chosen_by_keys_swapped_compared_and_found_again(
+    open_page: OpenPage, table: str, folder: Path
+) -> None:
+    page = open_table(open_page, table)
+    for _ in range(2):
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("c")
+    expect(page.locator("#pair-base")).to_have_text("base")
+    expect(page.locator("#pair-new")).to_have_text("nightly/new #1 &")
+    expect(row_of(page, "base").locator(".chosen")).to_have_text("base")
+    page.get_by_role("button", name="Swap base and new").click()
+    expect(row_of(page, "base").locator(".chosen")).to_have_text("new")
+    page.reload()
+    expect(page.locator("#pair-new")).to_have_text("base")
+    page.get_by_role("link", name="Compare", exact=True).last.click()
+    expect(compared(page).locator(".verdict")).to_contain_text("Faster: 10.5 ms → 10.0 ms")
+    page.get_by_role("link", name="Swap base and new").click()
+    said = overlapscope("compare", folder / "base", folder / "nightly" / "new #1 &").stdout
+    sentence = next(line for line in said.splitlines() if line.startswith("Slower"))
+    expect(compared(page).locator(".verdict")).to_have_text(sentence)
+    page.reload()
+    expect(compared(page).locator(".verdict")).to_have_text(sentence)
+    assert is_drawn(page)
+    page.get_by_role("link", name="timeline of the new one").first.click()
+    expect(page.locator("#status")).to_contain_text("in view")
+    expect(page.locator(".facts")).to_contain_text("nightly/new #1 &")
+    page.go_back()
+    expect(compared(page).locator(".verdict")).to_have_text(sentence)
+    page.get_by_role("link", name="Runs", exact=True).click()
+    expect(page.locator("body")).to_have_attribute("data-ready", "yes")
+
+
+def test_ranges_of_one_run_are_compared_from_its_pages(open_page: OpenPage, table: str) -> None:
+    page = open_page(f"{table}runs/base/-/stragglers")
+    page.get_by_role("link", name="Compare", exact=True).click()
+    expect(page.locator(".basis")).to_contain_text("Both sides are the same steps of base.")
+    page.get_by_role("link", name="compare the first half with the second").click()
+    expect(page.locator(".basis").first).to_contain_text("Base: base steps 0 to 18")
+    page.get_by_label("Base").get_by_label("Steps").fill("5:20")
+    page.get_by_role("button", name="Compare").click()
+    expect(page.locator(".basis").first).to_contain_text("Base: base steps 5 to 19")
+    expect(page.get_by_label("New").get_by_label("Steps")).to_have_value("19:")
+    expect(page.locator(".verdict")).to_contain_text("No difference that this many steps could show: at least")
+    assert is_drawn(page)
+
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_it_opens_without_a_server_in_the_theme_of_the_system(tmp_path: Path, open_page: OpenPage, theme: str) -> None:
-    for name, later_us in (("base", 0), ("new", 500)):
-        luck = random.Random(name)
-        late_us = [later_us + luck.randrange(100) for _ in range(30)]
-        write_straggling_recording(tmp_path / name, late_us=lambda _, step, late=late_us: late[step], ranks=2, steps=30)
-    ran = overlapscope("compare", tmp_path / "base", tmp_path / "new", "--format", "html")
+def test_in_a_narrow_window_nothing_is_cut_off_and_both_steps_move_together(
+    open_page: OpenPage, table: str, theme: str
+) -> None:
+    page = compared(open_page(f"{table}compare?base=base&new=nightly%2Fnew%20%231%20%26", theme))
+    page.set_viewport_size({"width": 800, "height": 900})
+    assert page.evaluate(CUT) == []
+    assert page.evaluate("document.documentElement.scrollWidth") == 800
+    steps = [page.locator(f"#step-{side}") for side in ("base", "new")]
+    before = steps[0].get_attribute("data-view")
+    steps[0].focus()
+    page.keyboard.press("+")
+    expect(steps[1]).not_to_have_attribute("data-view", before or "")
+    assert steps[0].get_attribute("data-view") == steps[1].get_attribute("data-view")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_file_opens_without_a_server_in_the_theme_of_the_system(
+    tmp_path: Path, folder: Path, open_page: OpenPage, theme: str
+) -> None:
+    ran = overlapscope("compare", folder / "base", folder / "nightly" / "new #1 &", "--format", "html")
     assert ran.returncode == 3
     (tmp_path / "comparison.html").write_text(ran.stdout)
     page = open_page((tmp_path / "comparison.html").as_uri(), theme)
@@ -32,3 +126,4 @@ def test_it_opens_without_a_server_in_the_theme_of_the_system(tmp_path: Path, op
     assert step["width"] > 100
     assert abs(step["x"] - zero["x"]) < 100
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert is_drawn(page)

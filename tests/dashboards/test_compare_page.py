@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
-from dashboards.pages.compare import page_text, waterfall_of
+from dashboards.pages.compare import page_text
+from dashboards.pages.waterfall import waterfall_of
 from overlapscope.analysis.compare.comparison import Comparison, compare
 from overlapscope.analysis.compare.sentences import verdict
 from overlapscope.analysis.compare.tables import tables_of
+from overlapscope.trace.reader import read_trace
 from tests.analysis.compare.jobs import side_of, trace_of
+from tests.commands.test_compare import recorded
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +54,9 @@ def test_a_comparison_without_any_difference_has_a_waterfall_too() -> None:
     assert {(fall.left, fall.width, fall.is_sure) for fall in falls} == {(50.0, 0.0, False)}
 
 
-def test_the_page_says_what_the_command_says_and_asks_for_nothing_else(found: Comparison) -> None:
+def test_the_page_says_what_the_command_says_and_asks_for_nothing_else(tmp_path: Path) -> None:
+    folders = [recorded(tmp_path / name, seed, later_us) for name, seed, later_us in (("base", 0, 0), ("new", 1, 500))]
+    found = compare(*(side_of(read_trace(folder)) for folder in folders))
     page = page_text(found, ["step", "exposed"], 0.0)
     words = re.sub(r"<[^>]+>", "", page.partition("<body")[2]).replace("\N{NO-BREAK SPACE}", " ")
     for sentence in verdict(found, ["step", "exposed"], 0.0):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+import pandas as pd
 
 from overlapscope.account.blocks import BLOCKS, Account, account_of
 from overlapscope.account.figures import COMPUTE
@@ -42,10 +44,24 @@ class Choice:
         return " ".join(steps + ([f"with bucket plan {self.plan}"] if self.plan is not None else []))
 
 
+def steps_in(text: str) -> tuple[int | None, int | None]:
+    """The ``first`` and the ``end`` of a choice, from what people write: ``10:50``, ``10:`` or ``:50``.
+
+    Raises:
+        OverlapScopeError: it is no range of steps.
+    """
+    if not re.fullmatch(r"[0-9]{0,18}:[0-9]{0,18}", text):
+        raise OverlapScopeError(f"{text!r} is no range of steps: give one like 10:50, 10: or :50")
+    first, end = (int(edge) if edge else None for edge in text.split(":"))
+    return first, end
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Side:
     """The steps of one side."""
 
+    recording: str
+    """What it is called."""
     trace: Trace
     choice: Choice
     account: Account
@@ -54,8 +70,11 @@ class Side:
     """Of the same."""
 
     @classmethod
-    def of(cls, analysis: Analysis, choice: Choice) -> Side:
+    def of(cls, analysis: Analysis, choice: Choice, recording: str = "") -> Side:
         """Choose steps of a recording.
+
+        Args:
+            recording: what it is called, if not by its path.
 
         Raises:
             OverlapScopeError: there are not enough of them to compare.
@@ -65,6 +84,7 @@ class Side:
             account = account_of(replace(trace, steps=trace.steps[_is_chosen(trace, choice)].reset_index(drop=True)))
             summary = summarise(trace, account)
         side = cls(
+            recording=recording or str(trace.path),
             trace=trace,
             choice=choice,
             account=account or analysis.account,
@@ -76,7 +96,7 @@ class Side:
     @property
     def name(self) -> str:
         """The recording, and which steps of it."""
-        return f"{self.trace.path}{f' {self.choice}' if str(self.choice) else ''}"
+        return f"{self.recording}{f' {self.choice}' if str(self.choice) else ''}"
 
     @property
     def steps(self) -> Int64Array:
@@ -123,7 +143,19 @@ def _is_chosen(trace: Trace, choice: Choice) -> np.ndarray[tuple[int], np.dtype[
     if choice.end is not None:
         chosen &= step < choice.end
     if choice.plan is not None:
-        reduced = trace.collectives[trace.collectives["bucket"] >= 0]
-        epochs = reduced.groupby("step")["plan_epoch"].agg(["min", "max"])
-        chosen &= np.isin(step, epochs.index[(epochs["min"] == choice.plan) & (epochs["max"] == choice.plan)])
+        plan = _plan_of_step(trace)
+        chosen &= np.isin(step, plan.index[plan == choice.plan])
     return chosen
+
+
+def plans_to_compare(trace: Trace) -> tuple[int, ...]:
+    """Epochs of the bucket plans that are in force long enough for a side of a comparison; ascending."""
+    steps = _plan_of_step(trace).value_counts()
+    return tuple(sorted(map(int, steps.index[steps >= STRETCHES])))
+
+
+def _plan_of_step(trace: Trace) -> pd.Series[int]:
+    """By step the epoch of its bucket plan; without the steps in which that changes."""
+    reduced = trace.collectives[trace.collectives["bucket"] >= 0]
+    epochs = reduced.groupby("step")["plan_epoch"].agg(["min", "max"])
+    return epochs.loc[epochs["min"] == epochs["max"], "min"]

@@ -23,6 +23,8 @@ class StepPair:
     """Of ``BLOCKS``, the one that makes most of the difference."""
     base_block_ns: float
     new_block_ns: float
+    ranks: tuple[int, ...]
+    """Those that have finished both, the one first in which that block differs most."""
 
 
 def steps_that_differ_most(base: Side, new: Side, count: int) -> tuple[StepPair, ...]:
@@ -37,15 +39,22 @@ def steps_that_differ_most(base: Side, new: Side, count: int) -> tuple[StepPair,
     step_ns = blocks_ns.sum(axis=2)
     longest = np.argsort(-np.abs(step_ns[1] - step_ns[0]), kind="stable")[:count]
     block = np.abs(blocks_ns[1] - blocks_ns[0]).argmax(axis=1)
+    numbers = both[["step_base", "step_new"]].to_numpy(dtype=int)
     return tuple(
         StepPair(
-            base_step=int(both["step_base"].iloc[row]),
-            new_step=int(both["step_new"].iloc[row]),
+            base_step=int(numbers[row, 0]),
+            new_step=int(numbers[row, 1]),
             base_ns=float(step_ns[0, row]),
             new_ns=float(step_ns[1, row]),
             block=BLOCKS[block[row]],
             base_block_ns=float(blocks_ns[0, row, block[row]]),
             new_block_ns=float(blocks_ns[1, row, block[row]]),
+            ranks=_ranks_by_difference(
+                *(
+                    _block_by_rank(side, step, BLOCKS[block[row]])
+                    for side, step in zip((base, new), numbers[row], strict=True)
+                )
+            ),
         )
         for row in longest
     )
@@ -58,3 +67,13 @@ def _by_step(side: Side, is_chosen: bool) -> pd.DataFrame:
     means = figures[~figures["step"].isin(warm_up)].groupby("step")[list(BLOCKS)].mean()
     means["step"] = means.index
     return means.set_axis(means.index - (figures["step"].min() if is_chosen else 0), axis=0)
+
+
+def _block_by_rank(side: Side, step: int, block: str) -> pd.Series[float]:
+    figures = side.summary.figures
+    return figures[figures["step"] == step].set_index("rank")[f"{block}_ns"]
+
+
+def _ranks_by_difference(base_ns: pd.Series[float], new_ns: pd.Series[float]) -> tuple[int, ...]:
+    apart_ns = (new_ns - base_ns).abs().dropna()  # of a rank that is in one alone nothing is known
+    return tuple(map(int, apart_ns.sort_values(ascending=False, kind="stable").index))

@@ -21,6 +21,7 @@ from overlapscope.units import format_bytes
 class Table:
     """A table, however it is shown."""
 
+    name: str
     title: str
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -54,7 +55,7 @@ def tables_of(found: Comparison) -> Iterator[Table]:
         yield _steps(found)
     if found.settings:
         rows = tuple((each.name, each.base, each.new) for each in found.settings)
-        yield Table("Settings and environment that differ", ("setting", "base", "new"), rows, words=3)
+        yield Table("settings", "Settings and environment that differ", ("setting", "base", "new"), rows, words=3)
 
 
 def _account(found: Comparison) -> Table:
@@ -75,7 +76,7 @@ def _account(found: Comparison) -> Table:
     middle = _cells(found, found.step.middle)
     rows.append((f"middle {MIDDLE} of steps", *middle, *([""] if found.job else [])))
     headings = ("", "base", "new", "difference", "99 %", "of the step", *(["critical path"] if found.job else []))
-    return Table("What a step consists of, in milliseconds", headings, tuple(rows))
+    return Table("account", "What a step consists of, in milliseconds", headings, tuple(rows))
 
 
 def _buckets(found: Comparison) -> Table:
@@ -85,7 +86,7 @@ def _buckets(found: Comparison) -> Table:
         changes = [_middle_cells(change) for change in (bucket.transfer, bucket.exposed)]
         rows.append((_bucket_label(found, bucket), size, *changes[0], *changes[1]))
     headings = ("bucket", "size", "transfer: base", "new", "99 %", "exposed: base", "new", "99 %")
-    return Table(f"Buckets in the middle {MIDDLE} of steps, in milliseconds", headings, tuple(rows))
+    return Table("buckets", f"Buckets in the middle {MIDDLE} of steps, in milliseconds", headings, tuple(rows))
 
 
 def _bucket_label(found: Comparison, bucket: BucketChange) -> str:
@@ -101,7 +102,7 @@ def _steps(found: Comparison) -> Table:
         block = [BLOCK_LABELS[pair.block], _ms(pair.base_block_ns), _ms(pair.new_block_ns)]
         rows.append((step, *block, _ms(pair.base_ns), _ms(pair.new_ns), _signed_ms(pair.new_ns - pair.base_ns)))
     headings = ("step", "mostly in", "base", "new", "step: base", "new", "difference")
-    return Table("Steps that differ most, in milliseconds", headings, tuple(rows), words=2)
+    return Table("steps", "Steps that differ most, in milliseconds", headings, tuple(rows), words=2)
 
 
 def _cells(found: Comparison, change: Difference) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from overlapscope.account.waits import REASONS
 from overlapscope.analysis.analysis import Analysis
 from overlapscope.analysis.compare.comparison import Comparison, compare
 from overlapscope.analysis.compare.sentences import verdict
-from overlapscope.analysis.compare.side import PARTS, Choice
+from overlapscope.analysis.compare.side import PARTS, Choice, plans_to_compare
 from overlapscope.errors import OverlapScopeError
 from overlapscope.interval import Interval
 from tests.analysis.compare.jobs import MS, side_of, trace_of
@@ -118,6 +118,12 @@ def test_two_plans_of_one_recording_are_compared() -> None:
     assert (found.base.steps % 2).max() == 0
     assert (found.new.steps % 2).min() == 1
     assert found.changes["forward"].mean.ns.value == pytest.approx(1 * MS, rel=0.05)
+
+
+def test_plans_of_a_few_steps_are_none_to_compare() -> None:
+    steps_of_plans = dict.fromkeys(range(10, 17), 1) | dict.fromkeys(range(20, 28), 2)
+    assert plans_to_compare(trace_of(60, plan_of_step=steps_of_plans)) == (0, 2)
+    assert plans_to_compare(trace_of(5)) == ()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,109 @@
+"""What is compared with what: in the address of the page, and in the form at its top."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from urllib.parse import urlencode
+
+from dashboards.comparisons import Compared, Wanted
+from dashboards.pages.shell import Arguments
+from dashboards.place import address_of
+from dashboards.runs import Runs
+from overlapscope.analysis.compare.side import Choice, steps_in
+from overlapscope.errors import OverlapScopeError
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideChoice:
+    """One side, as the address says it."""
+
+    name: str
+    """``base`` or ``new``."""
+    run: str
+    """Empty for none, or for the only one."""
+    steps: str
+    """A range of steps; empty for all."""
+    plan: str
+    """Epoch of a bucket plan; empty for all."""
+
+    @property
+    def label(self) -> str:
+        """What the side is called."""
+        return self.name.capitalize()
+
+    def wanted(self, runs: Runs) -> Wanted:
+        """The side, as something that can be compared.
+
+        Raises:
+            OverlapScopeError: there is no such run, or no such range or plan can be.
+        """
+        path = runs.alone or runs.path_of(self.run)
+        first, end = steps_in(self.steps) if self.steps else (None, None)
+        if self.plan and not (self.plan.isascii() and self.plan.isdigit() and len(self.plan) <= 9):
+            raise OverlapScopeError(f"{self.plan!r} is no bucket plan: give a number like 1")
+        plan = int(self.plan) if self.plan else None
+        recording = self.run or path.resolve().name
+        return Wanted(recording=recording, path=path, choice=Choice(first=first, end=end, plan=plan))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideView:
+    """One side, in the form."""
+
+    choice: SideChoice
+    plans: tuple[int, ...]
+    """Epochs of its bucket plans, if there are several."""
+    page: str
+    """Where the pages of its run are; empty if there are none yet."""
+
+
+def choices_of(arguments: Arguments, *, has_table: bool) -> tuple[SideChoice, SideChoice]:
+    """The sides of ``?base=RUN&base_steps=10:50&base_plan=1&new=...``.
+
+    Args:
+        has_table: whether there are runs to choose from; else names are ignored.
+    """
+
+    def text(name: str) -> str:
+        return (arguments.get(name) or [b""])[0].decode("utf-8", "replace").strip()
+
+    base, new = (
+        SideChoice(
+            name=name, run=text(name) if has_table else "", steps=text(f"{name}_steps"), plan=text(f"{name}_plan")
+        )
+        for name in ("base", "new")
+    )
+    return base, new
+
+
+def side_views(chosen: Sequence[SideChoice], compared: Compared | None) -> list[SideView]:
+    """Both sides in the form."""
+    plans = ((), ()) if compared is None else compared.plans
+    return [
+        SideView(
+            choice=side,
+            plans=of_side if len(of_side) > 1 or side.plan else (),
+            page="" if compared is None else address_of(side.run) if side.run else "./",
+        )
+        for side, of_side in zip(chosen, plans, strict=True)
+    ]
+
+
+def address(base: SideChoice, new: SideChoice) -> str:
+    """The address of a comparison, relative to the top."""
+    entries = [
+        (key, value)
+        for name, side in (("base", base), ("new", new))
+        for key, value in ((name, side.run), (f"{name}_steps", side.steps), (f"{name}_plan", side.plan))
+        if value
+    ]
+    return f"compare?{urlencode(entries)}" if entries else "compare"
+
+
+def halves(chosen: Sequence[SideChoice], compared: Compared | None) -> str:
+    """The address of the comparison of the first half of a run with the second; empty if both sides are not one run."""
+    if compared is None or compared.middle is None:
+        return ""
+    base, new = (replace(side, plan="") for side in chosen)
+    return address(replace(base, steps=f":{compared.middle}"), replace(new, steps=f"{compared.middle}:"))

@@ -1,0 +1,168 @@
+"""Comparisons on the server: what an address asks for, and that it is what the command says."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+from dashboards import comparisons
+from dashboards.comparisons import Compared, Comparisons, Wanted
+from dashboards.pages.compare_choice import address, choices_of
+from dashboards.recording import Recording
+from dashboards.runs import Runs
+from overlapscope.analysis.compare.side import Choice
+from overlapscope.trace.format import PLANS_FILE, rank_folder
+from tests.commands.command_line import overlapscope
+from tests.commands.test_compare import recorded
+from tests.dashboards.running import Running, running
+from tests.synthetic import make_rank, write_recording, write_step
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("comparisons") / "runs"
+    recorded(folder / "base", 0, 0)
+    recorded(folder / "nightly" / "slower", 2, 500)
+    write_recording(folder / "short", steps=5)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Running]:
+    runs = Runs([folder])
+    with running(runs) as server:
+        yield server
+    runs.close()
+
+
+def words_of(server: Running, query: str, prefix: str = "") -> str:
+    """The text of the page when it is there, without markup."""
+    until = time.monotonic() + 60
+    while 'aria-busy="true"' in (page := server.get(f"{prefix}/compare{query}").text):
+        assert time.monotonic() < until, "it is never ready"
+        time.sleep(0.1)
+    text = re.sub(r"<(script|style).*?</\1>|<[^>]+>", " ", page.partition("<main>")[2], flags=re.DOTALL)
+    return " ".join(unescape(text).split())
+
+
+def made(comparisons: Comparisons, base: Wanted, new: Wanted) -> Compared:
+    until = time.monotonic() + 60
+    while (found := comparisons.soon(base, new)) is None:
+        assert time.monotonic() < until, "it is never ready"
+        time.sleep(0.05)
+    return found
+
+
+def wanted(path: Path, **choice: int) -> Wanted:
+    return Wanted(recording=path.name, path=path, choice=Choice(**choice))
+
+
+def test_the_page_says_what_the_command_says(server: Running, folder: Path) -> None:
+    page = words_of(server, "?base=base&new=nightly%2Fslower")
+    said = overlapscope("compare", folder / "base", folder / "nightly" / "slower", "--format", "md").stdout
+    for line in said.splitlines():
+        if line.startswith("**"):
+            assert line.strip("*") in page
+        elif line.startswith("| ") and " :-- " not in line:
+            assert " ".join(line.replace("|", " ").split()) in page
+    assert str(folder) not in page, "runs are called by their names"
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("", "Two runs, or one run and two ranges of its steps."),
+        ("?base=base", "Two runs, or one run and two ranges of its steps."),
+        ("?base=base&new=base", "Both sides are the same steps of base. Choose another run, or two ranges"),
+        ("?base=base&new=base&base_steps=:40", "No difference"),
+        ("?base=base&new=nobody", "There is no run of the name 'nobody'"),
+        ("?base=base&new=../base", "There is no run of the name '../base'"),
+        ("?base=base&new=short", "kept apart); a comparison takes 8 or more on each side."),
+        ("?base=base&new=nightly/slower&new_steps=3-9", "'3-9' is no range of steps: give one like 10:50"),
+        ("?base=base&new=nightly/slower&base_plan=1", "its bucket plans are 0"),
+        ("?base=base&new=nightly/slower&base_plan=-1", "'-1' is no bucket plan"),
+        ("?base=%ff&new=<b>", "There is no run of the name"),
+    ],
+)
+def test_what_is_missing_or_can_not_be_compared_is_said_in_a_sentence(server: Running, query: str, said: str) -> None:
+    assert said in words_of(server, query)
+
+
+def test_a_run_that_is_served_alone_has_ranges_and_no_choice_of_runs(folder: Path) -> None:
+    runs = Runs([folder / "base"])
+    with running(runs, prefix="/scope") as server:
+        assert ">Order</a>" in server.get("/scope/compare").text
+        page = words_of(server, "?base=x&base_steps=:20&new_steps=20:", "/scope")
+        assert "Base: base steps 0 to 19: GPT" in page
+        assert "choose a run" not in page
+    runs.close()
+
+
+def test_plans_of_one_run_can_be_chosen_if_there_are_several(tmp_path: Path) -> None:
+    log = make_rank(tmp_path / "run", 0, world_size=1)
+    plans = rank_folder(tmp_path / "run", 0) / PLANS_FILE
+    plans.write_text(plans.read_text() + plans.read_text().replace('"epoch": 0', '"epoch": 1'))
+    for step in range(40):
+        write_step(log, step, begin_ns=1_000_000_000 + step * 10_000_000, plan_epoch=step // 20)
+    log.close()
+    runs = Runs([tmp_path])
+    with running(runs) as server:
+        page = words_of(server, "?base=run&new=run&base_plan=0&new_plan=1")
+    runs.close()
+    assert page.count("Bucket plan all 0 1") == 2
+    assert "New: run with bucket plan 1: GPT, means of 20 steps of 1 rank" in page
+
+
+def test_an_address_keeps_what_was_asked_for() -> None:
+    query = {"base": "a b/ü&", "new": "b", "base_steps": ":50", "new_plan": "3"}
+    chosen = choices_of({name: [value.encode()] for name, value in query.items()}, has_table=True)
+    assert address(*chosen) == "compare?base=a+b%2F%C3%BC%26&base_steps=%3A50&new=b&new_plan=3"
+    assert address(*reversed(chosen)) == "compare?base=b&base_plan=3&new=a+b%2F%C3%BC%26&new_steps=%3A50"
+
+
+def test_the_server_waits_for_no_comparison(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_go_on = threading.Event()
+    compare = comparisons.compare
+    monkeypatch.setattr(comparisons, "compare", lambda *sides: may_go_on.wait(60) and compare(*sides))
+    made_here = Comparisons(Recording)
+    sides = wanted(folder / "base"), wanted(folder / "nightly" / "slower")
+    assert made_here.soon(*sides) is None
+    assert made_here.soon(*sides) is None
+    may_go_on.set()
+    assert made(made_here, *sides).found is not None
+    made_here.close()
+
+
+def test_a_comparison_is_made_again_once_a_recording_has_grown(tmp_path: Path) -> None:
+    log = make_rank(tmp_path / "run", 0, world_size=1)
+    for step in range(30):
+        write_step(log, step, begin_ns=1_000_000_000 + step * 10_000_000)
+    made_here = Comparisons(Recording)
+    sides = wanted(tmp_path / "run", end=15), wanted(tmp_path / "run", first=15)
+    before = made(made_here, *sides)
+    assert made(made_here, *sides) is before
+    write_step(log, 30, begin_ns=1_300_000_000)
+    after = made(made_here, *sides)
+    log.close()
+    made_here.close()
+    assert before.found is not None
+    assert after.found is not None
+    assert (len(before.found.new.steps), len(after.found.new.steps)) == (15, 16)
+
+
+def test_the_step_that_differs_most_is_drawn_of_both_sides(folder: Path) -> None:
+    made_here = Comparisons(Recording)
+    found = made(made_here, wanted(folder / "base"), wanted(folder / "nightly" / "slower"))
+    made_here.close()
+    assert found.found is not None
+    pair = found.found.steps[0]
+    assert [drawing.number for drawing in found.drawings] == [pair.base_step, pair.new_step]
+    assert all(sorted(pair.ranks) == list(drawing.ranks) for drawing in found.drawings)
+    ends_ns = [drawing.data["right"][drawing.data["label"].index("forward")] for drawing in found.drawings]
+    assert ends_ns[1] - ends_ns[0] == pytest.approx(pair.new_block_ns - pair.base_block_ns, abs=1)
