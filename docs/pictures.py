@@ -1,0 +1,95 @@
+"""Take the pictures of README.md and of docs/, in Chromium and in the light theme, of real recordings made here.
+
+    python docs/pictures.py [FOLDER]
+
+Needs Chromium and `pip install -e '.[test]'`, and takes two minutes on an idle machine. Recordings go into FOLDER, or
+into a temporary one; those that FOLDER holds already are not made again, so that pictures of pages that have changed
+show the same runs. Look at each picture before you commit it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from playwright.sync_api import Browser, sync_playwright
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.browser.chromium import ARGUMENTS, CHROMIUM
+from tests.browser.conftest import served
+from tests.cluster.injected import CASES, train
+
+DOCS: Final = Path(__file__).parent
+WIDTH_PX: Final = 1460
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A page, and what of it is in the picture."""
+
+    name: str
+    served: str
+    """A recording; empty for the folder of all."""
+    address: str
+    """Relative to that of the server."""
+    ready: str
+    """A selector of what is there once the page is complete."""
+    height_px: int
+
+
+PICTURES: Final = (
+    Picture(name="timeline", served="gpt", address="timeline", ready="#status:has-text('in view')", height_px=612),
+    Picture(name="stragglers", served="two-slow-ranks", address="stragglers", ready=".bk-Figure", height_px=835),
+    Picture(
+        name="compare", served="", address="compare?base=healthy&new=two-slow-ranks", ready=".waterfall", height_px=616
+    ),
+)
+
+
+def record(folder: Path) -> None:
+    """Record what is not there yet: a small GPT on two ranks, and four ranks without and with two known faults.
+
+    The compute of the four ranks is emulated, as ``tests/cluster/straggling.py`` says; all else of them is real.
+    """
+    if not (folder / "gpt").exists():
+        demo = "from overlapscope.cli import entry_point; entry_point()"
+        subprocess.run([sys.executable, "-c", demo, "demo", "-o", str(folder / "gpt"), "--no-serve"], check=True)
+    for name, case in (("healthy", "none"), ("two-slow-ranks", "slow_compute_and_slow_data")):
+        if not (folder / name).exists():
+            train(CASES[case], folder / name)
+
+
+def take(browser: Browser, folder: Path, picture: Picture) -> None:
+    """Take a picture into ``docs/``."""
+    size = {"width": WIDTH_PX, "height": picture.height_px}
+    page = browser.new_page(viewport=size, color_scheme="light")  # type: ignore[arg-type]
+    with served(folder / picture.served, folder / "server.log") as url:
+        page.goto(url + picture.address)
+        page.wait_for_selector(picture.ready, timeout=120_000)
+        page.wait_for_function("!window.Bokeh || window.Bokeh.documents.every((each) => each.is_idle)")
+        page.wait_for_timeout(1_000)  # what is drawn is drawn a frame or two later
+        page.screenshot(path=DOCS / f"{picture.name}.png")
+        page.close()
+
+
+def main() -> None:
+    """Record, serve, and take all pictures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, help="where recordings are, or go (default: a temporary one)")
+    folder = parser.parse_args().folder or Path(tempfile.mkdtemp(prefix="overlapscope-pictures-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    record(folder)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
+        for picture in PICTURES:
+            take(browser, folder, picture)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
