@@ -32,7 +32,8 @@ from overlapscope.trace.reader import Trace
 Describe = Callable[[int, int, pd.DataFrame], str]
 """Markup of all that is known of a span, by the number of its lane, its row, and the way of its bucket."""
 
-_MARK_PX: Final = 8
+_THIN_UNIT_PX: Final = 8
+"""Height of a unit of the lanes below which thick lines would hide the spans."""
 
 
 class TimelineSelection:
@@ -72,9 +73,11 @@ class TimelineSelection:
     def draw(self, plot: Any) -> None:
         """Add outlines and ways to the figure of the lanes."""
         across = {"x0": "x", "x1": "x", "y0": "top", "y1": "bottom", "source": self.meetings, "level": "overlay"}
-        for role, width_px, dash in (("surface", 4.5, "solid"), ("accent", 1.5, "dashed")):  # seen on any colour
+        is_thin = self._layout.unit_px < _THIN_UNIT_PX
+        halo_px, line_px, mark_px = (2.5, 1.0, 5) if is_thin else (4.5, 1.5, 8)
+        for role, width_px, dash in (("surface", halo_px, "solid"), ("accent", line_px, "dashed")):  # on any colour
             paint(plot.segment(**across, line_width=width_px, line_dash=dash).glyph, line_color=role)
-        for role, width_px in (("surface", 4.5), ("accent", 1.5)):
+        for role, width_px in (("surface", halo_px), ("accent", line_px)):
             line = plot.line(x="x", y="y", source=self.way, line_width=width_px, level="overlay")
             paint(line.glyph, line_color=role)
         around = plot.quad(
@@ -89,7 +92,7 @@ class TimelineSelection:
         )
         paint(around.glyph, line_color="ink")
         marks = plot.scatter(
-            x="x", y="y", marker="marker", source=self.marks, size=_MARK_PX, line_width=1.5, level="overlay"
+            x="x", y="y", marker="marker", source=self.marks, size=mark_px, line_width=line_px, level="overlay"
         )
         paint(marks.glyph, line_color="accent", fill_color="surface")
 

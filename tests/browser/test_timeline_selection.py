@@ -41,10 +41,10 @@ def test_a_click_pins_what_is_known_of_a_span_on_every_rank(open_page, address):
     panel = page.locator("#selection")
     expect(panel.get_by_role("heading")).to_have_text("All-reduce · bucket 1 of step 7 on rank 0")
     expect(panel).to_contain_text("body.1.weight")
-    rows = panel.locator("table").nth(0).locator("tbody tr")
+    rows = panel.locator("table").nth(1).locator("tbody tr")
     expect(rows).to_have_count(2)
     expect(rows.nth(0)).to_contain_text("0.050 ms")
-    way = panel.locator("table").nth(1)
+    way = panel.locator("table").nth(0)
     expect(way.locator("th[scope=col]")).to_have_count(7)
     expect(way.locator("tbody tr").nth(1)).to_have_text(
         re.compile(r"1\s*5\.000 ms\s*5\.000 ms\s*5\.050 ms\s*5\.050 ms\s*6\.550 ms\s*8\.410 ms")
