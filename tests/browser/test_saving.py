@@ -18,7 +18,7 @@ from dashboards.tables import steps_table
 from dashboards.theme import ThemeName, ink
 from tests.browser.conftest import OpenPage, served
 from tests.browser.test_layout import ready
-from tests.dashboards.test_order_page import end, steps, write_order
+from tests.ordered import end, steps, write_order
 from tests.synthetic import write_recording
 
 pytestmark = pytest.mark.browser
