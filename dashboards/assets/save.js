@@ -10,9 +10,9 @@
     menu.style.top = `${isBelow ? button.bottom + 4 : Math.max(4, button.top - menu.offsetHeight - 4)}px`
   }
 
-  function fileName(name, kind) {
+  function fileName(name, part, kind) {
     const {file, page} = document.body.dataset
-    const step = document.getElementById("step")?.value
+    const step = part.dataset.step ?? document.getElementById("step")?.value
     return [file, page, name === page ? "" : name, step ? `step-${step}` : ""].filter(Boolean).join("-") + `.${kind}`
   }
 
@@ -20,7 +20,7 @@
     const parts = [...document.querySelectorAll(`[data-figure="${name}"]`)]
     const link = document.createElement("a")
     link.href = URL.createObjectURL(await window.overlapscope.drawing(parts, kind))
-    link.download = fileName(name, kind)
+    link.download = fileName(name, parts[0], kind)
     link.click()
     setTimeout(() => URL.revokeObjectURL(link.href), 60_000)
   }

@@ -98,7 +98,9 @@ def test_every_figure_is_saved_as_it_is_seen(
     assert figures == [*TEXTS[path]]
     for figure, text in TEXTS[path].items():
         picture = saved(page, f"[data-save=png][data-name={figure}]", tmp_path)
-        step = {"timeline": "-step-16", "order": "-step-29"}.get(path, "")
+        step = {"timeline": "-step-16", "order": "-step-29", "steps": "-step-2"}.get(
+            figure if path == "buckets" else path, ""
+        )
         own = f"-{figure}" if figure != path else ""
         assert picture.name == f"overlapscope-night-run-1-{path or 'overview'}{own}{step}.png"
         image = Image.open(picture).convert("RGB")
