@@ -20,7 +20,7 @@ from dashboards.gate import SERVER_OPTIONS, guard, login_options
 from dashboards.news import news_routes
 from dashboards.pages import buckets, compare, order, overview, problem, stragglers, timeline
 from dashboards.pages import runs as runs_page
-from dashboards.pages.shell import BuildPage
+from dashboards.pages.shell import BuildPage, is_whole
 from dashboards.place import RUN_ROUTE, Place
 from dashboards.recording import Recording
 from dashboards.runs import Runs
@@ -57,7 +57,7 @@ def open_page(build: BuildPage, recording: Recording) -> None:
     document = curdoc()
     arguments = pn.state.session_args
     try:
-        build(document, recording.newest(is_whole=arguments.get("read") == [b"all"]), arguments)
+        build(document, recording.newest(is_whole=is_whole(arguments)), arguments)
     except OverlapScopeError as error:
         problem.build(document, error)
 

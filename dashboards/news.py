@@ -7,7 +7,8 @@ from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
-from tornado.web import RequestHandler
+from bokeh.server.views.auth_request_handler import AuthRequestHandler
+from tornado.web import RequestHandler, authenticated
 
 from dashboards.newsroom import News, Newsroom
 from dashboards.place import RUN_ROUTE
@@ -24,11 +25,12 @@ def news_routes(runs: Runs) -> list[tuple[str, type[RequestHandler], dict[str, A
     return [(f"{route}/news", _NewsHandler, {"runs": runs, "rooms": rooms}) for route in ("", of_run)]
 
 
-class _NewsHandler(RequestHandler):
+class _NewsHandler(AuthRequestHandler):
     def initialize(self, runs: Runs, rooms: Any) -> None:
         self._runs = runs
         self._rooms = rooms
 
+    @authenticated
     def get(self, run: str = "") -> None:
         try:
             path = (

@@ -15,7 +15,7 @@ from dashboards.pages.buckets import choice_of
 from dashboards.pages.order import group_of_address
 from dashboards.pages.rank_choice import format_ranks
 from dashboards.pages.runs import runs_table
-from dashboards.pages.shell import Arguments, render_alone
+from dashboards.pages.shell import Arguments, is_whole, render_alone
 from dashboards.place import RUN_ROUTE, Place, file_stem
 from dashboards.plots.buckets import chosen_of
 from dashboards.recording import Snapshot
@@ -136,7 +136,9 @@ class _TableHandler(AuthRequestHandler):
         path = self._runs.path_of(place.run) if run else self._runs.alone
         if path is None or table not in TABLES:
             raise OverlapScopeError("there is no table at this address")
-        return file_stem(place.run, path), TABLES[table](self._runs.recording(path).newest(), self.request.arguments)
+        arguments = self.request.arguments
+        snapshot = self._runs.recording(path).newest(is_whole=is_whole(arguments))
+        return file_stem(place.run, path), TABLES[table](snapshot, arguments)
 
     def _refuse(self, message: str) -> None:
         self.set_status(404)

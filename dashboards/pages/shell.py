@@ -51,6 +51,11 @@ _ENVIRONMENT.filters["together"] = keep_together
 _ENVIRONMENT.filters["code"] = lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
+def is_whole(arguments: Arguments) -> bool:
+    """Whether an address asks for all steps, also of a long recording that goes on."""
+    return list(arguments.get("read", ())) == [b"all"]
+
+
 def render(
     document: Document,
     template: str,

@@ -16,8 +16,9 @@ The rules are asked in an order, and the first that has an answer is believed, u
 5. Who waits for whom: a cycle is groups that are interleaved; else the rank that waits for nobody is at the end of its
    data, in its data loader, or wherever it is.
 6. What does harm without stopping anything: gradients that were not reduced, then replicas that differ for no reason
-   that is known by then; what watchdogs reported while the job ran; ranks that finished, and not at the same place;
-   and only of those that did, replicas that differ at the end.
+   that is known by then; a rank that died while Python shut down, which is after all of that; what watchdogs reported
+   while the job ran; ranks that finished, and not at the same place; and only of those that did, replicas that differ
+   at the end.
 7. None of these: slow, healthy, or can't tell, which it is too if a part of the evidence is missing or damaged.
 """
 
@@ -67,12 +68,12 @@ _RULES: Final[tuple[Rule, ...]] = (
     processes.stopped,
     processes.holds_the_gil,
     processes.killed,
-    processes.killed_at_the_end,
     new_group.not_called,
     groups.interleaved,
     waiting.uneven_inputs,
     silent.not_reduced,
     replicas.differ,
+    processes.killed_at_the_end,
     otherwise.reported,
     otherwise.ended_apart,
     replicas.differ_at_end,
@@ -91,6 +92,7 @@ _CONSEQUENCES: Final[tuple[Rule, ...]] = (
     processes.exited,
     processes.stopped,
     processes.killed,
+    processes.killed_at_the_end,
     silent.not_reduced,
 )
 """Rules that are also asked once the cause is known."""

@@ -47,7 +47,9 @@ def words_of(server: Running, query: str, prefix: str = "") -> str:
     while 'aria-busy="true"' in (page := server.get(f"{prefix}/compare{query}").text):
         assert time.monotonic() < until, "it is never ready"
         time.sleep(0.1)
-    text = re.sub(r"<(script|style).*?</\1>|<[^>]+>", " ", page.partition("<main>")[2], flags=re.DOTALL)
+    text = re.sub(
+        r"<(script|style).*?</\1>|<[^>]+>", " ", page.partition("<main")[2].partition(">")[2], flags=re.DOTALL
+    )
     return " ".join(unescape(text).split())
 
 

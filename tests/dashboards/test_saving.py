@@ -150,13 +150,14 @@ def test_a_table_that_there_is_none_of_is_a_page_that_says_why(server: Running) 
         assert why in answer.text
 
 
-def test_who_has_to_log_in_elsewhere_first_gets_no_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_has_to_log_in_elsewhere_gets_no_table_and_no_news(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("KEY", "SECRET"):
         monkeypatch.setenv(f"PANEL_OAUTH_{name}", "none")
     with running(Runs([folder / "single"]), Access(oauth="github")) as server:
-        answer = server.get("/tables/steps.csv")
-        assert answer.status == 302
-        assert "login" in answer.headers["Location"]
+        for path in ("/tables/steps.csv", "/news"):
+            answer = server.get(path)
+            assert answer.status == 302
+            assert "login" in answer.headers["Location"]
 
 
 def test_a_long_table_is_written_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

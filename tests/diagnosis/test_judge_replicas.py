@@ -193,6 +193,13 @@ def test_ranks_that_finished_apart_explain_what_differs_at_the_end() -> None:
     assert (verdict.kind, verdict.blamed) == ("missing collective", (0,))
 
 
+def test_a_rank_that_dies_while_python_shuts_down_does_not_hide_that_replicas_differ() -> None:
+    ranks = [rank(number, "ended", exit_status=-6 if number == 2 else 0) for number in range(3)]
+    verdict = judge(job(*ranks, groups=[ORDER], replicas=(DRIFTED,)))
+    assert (verdict.kind, verdict.blamed) == ("replicas differ", (1,))
+    assert any("killed by signal 6 (SIGABRT)" in said for said in verdict.also)
+
+
 def test_a_hang_that_has_another_cause_does_not_hide_that_replicas_differ() -> None:
     verdict = judge(held_up(idle(rank(1, "stopped", step=2), 60), replicas=(DRIFTED,)))
     assert verdict.kind == "stopped"
