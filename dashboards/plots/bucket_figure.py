@@ -17,7 +17,7 @@ from dashboards.assets import read_asset
 from dashboards.plots.bucket_hatches import BucketHatches
 from dashboards.plots.bucket_layout import BucketLayout
 from dashboards.plots.span_text import draw_span_text, span_mapper
-from dashboards.plots.wide_figure import SMALL_TEXT, style_axis, wide_figure
+from dashboards.plots.wide_figure import SMALL_TEXT, fit_ticks, style_axis, wide_figure
 from dashboards.theme import paint
 
 CURVE_LEFT_PX: Final = 66
@@ -133,7 +133,7 @@ def draw_time(time_range: Range1d) -> Any:
     """The axis above the two steps."""
     plot = wide_figure(time_range, Range1d(start=0, end=1), _AXIS_HEIGHT_PX, "time", x_axis_location="above")
     axis = plot.xaxis[0]
-    axis.ticker = BasicTicker(desired_num_ticks=10)
+    fit_ticks(plot, 10)
     axis.formatter = CustomJSTickFormatter(code=read_asset("time_ticks.js"))
     style_axis(axis)
     # Bokeh warns of a figure without anything to draw.

@@ -6,7 +6,6 @@ from typing import Any, Final
 
 from bokeh.core.properties import value
 from bokeh.models import (
-    BasicTicker,
     ColumnDataSource,
     CustomJSTickFormatter,
     LinearColorMapper,
@@ -14,7 +13,7 @@ from bokeh.models import (
 )
 
 from dashboards.plots.order_layout import OrderLayout
-from dashboards.plots.wide_figure import FONT, SMALL_TEXT, style_axis, wide_figure
+from dashboards.plots.wide_figure import FONT, SMALL_TEXT, fit_ticks, style_axis, wide_figure
 from dashboards.theme import paint
 from overlapscope.diagnosis.categories import CATEGORIES
 
@@ -95,7 +94,7 @@ def draw_numbers(number_range: Range1d, *, steps: ColumnDataSource, band: Column
         number_range, Range1d(start=0, end=AXIS_HEIGHT_PX), AXIS_HEIGHT_PX, "numbers", x_axis_location="above"
     )
     axis = plot.xaxis[0]
-    axis.ticker = BasicTicker(desired_num_ticks=14, min_interval=1)
+    fit_ticks(plot, 14, min_interval=1)
     axis.formatter = CustomJSTickFormatter(
         code="return Number.isInteger(tick) && tick > 0 ? '#' + tick.toLocaleString('en-US') : ''"
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 from bokeh.models import (
-    BasicTicker,
     ColumnDataSource,
     CrosshairTool,
     CustomJSTickFormatter,
@@ -17,7 +16,7 @@ from bokeh.models.annotations import Span
 from dashboards.plots.bucket_hatches import BucketHatches
 from dashboards.plots.lane_layout import LaneLayout
 from dashboards.plots.span_text import draw_span_text, span_mapper
-from dashboards.plots.wide_figure import SMALL_TEXT, style_axis, wide_figure
+from dashboards.plots.wide_figure import SMALL_TEXT, fit_ticks, style_axis, wide_figure
 from dashboards.theme import SHADES, paint
 from overlapscope.analysis.lanes import CATEGORIES
 
@@ -97,7 +96,7 @@ def draw_axis(
     """The time axis, the numbers of the steps, and how much earlier the ideal ends."""
     plot = _plot(time_range, Range1d(start=0, end=1), AXIS_HEIGHT_PX, "axis", x_axis_location="above")
     axis = plot.xaxis[0]
-    axis.ticker = BasicTicker(desired_num_ticks=10)
+    fit_ticks(plot, 10)
     axis.formatter = CustomJSTickFormatter(code=tick_label_script)
     style_axis(axis)
     numbers = plot.text(x="x", y=0.5, text="label", source=step_lines, x_offset=4, **SMALL_TEXT)

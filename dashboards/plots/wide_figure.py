@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from bokeh.core.properties import value
-from bokeh.models import ColumnDataSource, PanTool, Range1d, Tool, WheelZoomTool
+from bokeh.models import BasicTicker, ColumnDataSource, CustomJS, PanTool, Range1d, Tool, WheelZoomTool
 from bokeh.plotting import figure
 
 from dashboards.theme import paint
 
 FONT: Final = "system-ui, sans-serif"
+_TICK_PX: Final = 84
+"""Room for the longest label and some space."""
 SMALL_TEXT: Final = {"text_baseline": "middle", "text_font": value(FONT), "text_font_size": "11px"}
 
 
@@ -55,6 +57,20 @@ def style_axis(axis: Any) -> None:
     axis.update(major_label_text_font=FONT, major_label_text_font_size="11px", minor_tick_line_color=None)
     axis.update(major_tick_in=0, major_tick_out=4, major_label_standoff=3)
     paint(axis, major_label_text_color="muted", axis_line_color="line", major_tick_line_color="line")
+
+
+def fit_ticks(plot: Any, most: int, **options: Any) -> None:
+    """Have as many ticks on the x axis as there is room for, as on a phone.
+
+    Args:
+        most: on a wide page.
+        options: of ``BasicTicker``.
+    """
+    ticker = BasicTicker(desired_num_ticks=most, **options)
+    plot.xaxis.ticker = ticker
+    ticks = f"Math.max(2, Math.min({most}, Math.floor(cb_obj.inner_width / {_TICK_PX})))"
+    code = f"ticker.setv({{desired_num_ticks: {ticks}}}, {{sync: false}})"
+    plot.js_on_change("inner_width", CustomJS(args={"ticker": ticker}, code=code))
 
 
 def fill(source: ColumnDataSource, columns: Mapping[str, Any]) -> None:

@@ -43,15 +43,26 @@ def ready(page: Page) -> Page:
     return page
 
 
-@pytest.mark.parametrize("width", [800, 1250, 1440])
 @pytest.mark.parametrize("path", [*PAGES, "buckets?plan=present"])
-def test_nothing_is_cut_off(open_page: OpenPage, ordered: str, path: str, width: int) -> None:
+def test_nothing_is_cut_off_and_on_a_phone_nothing_is_beside_the_page(
+    open_page: OpenPage, ordered: str, path: str
+) -> None:
     page = ready(open_page(ordered + path))
-    page.set_viewport_size({"width": width, "height": 900})
-    page.wait_for_function(f"document.documentElement.clientWidth === {width}")
-    assert page.evaluate(CUT) == []
-    assert page.evaluate(HIDDEN_FACTS) == []
-    assert page.evaluate("document.documentElement.scrollWidth") == width
+    for width in (1440, 1250, 800, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_function(f"document.documentElement.clientWidth === {width}")
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        if width >= 800:
+            assert page.evaluate(CUT) == []
+            assert page.evaluate(HIDDEN_FACTS) == []
+
+
+def test_a_narrow_time_axis_has_fewer_labels(open_page: OpenPage, ordered: str) -> None:
+    page = ready(open_page(f"{ordered}timeline"))
+    ticks = """Bokeh.documents[0].get_model_by_name("axis").above[0].ticker.desired_num_ticks"""
+    page.wait_for_function(f"{ticks} === 10")
+    page.set_viewport_size({"width": 390, "height": 900})
+    page.wait_for_function(f"{ticks} < 5")
 
 
 @pytest.mark.parametrize(("path", "sheets"), [("", 2), ("buckets", 2), ("stragglers", 2), ("order", 1)])
