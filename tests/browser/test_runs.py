@@ -136,7 +136,7 @@ def test_tags_and_a_note_are_kept_found_and_removed(open_page, table, folder):
     row.get_by_role("button", name="Tags and note").click()
     page.get_by_label("Tags, with commas").fill("baseline, <i>x</i>")
     page.locator("#notes-note").fill("before the change")
-    page.get_by_role("button", name="Save").click()
+    page.get_by_role("button", name="Save", exact=True).click()
     expect(page.locator("dialog")).to_be_hidden()
     expect(row.locator(".tag")).to_have_text(["baseline", "<i>x</i>"])
     assert read_notes(folder / "short") == RunNotes(tags=("baseline", "<i>x</i>"), note="before the change")
@@ -147,7 +147,7 @@ def test_tags_and_a_note_are_kept_found_and_removed(open_page, table, folder):
     row.get_by_role("button", name="Tags and note").click()
     page.get_by_label("Tags, with commas").fill("")
     page.locator("#notes-note").fill("")
-    page.get_by_role("button", name="Save").click()
+    page.get_by_role("button", name="Save", exact=True).click()
     expect(row.locator(".tag")).to_have_count(0)
     assert not (folder / "short" / "notes.json").exists()
 
@@ -160,7 +160,7 @@ def test_notes_that_can_not_be_kept_say_why_and_stay_in_the_window(open_page, ta
         row.hover()
         row.get_by_role("button", name="Tags and note").click()
         page.locator("#notes-note").fill("kept?")
-        page.get_by_role("button", name="Save").click()
+        page.get_by_role("button", name="Save", exact=True).click()
         expect(page.get_by_role("alert")).to_contain_text("notes.json")
         expect(page.locator("#notes-note")).to_have_value("kept?")
     finally:
