@@ -17,7 +17,8 @@ from typing import IO, Final, Literal, Protocol
 
 from overlapscope.diagnosis.facts import STUCK_AFTER_NS
 from overlapscope.trace.environment import TRACE_VARIABLE, with_startup
-from overlapscope.trace.format import ENDED_FILE, REPORTS_FILE, rank_folder
+from overlapscope.trace.format import ENDED_FILE, rank_folder
+from overlapscope.trace.reports import read_reports
 
 Wrapper = Literal["instrumented", "torch"]
 
@@ -108,10 +109,13 @@ class Job:
                 return
 
     def _hang_and_say_so(self, ranks: tuple[int, ...]) -> bool:
-        """Whether all of these have reported, and none is about to end, which takes a while on a busy machine."""
-        folders = [rank_folder(self.trace, rank) for rank in ranks if self.trace is not None]
-        return bool(folders) and all(
-            (folder / REPORTS_FILE).exists() and not (folder / ENDED_FILE).exists() for folder in folders
+        """Whether all of these have reported something that holds, and none is about to end, as on a busy machine."""
+        folders = {rank: rank_folder(self.trace, rank) for rank in ranks if self.trace is not None}
+        said = {report.rank for report in read_reports(folders) if report.retracted_ns is None}
+        return (
+            bool(folders)
+            and said >= folders.keys()
+            and not any((each / ENDED_FILE).exists() for each in folders.values())
         )
 
     def ends(self) -> list[str]:
