@@ -19,7 +19,7 @@ from overlapscope.units import format_interval_ns, format_ns, format_share
 from tests.browser.conftest import OpenPage, served
 from tests.synthetic import write_straggling_recording
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 RANKS, STEPS = 3, 40
 Say = Callable[..., Any]

@@ -18,7 +18,7 @@ from tests.dashboards.test_order_page import faulty
 from tests.ordered import end, steps, write_order
 from tests.synthetic import write_straggling_recording
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 RUN = "runs/whole/-/"
 PAGES = (

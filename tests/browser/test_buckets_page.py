@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 from tests.browser.conftest import OpenPage, served
 from tests.synthetic import write_recording
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 STEPS = "Bokeh.documents[0].get_model_by_name('steps')"
 CURVE = "Bokeh.documents[0].get_model_by_name('curve')"

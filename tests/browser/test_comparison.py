@@ -14,7 +14,7 @@ from tests.browser.test_runs import open_table, row_of
 from tests.commands.command_line import overlapscope
 from tests.commands.test_compare import recorded
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 COLOURS = """(canvas) => {
   const pixels = new Uint32Array(canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.buffer)

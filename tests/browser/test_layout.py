@@ -11,7 +11,7 @@ from tests.browser.conftest import OpenPage, served
 from tests.ordered import end, steps, write_order
 from tests.synthetic import write_recording
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 PAGES = ("", "timeline", "buckets", "stragglers", "order")
 

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, expect
 from tests.browser.conftest import served
 from tests.synthetic import write_recording
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tests.browser.conftest import served
 from tests.browser.test_app import LANES, open_timeline
 from tests.synthetic import write_recording
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
 def grow(folder: Path, scratch: Path, steps: int) -> None:

@@ -12,7 +12,7 @@ from tests.browser.conftest import OpenPage, served
 from tests.ordered import Collective, all_reduce, end, steps, write_order
 from tests.synthetic import write_recording
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 ORDER = "Bokeh.documents[0].get_model_by_name('order')"
 """The figure of the lanes, in the page's script."""

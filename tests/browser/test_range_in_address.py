@@ -7,7 +7,7 @@ import pytest
 from tests.browser.conftest import OpenPage
 from tests.browser.test_layout import ordered, ready
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 __all__ = ["ordered"]
 

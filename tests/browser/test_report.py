@@ -17,7 +17,7 @@ from overlapscope.cli import main
 from overlapscope.units import format_ns, format_share
 from tests.synthetic import write_straggling_recording
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

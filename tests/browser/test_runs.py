@@ -18,7 +18,7 @@ from overlapscope.trace.run_notes import RunNotes, read_notes
 from tests.browser.conftest import OpenPage, served
 from tests.synthetic import make_rank, write_recording, write_step
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 DUMPS = Path(__file__).parent.parent / "data" / "flight_recorder" / "hang_3"
 

@@ -21,7 +21,7 @@ from tests.browser.test_layout import ready
 from tests.ordered import end, steps, write_order
 from tests.synthetic import write_recording
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 MARGIN_PX = 12
 TEXTS = {

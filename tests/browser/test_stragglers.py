@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 from tests.browser.conftest import OpenPage, served
 from tests.synthetic import write_straggling_recording
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 MAP = "Bokeh.documents[0].get_model_by_name('heatmap')"
 """The figure of the map, in the page's script."""

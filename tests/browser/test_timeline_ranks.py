@@ -11,7 +11,7 @@ from tests.browser.conftest import served
 from tests.browser.test_app import length, open_timeline, shown_range, wait_for_step
 from tests.synthetic import write_recording, write_straggling_recording
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 OUTLINES = "Bokeh.documents[0].get_model_by_name('outlines').data.left.length"
 """How many spans of the ideal are drawn, in the page's script."""

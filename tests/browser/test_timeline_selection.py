@@ -18,7 +18,7 @@ from tests.browser.test_app import (
     wait_for_step,
 )
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 MS = 1_000_000
 OUTLINES = f"{LANES}.renderers.map((one) => one.data_source.data).find((data) => data.line_width)"

@@ -31,7 +31,7 @@ from tests.cluster.ranks import run_ranks
 from tests.cluster.same_as_stock.training import batch
 from tests.cluster.test_probing import State, make_model, plans_in, train
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 STEPS_TO_DECIDE = 70
 BEFORE_NS, BETTER_NS = 10e6, 8e6

@@ -11,7 +11,7 @@ from overlapscope.errors import OverlapScopeError
 from overlapscope.model.calibration import Calibration
 from tests.cluster.ranks import run_ranks
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
 def measured(largest_bytes: int) -> Calibration:

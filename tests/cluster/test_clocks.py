@@ -22,7 +22,7 @@ from overlapscope.trace.reader import Trace, read_trace
 from tests.cluster.ranks import run_ranks
 from tests.cluster.training_on_played_clock import real_times, train
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 TRAIN = [sys.executable, "-m", "tests.cluster.training_on_played_clock"]

@@ -23,6 +23,8 @@ from overlapscope.trace.log import Problem
 from overlapscope.trace.reader import read_trace
 from tests.cluster.ranks import run_ranks
 
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
 RANKS = 3
 
 

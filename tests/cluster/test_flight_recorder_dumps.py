@@ -15,6 +15,7 @@ from tests.cluster.flight_recorder_job import run
 from tests.cluster.ranks import CONTEXT, TIME_LIMIT_S
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.cluster,
     pytest.mark.skipif(
         not hasattr(torch._C._distributed_c10d, "_dump_fr_trace_json"), reason="this torch has no recorder for gloo"

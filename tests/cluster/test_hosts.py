@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster.hosts import BURST_BYTES, Hosts, cluster_of, why_unavailable
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 TIME_LIMIT_S = 30
 TRANSFER_BYTES = 4 * 1024**2

@@ -14,6 +14,8 @@ from overlapscope.diagnosis.attempts import read_attempt
 from tests.cluster.test_unchanged_scripts import ENVIRONMENT, record, script_in, torchrun
 from tests.commands.command_line import COMMAND, REPOSITORY
 
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
 LASTING = """
 import sys
 import time

@@ -13,7 +13,7 @@ from tests.cluster.hosts import cluster_of, why_unavailable
 from tests.cluster.ranks import Ranks
 from tests.cluster.training_over_links import train
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 RATE_BYTES_PER_S = 25_000_000  # 200 Mbit/s
 

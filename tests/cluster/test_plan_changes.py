@@ -21,7 +21,7 @@ from tests.cluster.same_as_stock.scenarios import LIMIT_S, run_once
 from tests.cluster.same_as_stock.seen import Seen, SeenTensor
 from tests.cluster.same_as_stock.training import batch, make_mlp
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 SUBJECTS = (
     "backward_passes",

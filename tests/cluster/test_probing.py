@@ -19,7 +19,7 @@ from overlapscope.trace.reader import read_trace
 from tests.cluster.ranks import run_ranks
 from tests.cluster.same_as_stock.training import batch
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 WIDTH = 192
 STEPS = 34

@@ -19,7 +19,7 @@ from overlapscope.trace.format import REPORTS_FILE
 from tests.cluster import replicated
 from tests.cluster.ranks import Ranks, run_ranks
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 KINDS = {"ours": DistributedDataParallel, "stock": TorchDDP}
 

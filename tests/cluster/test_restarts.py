@@ -6,10 +6,14 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
 from overlapscope.diagnosis.attempts import Attempt, read_attempts
 from overlapscope.trace.exits import read_exits
 from overlapscope.trace.folders import find_rank_folders
 from tests.cluster.test_unchanged_scripts import WITH_DDP, record, script_in
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 WITH_RESTART = (
     WITH_DDP.format(package="torch.nn.parallel")

@@ -11,7 +11,7 @@ import pytest
 from tests.cluster.hosts import why_unavailable
 from tests.cluster.shaped_link import LINKS, Link, check, ranks_over
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module", autouse=True)

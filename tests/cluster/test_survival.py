@@ -46,6 +46,8 @@ from overlapscope.trace.group_log import GroupLog
 from overlapscope.trace.writer import EventLog
 from tests.cluster.ranks import run_ranks
 
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
 CALLBACKS: dict[str, tuple[Any, str]] = {
     "the recorder is made": (recorder, "describe_run"),
     "a model is made known": (Models, "add"),

@@ -16,6 +16,8 @@ from tests.cluster.collective_logs import logged
 from tests.cluster.processes import ROOT
 from tests.commands.command_line import overlapscope_process as overlapscope
 
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
 TIME_LIMIT_S = 120
 STARTUP = ROOT / "instrumented_ddp" / "startup"
 

@@ -22,7 +22,7 @@ from overlapscope.trace.environment import PATIENCE_VARIABLE
 from overlapscope.trace.format import REPORTS_FILE, rank_folder
 from tests.cluster.ranks import run_ranks
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 FAULT_AT = 30
 LONG_S = 60.0

@@ -16,6 +16,7 @@ from tests.conformance.fork_server import ForkServer
 from tests.conformance.stock_passes import TORCH_VERSION, stock_passes
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.cluster,
     pytest.mark.skipif(
         not version("torch").startswith(f"{TORCH_VERSION}."),

@@ -12,7 +12,7 @@ import pytest
 from overlapscope.lab.catalogue import DEFAULT_WORLD_SIZE, FAULTS, Fault
 from tests.lab.outcome import run_fault
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 OF_EACH_FAMILY = {"missing-branch", "different-collectives", "interleaved-groups", "killed-in-backward"}
 
