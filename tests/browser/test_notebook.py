@@ -84,7 +84,11 @@ def is_there(url: str) -> bool:
 
 
 def run_all_cells(page: Page, count: int) -> None:
-    """Run the cells of the notebook that is open, by the menu, until the last one of ``count`` has ended."""
+    """Run the cells of the notebook that is open, by the menu, until the last one of ``count`` has ended.
+
+    Cells that are run before the kernel is there are not run later.
+    """
+    expect(page.get_by_role("button", name="| Idle")).to_be_visible(timeout=120_000)
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.get_by_text("Run All Cells", exact=True).click()
     expect(page.locator(".jp-InputArea-prompt", has_text=f"[{count}]:")).to_be_visible(timeout=180_000)
