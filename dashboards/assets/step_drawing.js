@@ -48,6 +48,7 @@ window.overlapscope.drawSteps = (canvases) => {
       scheduled = false
       const ratio = window.devicePixelRatio || 1
       width = canvas.clientWidth
+      if (!width) return // out of sight, as in a notebook that has scrolled on: it is drawn when it has a size
       const height = AXIS_PX + data.height
       canvas.style.height = `${height}px`
       canvas.width = Math.round(width * ratio)
