@@ -48,7 +48,7 @@ from overlapscope.trace.seal import seal
 
 _log = logging.getLogger(__name__)
 
-_CLOSE_TIMEOUT_S: Final = 0.6
+_CLOSE_TIMEOUT_S: Final = 3.0
 """For last words to the other ranks, whose store may not answer any more."""
 
 

@@ -38,6 +38,8 @@ _THREADS: Final = 2
 _LOOK_EVERY_S: Final = 0.2
 _LAST_LOOKS_S: Final = 0.2
 _BETWEEN_LAST_LOOKS_S: Final = 0.005
+_JOIN_S: Final = 2.0
+"""Threads end at once, unless the machine is busy."""
 
 
 class _InFlight:
@@ -164,9 +166,15 @@ class CompletionWatch:
         while self._in_flight and time.monotonic() < deadline:
             time.sleep(_BETWEEN_LAST_LOOKS_S)
             self.look()
+        longest_s = 0.0 if self._in_flight else _JOIN_S
         self._in_flight.clear()  # logs are closed after this, and nobody writes who wakes later
         for _ in self._threads:
             self._launched.put(None)
+        deadline = time.monotonic() + longest_s
+        for thread in self._threads:
+            # One that comes back from a wait in C++ when Python shuts down ends the process with SIGABRT.
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
         if self._on_devices is not None:
             self._on_devices.close()
 
