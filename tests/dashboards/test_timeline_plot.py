@@ -10,7 +10,6 @@ import pytest
 
 from dashboards.pages.timeline import view_of_address
 from dashboards.plots import timeline as timeline_module
-from dashboards.plots.flow_content import MARKERS
 from dashboards.plots.lane_layout import layout_lanes
 from dashboards.plots.timeline import TimelinePlot, step_view
 from dashboards.plots.tooltip import tooltip_of
@@ -109,67 +108,6 @@ def test_the_critical_path_of_too_many_steps_is_not_drawn_and_it_says_why(plot, 
     ask(plot, 0, 50 * MS, is_path=True)
     assert plot.answer.data["path_hint"] == ["zoom in to 2 steps or fewer"]
     assert len(plot.path.data["x"]) == 0
-
-
-def choose(plot, lane, row):
-    plot.selection.chosen.data = {"lane": [lane], "row": [row], "name": [""]}
-
-
-def test_what_is_chosen_is_outlined_and_described(snapshot, timeline):
-    plot = TimelinePlot(snapshot, timeline, describe=lambda lane, row, flow: f"lane {lane}, row {row}, {len(flow)}")
-    lane = timeline.lanes[3]
-    row = int(lane.spans.rows[4])
-    choose(plot, 3, row)
-    assert plot.selection.answer.data["markup"] == [f"lane 3, row {row}, 12"]
-    assert plot.selection.answer.data["from_ns"] == [int(lane.spans.starts_ns[4])]
-    assert sorted(plot.selection.outlines.data["line_width"])[-2:] == [1.5, 3.0]
-    plot.selection.chosen.data = {"lane": [], "row": [], "name": []}
-    assert len(plot.selection.outlines.data["left"]) == 0
-    assert len(plot.selection.marks.data["x"]) == 0
-
-
-def test_the_way_of_a_chosen_bucket_leads_through_the_lanes_of_every_rank_and_across_them(plot, timeline):
-    choose(plot, 3, int(timeline.lanes[3].spans.rows[4]))
-    x, y = (np.asarray(plot.selection.way.data[name]) for name in ("x", "y"))
-    assert np.nanmin(x) == 14_950 * US
-    assert np.nanmax(x) == 18_410 * US
-    for rank in (0, 1):
-        lanes = [plot.layout.lane_px(rank * 4 + lane) for lane in (1, 2, 3)]
-        assert all(np.any((top < y) & (y < bottom)) for top, bottom in lanes)
-    assert set(plot.selection.marks.data["marker"]) == set(MARKERS.values())
-    meeting = plot.selection.meetings.data
-    assert list(meeting["x"]) == [15_050 * US]
-    assert meeting["top"][0] < plot.layout.rank_height_px < meeting["bottom"][0]
-
-
-def test_a_span_is_selected_by_the_name_that_it_had_when_it_was_chosen(plot, timeline):
-    choose(plot, 7, int(timeline.lanes[7].spans.rows[4]))
-    chosen = {name: list(values) for name, values in plot.selection.answer.data.items()}
-    assert chosen["name"] == ["1-communication-1-1"]
-    plot.selection.chosen.data = {"lane": [], "row": [], "name": []}
-    plot.selection.chosen.data = {"lane": [-1], "row": [-1], "name": chosen["name"]}
-    assert plot.selection.answer.data == chosen
-    assert len(plot.selection.outlines.data["left"]) > 0
-
-
-def test_a_selection_that_is_not_here_is_said(plot):
-    plot.selection.chosen.data = {"lane": [-1], "row": [-1], "name": ["9-communication-1-1"]}
-    assert plot.selection.answer.data["note"] == ["What the address selects is not among the ranks shown."]
-    assert len(plot.selection.outlines.data["left"]) == 0
-
-
-def test_a_phase_has_no_way(plot, timeline):
-    choose(plot, 0, int(timeline.lanes[0].spans.rows[4]))
-    assert len(plot.selection.outlines.data["left"]) > 0
-    assert len(plot.selection.marks.data["x"]) == len(plot.selection.way.data["x"]) == 0
-
-
-def test_what_is_looked_for_is_shown_and_chosen(plot):
-    plot.selection.sought.data = {"text": ["bucket 1"], "from_ns": [20 * MS]}
-    assert plot.picked.data["from_ns"][0] <= 25 * MS <= plot.picked.data["to_ns"][0]
-    assert plot.selection.answer.data["from_ns"] == [25 * MS]
-    plot.selection.sought.data = {"text": ["<b>"], "from_ns": [0]}
-    assert plot.selection.answer.data["note"] == ["Nothing here is called '<b>'."]
 
 
 def test_brackets_below_the_lanes_of_each_rank_are_as_long_as_its_exposed_communication(plot, snapshot):
