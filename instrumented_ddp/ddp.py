@@ -27,7 +27,6 @@ from instrumented_ddp.plans.first_plan import Caps, first_plan
 from instrumented_ddp.plans.given_plan import AUTO, is_auto, refuse_caps_beside_plan
 from instrumented_ddp.plans.probing import Probing, is_asked_to_probe
 from instrumented_ddp.plans.schedule import WishedSchedule
-from instrumented_ddp.recording.backward_phase import tell_of_backward
 from instrumented_ddp.recording.bypass import Bypass
 from instrumented_ddp.recording.metadata import is_plain
 from instrumented_ddp.recording.model_events import ModelEvents
@@ -245,6 +244,8 @@ class DistributedDataParallel(TorchDDP):
         if recorder is None or self._session is None:
             self._follow_schedule()
             return super()._pre_forward(*inputs, **kwargs)
+        if (backwards := self._reducer.events.backwards) is not None:
+            backwards.forward_begins()
         recorder.forward_is_called()
         self._follow_schedule()
         if self._replica is not None and self._is_to_be_reduced():
@@ -259,13 +260,13 @@ class DistributedDataParallel(TorchDDP):
 
     @_disable_dynamo
     def _post_forward(self, output: Any) -> Any:
-        observer, is_training = self._reducer.events.observer, torch.is_grad_enabled()
-        if observer is not None:
-            observer.leave(Phase.FORWARD if is_training else Phase.EVALUATION)
+        events, is_training = self._reducer.events, torch.is_grad_enabled()
+        if events.observer is not None:
+            events.observer.leave(Phase.FORWARD if is_training else Phase.EVALUATION)
         output = super()._post_forward(output)
         is_compiled = getattr(self, "_use_python_reducer", False)  # then hooks on the output can't be called
-        if observer is not None and is_training and not is_compiled:
-            tell_of_backward(observer, output, no_sync=not self.require_backward_grad_sync)
+        if events.backwards is not None and is_training and not is_compiled:
+            events.backwards.expect(output, no_sync=not self.require_backward_grad_sync)
         return output
 
     def _is_to_be_reduced(self) -> bool:

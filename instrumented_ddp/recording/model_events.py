@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from instrumented_ddp.bucket_plan import BucketPlan
+from instrumented_ddp.recording.backward_phase import Backwards
 from instrumented_ddp.recording.guard import survived
 from instrumented_ddp.recording.observer import Observer
 from instrumented_ddp.recording.records import BucketRecords, PlanRecords, all_reduce_records
@@ -31,6 +32,7 @@ class ModelEvents(ReductionEvents):
     ) -> None:
         super().__init__(stats, parameters)
         self.observer: Observer = observer
+        self.backwards: Backwards = Backwards(observer)
         self.wants_gradients = observer.detail != "buckets"
         self._model = model
         self._log = observer.log

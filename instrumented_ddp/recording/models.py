@@ -1,20 +1,24 @@
-"""The DDP instances of this process, as ``parameters.jsonl`` and ``unreduced.json`` tell of them."""
+"""The DDP instances of this process, as ``parameters.jsonl``, ``unreduced.json`` and others tell of them."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
+from typing import Final
 
 import torch
 
 from instrumented_ddp.bucket_plan import ParameterSpec
 from instrumented_ddp.collective_log.call_sites import line_of
 from instrumented_ddp.collective_log.collectives import Collectives
-from overlapscope.diagnosis.evidence import CallSite, Unreduced
+from overlapscope.diagnosis.evidence import CallSite, LeftBackward, Unreduced
 from overlapscope.trace.checksum import json_line
-from overlapscope.trace.format import FROZEN_FILE, PARAMETERS_FILE, UNREDUCED_FILE, write_json
+from overlapscope.trace.format import FROZEN_FILE, LEFT_BACKWARDS_FILE, PARAMETERS_FILE, UNREDUCED_FILE, write_json
 from overlapscope.trace.host import host_now_ns
+
+_MOST_LEFT_BACKWARDS: Final = 16
 
 
 class Models:
@@ -30,6 +34,8 @@ class Models:
         self._given: dict[int, tuple[weakref.ref[torch.nn.Module], frozenset[str]]] = {}
         self.unreduced: Unreduced | None = None
         """The first update that has used gradients of this rank alone, see ``gradients_were_not_reduced``."""
+        self.left_backwards: tuple[LeftBackward, ...] = ()
+        """The newest of them, in order."""
 
     def add(self, module: torch.nn.Module, parameters: Sequence[ParameterSpec], settings: Mapping[str, str]) -> int:
         """Write down what a DDP instance is given, before ranks compare it.
@@ -83,13 +89,29 @@ class Models:
         """
         if self.unreduced is not None:
             return
-        collectives = self._collectives
-        file, line, function = collectives.call_sites.place(call_site) or (None, None, None)
-        site = CallSite(file=file, line=line, function=function) if file and line and function else None
-        step = collectives.position.step
+        site = self._site(call_site)
+        step = self._collectives.position.step
         self.unreduced = Unreduced(model=model, step=step, call_site=site)
-        where = {"call_site": call_site, "file": file, "line": line, "function": function}
+        where = {"call_site": call_site, **_as_json(site)}
         with suppress(OSError):
             write_json(
-                collectives.folder / UNREDUCED_FILE, {"model": model, "step": step, **where, "time_ns": host_now_ns()}
+                self._collectives.folder / UNREDUCED_FILE,
+                {"model": model, "step": step, **where, "time_ns": host_now_ns()},
             )
+
+    def backward_was_left(self) -> None:
+        """An exception has come out of the newest backward, and the training goes on. The newest few are kept."""
+        position = self._collectives.position
+        left = LeftBackward(step=position.step, call_site=self._site(position.backward_call_site))
+        self.left_backwards = (*self.left_backwards, left)[-_MOST_LEFT_BACKWARDS:]
+        lines = [{"step": one.step, **_as_json(one.call_site)} for one in self.left_backwards]
+        with suppress(OSError):
+            write_json(self._collectives.folder / LEFT_BACKWARDS_FILE, {"backwards": lines})
+
+    def _site(self, call_site: int) -> CallSite | None:
+        file, line, function = self._collectives.call_sites.place(call_site) or (None, None, None)
+        return CallSite(file=file, line=line, function=function) if file and line and function else None
+
+
+def _as_json(site: CallSite | None) -> dict[str, object]:
+    return {} if site is None else asdict(site)

@@ -54,6 +54,9 @@ class Observer(Protocol):
     def leave(self, phase: Phase) -> None:
         """A phase ends, if it is the one that is open."""
 
+    def backward_was_left(self) -> None:
+        """An exception has come out of the newest backward, and the training goes on."""
+
     def note_caller(self) -> None:
         """The user's line that is running is behind what follows."""
 

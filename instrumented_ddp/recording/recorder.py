@@ -34,16 +34,7 @@ from instrumented_ddp.recording.timing import DeviceTimer, Mark, bucket_timer_of
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.board import ReadinessBoard
 from overlapscope.trace.environment import Detail
-from overlapscope.trace.format import (
-    EVENTS_FILE,
-    NO_CALL_SITE,
-    RANK_FILE,
-    RUN_FILE,
-    Kind,
-    Phase,
-    pack_body,
-    write_json,
-)
+from overlapscope.trace.format import EVENTS_FILE, NO_CALL_SITE, RANK_FILE, RUN_FILE, Kind, Phase, pack_body, write_json
 from overlapscope.trace.host import host_now_ns
 from overlapscope.trace.writer import DEFAULT_LIMIT_BYTES, EventLog
 
@@ -210,6 +201,11 @@ class Recorder:
     def leave(self, phase: Phase) -> None:
         """A phase ends, if it is the one that is open."""
         self._steps.leave(phase)
+
+    @survived
+    def backward_was_left(self) -> None:
+        """An exception has come out of the newest backward, and was caught: gradients may be missing."""
+        self._models.backward_was_left()
 
     @survived
     def gradient_is_not_reduced(self, model: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from instrumented_ddp.bucket_plan import BucketPlan
+from instrumented_ddp.recording.backward_phase import Backwards
 from instrumented_ddp.recording.observer import Observer
 from instrumented_ddp.recording.records import BucketRecords
 from instrumented_ddp.recording.runtime_stats import RuntimeStats
@@ -31,6 +32,8 @@ class ReductionEvents:
     """Whether ``gradient_ready`` is to be called."""
     observer: Observer | None = None
     """Where times are marked, if they are."""
+    backwards: Backwards | None = None
+    """Know when autograd runs, if anybody is told."""
 
     def __init__(self, stats: RuntimeStats, parameters: int) -> None:
         self.stats = stats

@@ -145,6 +145,7 @@ class StockDDP:
         if model is None or recorder is None:
             return original(ddp, *inputs, **kwargs)
         with self._training_goes_on():
+            model.backwards.forward_begins()
             recorder.forward_is_called()
             self._compare(ddp, model, recorder)
             recorder.note_caller()
@@ -177,7 +178,7 @@ class StockDDP:
             if is_training:
                 if ddp.require_backward_grad_sync:
                     model.expect_gradients()
-                model.tell_of_backward(output, no_sync=not ddp.require_backward_grad_sync)
+                model.backwards.expect(output, no_sync=not ddp.require_backward_grad_sync)
         return output
 
     def broadcast_buffers(self, original: Method, ddp: TorchDDP, bufs: Any = None, *args: Any, **kwargs: Any) -> None:

@@ -15,7 +15,7 @@ from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
 
 from instrumented_ddp.bucket_plan import BucketPlan, ParameterSpec
 from instrumented_ddp.collective_log.purposes import Launch
-from instrumented_ddp.recording.backward_phase import computed
+from instrumented_ddp.recording.backward_phase import Backwards
 from instrumented_ddp.recording.bucket_collective import Collective
 from instrumented_ddp.recording.guard import surviving
 from instrumented_ddp.recording.recorder import Recorder
@@ -63,12 +63,12 @@ class StockModel:
         self._gradient_records: list[bytes] = []  # refilled in place: hooks hold on to it
         self._next_bucket = 0
         self._may_skip_buckets = bool(getattr(ddp, "skip_all_reduce_unused_params", False))  # torch 2.8
-        self._is_in_backward = False
         self._has_rebuilt_buckets = False
         self.reductions = 0
         """Backwards that were reduced, also those of a rank that has joined."""
         self.is_reduced = False
         """Whether buckets are to be expected: from the end of a forward until they are all on the wire."""
+        self.backwards = Backwards(recorder, self._autograd_is_done)
         self._read_plan(ddp, "construction")
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._gradient_hook(index, parameter.device))
@@ -117,35 +117,13 @@ class StockModel:
         self._launched.clear()  # of a pass that has failed
         self.is_reduced = True
 
-    def tell_of_backward(self, output: Any, *, no_sync: bool) -> None:
-        """Have the recorder told when the first gradient of a forward's output comes, and when autograd is done."""
-
-        def begin(_: torch.Tensor) -> None:
-            self._backward_begins(no_sync=no_sync)
-
-        for tensor in computed(output):
-            tensor.register_hook(surviving(begin, self._recorder.gives_up))
-
-    def _backward_begins(self, *, no_sync: bool) -> None:
-        if self._is_in_backward:
+    def _autograd_is_done(self, no_sync: bool) -> None:
+        if no_sync:
             return
-        self._is_in_backward = True
-        recorder = self._recorder
-        if recorder.phase is not Phase.BACKWARD:
-            recorder.note_caller()
-            recorder.enter(Phase.BACKWARD, no_sync=no_sync)
-
-        def autograd_is_done() -> None:
-            # The reducer's own callback, which waits for the buckets, is behind this one: go behind that in turn.
-            self._is_in_backward = False
-            recorder.leave(Phase.BACKWARD)
-            if not no_sync:
-                recorder.enter(Phase.FINALISE)
-                torch.autograd.Variable._execution_engine.queue_callback(
-                    surviving(self._backward_is_over, recorder.gives_up)
-                )
-
-        torch.autograd.Variable._execution_engine.queue_callback(surviving(autograd_is_done, recorder.gives_up))
+        self._recorder.enter(Phase.FINALISE)
+        # The reducer's own callback, which waits for the buckets, is behind this one: go behind that in turn.
+        is_over = surviving(self._backward_is_over, self._recorder.gives_up)
+        torch.autograd.Variable._execution_engine.queue_callback(is_over)
 
     def _backward_is_over(self) -> None:
         self._recorder.leave(Phase.FINALISE)
@@ -227,8 +205,7 @@ class StockModel:
 
     def _bucket_is_ready(self, number: int) -> None:
         assert self._records is not None
-        if not self._is_in_backward:  # no output of the module was seen to get a gradient
-            self._backward_begins(no_sync=False)
+        self.backwards.begin(no_sync=False)  # unless an output of the module was seen to get a gradient
         for index in self._plan.buckets[number]:  # also those that have no part in this pass
             self._board[index] = HAS_COME
         timer = self._recorder.timer_on(self._device_of(number))

@@ -252,6 +252,7 @@ class OwnState:
             replicas=self._told_replicas() if with_replicas else (),
             hyperparameters=hyperparameters_of(folder, []) if with_replicas else (),
             unreduced=self._models.unreduced,
+            left_backwards=self._models.left_backwards,
             no_sync_since=self._position.no_sync_since,
             new_groups=groups_made(),
             making_group=group_in_the_making(frames_of_main_thread()),

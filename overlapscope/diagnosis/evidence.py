@@ -197,6 +197,15 @@ class Unreduced:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LeftBackward:
+    """A backward that an exception has come out of, and that the training went on after."""
+
+    step: int
+    call_site: CallSite | None
+    """Where backward was called."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankEvidence:
     """What is known of one rank."""
 
@@ -245,6 +254,8 @@ class RankEvidence:
     replicas: tuple[Replica, ...] = ()
     hyperparameters: tuple[Hyperparameters, ...] = ()
     unreduced: Unreduced | None = None
+    left_backwards: tuple[LeftBackward, ...] = ()
+    """The newest of them, in order."""
     no_sync_since: int | None = None
     """The step from which on all of its steps that are over had their backwards under ``no_sync()``; None if the newest
     was reduced, or that is not known."""

@@ -36,6 +36,7 @@ from overlapscope.diagnosis.rules import (
     gradients,
     groups,
     interrupted,
+    left_backward,
     models,
     new_group,
     order,
@@ -139,5 +140,5 @@ def judge(evidence: Evidence) -> Verdict:
         )
     if verdict.certainty != "certain":
         verdict = replace(verdict, blamed=(), suspected=verdict.named)
-    noticed = settings.noticed(facts, verdict)
+    noticed = (*left_backward.noticed(facts, verdict), *settings.noticed(facts, verdict))
     return replace(verdict, also=(*verdict.also, *also), evidence=(*verdict.evidence, *noticed, *unknown))

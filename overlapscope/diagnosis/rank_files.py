@@ -14,6 +14,7 @@ from overlapscope.diagnosis.evidence import (
     JOINING,
     EarlierVerdict,
     Entry,
+    LeftBackward,
     Liveness,
     RankEvidence,
     Standing,
@@ -38,6 +39,7 @@ from overlapscope.trace.format import (
     ENDED_FILE,
     EVENTS_FILE,
     JOINING_FILE,
+    LEFT_BACKWARDS_FILE,
     RANK_FILE,
     REPORTS_FILE,
     RUN_FILE,
@@ -194,6 +196,7 @@ def read_rank(
         replicas=replicas_of(folder, problems),
         hyperparameters=hyperparameters_of(folder, problems),
         unreduced=_unreduced(folder / UNREDUCED_FILE, problems),
+        left_backwards=_left_backwards(folder / LEFT_BACKWARDS_FILE, problems),
         no_sync_since=_no_sync_since(records),
         world_size=world_size if isinstance(world_size, int) else None,
         stacks=stacks,
@@ -249,6 +252,12 @@ def _unreduced(path: Path, problems: list[Problem]) -> Unreduced | None:
     return Unreduced(
         model=_int(content.get("model"), 0), step=_int(content.get("step"), 0), call_site=call_site_of(content)
     )
+
+
+def _left_backwards(path: Path, problems: list[Problem]) -> tuple[LeftBackward, ...]:
+    lines = read_json(path, problems).get("backwards") if path.exists() else None
+    known = [line for line in lines if isinstance(line, dict)] if isinstance(lines, list) else []
+    return tuple(LeftBackward(step=_int(line.get("step"), -1), call_site=call_site_of(line)) for line in known)
 
 
 def _no_sync_since(records: Records) -> int | None:

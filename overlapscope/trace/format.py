@@ -21,6 +21,7 @@ A recording is a folder per run holding a folder per rank; nothing is shared bet
         hyperparameters.json  the settings of optimizers, and when they last changed
         joining.json       what the process was told before it waited for the others in init_process_group
         unreduced.json     the first update with gradients that were never reduced, if there was one
+        left_backwards.json  backwards that an exception has come out of, if the training went on
         alive.board        when the watchdog was last awake, the memory then, and a checksum: four i64
         reports.jsonl      one line per report of the watchdog; stacks_1.txt: what Python was doing then
         ended.json         how the process ended; missing if it was killed
@@ -33,8 +34,6 @@ A record is ``RECORD_BYTES`` long. It starts with the CRC-32 of the rest: a reco
 that was cut short by SIGKILL, that is being overwritten in the ring, or that was damaged later, is recognised without
 a lock. It ends with its sequence number. These count from 1, hence a slot of zeros is one that was never written, and
 sorting by them puts a wrapped ring in order.
-
-Version 1 of the format had the low half of the sequence number in place of the checksum, and none anywhere else.
 
 What an event *is* (kind, bucket, dtype, element count, plan ...) is known long before it happens, so it is
 packed once into a constant ``body``; on the hot path only the times, the step and the sequence number are added.
@@ -75,6 +74,7 @@ PARAMETERS_FILE: Final = "parameters.jsonl"
 READY_PATTERN: Final = "ready_*.board"
 JOINING_FILE: Final = "joining.json"
 UNREDUCED_FILE: Final = "unreduced.json"
+LEFT_BACKWARDS_FILE: Final = "left_backwards.json"
 FROZEN_FILE: Final = "frozen.json"
 ENDED_FILE: Final = "ended.json"
 SEAL_FILE: Final = "sealed.json"

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from instrumented_ddp import DistributedDataParallel, attach
 from overlapscope.trace.board import read_has_come
 from overlapscope.trace.environment import TRACE_VARIABLE
-from overlapscope.trace.format import Kind
+from overlapscope.trace.format import LEFT_BACKWARDS_FILE, Kind
 from overlapscope.trace.log import read_log
 from overlapscope.trace.reader import read_trace
 from tests.cluster.collective_logs import logged
@@ -214,6 +214,37 @@ def test_a_recording_of_stock_ddp_has_steps_phases_and_collectives(tmp_path: Pat
         buckets = sum(what.role == "bucket" for what, _ in logged(tmp_path, rank))
         assert count[Kind.BUCKET_READY] == buckets
         assert count[Kind.LAUNCH] == count[Kind.COLLECTIVE] > buckets  # and those of buffers
+
+
+def exception_in_the_backward_of_all(kind: type[TorchDDP], folder: Path) -> None:
+    """Before any gradient has come, so that DDP does not notice."""
+    if kind is TorchDDP:
+        attach(folder)
+    model = kind(nn.Linear(4, 2), **({} if kind is TorchDDP else {"trace": folder}))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for step in range(4):
+        output = model(torch.ones(1, 4))
+        if step == 1:
+            output.register_hook(lambda _: 1 / 0)
+        try:
+            output.sum().backward()  # the line
+        except ZeroDivisionError:
+            continue
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("kind", [TorchDDP, DistributedDataParallel])
+def test_a_backward_that_an_exception_came_out_of_is_written_down_and_the_next_is_recorded(
+    tmp_path: Path, kind: type[TorchDDP]
+) -> None:
+    run_ranks(exception_in_the_backward_of_all, 2, kind, tmp_path)
+    for rank in range(2):
+        content = json.loads((tmp_path / f"rank_{rank}" / LEFT_BACKWARDS_FILE).read_text())
+        assert [left["step"] for left in content["backwards"]] == [1]
+        assert "# the line" in Path(__file__).read_text().splitlines()[content["backwards"][0]["line"] - 1]
+    phases = read_trace(tmp_path).phases.query("rank == 0").sort_values("start_ns")
+    assert list(phases.loc[phases["phase"].isin(["forward", "backward"]), "phase"]) == ["forward", "backward"] * 4
 
 
 def without_ddp(folder: Path) -> None:

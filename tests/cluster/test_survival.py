@@ -26,6 +26,7 @@ from instrumented_ddp.collective_log.completion import CompletionWatch
 from instrumented_ddp.collective_log.signatures import SignatureTable
 from instrumented_ddp.collective_log.tensor_names import TensorNames
 from instrumented_ddp.recording import backward_phase, links, recorder
+from instrumented_ddp.recording.backward_phase import Backwards
 from instrumented_ddp.recording.bucket_collective import Collective
 from instrumented_ddp.recording.bypass import Bypass
 from instrumented_ddp.recording.clock import ClockSampling
@@ -36,7 +37,6 @@ from instrumented_ddp.recording.recorder import Recorder
 from instrumented_ddp.recording.records import BucketRecords
 from instrumented_ddp.recording.steps import Steps
 from instrumented_ddp.session import session_of_this_process
-from instrumented_ddp.stock import model as stock_model
 from instrumented_ddp.stock.ddp import StockDDP
 from instrumented_ddp.stock.model import StockModel
 from instrumented_ddp.watchdog.own_state import OwnState
@@ -58,6 +58,9 @@ CALLBACKS: dict[str, tuple[Any, str]] = {
     "a forward": (Steps, "forward_is_called"),
     "a phase begins": (Steps, "enter"),
     "a phase ends": (Steps, "leave"),
+    "the output of a forward": (backward_phase, "computed"),
+    "a backward begins": (Backwards, "begin"),
+    "a forward follows a backward": (Backwards, "forward_begins"),
     "gradients are reduced": (Steps, "gradients_are_reduced"),
     "whose optimizer it is": (Optimizers, "_updates_our_parameters"),
     "an update begins": (Steps, "update_begins"),
@@ -85,16 +88,13 @@ CALLBACKS: dict[str, tuple[Any, str]] = {
     "the recording is closed": (Recorder, "close"),
 }
 OF_STOCK = {
-    "the output of a stock forward": (stock_model, "computed"),
     "a stock model": (StockModel, "__init__"),
     "a stock forward": (StockModel, "look_for_rebuild"),
-    "a stock backward begins": (StockModel, "_backward_begins"),
     "a stock backward is over": (StockModel, "_backward_is_over"),
     "a stock bucket": (StockModel, "_bucket_is_ready"),
     "a stock launch": (StockDDP, "_launch_of_reducer"),
 }
-OF_OURS = {"the output of a forward": (backward_phase, "computed")}
-BY_KIND = {"ours": CALLBACKS | OF_OURS, "stock": CALLBACKS | OF_STOCK}
+BY_KIND = {"ours": CALLBACKS, "stock": CALLBACKS | OF_STOCK}
 FAILS_LATER = {"the records of a later plan"}
 """From the second call on."""
 SILENT = {"a line", "names", "the position in the data", "the module is taken", "whether the module was bypassed"}

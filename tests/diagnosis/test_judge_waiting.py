@@ -6,11 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from overlapscope.diagnosis.evidence import (
-    ExitCall,
-    Failure,
-    UnreadyParameter,
-)
+from overlapscope.diagnosis.evidence import ExitCall, Failure, LeftBackward, UnreadyParameter
 from overlapscope.diagnosis.judge import judge
 from overlapscope.trace.signature import Signature
 from tests.diagnosis.jobs import (
@@ -97,6 +93,27 @@ def test_who_was_frozen_after_it_was_wrapped_is_said_to_be(seen_in: int | None, 
     late = rank(1, "sleeping", phase="optimizer", step=2, since_ns=10**9, unready=unready)
     verdict = judge(job(rank(0, step=2), late, rank(2, step=2), groups=[at_bucket_1]))
     assert ("branch.weight is frozen on rank 1 (requires_grad is False)" in verdict.sentence) == is_said
+
+
+def test_an_exception_that_came_out_of_the_backward_is_the_reason() -> None:
+    at_bucket_1 = group({0: WAITING, 1: trained(7), 2: WAITING})
+    left = LeftBackward(step=2, call_site=site(30))
+    next_forward = idle(rank(1, "sleeping", phase="forward", step=2, since_ns=10**9, unready=UNREADY), 5)
+    late = replace(next_forward, left_backwards=(LeftBackward(step=1, call_site=site(20)), left))
+    verdict = judge(job(rank(0, step=2), late, rank(2, step=2), groups=[at_bucket_1], is_live=True))
+    assert (verdict.kind, verdict.certainty, verdict.step) == ("gradients never ready", "certain", 2)
+    assert f"an exception came out of the backward at {site(30)} and was caught" in verdict.sentence
+    assert (verdict.call_sites or {})[1] == site(30)
+    assert "Log the exception" in verdict.advice[0]
+
+
+def test_exceptions_that_came_out_of_earlier_backwards_are_no_reason_but_are_noticed() -> None:
+    left = (LeftBackward(step=1, call_site=site(20)),)
+    late = rank(1, "ended", phase="data_wait", step=2, since_ns=10**9)
+    verdict = judge(held_up(replace(late, left_backwards=left)))
+    assert verdict.kind == "uneven inputs"
+    assert any(f"rank 1 in step 1 at {site(20)} and was caught" in line for line in verdict.evidence)
+    assert not any("was caught" in line for line in judge(held_up(late)).evidence)
 
 
 def test_gradients_that_never_came_are_named_with_their_modules() -> None:

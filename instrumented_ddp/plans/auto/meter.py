@@ -116,6 +116,9 @@ class Meter:
                 self._timer.write(self._backward, self.step, self._backward_start, self._timer.mark())
             self.phase = None
 
+    def backward_was_left(self) -> None:
+        """Nothing: the pass before is not reduced, and so it is not measured."""
+
     def note_caller(self) -> None:
         """Nothing: the user's lines and other gradients are not measured."""
 

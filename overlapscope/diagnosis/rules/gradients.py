@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from overlapscope.diagnosis.evidence import CallSite, Entry, Failure, RankEvidence, UnreadyParameter
+from overlapscope.diagnosis.evidence import CallSite, Entry, Failure, LeftBackward, RankEvidence, UnreadyParameter
 from overlapscope.diagnosis.facts import Facts, Wait, is_consequence
+from overlapscope.diagnosis.rules import left_backward
 from overlapscope.diagnosis.rules.waiting import place_of
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.diagnosis.wording import at, capitalised, ranks_text, some, verb
@@ -35,6 +36,7 @@ def _left_by(facts: Facts, rank: int) -> tuple[tuple[UnreadyParameter, ...], boo
     has_said_so = _has_complained(one)
     is_awaited = facts.wait_for((rank,)) is not None or _bucket_of_others(facts, rank, unready[0]) is not None
     is_over = one.standing is not None and one.standing.phase not in ("backward", "finalise", "forward")
+    is_over |= bool(one.left_backwards) and one.left_backwards[-1].step == _step_of(one)
     is_there = (
         one.liveness not in ("gone", "stopped", "failed") and facts.is_stuck(rank) and not facts.is_only_slow(rank)
     )
@@ -74,11 +76,9 @@ def _never_ready(
     names = tuple(parameter.name for parameter in unready)
     modules = sorted({parameter.module for parameter in unready})
     where = sorted({parameter.module for parameter in inside})
-    step = one.standing.loop_step if one.standing else None
+    step = _step_of(one)
     if (launched := wait.missed_by(ranks) if wait else _bucket_of_others(facts, ranks[0], unready[0])) is not None:
         step = launched.step
-    elif step and _has_complained(one):
-        step -= 1  # DDP complains in the forward of the next one
     who = capitalised(ranks_text(ranks))
     not_launched = f"{who} never launched" if is_over else f"{who} {verb(ranks, 'has', 'have')} not launched"
     if everywhere:
@@ -92,8 +92,10 @@ def _never_ready(
         "bucket": bucket,
         "parameters": names,
     }
-    backward = _line_of_backward(facts, ranks[0]) if is_over else None
-    if not _has_complained(one):
+    left = left_backward.left_in(facts, ranks[0], step)
+    frozen = _frozen_text(inside, ranks, step)
+    backward = left.call_site if left is not None else _line_of_backward(facts, ranks[0]) if is_over else None
+    if left is not None or not _has_complained(one):
         site = backward or site
     sites: dict[int, CallSite] = place.get("call_sites") or {}
     if site is not None and (is_over or not sites):
@@ -101,9 +103,9 @@ def _never_ready(
     return Verdict(
         kind="gradients never ready",
         sentence=f"{not_launched} bucket {bucket}"
-        f"{f' of step {step}' if step is not None else ''}{whom}: {len(inside)} of its parameters "
+        f"{f' of step {step}' if step is not None else ''}{whom}: {_left_text(left)}{len(inside)} of its parameters "
         f"{'got' if is_over else 'have'} no gradient ({some([p.name for p in inside])}; in {some(where)})"
-        f"{_frozen_text(inside, ranks, step)}.",
+        f"{frozen}.",
         alternative="" if is_over else f"the backward of {ranks_text(ranks)} may not have been over",
         blamed=() if everywhere else ranks,
         concerned=tuple(sorted({*ranks, *facts.waiting})),
@@ -111,17 +113,36 @@ def _never_ready(
             f"The backward of {ranks_text(ranks)}{at(backward)} {'left' if is_over else verb(ranks, 'has', 'have')} "
             f"{len(names)} parameters without a gradient: {some(names)}.",
         ),
-        advice=(
-            ("Pass find_unused_parameters=True, or leave what forward does not use out of the model.",)
-            if everywhere
-            else (
-                "Use the same branches of the model on all ranks, or pass find_unused_parameters=True.",
-                f"Look at what forward does with {some(modules)} on {ranks_text(ranks)}.",
-                "If the script catches exceptions in its loop: one in backward leaves gradients out as well.",
-            )
-        ),
+        advice=_advice(ranks, modules, left, is_frozen=bool(frozen), everywhere=everywhere),
         **place,
     )
+
+
+def _advice(
+    ranks: tuple[int, ...], modules: Sequence[str], left: LeftBackward | None, *, is_frozen: bool, everywhere: bool
+) -> tuple[str, ...]:
+    if left is not None:
+        return left_backward.ADVICE
+    if is_frozen:
+        return ("Freeze parameters before DistributedDataParallel is given them, or wrap the model in it again.",)
+    if everywhere:
+        return ("Pass find_unused_parameters=True, or leave what forward does not use out of the model.",)
+    return (
+        "Use the same branches of the model on all ranks, or pass find_unused_parameters=True.",
+        f"Look at what forward does with {some(modules)} on {ranks_text(ranks)}.",
+    )
+
+
+def _step_of(one: RankEvidence) -> int | None:
+    """The step of its newest backward, as far as it is known from the rank itself."""
+    step = one.standing.loop_step if one.standing else None
+    if step and _has_complained(one) and not (one.left_backwards and one.left_backwards[-1].step == step):
+        return step - 1  # DDP complains in the forward of the next one, unless that is of the same step
+    return step
+
+
+def _left_text(left: LeftBackward | None) -> str:
+    return "" if left is None else f"an exception came out of the backward{at(left.call_site)} and was caught, so "
 
 
 def _line_of_backward(facts: Facts, rank: int) -> CallSite | None:

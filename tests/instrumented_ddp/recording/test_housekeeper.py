@@ -44,6 +44,7 @@ def test_each_job_has_its_turn_when_it_is_due_and_ends_with_the_housekeeper():
     often, seldom = Counted(0.001), Counted(1000)
     housekeeper.add(often)
     housekeeper.add(seldom)
+    assert seldom.had(1)
     assert often.had(20)
     housekeeper.close(TIME_LIMIT_S)
     assert seldom.turns == 1

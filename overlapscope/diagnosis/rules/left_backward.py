@@ -1,0 +1,38 @@
+"""Exceptions that came out of a backward and were caught: the training went on, and some gradients never came."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from overlapscope.diagnosis.evidence import LeftBackward
+from overlapscope.diagnosis.facts import Facts
+from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.diagnosis.wording import at
+
+ADVICE: Final = (
+    "Log the exception where it is caught: it is the cause.",
+    "Let it end the process, or have all ranks agree after each backward, with an all_reduce, to skip the batch.",
+)
+_MOST_RANKS: Final = 4
+
+
+def left_in(facts: Facts, rank: int, step: int | None) -> LeftBackward | None:
+    """The backward of a rank that an exception came out of in this step."""
+    return next((left for left in facts.ranks[rank].left_backwards if left.step == step), None)
+
+
+def noticed(facts: Facts, verdict: Verdict) -> tuple[str, ...]:
+    """What a fault may come from, although it is not the verdict: the newest of each rank by then, as evidence."""
+    if not verdict.is_fault or verdict.kind == "gradients never ready":
+        return ()
+    newest = {
+        rank: left
+        for rank, one in sorted(facts.ranks.items())
+        for left in one.left_backwards
+        if verdict.step is None or left.step <= verdict.step
+    }
+    return tuple(
+        f"An exception came out of the backward of rank {rank} in step {left.step}{at(left.call_site)} and was caught: "
+        "the training went on."
+        for rank, left in list(newest.items())[:_MOST_RANKS]
+    )
