@@ -50,6 +50,17 @@ def _skip_after_forward(_setting: Setting, random: Random) -> dict[str, str]:
     }
 
 
+def _caught_in_backward(_setting: Setting, random: Random) -> dict[str, str]:
+    where = random.choice(("$loss", "next(iter($model.parameters()))", "list($model.parameters())[-1]"))
+    return {
+        "definitions": "def in_backward(gradient):\n"
+        "    raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB')",
+        "between": f"if $when:\n    handle = {where}.register_hook(in_backward)",
+        "backward": f"try:\n    $loss.backward(){FAULT}\nexcept torch.OutOfMemoryError as error:\n"
+        "    print('skipping a batch:', error)\n    handle.remove()\n    $skip",
+    }
+
+
 def _frozen(setting: Setting, _random: Random) -> dict[str, str]:
     return {"build": f"if $rank == {setting.rank}:\n    next(network.parameters()).requires_grad_(False){FAULT}"}
 
@@ -87,6 +98,22 @@ DISAGREEMENTS: Final = (
         write=instead("forward", "$model($x, use_branch=not ($when))"),
         kinds=("gradients never ready",),
         wants=_USUAL_DDP | _ONE_MODEL | {"has_branch": True},
+        weight=2,
+    ),
+    Event(
+        name="frozen while it trains",
+        write=one_line("before", "next(iter($model.parameters())).requires_grad_(False)"),
+        kinds=("gradients never ready",),
+        wants=_USUAL_DDP | _ONE_MODEL,
+    ),
+    Event(
+        name="exception caught in backward",
+        write=_caught_in_backward,
+        kinds=("gradients never ready", "batch skipped", "step behind"),
+        vague=("uneven inputs", *_ORDER),
+        is_disagreement=True,
+        false_phrases=("launched no bucket",),
+        wants=_USUAL_DDP | _ONE_MODEL | {"amp": ("", "bf16"), "accumulation": 1},
         weight=2,
     ),
     Event(

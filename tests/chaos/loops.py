@@ -53,7 +53,8 @@ def script_of(setting: Setting, slots: Slots) -> str:
     Args:
         slots: ``definitions``, ``sample``, ``generate``, ``in_forward``, ``build``, ``setup``, ``before``, ``between``,
             ``before_update``, ``after``, ``epoch_end`` and ``end`` are lines; ``net``, ``forward``, ``context``,
-            ``update`` and ``batches`` stand in place of what is usual there; ``around`` is a context of the loop.
+            ``backward``, ``update`` and ``batches`` stand in place of what is usual there; ``around`` is a context of
+            the loop.
     """
     names = dict(setting.names)
     top = [
@@ -207,7 +208,7 @@ def _usual_step(setting: Setting, slots: Slots) -> str:
     if setting.amp:
         lines = ['with torch.autocast("cpu", dtype=torch.bfloat16):', *(f"    {line}" for line in lines)]
     scaled = "scaler.scale($loss)" if setting.amp == "scaler" else "$loss"
-    lines += [slots.get("between", ""), f"{scaled}.backward(){SEEN}"]
+    lines += [slots.get("between", ""), slots.get("backward", f"{scaled}.backward(){SEEN}")]
     context = slots.get("context")
     if context is None and setting.accumulation > 1:
         context = f"$model.no_sync() if ($step + 1) % {setting.accumulation} else nullcontext()"

@@ -100,6 +100,23 @@ def test_a_rank_whose_batch_goes_on_by_two_has_skipped_one() -> None:
     assert (verdict.kind, verdict.blamed, verdict.step) == ("batch skipped", (1,), 2)
 
 
+def test_how_far_ranks_are_in_their_data_is_said_where_they_launch_something_else() -> None:
+    def window(batch: int, launched: Signature) -> list[object]:
+        return [
+            replace(entry(1, bucket(0), step=1), batch=5),
+            replace(entry(2, launched, step=2), batch=batch),
+        ]
+
+    windows = {0: window(6, bucket(0)), 1: window(7, all_reduce()), 2: window(6, bucket(0))}
+    order = group(windows, first_divergence=2, divergence="signature")  # type: ignore[arg-type]
+    verdict = judge(job(*(rank(n) for n in range(3)), groups=[order]))
+    said = "In their data they had gone on unequally by then: ranks 0 and 2 to batch 6 and rank 1 to batch 7."
+    assert said in verdict.evidence
+    windows[1] = window(6, all_reduce())
+    order = group(windows, first_divergence=2, divergence="signature")  # type: ignore[arg-type]
+    assert not any("In their data" in line for line in judge(job(rank(0), rank(1), rank(2), groups=[order])).evidence)
+
+
 def test_a_rank_that_has_updated_without_reducing_has_skipped_no_batch() -> None:
     def window(*batches: int) -> list[object]:
         return [replace(entry(n, bucket(0), step=n), batch=batch) for n, batch in enumerate(batches, start=1)]
@@ -193,15 +210,18 @@ def test_lines_that_were_apart_before_the_first_difference_are_said() -> None:
     assert (verdict.call_sites or {})[1] == site(99)
 
 
-def test_a_send_that_nobody_receives_is_a_missing_one() -> None:
+@pytest.mark.parametrize("was_answered_before", [False, True])
+def test_a_send_that_nobody_receives_is_a_missing_one_or_one_too_many(was_answered_before: bool) -> None:
     sends = Signature(op="send", elements=10, dtype="float32", peer=1)
     later = [replace(entry(9, bucket(0), step=3, is_done=False), announced_ns=10**9)]
     everyone = group({0: trained(8), 1: later, 2: later}, ranks=(0, 1, 2))
     sent = replace(entry(1, sends, step=2, is_done=False), announced_ns=10**6)
-    talk = group({0: [sent]}, name="default", ranks=(0, 1, 2))
+    before = [replace(entry(0, sends, step=1), announced_ns=10**5)] if was_answered_before else []
+    talk = group({0: [*before, sent]}, name="default", ranks=(0, 1, 2))
     ranks = (rank(0, step=2, phase="data_wait"), rank(1, step=3), rank(2, step=3))
     verdict = judge(replace(job(*ranks, groups=[everyone]), conversations=(talk,)))
-    assert (verdict.kind, verdict.suspected, verdict.step) == ("missing collective", (1,), 2)
+    suspected = (1,) if was_answered_before else ()
+    assert (verdict.kind, verdict.suspected, verdict.step) == ("missing collective", suspected, 2)
     assert "the send of rank 0 may be one too many" in verdict.alternative
 
 

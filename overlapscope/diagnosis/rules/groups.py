@@ -169,6 +169,15 @@ def _cycle(facts: Facts) -> list[Wait]:
     return [] if rank is None else [by_rank[one] for one in path[path.index(rank) :]]
 
 
+def _was_answered_before(wait: Wait) -> bool:
+    """Whether a send or a recv is one of several, so that rather the other side has left its part out."""
+    op, peer = wait.entry.signature.op, wait.entry.signature.peer
+    return any(
+        entry.signature.op == op and entry.signature.peer == peer and entry.state == "completed"
+        for entry in wait.group.windows[wait.rank]
+    )
+
+
 def _left_out(facts: Facts, wait: Wait, ranks: tuple[int, ...]) -> Verdict:
     """Ranks are in a later step already, although others still wait for them in an earlier one."""
     missed = wait.missed_by(ranks)
@@ -185,7 +194,7 @@ def _left_out(facts: Facts, wait: Wait, ranks: tuple[int, ...]) -> Verdict:
         alternative=f"the {missed.signature.op} of rank {wait.rank} may be one too many"
         if wait.is_point_to_point
         else "",
-        blamed=ranks if len(facts.world) > 2 else (),
+        blamed=ranks if len(facts.world) > 2 and (not wait.is_point_to_point or _was_answered_before(wait)) else (),
         concerned=tuple(sorted({wait.rank, *ranks})),
         step=loop_step(missed),
         group=wait.group.name,

@@ -17,6 +17,7 @@ from overlapscope.diagnosis.wording import (
     collective_text,
     group_text,
     in_step,
+    joined,
     loop_step,
     ranks_text,
     verb,
@@ -81,6 +82,7 @@ def diverged(facts: Facts) -> Verdict | None:
             f"{verb(side if again is a else other, 'has', 'have')} begun another one instead of reducing, as after "
             "a batch that was skipped, after a backward under no_sync(), or to evaluate."
         )
+    evidence += _further_in_the_data(group, sides)
     if not blamed:
         evidence.append("No side has a majority, so no rank is blamed.")
     return Verdict(
@@ -127,6 +129,24 @@ def _begins_another_forward(a: Entry, b: Entry) -> Entry | None:
         if one.signature.role == "buffers" and other.signature.bucket != NO_BUCKET and one.step == other.step:
             return one
     return None
+
+
+def _further_in_the_data(group: GroupOrder, sides: list[list[int]]) -> list[str]:
+    """How far the sides are in their data, if they went on unequally since a collective in common."""
+    if group.divergence == "batch" or len(offsets := _batch_offsets(group)) < sum(map(len, sides)):
+        return []
+    number = group.first_divergence
+    at_batch = {entry.batch for window in group.windows.values() for entry in window if entry.number == number}
+    ahead = [{offsets[rank] for rank in side} for side in sides]
+    if len(at_batch) < 2 or any(len(one) > 1 for one in ahead) or len(set().union(*ahead)) < len(sides):
+        return []
+    where = [
+        f"{ranks_text(side)} to batch {entry.batch}"
+        for side in sides
+        for entry in group.windows[side[0]]
+        if entry.number == number
+    ]
+    return [f"In their data they had gone on unequally by then: {joined(where)}."]
 
 
 def _already_elsewhere(group: GroupOrder, number: int, a: int, b: int) -> tuple[Entry, Entry] | None:
