@@ -61,6 +61,11 @@ def _caught_in_backward(_setting: Setting, random: Random) -> dict[str, str]:
     }
 
 
+def _group_of_one(setting: Setting, random: Random) -> dict[str, str]:
+    members = sorted((setting.rank, (setting.rank + 1) % setting.ranks))  # without its caller nobody would wait
+    return one_line("after", f"dist.new_group({members})")(setting, random)
+
+
 def _frozen(setting: Setting, _random: Random) -> dict[str, str]:
     return {"build": f"if $rank == {setting.rank}:\n    next(network.parameters()).requires_grad_(False){FAULT}"}
 
@@ -224,7 +229,7 @@ DISAGREEMENTS: Final = (
     ),
     Event(
         name="group made by one rank",
-        write=one_line("after", "dist.new_group([0, 1])"),
+        write=_group_of_one,
         kinds=("stuck", "missing collective"),
         is_disagreement=True,
         is_seen_elsewhere=False,
