@@ -24,7 +24,7 @@ from instrumented_ddp.collective_log.purposes import Purpose, launched_for
 from instrumented_ddp.plans.auto.schedule import AutoBuckets
 from instrumented_ddp.plans.controller import PlanController
 from instrumented_ddp.plans.first_plan import Caps, first_plan
-from instrumented_ddp.plans.given_plan import AUTO, is_auto, refuse_caps_beside_plan
+from instrumented_ddp.plans.given_plan import AUTO, is_auto, refuse_caps_beside
 from instrumented_ddp.plans.probing import Probing, is_asked_to_probe
 from instrumented_ddp.plans.schedule import WishedSchedule
 from instrumented_ddp.recording.bypass import Bypass
@@ -41,6 +41,8 @@ from instrumented_ddp.reduction.logging_data import Logger
 from instrumented_ddp.reduction.reducer import Reducer
 from instrumented_ddp.replicas.replica import Replica
 from instrumented_ddp.session import session_for
+from instrumented_ddp.strategies.known import strategy_of
+from instrumented_ddp.strategies.strategy import Strategy
 from overlapscope.model.plan_file import PlanFile
 from overlapscope.trace.environment import OnIncident
 from overlapscope.trace.format import Phase
@@ -62,10 +64,13 @@ class DistributedDataParallel(TorchDDP):
             DDP rebuilds its buckets: after the first backward; at once where it doesn't (``find_unused_parameters``).
         kwargs: those of ``torch.nn.parallel.DistributedDataParallel``, under its names. ``bucket_cap_mb="auto"`` has
             the buckets chosen while the model trains: some 60 steps measure and try several plans.
+        strategy: how gradients are summed over the ranks, and when: the name of a file or rung in ``strategies/``, or a
+            ``Strategy`` of one's own. The same on all ranks. None is ``overlapped``, which is what stock's DDP does.
 
     Raises:
         DisagreementError: the ranks' modules differ.
-        OverlapScopeError: the bucket plan can't be read, or is for another module; sizes of buckets are given twice.
+        OverlapScopeError: the bucket plan can't be read, or is for another module; sizes of buckets are given twice;
+            there is no such strategy.
 
     Example::
 
@@ -85,6 +90,7 @@ class DistributedDataParallel(TorchDDP):
         trace: str | Path | None = None,
         on_incident: OnIncident | None = None,
         bucket_plan: str | Path | PlanFile | None = None,
+        strategy: str | Strategy | None = None,
         **kwargs: Any,
     ) -> None:
         try:
@@ -92,8 +98,12 @@ class DistributedDataParallel(TorchDDP):
         except TypeError:
             super().__init__(*args, **kwargs)  # says what is wrong, in its own words
             raise
+        self._strategy = strategy_of(strategy)
         if bucket_plan is not None:
-            refuse_caps_beside_plan(arguments.arguments)
+            refuse_caps_beside("bucket_plan", arguments.arguments)
+        if (cap_mb := self._strategy.bucket_cap_mb) is not None:
+            refuse_caps_beside(f"strategy={strategy!r}", arguments.arguments | {"bucket_plan": bucket_plan})
+            arguments.arguments["bucket_cap_mb"] = cap_mb
         self._is_auto = is_auto(arguments.arguments)
         if self._is_auto:
             arguments.arguments["bucket_cap_mb"] = None
@@ -104,6 +114,7 @@ class DistributedDataParallel(TorchDDP):
         self._arguments = {name: value for name, value in arguments.arguments.items() if is_plain(value)}
         if self._is_auto:
             self._arguments["bucket_cap_mb"] = AUTO
+        self._arguments["strategy"] = self._settings["strategy"] = self._strategy.name
         if bucket_plan is not None:
             self._arguments["bucket_plan"] = str(bucket_plan) if isinstance(bucket_plan, str | Path) else "given"
         self._given_plan = bucket_plan
@@ -113,6 +124,8 @@ class DistributedDataParallel(TorchDDP):
         self._model_number = 0
         with warnings_to(callers=1), launched_for(Purpose(role="construction")):
             super().__init__(*args, **kwargs)
+        if self._strategy.hook is not None:
+            self.register_comm_hook(*self._strategy.hook(self.process_group))
         self._has_to_agree = False  # unpickling builds a reducer anew, when nobody is there to agree
 
     @property
@@ -174,6 +187,7 @@ class DistributedDataParallel(TorchDDP):
             skip_all_reduce_unused_params=getattr(self, "skip_all_reduce_unused_params", False),  # torch 2.8
             batched_grad_copy=getattr(self, "batched_grad_copy", False),  # torch 2.13
             events=self._make_events(parameters),
+            strategy=self._strategy,
         )
         self._plans = PlanController(
             self._reducer,

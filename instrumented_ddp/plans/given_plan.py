@@ -30,15 +30,15 @@ def is_auto(arguments: Mapping[str, Any]) -> bool:
     return True
 
 
-def refuse_caps_beside_plan(arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments of torch's wrapper that set bucket sizes beside a plan.
+def refuse_caps_beside(what: str, arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments that set bucket sizes beside another one that does, which is called ``what``.
 
     Raises:
         OverlapScopeError: one of them is given.
     """
-    for name in ("bucket_cap_mb", "bucket_cap_mb_list"):
+    for name in ("bucket_plan", "bucket_cap_mb", "bucket_cap_mb_list"):
         if arguments.get(name) is not None:
-            raise OverlapScopeError(f"bucket_plan and {name} both set the bucket sizes; leave one of them out")
+            raise OverlapScopeError(f"{what} and {name} both set the bucket sizes; leave one of them out")
 
 
 def plan_for(parameters: Sequence[ParameterSpec], plan: str | Path | PlanFile) -> BucketPlan:

@@ -1,18 +1,25 @@
-"""How buckets are summed: over which group, by an all-reduce or a communication hook, and divided by what."""
+"""How buckets are summed: over which group, by a strategy or a communication hook, and divided by what."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
+from instrumented_ddp.collective_log.purposes import launched_for
 from instrumented_ddp.recording.bucket_collective import Collective
+from instrumented_ddp.recording.records import BucketRecords
 from instrumented_ddp.recording.reduction_events import ReductionEvents
 from instrumented_ddp.reduction.bucket import Bucket
 from instrumented_ddp.reduction.comm_hooks import GradBucket, Hook, result_of
 from instrumented_ddp.reduction.communicator import Communicator, communicator_of
 from instrumented_ddp.reduction.unused_parameters import UsageMap
+from instrumented_ddp.strategies.strategy import Strategy
+from instrumented_ddp.strategies.sums import Sums
 
 
 class Averaging:
@@ -22,11 +29,20 @@ class Averaging:
         group: the ranks whose gradients are averaged.
         devices: of the model.
         events: told of what happens.
+        strategy: sums the buckets, unless a communication hook does.
     """
 
-    def __init__(self, group: dist.ProcessGroup, devices: Iterable[torch.device], events: ReductionEvents) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        devices: Iterable[torch.device],
+        events: ReductionEvents,
+        strategy: Strategy,
+    ) -> None:
         self.group = group
         self._events = events
+        self._groups = groups_in_turn(group, strategy.groups)
+        self._sums = None if strategy.all_reduce is None else Sums(strategy.all_reduce)
         self._communicators = self._communicators_on(devices)
         self.comm_hook: Hook | None = None
         """Reduces the buckets, if the user has given one."""
@@ -37,6 +53,7 @@ class Averaging:
     def reduce_over(self, group: dist.ProcessGroup) -> None:
         """Average over another group from here on."""
         self.group = group
+        self._groups = groups_in_turn(group, len(self._groups))
         self.count_participants = group.size
         self._communicators = self._communicators_on(self._communicators)
 
@@ -47,16 +64,19 @@ class Averaging:
 
     def launch(self, bucket: Bucket, buffer: torch.Tensor, *, is_last: bool) -> Collective:
         """Sum a bucket, or another buffer in its place, over all ranks; or have a communication hook do it."""
-        communicator, records = self._communicators[bucket.device], self._events.records_of(bucket.number)
+        communicator, records = self._communicator_of(bucket), self._events.records_of(bucket.number)
         hook = self.comm_hook
         if hook is None:
+            if self._sums is not None:
+                launch = partial(self._sums.launch, bucket.number, buffer, self.group, partial(_as_segment, records))
+                return communicator.run_hook(launch, records)
             return communicator.all_reduce(buffer, records)
         seen_by_hook = GradBucket(bucket, buffer, is_last=is_last)
         return communicator.run_hook(lambda: hook(seen_by_hook), records)
 
     def wait(self, bucket: Bucket, collective: Collective) -> None:
         """Make the current stream (on CPU, the host) wait for a bucket."""
-        self._communicators[bucket.device].wait(collective)
+        self._communicator_of(bucket).wait(collective)
 
     def sum_of(self, bucket: Bucket, collective: Collective) -> torch.Tensor:
         """Wait for a bucket. Returns its buffer, or what a communication hook has put in its place."""
@@ -77,7 +97,23 @@ class Averaging:
 
     def usage_map(self, parameters: int, device: torch.device) -> UsageMap:
         """A bitmap of used parameters that is summed over the same ranks."""
-        return UsageMap(parameters, device, self._communicators[device], self._events.bitmap_records)
+        return UsageMap(parameters, device, self._communicators[device][0], self._events.bitmap_records)
 
-    def _communicators_on(self, devices: Iterable[torch.device]) -> dict[torch.device, Communicator]:
-        return {device: communicator_of(device, self.group, self._events.observer) for device in devices}
+    def _communicator_of(self, bucket: Bucket) -> Communicator:
+        in_turn = self._communicators[bucket.device]
+        return in_turn[bucket.number % len(in_turn)]
+
+    def _communicators_on(self, devices: Iterable[torch.device]) -> dict[torch.device, list[Communicator]]:
+        observer = self._events.observer
+        return {device: [communicator_of(device, group, observer) for group in self._groups] for device in devices}
+
+
+def groups_in_turn(group: dist.ProcessGroup, count: int) -> list[dist.ProcessGroup]:
+    """A group, and others of the same ranks. Called on all of them."""
+    ranks = dist.get_process_group_ranks(group)
+    return [group, *(dist.new_group(ranks, use_local_synchronization=True) for _ in range(1, count))]
+
+
+def _as_segment(records: BucketRecords | None) -> AbstractContextManager[None]:
+    """What is launched inside is a part of a bucket's sum."""
+    return launched_for(None if records is None else replace(records.purpose, role="segment"))

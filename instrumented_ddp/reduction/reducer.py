@@ -29,6 +29,7 @@ from instrumented_ddp.reduction.bucket import Bucket
 from instrumented_ddp.reduction.gradient_hooks import GradientHooks
 from instrumented_ddp.reduction.static_graph import GraphHasChangedError, StaticUsage
 from instrumented_ddp.reduction.unused_parameters import Usage, UsageMap
+from instrumented_ddp.strategies.strategy import Strategy
 from overlapscope.trace.board import HAS_COME
 
 
@@ -44,6 +45,7 @@ class Reducer:
         skip_all_reduce_unused_params: a bucket of which no parameter is used is not reduced.
         batched_grad_copy: divide a bucket as a whole; gradients are copied a bucket at a time either way.
         events: told of everything that happens.
+        strategy: how buckets are summed, and when.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Reducer:
         skip_all_reduce_unused_params: bool,
         batched_grad_copy: bool,
         events: ReductionEvents,
+        strategy: Strategy,
     ) -> None:
         self.parameters = parameters
         self.find_unused_parameters = find_unused_parameters
@@ -70,7 +73,8 @@ class Reducer:
         self._board = events.board
         self._empty_board = private_board(len(parameters))
         self._hooks = GradientHooks(parameters)
-        self.averaging = Averaging(group, {p.device for p in parameters}, events)
+        self.averaging = Averaging(group, {p.device for p in parameters}, events, strategy)
+        self._overlaps = strategy.overlaps
         self.usage = Usage(self._hooks.accumulators, self._usage_map()) if find_unused_parameters else None
         """Of parameters, where they need not all be used, or more than once."""
         self.buffer_dtype: torch.dtype | None = None
@@ -230,26 +234,33 @@ class Reducer:
         self.events.copied_in(bucket.number, bucket.device)
 
     def _launch_ready_buckets(self) -> None:
-        """Launch what is ready and has no predecessor that is not."""
+        """Launch what is ready and has no predecessor that is not, unless that has to wait for autograd."""
         buckets = self.buckets
         while self._next_bucket < len(buckets) and buckets[self._next_bucket].is_ready:
-            if self._next_bucket == 0:
-                self.events.launches_first()
-            self._launch(buckets[self._next_bucket])
-            self.buckets_reduced += buckets[self._next_bucket].collective is not None
+            if self._overlaps:
+                self._launch(buckets[self._next_bucket])
             self._next_bucket += 1
             if self._next_bucket == len(buckets):
                 if self.usage is not None:
                     self.usage.launch_bitmap()
-                torch.autograd.Variable._execution_engine.queue_callback(self._finalise)
+                then = self._finalise if self._overlaps else self._launch_and_finalise
+                torch.autograd.Variable._execution_engine.queue_callback(then)
 
     def _launch(self, bucket: Bucket) -> None:
+        if bucket is self.buckets[0]:
+            self.events.launches_first()
         unused = self.usage.unused if self.usage is not None else ()
         if self._skip_all_reduce_unused_params and set(bucket.indices) <= set(unused):
             return
         bucket.collective = self.averaging.launch(bucket, bucket.buffer, is_last=bucket is self.buckets[-1])
+        self.buckets_reduced += 1
 
     # -- at the end of the backward ------------------------------------------------------------------------------
+
+    def _launch_and_finalise(self) -> None:
+        for bucket in self.buckets:
+            self._launch(bucket)
+        self._finalise()
 
     def _finalise(self) -> None:
         """Wait for every bucket in order and hand the averages to the parameters."""
@@ -309,10 +320,8 @@ class Reducer:
                 if bucket.holds_large(index):
                     bucket.copy_in_large(index, self.averaging.divisor())
             self._copy_in_small(bucket)
-        self.events.launches_first()
-        for bucket in self.buckets:
-            self._launch(bucket)
-        self._finalise()
+        self._launch_and_finalise()
+        self.buckets_reduced = 0
 
     # -- trouble -------------------------------------------------------------------------------------------------
 
@@ -325,15 +334,9 @@ class Reducer:
         if not self._must_finalise:
             return
         missing = [index for index, ready in enumerate(self._board) if not ready]
-        self.fail(
-            error_messages.unfinished_reduction(
-                self._names,
-                missing,
-                self.averaging.group.rank(),
-                find_unused_parameters=self.find_unused_parameters,
-                static_graph=self.graph_is_static,
-            )
-        )
+        settings = {"find_unused_parameters": self.find_unused_parameters, "static_graph": self.graph_is_static}
+        rank = self.averaging.group.rank()
+        self.fail(error_messages.unfinished_reduction(self._names, missing, rank, **settings))
 
     def fail(self, message: str) -> NoReturn:
         """Raise, when it was noted.

@@ -1,0 +1,60 @@
+"""Rings in each host, then between hosts: only ``1 / ranks per host`` of the buffer travels between them.
+
+Each rank of a host adds up one part of the buffer for the host, sums it with the ranks of other hosts that have the
+same part, and hands it to its neighbours, as Horovod's hierarchical all-reduce does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from collections.abc import Callable
+
+import torch
+
+from instrumented_ddp.strategies import ring
+from instrumented_ddp.strategies.strategy import Strategy
+from instrumented_ddp.strategies.wire import Wire
+
+
+class Hierarchical:
+    """Knows, after the first bucket, which ranks share a host.
+
+    Args:
+        host: names the one that this process is on.
+    """
+
+    def __init__(self, host: Callable[[], str] = socket.gethostname) -> None:
+        self._host = host
+        self._by_host: list[list[int]] | None = None
+
+    def __call__(self, buffer: torch.Tensor, wire: Wire) -> None:
+        """Sum a flat buffer over the ranks of a wire, in place; by one ring if hosts have unlike numbers of ranks."""
+        if self._by_host is None:
+            self._by_host = self._ask(wire, buffer.device)
+        if len({len(ranks) for ranks in self._by_host}) > 1:
+            ring.all_reduce(buffer, wire)
+            return
+        of_host = next(ranks for ranks in self._by_host if wire.rank in ranks)
+        inside = wire.among(of_host)
+        between = wire.among([ranks[inside.rank] for ranks in self._by_host])
+        parts = buffer.tensor_split(inside.size)
+        ring.reduce_scatter(parts, inside)
+        ring.all_reduce(parts[inside.rank], between)
+        ring.all_gather(parts, inside)
+
+    def _ask(self, wire: Wire, device: torch.device) -> list[list[int]]:
+        """The ranks of each host, in the same order on all ranks."""
+        digest = hashlib.sha256(self._host().encode()).digest()
+        parts = torch.zeros(wire.size, dtype=torch.int64, device=device).split(1)
+        parts[wire.rank].fill_(int.from_bytes(digest[:7], "little"))
+        ring.all_gather(parts, wire)
+        ranks: dict[int, list[int]] = {}
+        for rank, part in enumerate(parts):
+            ranks.setdefault(int(part.item()), []).append(rank)
+        return list(ranks.values())
+
+
+def strategy() -> Strategy:
+    """One for each model: it keeps which ranks share a host."""
+    return Strategy(name="hierarchical", all_reduce=Hierarchical())

@@ -1,0 +1,53 @@
+"""All strategies, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import Final
+
+from instrumented_ddp.strategies import (
+    compression,
+    direct,
+    double_tree,
+    hierarchical,
+    ladder,
+    one_bit,
+    parameter_server,
+    ring,
+    round_robin,
+    tree,
+)
+from instrumented_ddp.strategies.strategy import Strategy
+from overlapscope.errors import OverlapScopeError
+
+_ALL: Final = (
+    *(ladder.NAIVE, ladder.PER_PARAMETER, ladder.BUCKETED, ladder.OVERLAPPED),
+    *(ring.STRATEGY, tree.STRATEGY, double_tree.STRATEGY, direct.ONE_SHOT, direct.TWO_SHOT),
+    *(parameter_server.STRATEGY, round_robin.STRATEGY, compression.FP16, compression.BF16, compression.POWER_SGD),
+)
+STRATEGIES: Final[Mapping[str, Callable[[], Strategy]]] = MappingProxyType(
+    {
+        **{strategy.name: partial(replace, strategy) for strategy in _ALL},
+        "hierarchical": hierarchical.strategy,
+        "one_bit": one_bit.strategy,
+    }
+)
+"""Makes one for a model."""
+
+
+def strategy_of(given: str | Strategy | None) -> Strategy:
+    """What the wrapper was given: a name, a strategy of the user's own, or nothing, which is ``overlapped``.
+
+    Raises:
+        OverlapScopeError: there is none of this name.
+    """
+    if isinstance(given, Strategy):
+        return given
+    if given is None:
+        return ladder.OVERLAPPED
+    if given not in STRATEGIES:
+        raise OverlapScopeError(f"no strategy is called {given!r}; known are {', '.join(STRATEGIES)}")
+    return STRATEGIES[given]()

@@ -1,0 +1,14 @@
+"""What DDP became, step by step, all by the all-reduce of the backend (section 3 of the DDP paper).
+
+``naive`` reduces each parameter when the backward is over, ``per_parameter`` as soon as its gradient is there,
+``bucketed`` reduces buckets when the backward is over, and ``overlapped``, which is the default, when they are full.
+"""
+
+from __future__ import annotations
+
+from instrumented_ddp.strategies.strategy import Strategy
+
+NAIVE = Strategy(name="naive", overlaps=False, bucket_cap_mb=0)
+PER_PARAMETER = Strategy(name="per_parameter", bucket_cap_mb=0)
+BUCKETED = Strategy(name="bucketed", overlaps=False)
+OVERLAPPED = Strategy(name="overlapped")

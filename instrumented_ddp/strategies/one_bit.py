@@ -1,0 +1,93 @@
+"""A bit for each gradient: its sign, with one scale for all; what is lost is added to the next gradients.
+
+The part of each server is sent to it by all as signs, added up, and sent to all as signs again. Both the worker and the
+server keep what they have rounded away (error feedback), without which training does not converge; the scale is the
+norm over the root of the number of elements. Tang et al., "1-bit Adam", 2021; DeepSpeed's ``runtime/comm/nccl.py``.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from instrumented_ddp.strategies.strategy import Strategy
+from instrumented_ddp.strategies.wire import Wire
+
+_BITS = 8
+_SCALE_BYTES = 4
+
+
+class OneBit:
+    """Keeps the errors of each bucket, until its size changes."""
+
+    def __init__(self) -> None:
+        self._errors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __call__(self, buffer: torch.Tensor, wire: Wire) -> None:
+        """Replace a flat buffer of real numbers by about its sum over the ranks of a wire."""
+        of_part = -(-buffer.numel() // (wire.size * _BITS)) * _BITS
+        worker_error, server_error = self._errors_of(wire, buffer, of_part)
+        gradients = torch.zeros(wire.size * of_part, dtype=torch.float32, device=buffer.device)
+        gradients[: buffer.numel()] = buffer
+        gradients += worker_error
+        sent = compressed(gradients, buffer.numel())
+        worker_error.copy_(gradients - restored(sent))
+        others = [rank for rank in range(wire.size) if rank != wire.rank]
+        of_servers = [_with_scale(part, sent) for part in signs_of(sent).tensor_split(wire.size)]
+        arrived = [torch.empty_like(of_servers[0]) for _ in others]
+        wire.exchange(
+            sends=[(of_servers[other], other) for other in others], receives=list(zip(arrived, others, strict=True))
+        )
+        total = server_error.clone()
+        for _, message in sorted([(wire.rank, of_servers[wire.rank]), *zip(others, arrived, strict=True)]):
+            total += restored(message)
+        used = min(max(buffer.numel() - wire.rank * of_part, 0), of_part)
+        served = compressed(total, used)
+        server_error.copy_(total - restored(served))
+        results = [served if rank == wire.rank else torch.empty_like(served) for rank in range(wire.size)]
+        wire.exchange(
+            sends=[(served, other) for other in others], receives=[(results[other], other) for other in others]
+        )
+        buffer.copy_(torch.cat([restored(message) for message in results])[: buffer.numel()])
+
+    def _errors_of(self, wire: Wire, buffer: torch.Tensor, of_part: int) -> tuple[torch.Tensor, torch.Tensor]:
+        errors = self._errors.get(wire.bucket)
+        if errors is None or errors[0].numel() != wire.size * of_part:
+            shapes = wire.size * of_part, of_part
+            first, second = (torch.zeros(size, dtype=torch.float32, device=buffer.device) for size in shapes)
+            errors = self._errors[wire.bucket] = first, second
+        return errors
+
+
+def compressed(values: torch.Tensor, used: int) -> torch.Tensor:
+    """The signs of values, a bit each, and their scale behind them, as bytes.
+
+    Args:
+        values: a multiple of eight.
+        used: so many are not padding, and count for the scale.
+    """
+    scale = values[:used].norm() / max(used, 1) ** 0.5
+    weights = 2 ** torch.arange(_BITS, dtype=torch.uint8, device=values.device)
+    bits = (values >= 0).to(torch.uint8).view(-1, _BITS)
+    return torch.cat([(bits * weights).sum(1, dtype=torch.uint8), scale.view(1).view(torch.uint8)])
+
+
+def signs_of(message: torch.Tensor) -> torch.Tensor:
+    """The bytes of a message that hold signs."""
+    return message[:-_SCALE_BYTES]
+
+
+def restored(message: torch.Tensor) -> torch.Tensor:
+    """The values that a message stands for."""
+    scale = message[-_SCALE_BYTES:].clone().view(torch.float32)
+    shifts = torch.arange(_BITS, dtype=torch.uint8, device=message.device)
+    bits = (signs_of(message).unsqueeze(1) >> shifts) & 1
+    return (bits.flatten().to(torch.float32) * 2 - 1) * scale
+
+
+def _with_scale(signs: torch.Tensor, message: torch.Tensor) -> torch.Tensor:
+    return torch.cat([signs, message[-_SCALE_BYTES:]])
+
+
+def strategy() -> Strategy:
+    """One for each model: it keeps errors."""
+    return Strategy(name="one_bit", all_reduce=OneBit())

@@ -1,0 +1,34 @@
+"""What a strategy says of the reduction of a model's buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from instrumented_ddp.strategies.wire import Wire
+
+AllReduce = Callable[[torch.Tensor, Wire], None]
+"""Replaces a flat buffer by its sum over the ranks of a wire, in the same bits on all of them: else replicas would
+drift apart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """A way to reduce gradients. Whoever has one of his own makes an instance."""
+
+    name: str
+    """As it is recorded."""
+    all_reduce: AllReduce | None = None
+    """How a bucket is summed; None: by the all-reduce of the backend."""
+    hook: Callable[[dist.ProcessGroup], tuple[object, Callable[..., Any]]] | None = None
+    """State and communication hook, as of ``register_comm_hook``, that sum the buckets instead."""
+    overlaps: bool = True
+    """Whether buckets are launched while autograd computes; if not, when it is done."""
+    bucket_cap_mb: float | None = None
+    """How large buckets are; 0 is a bucket for each parameter. None: as whoever uses it says."""
+    groups: int = 1
+    """So many process groups of all ranks take turns with the buckets."""

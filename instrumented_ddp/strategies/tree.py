@@ -1,0 +1,29 @@
+"""A binary tree: sums go up to rank 0, and the result comes down again.
+
+A leaf sends the buffer once, an inner rank up to three times; over all ranks it is ``2 (N - 1)`` buffers, as with a
+ring, in ``2 log2 N`` rounds in place of ``2 (N - 1)``.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from instrumented_ddp.strategies.strategy import Strategy
+from instrumented_ddp.strategies.wire import Wire
+
+
+def all_reduce(buffer: torch.Tensor, wire: Wire) -> None:
+    """Sum a flat buffer over the ranks of a wire, in place."""
+    parent = (wire.rank - 1) // 2
+    children = [child for child in (2 * wire.rank + 1, 2 * wire.rank + 2) if child < wire.size]
+    rooms = [torch.empty_like(buffer) for _ in children]
+    wire.exchange(receives=list(zip(rooms, children, strict=True)))
+    for arrived in rooms:
+        buffer += arrived
+    if parent >= 0:
+        wire.exchange(sends=[(buffer, parent)])
+        wire.exchange(receives=[(buffer, parent)])
+    wire.exchange(sends=[(buffer, child) for child in children])
+
+
+STRATEGY = Strategy(name="tree", all_reduce=all_reduce)
