@@ -64,13 +64,13 @@ class DistributedDataParallel(TorchDDP):
             DDP rebuilds its buckets: after the first backward; at once where it doesn't (``find_unused_parameters``).
         kwargs: those of ``torch.nn.parallel.DistributedDataParallel``, under its names. ``bucket_cap_mb="auto"`` has
             the buckets chosen while the model trains: some 60 steps measure and try several plans.
-        strategy: how gradients are summed over the ranks, and when: the name of a file or rung in ``strategies/``, or a
-            ``Strategy`` of one's own. The same on all ranks. None is ``overlapped``, which is what stock's DDP does.
+        strategy: how gradients are summed, and when: a name of ``strategies/known.py`` or a ``Strategy`` of one's own,
+            the same on all ranks. None is ``overlapped``, which is what stock's DDP does.
 
     Raises:
         DisagreementError: the ranks' modules differ.
-        OverlapScopeError: the bucket plan can't be read, or is for another module; sizes of buckets are given twice;
-            there is no such strategy.
+        OverlapScopeError: the bucket plan can't be read, or is for another module; sizes of buckets are given twice,
+            or a strategy that nobody knows.
 
     Example::
 
@@ -124,8 +124,6 @@ class DistributedDataParallel(TorchDDP):
         self._model_number = 0
         with warnings_to(callers=1), launched_for(Purpose(role="construction")):
             super().__init__(*args, **kwargs)
-        if self._strategy.hook is not None:
-            self.register_comm_hook(*self._strategy.hook(self.process_group))
         self._has_to_agree = False  # unpickling builds a reducer anew, when nobody is there to agree
 
     @property
@@ -197,6 +195,8 @@ class DistributedDataParallel(TorchDDP):
             wish=self._wish,
             wished=self._wished_schedule(),
         )
+        if self._strategy.keeps_state:
+            self._plans.keep_plan(f"strategy {self._strategy.name} keeps something of each bucket")
         self.reducer = C10dReducer(self._reducer, self._plans)
         if not getattr(self, "_use_python_reducer", False):  # there torch.compile reduces
             self._reducer.register_hooks()
@@ -342,13 +342,18 @@ class DistributedDataParallel(TorchDDP):
             super()._default_broadcast_coalesced(bufs, bucket_size, authoritative_rank)
 
 
+_ADDED: Final = {
+    "trace": "str | Path | None",
+    "on_incident": "OnIncident | None",
+    "bucket_plan": "str | Path | PlanFile | None",
+    "strategy": "str | Strategy | None",
+}
 DistributedDataParallel.__init__.__signature__ = _TORCH_SIGNATURE.replace(  # type: ignore[attr-defined]
     parameters=[
         *_TORCH_SIGNATURE.parameters.values(),
-        inspect.Parameter("trace", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="str | Path | None"),
-        inspect.Parameter("on_incident", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="OnIncident | None"),
-        inspect.Parameter(
-            "bucket_plan", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="str | Path | PlanFile | None"
+        *(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_ADDED[name])
+            for name in _ADDED
         ),
     ]
 )

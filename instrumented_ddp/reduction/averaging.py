@@ -42,7 +42,8 @@ class Averaging:
         self.group = group
         self._events = events
         self._groups = groups_in_turn(group, strategy.groups)
-        self._sums = None if strategy.all_reduce is None else Sums(strategy.all_reduce)
+        self._strategy = strategy
+        self._sums = self._sums_over(group)
         self._communicators = self._communicators_on(devices)
         self.comm_hook: Hook | None = None
         """Reduces the buckets, if the user has given one."""
@@ -54,6 +55,7 @@ class Averaging:
         """Average over another group from here on."""
         self.group = group
         self._groups = groups_in_turn(group, len(self._groups))
+        self._sums = self._sums_over(group)
         self.count_participants = group.size
         self._communicators = self._communicators_on(self._communicators)
 
@@ -66,12 +68,15 @@ class Averaging:
         """Sum a bucket, or another buffer in its place, over all ranks; or have a communication hook do it."""
         communicator, records = self._communicator_of(bucket), self._events.records_of(bucket.number)
         hook = self.comm_hook
-        if hook is None:
-            if self._sums is not None:
-                launch = partial(self._sums.launch, bucket.number, buffer, self.group, partial(_as_segment, records))
-                return communicator.run_hook(launch, records)
+        is_left_to_backend = self._sums is None or (bucket.is_sparse and self._strategy.hook is None)
+        if hook is None and is_left_to_backend:
             return communicator.all_reduce(buffer, records)
         seen_by_hook = GradBucket(bucket, buffer, is_last=is_last)
+        if hook is None:
+            assert self._sums is not None
+            return communicator.run_hook(
+                partial(self._sums.launch, seen_by_hook, partial(_as_segment, records)), records
+            )
         return communicator.run_hook(lambda: hook(seen_by_hook), records)
 
     def wait(self, bucket: Bucket, collective: Collective) -> None:
@@ -85,7 +90,7 @@ class Averaging:
 
     def divisor(self) -> int | None:
         """What gradients are divided by in this backward; None if that is left to a communication hook."""
-        if self.comm_hook is not None:
+        if self.comm_hook is not None or self._strategy.hook is not None:
             return None
         if self._participants is None:
             self._participants = self.count_participants()
@@ -98,6 +103,10 @@ class Averaging:
     def usage_map(self, parameters: int, device: torch.device) -> UsageMap:
         """A bitmap of used parameters that is summed over the same ranks."""
         return UsageMap(parameters, device, self._communicators[device][0], self._events.bitmap_records)
+
+    def _sums_over(self, group: dist.ProcessGroup) -> Sums | None:
+        strategy = self._strategy
+        return None if strategy.all_reduce is None and strategy.hook is None else Sums(strategy, group)
 
     def _communicator_of(self, bucket: Bucket) -> Communicator:
         in_turn = self._communicators[bucket.device]

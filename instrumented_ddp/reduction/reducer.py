@@ -42,7 +42,7 @@ class Reducer:
         group: the ranks whose gradients are averaged.
         find_unused_parameters: look for parameters that have no part in a forward's outputs.
         gradient_as_bucket_view: ``parameter.grad`` is a view of the bucket instead of a copy.
-        skip_all_reduce_unused_params: a bucket of which no parameter is used is not reduced.
+        skip_all_reduce_unused_params: a bucket without a used parameter is not reduced.
         batched_grad_copy: divide a bucket as a whole; gradients are copied a bucket at a time either way.
         events: told of everything that happens.
         strategy: how buckets are summed, and when.
@@ -82,8 +82,7 @@ class Reducer:
         self.optimizer_runs_in_backward = False
         self.post_backward_futures: list[torch._C.Future[Any]] = []
         """Waited for before a backward is over."""
-        self._expects_gradients = False
-        self._must_finalise = False
+        self._expects_gradients = self._must_finalise = False
         self.plans: list[BucketPlan] = []
         """All so far, by epoch."""
         self.reductions = 0
@@ -241,7 +240,7 @@ class Reducer:
                 self._launch(buckets[self._next_bucket])
             self._next_bucket += 1
             if self._next_bucket == len(buckets):
-                if self.usage is not None:
+                if self._overlaps and self.usage is not None:
                     self.usage.launch_bitmap()
                 then = self._finalise if self._overlaps else self._launch_and_finalise
                 torch.autograd.Variable._execution_engine.queue_callback(then)
@@ -260,6 +259,8 @@ class Reducer:
     def _launch_and_finalise(self) -> None:
         for bucket in self.buckets:
             self._launch(bucket)
+        if self.usage is not None:
+            self.usage.launch_bitmap()
         self._finalise()
 
     def _finalise(self) -> None:
@@ -320,8 +321,9 @@ class Reducer:
                 if bucket.holds_large(index):
                     bucket.copy_in_large(index, self.averaging.divisor())
             self._copy_in_small(bucket)
-        self._launch_and_finalise()
+            self._launch(bucket)
         self.buckets_reduced = 0
+        self._finalise()
 
     # -- trouble -------------------------------------------------------------------------------------------------
 

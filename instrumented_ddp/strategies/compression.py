@@ -14,6 +14,7 @@ FP16 = Strategy(name="fp16", hook=lambda group: (group, default_hooks.fp16_compr
 BF16 = Strategy(name="bf16", hook=lambda group: (group, default_hooks.bf16_compress_hook))
 POWER_SGD = Strategy(
     name="power_sgd",
+    keeps_state=True,
     hook=lambda group: (
         powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=1, start_powerSGD_iter=3),
         powerSGD_hook.powerSGD_hook,

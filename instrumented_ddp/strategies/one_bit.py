@@ -90,4 +90,4 @@ def _with_scale(signs: torch.Tensor, message: torch.Tensor) -> torch.Tensor:
 
 def strategy() -> Strategy:
     """One for each model: it keeps errors."""
-    return Strategy(name="one_bit", all_reduce=OneBit())
+    return Strategy(name="one_bit", all_reduce=OneBit(), keeps_state=True)

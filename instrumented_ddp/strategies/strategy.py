@@ -23,9 +23,11 @@ class Strategy:
     name: str
     """As it is recorded."""
     all_reduce: AllReduce | None = None
-    """How a bucket is summed; None: by the all-reduce of the backend."""
+    """How a bucket is summed; None: by the all-reduce of the backend, which also sums sparse gradients."""
     hook: Callable[[dist.ProcessGroup], tuple[object, Callable[..., Any]]] | None = None
-    """State and communication hook, as of ``register_comm_hook``, that sum the buckets instead."""
+    """Makes state and communication hook, as of ``register_comm_hook``, that average the buckets instead."""
+    keeps_state: bool = False
+    """Whether it keeps something of each bucket for the next step, so that buckets should not change."""
     overlaps: bool = True
     """Whether buckets are launched while autograd computes; if not, when it is done."""
     bucket_cap_mb: float | None = None

@@ -1,103 +1,141 @@
-"""Where the sums of buckets run that are made of sends and receives: beside the backward, one after the other."""
+"""Where the sums of buckets run that take more than one collective: beside the backward, one after the other."""
 
 from __future__ import annotations
 
-import atexit
 import queue
 import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Final
+from functools import partial
+from typing import Any, Final, Protocol
 
 import torch
 import torch.distributed as dist
 
-from instrumented_ddp.strategies.strategy import AllReduce
+from instrumented_ddp.strategies.strategy import Strategy
 from instrumented_ddp.strategies.wire import Wire
 
 _JOIN_S: Final = 2.0
 """A thread that comes back from a wait in C++ when Python shuts down ends the process with SIGABRT."""
 
 
-class Sums:
-    """Sums buckets over a group, in the order in which they are launched.
+class GradBucket(Protocol):
+    """A bucket as a communication hook sees it."""
 
-    On the host a thread does it, because each round has to be waited for; it starts with the first bucket. On a device
+    def index(self) -> int:
+        """Its number."""
+
+    def buffer(self) -> torch.Tensor:
+        """All its gradients."""
+
+
+class Sums:
+    """Sums buckets over a group, one after the other: so ranks launch all that these take in the same order.
+
+    On the host a thread does it, because each round has to be waited for. On a device
     a stream does, which waits for what the current one was given.
 
     Args:
-        all_reduce: how.
+        strategy: how.
+        group: over which.
     """
 
-    def __init__(self, all_reduce: AllReduce) -> None:
-        self._all_reduce = all_reduce
-        self._thread: _Worker | None = None
+    def __init__(self, strategy: Strategy, group: dist.ProcessGroup) -> None:
+        self._all_reduce = strategy.all_reduce
+        self._hook: Callable[[Any], Any] | None = None
+        if strategy.hook is not None:
+            state, hook = strategy.hook(group)
+            self._hook = partial(hook, state)
+        self._group = group
+        self._worker: _Worker | None = None
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def launch(
-        self,
-        bucket: int,
-        buffer: torch.Tensor,
-        group: dist.ProcessGroup,
-        says_why: Callable[[], AbstractContextManager[None]],
-    ) -> torch.futures.Future[torch.Tensor]:
+        self, bucket: GradBucket, says_why: Callable[[], AbstractContextManager[None]]
+    ) -> torch.futures.Future[Any]:
         """Launch the sum of a bucket.
 
         Args:
-            bucket: its number.
-            buffer: its gradients.
-            says_why: around each round, see ``Wire``.
+            says_why: around all that is launched for it, see ``Wire``.
 
         Returns:
-            A future of the buffer, when it holds the sum.
+            A future of its buffer when that holds the sum, or of what a hook has put in its place.
         """
-        wire = Wire(group, range(group.size()), says_why, bucket)
-        if buffer.device.type == "cuda":
-            return self._launch_on_stream(buffer, wire)
-        if self._thread is None:
-            self._thread = _Worker()
-            weakref.finalize(self, self._thread.close)
-        return self._thread.submit(lambda: self._all_reduce(buffer, wire), buffer)
+        device = bucket.buffer().device
+        if device.type == "cuda":
+            return self._launch_on_stream(bucket, says_why, device)
+        if self._worker is None:
+            self._worker = _worker_of(self._group)
+        return self._worker.submit(lambda: self._run(bucket, says_why))
 
-    def _launch_on_stream(self, buffer: torch.Tensor, wire: Wire) -> torch.futures.Future[torch.Tensor]:
-        stream = self._streams.setdefault(buffer.device, torch.cuda.Stream(buffer.device))
-        stream.wait_stream(torch.cuda.current_stream(buffer.device))
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[buffer.device])
+    def _run(self, bucket: GradBucket, says_why: Callable[[], AbstractContextManager[None]]) -> Any:
+        if self._hook is not None:
+            # What it launches when an earlier part is over has to be over before the next bucket: on gloo ranks would
+            # launch these in an order of their own.
+            with says_why():
+                return self._hook(bucket).wait()
+        assert self._all_reduce is not None
+        buffer = bucket.buffer()
+        self._all_reduce(buffer, Wire(self._group, range(self._group.size()), says_why, bucket.index()))
+        return buffer
+
+    def _launch_on_stream(
+        self, bucket: GradBucket, says_why: Callable[[], AbstractContextManager[None]], device: torch.device
+    ) -> torch.futures.Future[Any]:
+        stream = self._streams.setdefault(device, torch.cuda.Stream(device))
+        stream.wait_stream(torch.cuda.current_stream(device))
+        future: torch.futures.Future[Any] = torch.futures.Future(devices=[device])
         with torch.cuda.stream(stream):
-            self._all_reduce(buffer, wire)
-            future.set_result(buffer)  # who waits for it has his stream wait for this one
+            future.set_result(self._run(bucket, says_why))  # who waits for it has his stream wait for this one
         return future
 
 
 class _Worker:
-    def __init__(self) -> None:
-        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="overlapscope-sums", daemon=True)
-        self._thread.start()
-        atexit.register(self.close)
+    """A thread that does one task after the other, until nobody holds this any more."""
 
-    def submit(self, run: Callable[[], None], result: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    def __init__(self) -> None:
+        self._tasks: _Tasks = queue.SimpleQueue()
+        thread = threading.Thread(target=_do, args=(self._tasks,), name="overlapscope-sums", daemon=True)
+        thread.start()
+        weakref.finalize(self, _end, thread, self._tasks)
+
+    def submit(self, run: Callable[[], Any]) -> torch.futures.Future[Any]:
+        """Have something done. Returns a future of what comes of it."""
+        future: torch.futures.Future[Any] = torch.futures.Future()
 
         def task() -> None:
             try:
                 with torch.no_grad():
-                    run()
+                    result = run()
             except Exception as error:
-                future.set_exception(error)  # type: ignore[arg-type] # of torch's stub
+                future.set_exception(error)
             else:
                 future.set_result(result)
 
         self._tasks.put(task)
         return future
 
-    def close(self) -> None:
-        atexit.unregister(self.close)
-        self._tasks.put(None)
-        if threading.current_thread() is not self._thread:
-            self._thread.join(_JOIN_S)
 
-    def _run(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            task()
+_Tasks = queue.SimpleQueue[Callable[[], None] | None]
+_workers: Final[weakref.WeakValueDictionary[str, _Worker]] = weakref.WeakValueDictionary()
+
+
+def _worker_of(group: dist.ProcessGroup) -> _Worker:
+    """One for all models of a group, so that their messages can't be mistaken for each other's."""
+    worker = _workers.get(group.group_name)
+    if worker is None:
+        worker = _workers[group.group_name] = _Worker()
+    return worker
+
+
+def _do(tasks: _Tasks) -> None:
+    while (task := tasks.get()) is not None:
+        task()
+        del task  # it holds a bucket
+
+
+def _end(thread: threading.Thread, tasks: _Tasks) -> None:
+    tasks.put(None)
+    if threading.current_thread() is not thread:
+        thread.join(_JOIN_S)

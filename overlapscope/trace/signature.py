@@ -46,7 +46,8 @@ class Signature:
     """Names of the tensors: parameters and buffers as in the module, others as in the user's variables."""
     role: str = "user"
     """What for: bucket, buffers, bitmap (of used parameters), construction (what DDP compares and broadcasts when
-    it is made), plan (the one of rank 0, at a rebuild), join, hook (a communication hook does it), user."""
+    it is made), plan (the one of rank 0, at a rebuild), join, hook (a communication hook does it), segment (a part of a
+    bucket's sum, of a strategy that makes it of several), user."""
     model: int = 0
     """Number of the DDP instance in its process, if DDP launches it."""
     plan_epoch: int = 0

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import faulthandler
-import importlib
-import traceback
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from instrumented_ddp import DistributedDataParallel
 from overlapscope.trace.reader import read_trace
 from tests.cluster.plans import Restless
 from tests.cluster.ranks import run_ranks
-from tests.cluster.same_as_stock.scenarios import LIMIT_S, run_once
-from tests.cluster.same_as_stock.seen import Seen, SeenTensor
 from tests.cluster.same_as_stock.training import batch, make_mlp
+from tests.cluster.same_as_stock.values import differences_of_values
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -44,44 +38,9 @@ def restless(*args: Any, **kwargs: Any) -> DistributedDataParallel:
     return model
 
 
-def differences_of_values(subject: str) -> list[str]:
-    """Run all scenarios of a file with stock's class and with plans that never stay, and list what differs."""
-    found = []
-    for name, run in importlib.import_module(f"tests.cluster.same_as_stock.{subject}").scenarios.by_name.items():
-        faulthandler.dump_traceback_later(LIMIT_S, exit=True)
-        stock, ours = Seen(), Seen()
-        try:
-            run_once(run, nn.parallel.DistributedDataParallel, stock)
-            run_once(run, restless, ours)
-        except Exception:
-            found.append(f"{name}: {traceback.format_exc()}")
-        faulthandler.cancel_dump_traceback_later()
-        found += [f"{name}: {difference}" for difference in _values(stock).differences(_values(ours))]
-    return found
-
-
-def _values(seen: Seen) -> Seen:
-    """Tensors as they are wherever they lie, and nothing else."""
-    values = Seen()
-    values.notes = [
-        (what, _of_values(value) if isinstance(value, SeenTensor) else None)
-        for what, value in seen.notes
-        if value is None or isinstance(value, SeenTensor)
-    ]
-    return values
-
-
-def _of_values(tensor: SeenTensor) -> SeenTensor:
-    """Without strides, and with all that is no number alike: which bits that has is up to how it was added."""
-    values = [
-        torch.where(value.isnan(), torch.nan, value) if value.is_floating_point() else value for value in tensor.values
-    ]
-    return replace(tensor, kind=tensor.kind[:2], values=tuple(values))
-
-
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_results_are_stocks_to_the_bit_with_another_plan_after_every_reduction(subject):
-    assert run_ranks(differences_of_values, 2, subject) == [[], []]
+    assert run_ranks(differences_of_values, 2, subject, restless) == [[], []]
 
 
 def asked_by_a_schedule() -> list[int]:

@@ -16,10 +16,10 @@ from overlapscope.errors import OverlapScopeError
 pytestmark = pytest.mark.usefixtures("lone_rank")
 
 
-def test_the_signature_is_torchs_and_three_arguments_of_ours():
-    *ours, trace, on_incident, bucket_plan = inspect.signature(DistributedDataParallel).parameters.values()
-    assert ours == list(inspect.signature(nn.parallel.DistributedDataParallel).parameters.values())
-    assert [own.name for own in (trace, on_incident, bucket_plan)] == ["trace", "on_incident", "bucket_plan"]
+def test_the_signature_is_torchs_and_four_arguments_of_ours():
+    parameters = list(inspect.signature(DistributedDataParallel).parameters.values())
+    assert parameters[:-4] == list(inspect.signature(nn.parallel.DistributedDataParallel).parameters.values())
+    assert [own.name for own in parameters[-4:]] == ["trace", "on_incident", "bucket_plan", "strategy"]
 
 
 def test_it_is_torchs_class_to_whoever_asks():

@@ -1,0 +1,262 @@
+"""Ways to sum gradients: all come to what stock's DDP does, and send as many bytes as their formulas say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+
+from instrumented_ddp import DistributedDataParallel
+from instrumented_ddp.strategies.hierarchical import Hierarchical
+from instrumented_ddp.strategies.known import STRATEGIES
+from instrumented_ddp.strategies.strategy import Strategy
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.reader import read_trace
+from tests.cluster.collective_logs import logged
+from tests.cluster.ranks import run_ranks
+from tests.cluster.same_as_stock.values import differences_of_values
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+Weights = list[npt.NDArray[np.float32]]
+
+LOSSY = {"fp16", "bf16", "power_sgd", "one_bit"}
+OF_ONE_SIZE = {"naive", "per_parameter"}
+"""A bucket a parameter, whatever else is asked for."""
+EXACT = sorted(STRATEGIES.keys() - LOSSY)
+SUBJECTS = (
+    "backward_passes",
+    "parameter_kinds",
+    "several_models",
+    "static_graph",
+    "uneven_inputs",
+    "unused_parameters",
+)
+"""Files of scenarios, in ``tests.cluster.same_as_stock``."""
+SMALL_BUCKETS_MB = 0.005
+
+
+def make(strategy: str | Strategy | None, module: nn.Module, **more: Any) -> nn.parallel.DistributedDataParallel:
+    """Stock's class for None."""
+    caps = {} if strategy in OF_ONE_SIZE else {"bucket_cap_mb": SMALL_BUCKETS_MB}
+    if strategy is None:
+        return nn.parallel.DistributedDataParallel(module, **caps)
+    return DistributedDataParallel(module, strategy=strategy, **caps, **more)
+
+
+def train(strategy: str | Strategy | None, steps: int = 6) -> Weights:
+    """Layers of odd sizes, one that is shared, and one of a single element."""
+    torch.manual_seed(0)
+    shared = nn.Linear(33, 33)
+    net = nn.Sequential(nn.Linear(17, 33), shared, nn.Tanh(), shared, nn.Tanh(), nn.Linear(33, 1))
+    ddp = make(strategy, net)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9)
+    data = torch.Generator().manual_seed(dist.get_rank())
+    for _ in range(steps):
+        ddp(torch.randn(8, 17, generator=data)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [parameter.detach().numpy().copy() for parameter in net.parameters()]
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_all_ranks_come_to_what_stocks_ddp_comes_to_and_to_the_same_bits(world_size: int) -> None:
+    (stock, *_) = run_ranks(train, world_size, None)
+    for strategy in EXACT:
+        first, *others = run_ranks(train, world_size, strategy)
+        for other in others:
+            assert all(np.array_equal(a, b) for a, b in zip(first, other, strict=True)), strategy
+        for ours, theirs in zip(first, stock, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6, err_msg=strategy)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "subject"),
+    [
+        *(("ring", subject) for subject in SUBJECTS),
+        *(("bucketed", subject) for subject in ("static_graph", "uneven_inputs", "unused_parameters")),
+        *((strategy, "several_models") for strategy in ("double_tree", "round_robin")),
+    ],
+)
+def test_on_two_ranks_whatever_stocks_ddp_can_do_comes_to_the_same_bits(strategy: str, subject: str) -> None:
+    make_ddp = partial(DistributedDataParallel, strategy=strategy)
+    assert run_ranks(differences_of_values, 2, subject, make_ddp) == [[], []]
+
+
+# -- bytes -----------------------------------------------------------------------------------------------------------
+
+
+def _ring(rank: int, ranks: int, parts: list[int]) -> int:
+    """A rank leaves out one part in each half: that of its right neighbour, and that which its neighbour ends with."""
+    total = sum(parts)
+    return (total - parts[rank]) + (total - parts[(rank + 1) % ranks])
+
+
+def _tree(rank: int, ranks: int, total: int) -> int:
+    children = sum(child < ranks for child in (2 * rank + 1, 2 * rank + 2))
+    return total * (children + (rank > 0))
+
+
+def _double_tree(rank: int, ranks: int, parts: list[int]) -> int:
+    return _tree(rank, ranks, parts[0]) + _tree(ranks - 1 - rank, ranks, parts[1])
+
+
+def _of_servers(rank: int, ranks: int, parts: list[int]) -> int:
+    return sum(parts) - parts[rank] + (ranks - 1) * parts[rank]
+
+
+SENT: dict[str, Callable[[int, int, list[int], list[int]], int]] = {
+    "ring": lambda rank, ranks, of_ranks, _: _ring(rank, ranks, of_ranks),
+    "tree": lambda rank, ranks, of_ranks, _: _tree(rank, ranks, sum(of_ranks)),
+    "double_tree": lambda rank, ranks, _, halves: _double_tree(rank, ranks, halves),
+    "direct": lambda _rank, ranks, of_ranks, _: (ranks - 1) * sum(of_ranks),
+    "direct_two_shot": lambda rank, ranks, of_ranks, _: _of_servers(rank, ranks, of_ranks),
+    "parameter_server": lambda rank, ranks, of_ranks, _: _of_servers(rank, ranks, of_ranks),
+}
+"""Elements that a rank sends of a bucket: from its number, that of all, and elements of their parts and of halves."""
+
+
+def train_recorded(strategy: str, folder: str) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(17, 33), nn.Linear(33, 65), nn.Linear(65, 3))
+    ddp = make(strategy, net, trace=folder)
+    for _ in range(3):
+        ddp(torch.ones(2, 17)).sum().backward()
+
+
+def split(elements: int, parts: int) -> list[int]:
+    """As ``torch.tensor_split``."""
+    return [elements // parts + (part < elements % parts) for part in range(parts)]
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("strategy", SENT)
+def test_as_many_bytes_are_sent_as_the_formula_says(tmp_path: Path, strategy: str, world_size: int) -> None:
+    run_ranks(train_recorded, world_size, strategy, str(tmp_path))
+    trace = read_trace(tmp_path)
+    assert trace.problems == ()
+    buckets = trace.collectives.query("op == 'all_reduce' and rank == 0")["elements"]
+    sent = {}
+    for rank in range(world_size):
+        entries = [what for what, _ in logged(tmp_path, rank) if what.op == "send"]
+        assert {what.role for what in entries} == {"segment"}
+        sent[rank] = sum(what.bytes for what in entries)
+        expected = sum(
+            SENT[strategy](rank, world_size, split(elements, world_size), split(elements, 2)) for elements in buckets
+        )
+        assert sent[rank] == 4 * expected
+    if strategy in ("ring", "tree", "double_tree"):
+        assert sum(sent.values()) == 2 * (world_size - 1) * 4 * buckets.sum()
+
+
+def test_a_ring_only_talks_to_its_neighbours(tmp_path: Path) -> None:
+    run_ranks(train_recorded, 4, "ring", str(tmp_path))
+    for rank in range(4):
+        peers = {(what.op, what.peer) for what, _ in logged(tmp_path, rank) if what.op in ("send", "recv")}
+        assert peers == {("send", (rank + 1) % 4), ("recv", (rank - 1) % 4)}
+
+
+def train_on_two_hosts(folder: str) -> Weights:
+    """Ranks 0 and 1 are on one, 2 and 3 on the other."""
+    host = str(dist.get_rank() // 2)
+    strategy = Strategy(name="two hosts", all_reduce=Hierarchical(host=lambda: host))
+    net = nn.Linear(101, 7)
+    ddp = make(strategy, net, trace=folder)
+    ddp(torch.ones(2, 101) * dist.get_rank()).sum().backward()
+    return [parameter.grad.numpy().copy() for parameter in net.parameters()]
+
+
+def test_between_hosts_only_a_part_of_the_buffer_travels(tmp_path: Path) -> None:
+    for weight, bias in run_ranks(train_on_two_hosts, 4, str(tmp_path)):
+        assert np.allclose(weight, 2 * 1.5)  # two rows, and the mean of the ranks' numbers
+        assert np.allclose(bias, 2)
+    elements = 102 * 7
+    between = [
+        what.elements
+        for rank in range(4)
+        for what, _ in logged(tmp_path, rank)
+        if what.op == "send" and what.peer is not None and what.peer // 2 != rank // 2 and what.dtype == "float32"
+    ]
+    assert sum(between) == 2 * elements  # each half once there and once back: 2 (N - 1) of it with two hosts
+
+
+# -- fewer bytes -----------------------------------------------------------------------------------------------------
+
+
+def learn(strategy: str) -> tuple[list[float], list[bytes]]:
+    """Losses of a task that can be learnt, and the weights in the end."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+    ddp = make(strategy, net)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.3)
+    data = torch.Generator().manual_seed(dist.get_rank())
+    losses = []
+    for _ in range(150):
+        x = torch.randn(32, 16, generator=data)
+        loss = functional.cross_entropy(ddp(x), x[:, :4].argmax(1))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, [parameter.detach().numpy().tobytes() for parameter in net.parameters()]
+
+
+@pytest.mark.parametrize("strategy", sorted(LOSSY))
+def test_with_fewer_bytes_replicas_stay_the_same_and_a_task_is_learnt(strategy: str) -> None:
+    ranks = run_ranks(learn, 2, strategy)
+    assert ranks[0][1] == ranks[1][1]
+    losses = np.mean([losses for losses, _ in ranks], axis=0)
+    assert losses[-20:].mean() < 0.6 * losses[:5].mean()
+
+
+def train_with_one_bit(folder: str) -> None:
+    ddp = DistributedDataParallel(nn.Linear(640, 10), strategy="one_bit", trace=folder)
+    ddp(torch.ones(2, 640)).sum().backward()
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_one_bit_sends_a_bit_an_element_and_a_scale(tmp_path: Path, world_size: int) -> None:
+    run_ranks(train_with_one_bit, world_size, str(tmp_path))
+    part = math.ceil(6410 / world_size / 8) + 4
+    for rank in range(world_size):
+        sent = [what.bytes for what, _ in logged(tmp_path, rank) if what.op == "send"]
+        assert sent == [part] * 2 * (world_size - 1)
+
+
+# -- what can't be ---------------------------------------------------------------------------------------------------
+
+
+def ask_for(**arguments: Any) -> str:
+    try:
+        DistributedDataParallel(nn.Linear(2, 2), **arguments)
+    except OverlapScopeError as error:
+        return str(error)
+    return ""
+
+
+def test_what_nobody_knows_or_contradicts_itself_is_refused_in_one_line() -> None:
+    (said,) = run_ranks(ask_for_both, 1)
+    assert said == [
+        "no strategy is called 'rings'; known are " + ", ".join(STRATEGIES),
+        "strategy='naive' and bucket_cap_mb both set the bucket sizes; leave one of them out",
+    ]
+
+
+def ask_for_both() -> list[str]:
+    return [ask_for(strategy="rings"), ask_for(strategy="naive", bucket_cap_mb=1)]
+
+
+def test_ranks_with_other_strategies_are_told_apart(tmp_path: Path) -> None:
+    run_ranks(train_recorded, 2, "ring", str(tmp_path / "ring"))
+    text = (tmp_path / "ring" / "rank_0" / "parameters.jsonl").read_text()
+    assert '"strategy": "ring"' in text or '"strategy":"ring"' in text
