@@ -7,6 +7,7 @@ from typing import Final, TypeVar
 
 from overlapscope.analysis.advice import Advice, advise
 from overlapscope.analysis.analysis import Analysis
+from overlapscope.errors import OverlapScopeError
 from overlapscope.model.curve import Curve, Options, Special, curve_of
 from overlapscope.model.partition import Buckets, Gradients
 from overlapscope.model.search import best_plan
@@ -28,6 +29,15 @@ def soon(future: Future[Awaited]) -> Awaited | None:
         return future.result(_PATIENCE_S)
     except TimeoutError:
         return None
+
+
+def is_soon(forecast: Future[Forecast], options: Options) -> bool:
+    """Whether the curve under some options is ready, or nearly, or it is known why there can be none."""
+    try:
+        made = soon(forecast)
+        return made is not None and soon(made.curve(options)) is not None
+    except OverlapScopeError:
+        return True
 
 
 class Forecast:

@@ -12,7 +12,7 @@ from typing import Final
 
 import pandas as pd
 
-from dashboards.forecast import Forecast
+from dashboards.forecast import Forecast, is_soon
 from dashboards.newsroom import Newsroom
 from overlapscope.analysis.analysis import Analysis
 from overlapscope.analysis.clocks import clock_offsets
@@ -22,6 +22,7 @@ from overlapscope.analysis.stragglers import hosts_of
 from overlapscope.diagnosis.attempts import Attempt, read_attempts
 from overlapscope.diagnosis.diagnosis import Diagnosis
 from overlapscope.model.calibration import CALIBRATION_FILE
+from overlapscope.model.curve import Options
 from overlapscope.trace import cache
 from overlapscope.trace.attempts import attempts_beside, number_of
 from overlapscope.trace.flight_recorder_files import holds_dumps
@@ -40,10 +41,16 @@ _READING_SHARE: Final = 0.25
 
 
 class Snapshot(Analysis):
-    """A recording as it was when it was read."""
+    """A recording as it was when it was read.
 
-    def __init__(self, trace: Trace) -> None:
+    Args:
+        before: an earlier one, of a recording that goes on.
+    """
+
+    def __init__(self, trace: Trace, before: Snapshot | None = None) -> None:
         super().__init__(trace)
+        is_asked = before is not None and "forecast" in before.__dict__
+        self._before: Snapshot | None = before if before is None or is_asked else before._before
         self._diagnosed_s = 0.0
         self._attempts_judged_s = 0.0
 
@@ -103,6 +110,19 @@ class Snapshot(Analysis):
         _ = self.summary, self.stragglers  # computed here, so that the two threads don't do it both
         return Forecast.soon(self)
 
+    def forecast_by_now(self, options: Options) -> Snapshot | None:
+        """The newest snapshot with a forecast for these options; None while the first is being made.
+
+        That is this one or, of a recording that goes on, an earlier one: it is read again before a forecast is made.
+        """
+        earlier = None if self._before is None else self._before.forecast_by_now(options)
+        if earlier is not self._before:
+            return earlier  # the one before is in the making: one at a time, or all would be late
+        if not is_soon(self.forecast, options):
+            return earlier
+        self._before = None
+        return self
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Reading:
@@ -146,7 +166,8 @@ class Recording:
         mark = reading.mark if reading is not None and begun_s < reading.until_s else self.state()
         if reading is None or mark != reading.mark:
             trace = None if is_dumps else read_trace(self.folder, progress, only_newest=only_newest)
-            snapshot = _of_dumps(self.folder) if trace is None else Snapshot(trace)
+            before = None if reading is None or not self._newsroom.newest().is_live else reading.snapshot
+            snapshot = _of_dumps(self.folder) if trace is None else Snapshot(trace, before)
             now_s = time.monotonic()
             until_s = 0.0 if only_newest is None else now_s + (now_s - begun_s) / _READING_SHARE
             reading = _Reading(snapshot=snapshot, mark=mark, until_s=until_s)

@@ -41,6 +41,7 @@ window.overlapscope.startBuckets = (plot) => {
     showChosen(shown_mb[0])
     rememberSoon()
     document.body.dataset.answered = id[0]
+    document.querySelector("main").ariaBusy = "false"
     askNow()
   }
 

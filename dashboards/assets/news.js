@@ -5,11 +5,12 @@ window.overlapscope.watchNews = () => {
   if (!bar) return
   const part = (name) => bar.querySelector(`.${name}`)
   const everyMs = 2000
+  const followMs = 1000
   const key = `overlapscope-follow ${location.pathname}`
   const begunMs = Date.now()
   let shown = null // as it was when the page was opened
   // A page that takes long to open is not opened again and again.
-  const restMs = Math.max(everyMs, 4 * performance.now())
+  const restMs = Math.max(followMs, 4 * performance.now())
   const follow = part("follow").querySelector("input")
 
   function remember(isFollowing) {
@@ -21,20 +22,25 @@ window.overlapscope.watchNews = () => {
     }
   }
 
+  // Who drags, types or has a menu open is not interrupted.
+  let isPressed = false
+  for (const type of ["pointerdown", "pointermove", "pointerup", "pointercancel"]) {
+    window.addEventListener(type, ({buttons}) => (isPressed = buttons > 0), {capture: true})
+  }
+  const typedIn = "input:not([type=checkbox], [type=radio], [type=range]):focus"
+  const isInUse = () => isPressed || document.querySelector(`${typedIn}, :modal, :popover-open`) !== null
+
+  let isReading = false
   function readAgain(newest) {
-    if (new URLSearchParams(location.search).has("step")) {
-      window.overlapscope.setAddress({step: newest, from: null, to: null})
-    }
-    location.reload()
+    isReading = true
+    const hasStep = new URLSearchParams(location.search).has("step")
+    window.overlapscope.openAgain(hasStep ? {step: newest, from: null, to: null} : {})
   }
 
   // A page that was opened with all steps of a long recording, or with its newest, is opened with the other.
   const read = part("read")
   const isWhole = new URLSearchParams(location.search).has("read")
-  read.addEventListener("click", () => {
-    window.overlapscope.setAddress({read: read.dataset.read ?? null})
-    location.reload()
-  })
+  read.addEventListener("click", () => window.overlapscope.openAgain({read: read.dataset.read ?? null}))
 
   function stateOf({is_live, age_s}) {
     if (!is_live) return "recorded"
@@ -44,7 +50,7 @@ window.overlapscope.watchNews = () => {
   }
 
   function show(news) {
-    shown ??= news
+    shown ??= bar.dataset.step ? {...news, newest_step: Number(bar.dataset.step)} : news
     const {is_live, newest_step} = news
     const newer = newest_step === null ? 0 : newest_step - (shown.newest_step ?? -1)
     const report = is_live || news.report !== shown.report ? news.report : ""
@@ -53,13 +59,16 @@ window.overlapscope.watchNews = () => {
     bar.classList.toggle("incident", Boolean(report))
     part("state").textContent = stateOf(news)
     read.hidden = !(read.dataset.read || (isWhole && is_live))
-    part("newer").textContent = newer > 0 ? `${newer.toLocaleString("en-US")} newer step${newer === 1 ? "" : "s"}` : ""
-    part("show").hidden = newer <= 0
+    // Of a page that follows they are there in a moment: saying so would make the header flicker.
+    const isNewer = newer > 0 && !follow.checked
+    part("newer").textContent = isNewer ? `${newer.toLocaleString("en-US")} newer step${newer === 1 ? "" : "s"}` : ""
+    part("show").hidden = !isNewer
     part("follow").hidden = !is_live
     const link = part("report")
     link.hidden = !report
     link.textContent = report
-    if (newer > 0 && follow.checked && Date.now() - begunMs > restMs) readAgain(newest_step)
+    const isRested = Date.now() - begunMs >= restMs
+    if (newer > 0 && follow.checked && isRested && !isReading && !isInUse()) readAgain(newest_step)
     part("show").onclick = () => readAgain(newest_step)
   }
 
@@ -75,7 +84,8 @@ window.overlapscope.watchNews = () => {
     } catch {
       // That the server is gone is said elsewhere.
     }
-    setTimeout(look, isLive ? everyMs : 5 * everyMs)
+    bar.ariaBusy = "false"
+    setTimeout(look, !isLive ? 5 * everyMs : follow.checked ? followMs : everyMs)
   }
 
   try {

@@ -202,13 +202,12 @@ window.overlapscope.startOrder = (plot, facts) => {
 
   // Another group, and other ranks, are another figure: the page is opened again.
   element("group")?.addEventListener("change", ({target}) => {
-    window.overlapscope.setAddress({group: target.value, number: null, rank: null, from: null, to: null})
-    location.reload()
+    window.overlapscope.openAgain({group: target.value, number: null, rank: null, from: null, to: null})
   })
   element("chosen-ranks")?.addEventListener("change", ({target}) => {
     if (!target.reportValidity()) return
-    window.overlapscope.setAddress({ranks: target.value.trim() || null, rank: null})
-    location.reload()
+    target.blur()
+    window.overlapscope.openAgain({ranks: target.value.trim() || null, rank: null})
   })
 
   // As many numbers as have room for their texts; what led to the one that is selected matters more than what followed.

@@ -39,6 +39,7 @@ window.overlapscope.rangeView = ({area, figures, range, limits, ask}) => {
     if (id !== asked) return false
     waiting = false
     document.body.dataset.answered = id
+    document.querySelector("main").ariaBusy = "false"
     if (stale) {
       stale = false
       schedule()

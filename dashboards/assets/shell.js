@@ -43,7 +43,7 @@ window.overlapscope = (() => {
       if (value == null) query.delete(name)
       else query.set(name, value)
     }
-    const address = `${location.pathname}?${query}`
+    const address = location.pathname + (String(query) && `?${query}`)
     if (isNew) history.pushState(null, "", address)
     else history.replaceState(null, "", address)
   }
@@ -93,7 +93,7 @@ window.overlapscope = (() => {
     try {
       // Any answer will do, but one of a proxy that has lost the server too.
       const {status} = await fetch("news", {cache: "no-store", redirect: "manual"})
-      if (status < 500) return location.reload()
+      if (status < 500) return window.overlapscope.openAgain()
     } catch {
       // Nobody answers.
     }
@@ -114,6 +114,7 @@ window.overlapscope = (() => {
     const button = target.closest?.("[data-unfold]")
     if (!button) return
     button.parentElement.querySelector("tbody[hidden]").hidden = false
+    button.parentElement.dataset.unfolded = ""
     button.remove()
   }
 

@@ -119,7 +119,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     const [from, to] = [Number(query.get("from")), Number(query.get("to"))]
     isJump = false
     remembered = to - from
-    if (chosenRanks() !== shownRanks) location.reload()
+    if (chosenRanks() !== shownRanks) window.overlapscope.openAgain()
     else if (to > from) show(from, to)
     restoreSelection()
   })
@@ -132,12 +132,13 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
 
   // Other ranks are another figure: the page is opened again, at the same view.
   function reopen(entries) {
-    window.overlapscope.setAddress({...entries, ...place()}, {isNew: true})
-    location.reload()
+    window.overlapscope.openAgain({...entries, ...place()}, {isNew: true})
   }
 
   function chooseRanks(input) {
-    if (input.reportValidity()) reopen({ranks: input.value.trim() || null, rank: null})
+    if (!input.reportValidity()) return
+    input.blur()
+    reopen({ranks: input.value.trim() || null, rank: null})
   }
 
   // Adds a value to a list in the address, or removes it.

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from bokeh.document import Document
 
-from dashboards.forecast import Forecast, soon
+from dashboards.forecast import Forecast
 from dashboards.pages.account import account_variables
 from dashboards.pages.headline import Headline
 from dashboards.pages.shell import Arguments, is_order_alone, render, render_part
@@ -55,13 +55,8 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
         _build_reason(document, snapshot, "only collectives were recorded, no gradient buckets")
         return
     choice = choice_of(arguments)
-    try:
-        forecast = soon(snapshot.forecast)
-        curve = None if forecast is None else soon(forecast.curve(choice.options))
-    except OverlapScopeError as error:
-        _build_reason(document, snapshot, str(error))
-        return
-    if forecast is None or curve is None:
+    shown = snapshot.forecast_by_now(choice.options)
+    if shown is None:
         render(
             document,
             "computing.html",
@@ -71,7 +66,13 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
             "seconds, once; the page then reloads by itself.",
         )
         return
-    plot = BucketsPlot(forecast, choice, curve, lambda chosen, step: describe(snapshot.summary, forecast, chosen, step))
+    try:
+        forecast = shown.forecast.result()
+        curve = forecast.curve(choice.options).result()
+    except OverlapScopeError as error:
+        _build_reason(document, shown, str(error))
+        return
+    plot = BucketsPlot(forecast, choice, curve, lambda chosen, step: describe(shown.summary, forecast, chosen, step))
     document.js_on_event("document_ready", plot.start_script)
     described = plot.describe()
     first_mb = choice.options.first_mb
@@ -79,10 +80,11 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
         document,
         "buckets_plot.html" if is_plain else "buckets.html",
         title="Buckets",
-        trace=snapshot.trace,
+        trace=shown.trace,
         roots=plot.roots,
         is_plain=is_plain,
-        **advice_variables(snapshot.trace, forecast.advice),
+        **advice_variables(shown.trace, forecast.advice),
+        **_age_variables(shown, snapshot),
         shortcuts=_SHORTCUTS,
         first_mb=None if first_mb is None else f"{first_mb:g}",
         is_compressed=choice.options.is_compressed,
@@ -99,6 +101,10 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
         curve_right_px=CURVE_RIGHT_PX,
         bucket_slots=BUCKET_SLOTS,
     )
+
+
+def _age_variables(shown: Snapshot, newest: Snapshot) -> dict[str, Any]:
+    return {} if shown is newest else {"of_step": int(shown.trace.steps["step"].max())}
 
 
 def advice_variables(trace: Trace, advice: Advice) -> dict[str, Any]:

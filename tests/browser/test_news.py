@@ -15,10 +15,11 @@ from tests.synthetic import write_recording
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
-def grow(folder: Path, scratch: Path, steps: int) -> None:
+def grow(folder: Path, scratch: Path, steps: int, *, close: bool = True) -> None:
     """The recording has gone on to so many steps."""
-    later = write_recording(scratch, steps=steps)
-    for rank in ("rank_0", "rank_1"):
+    ranks = [rank.name for rank in folder.glob("rank_*")]
+    later = write_recording(scratch, ranks=len(ranks), steps=steps, close=close)
+    for rank in ranks:
         (folder / rank / EVENTS_FILE).write_bytes((later / rank / EVENTS_FILE).read_bytes())
 
 

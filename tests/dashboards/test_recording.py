@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 from dashboards import recording as recording_module
+from dashboards.forecast import Forecast
 from dashboards.newsroom import News, Newsroom
-from dashboards.recording import Recording
+from dashboards.recording import Recording, Snapshot
 from dashboards.runs import Runs
+from overlapscope.model.curve import Options
 from tests.dashboards.running import running
 from tests.synthetic import write_recording
 
@@ -59,3 +62,30 @@ def test_a_page_says_which_steps_it_is_of_and_offers_all(tmp_path: Path, is_live
         newest, whole = server.get("/").text, server.get("/?read=all").text
     assert re.search(r"steps \d\d to 99</span> <button[^>]*>All steps", newest)
     assert "All steps" not in whole
+
+
+def test_while_a_forecast_of_a_recording_that_goes_on_is_made_the_one_before_is_shown(
+    tmp_path: Path, is_live: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dashboards.forecast._PATIENCE_S", 0.0)
+    monkeypatch.setattr(recording_module, "_READING_SHARE", 1e9)
+    recording = Recording(write_recording(tmp_path, steps=30))
+    first = recording.newest()
+    made = first.forecast.result()
+    assert first.forecast_by_now(Options()) is first
+
+    def later() -> Snapshot:
+        with (tmp_path / "rank_0" / "new.json").open("a") as file:
+            file.write(" ")
+        return recording.newest()
+
+    monkeypatch.setattr(Forecast, "soon", lambda _: Future())
+    second = later()
+    assert second.forecast_by_now(Options()) is first
+    third = later()
+    assert third.forecast_by_now(Options()) is first
+    assert "forecast" not in vars(third), "one at a time"
+    second.forecast.set_result(made)
+    assert third.forecast_by_now(Options()) is second
+    third.forecast.set_result(made)
+    assert third.forecast_by_now(Options()) is third

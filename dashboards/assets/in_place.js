@@ -1,0 +1,83 @@
+// Opens this page again in place: what is seen stays until the new page is drawn, then changes at once, with the same
+// scroll, focus and open details. A browser without view transitions between pages shows the new page while it is built.
+;(() => {
+  const key = "overlapscope-in-place"
+  const holdPicture = () => (document.getElementById("in-place").media = "all")
+
+  // Where an element is on this page, and on the same page with other figures.
+  function pathOf(element) {
+    if (element.id) return `#${CSS.escape(element.id)}`
+    if (!element.parentElement) return ":root"
+    const alike = Array.from(element.parentElement.children).filter((each) => each.localName === element.localName)
+    return `${pathOf(element.parentElement)} > ${element.localName}:nth-of-type(${alike.indexOf(element) + 1})`
+  }
+
+  function look() {
+    const all = [...document.querySelectorAll("*")]
+    const paths = (test) => all.filter(test).map(pathOf)
+    return {
+      scrolled: all
+        .filter((each) => each.scrollTop || each.scrollLeft)
+        .map((each) => [pathOf(each), each.scrollTop, each.scrollLeft]),
+      open: paths((each) => each.matches("details[open]")),
+      unfolded: paths((each) => each.matches("[data-unfolded]")),
+      focused: all
+        .filter((each) => each === document.activeElement)
+        .map((each) => [pathOf(each), each.matches(":focus-visible")]),
+    }
+  }
+
+  function restore({scrolled, open, unfolded, focused}) {
+    const find = (path) => document.querySelector(path)
+    for (const path of open) find(path)?.setAttribute("open", "")
+    for (const path of unfolded) find(path)?.querySelector("[data-unfold]")?.click()
+    for (const [path, top, left] of scrolled) find(path)?.scrollTo({top, left, behavior: "instant"})
+    for (const [path, focusVisible] of focused) find(path)?.focus({preventScroll: true, focusVisible})
+  }
+
+  const isDrawn = () =>
+    document.readyState !== "loading" &&
+    !document.querySelector(":is(main:not(.empty), #news)[aria-busy=true]") &&
+    (!document.querySelector("[data-root-id]") || window.Bokeh?.documents[0]?.is_idle)
+
+  // Bokeh draws in the next frame what it has been told in this one.
+  function whenDrawn(act) {
+    requestAnimationFrame(() => (isDrawn() ? requestAnimationFrame(act) : whenDrawn(act)))
+  }
+
+  // With other entries in its address, as in setAddress.
+  let next = null
+  window.overlapscope.openAgain = (entries = {}, how = {}) => {
+    window.overlapscope.setAddress(entries, how)
+    next = location.pathname + location.search
+    holdPicture()
+    location.replace(next) // a reload has no view transition
+  }
+
+  window.addEventListener("pagehide", () => {
+    try {
+      if (next !== null) sessionStorage.setItem(key, JSON.stringify({address: next, seen: look()}))
+    } catch {
+      // Private windows may refuse to store; then the page begins at its top.
+    }
+  })
+
+  function opened() {
+    try {
+      const {address, seen} = JSON.parse(sessionStorage.getItem(key))
+      sessionStorage.removeItem(key)
+      return address === location.pathname + location.search ? seen : null
+    } catch {
+      return null
+    }
+  }
+
+  const seen = opened()
+  if (!seen) return
+  holdPicture()
+  window.addEventListener("pagereveal", ({viewTransition}) => {
+    if (viewTransition) whenDrawn(() => viewTransition.skipTransition())
+  })
+  document.addEventListener("DOMContentLoaded", () => restore(seen))
+  whenDrawn(() => restore(seen))
+})()

@@ -1,0 +1,120 @@
+"""A page that follows a recording changes in place: nothing blinks or jumps, and nobody is interrupted."""
+
+from __future__ import annotations
+
+import base64
+import io
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import OpenPage, served
+from tests.browser.test_app import wait_for_step
+from tests.browser.test_news import grow
+from tests.synthetic import write_recording
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+LIBRARY = "**/static/js/bokeh.min.js"
+HEADER_PX = 110
+
+
+class Frames:
+    """What is seen of a page, picture by picture, with the moments at which it was drawn."""
+
+    def __init__(self, page: Page) -> None:
+        self._frames: list[tuple[float, bytes]] = []
+        self._session = page.context.new_cdp_session(page)
+        self._session.on("Page.screencastFrame", self._keep)
+        self._session.send("Page.startScreencast", {"format": "png", "everyNthFrame": 1})
+
+    def _keep(self, frame: dict[str, Any]) -> None:
+        self._frames.append((frame["metadata"]["timestamp"], base64.b64decode(frame["data"])))
+        self._session.send("Page.screencastFrameAck", {"sessionId": frame["sessionId"]})
+
+    def filled(self) -> list[float]:
+        """Of each picture until now, without the header, the share that is not background."""
+        self._session.remove_listener("Page.screencastFrame", self._keep)
+        return [_filled(picture) for _, picture in sorted(self._frames)]
+
+
+def _filled(picture: bytes) -> float:
+    pixels: NDArray[np.int_] = np.asarray(Image.open(io.BytesIO(picture)).convert("RGB")).astype(int)
+    return float((abs(pixels[HEADER_PX:] - pixels[-3, 3]).sum(axis=2) > 30).mean())
+
+
+def follow(page: Page) -> None:
+    page.locator("#news").get_by_label("Follow").check()
+
+
+def followed(page: Page) -> None:
+    """Wait until the page has been opened again, and what it shows is drawn."""
+    page.wait_for_function("!window.isTheOldPage && window.Bokeh?.documents[0]?.is_idle")
+    expect(page.locator("main[aria-busy=true]")).to_have_count(0)
+    expect(page.locator("#news")).to_have_attribute("aria-busy", "false")
+
+
+@pytest.mark.parametrize("route", ["", "timeline?step=25", "stragglers", "buckets"])
+def test_no_picture_is_empty_or_half_built_while_a_page_is_followed(
+    open_page: OpenPage, tmp_path: Path, route: str
+) -> None:
+    recording = write_recording(tmp_path / "traces", steps=30)
+    with served(recording, tmp_path / "server.log") as url:
+        page = open_page(url + route)
+        page.wait_for_function("window.Bokeh?.documents[0]?.is_idle")
+        # Drawing takes a while, as on a slow machine.
+        page.route(LIBRARY, lambda route: (time.sleep(0.5), route.continue_()))
+        grow(recording, tmp_path / "later", 60)
+        expect(page.locator("#news")).to_contain_text("newer steps")
+        page.evaluate("window.isTheOldPage = true")
+        frames = Frames(page)
+        follow(page)
+        followed(page)
+        page.wait_for_timeout(500)
+        shares = frames.filled()
+        assert len(shares) >= 2
+        assert min(shares) > 0.8 * shares[0] > 0.01
+
+
+def test_scroll_open_details_and_focus_stay(open_page: OpenPage, tmp_path: Path) -> None:
+    recording = write_recording(tmp_path / "traces", ranks=16, steps=30, close=False)
+    with served(recording, tmp_path / "server.log") as url:
+        page = open_page(f"{url}timeline?step=25")
+        page.locator(".banner summary").click()
+        page.locator("#ranks").evaluate("(ranks) => ranks.scrollTo(0, 150)")
+        grow(recording, tmp_path / "later", 60, close=False)
+        expect(page.locator("#news")).to_contain_text("newer steps")
+        page.evaluate("window.isTheOldPage = true")
+        follow(page)
+        followed(page)
+        wait_for_step(page, 59)
+        page.wait_for_function("document.getElementById('ranks').scrollTop === 150")
+        assert page.locator(".banner").evaluate("(banner) => banner.open")
+        expect(page.locator("#news").get_by_label("Follow")).to_be_focused()
+
+
+def test_who_types_is_not_interrupted(open_page: OpenPage, tmp_path: Path) -> None:
+    recording = write_recording(tmp_path / "traces", steps=30)
+    with served(recording, tmp_path / "server.log") as url:
+        page = open_page(f"{url}timeline?step=25")
+        expect(page.locator("#news")).to_have_attribute("aria-busy", "false")
+        page.evaluate("window.isTheOldPage = true")
+        grow(recording, tmp_path / "later", 60)
+        expect(page.locator("#news")).to_contain_text("newer steps")
+        page.locator("#search").fill("bucket")
+        follow(page)
+        page.locator("#search").focus()
+        for _ in range(4):
+            with page.expect_response("**/news"):
+                pass
+        assert page.evaluate("window.isTheOldPage")
+        expect(page.locator("#search")).to_have_value("bucket")
+        page.locator("#search").blur()
+        followed(page)
+        wait_for_step(page, 59)
