@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dashboards.plots.step_drawing import StepDrawing, draw_pair
+from dashboards.plots.step_drawing import StepDrawing, draw_pairs
 from dashboards.recording import Recording, Snapshot
 from overlapscope.analysis.compare.comparison import Comparison, compare
 from overlapscope.analysis.compare.side import Choice, Side, plans_to_compare
@@ -40,8 +40,8 @@ class Compared:
     found: Comparison | None
     why_not: str
     """Why they can't be compared; empty if they can."""
-    drawings: tuple[StepDrawing, ...] = ()
-    """The step that differs most, of both sides; none if no step is on both."""
+    drawings: tuple[tuple[StepDrawing, ...], ...] = ()
+    """Each of the steps that differ most, of both sides; nothing of one that can't be drawn."""
 
 
 @dataclass(kw_only=True)
@@ -105,7 +105,7 @@ class Comparisons:
             found = compare(Side.of(before, base.choice, base.recording), Side.of(after, new.choice, new.recording))
         except OverlapScopeError as error:
             return Compared(plans=plans, middle=None, found=None, why_not=str(error))
-        return Compared(plans=plans, middle=None, found=found, why_not="", drawings=draw_pair(found))
+        return Compared(plans=plans, middle=None, found=found, why_not="", drawings=tuple(draw_pairs(found)))
 
 
 def _middle(snapshot: Snapshot) -> int | None:

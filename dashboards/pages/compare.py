@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from bokeh.document import Document
@@ -13,7 +14,7 @@ from dashboards.pages.compare_choice import SideChoice, address, choices_of, hal
 from dashboards.pages.shell import Arguments, render
 from dashboards.pages.waterfall import waterfall_of
 from dashboards.place import Place, address_of
-from dashboards.plots.step_drawing import StepDrawing, draw_pair
+from dashboards.plots.step_drawing import StepDrawing, draw_pairs
 from dashboards.runs import Runs
 from overlapscope.analysis.compare.comparison import Comparison
 from overlapscope.analysis.compare.sentences import verdict
@@ -25,6 +26,17 @@ from overlapscope.errors import OverlapScopeError
 _PARTS: Final = (STEP,)
 _FAIL_ABOVE: Final = 0.0
 """As the command has them if nothing else is asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepLinks:
+    """Where one of the steps that differ most leads to."""
+
+    number: int
+    """In the base."""
+    timelines: tuple[str, ...]
+    """Of the base and of the new one."""
+    can_be_drawn: bool
 
 
 def page_text(found: Comparison, parts: Sequence[str], fail_above: float) -> str:
@@ -41,8 +53,9 @@ def page_text(found: Comparison, parts: Sequence[str], fail_above: float) -> str
         title="Comparison",
         is_plain=True,
         further_problems=_problems(found),
-        **variables_of(found, draw_pair(found), parts, fail_above),
-        links=[],
+        **variables_of(found, next(draw_pairs(found), ()), parts, fail_above),
+        drawn=0,
+        step_links=[],
     )
     return str(document.template.render(roots=[], plot_script="", **document.template_variables))
 
@@ -75,7 +88,7 @@ def build(document: Document, runs: Runs, arguments: Arguments) -> None:
         halves=halves(chosen, compared),
         why_not=why_not,
         is_found=found is not None,
-        **({} if found is None or compared is None else _found_variables(found, compared, chosen)),
+        **({} if found is None or compared is None else _found_variables(found, compared, chosen, arguments)),
     )
 
 
@@ -85,7 +98,7 @@ def variables_of(
     """What ``comparison.html`` needs.
 
     Args:
-        drawings: of the step that differs most, on both sides; none if there is none.
+        drawings: of one of the steps that differ most, on both sides; none if there is none.
     """
     sides = (("Base", found.base), ("New", found.new))
     longest_ns = max(side.summary.mean.step.value for _, side in sides)
@@ -102,16 +115,31 @@ def variables_of(
     }
 
 
-def _found_variables(found: Comparison, compared: Compared, chosen: Sequence[SideChoice]) -> dict[str, Any]:
+def drawn_of_address(found: Comparison, arguments: Arguments) -> int:
+    """Which of the steps that differ most is drawn: that of ``?step=…``, its number in the base, else the first."""
+    asked = (arguments.get("step") or [b""])[0].decode("utf-8", "replace")
+    numbers = [str(pair.base_step) for pair in found.steps]
+    return numbers.index(asked) if asked in numbers else 0
+
+
+def _found_variables(
+    found: Comparison, compared: Compared, chosen: Sequence[SideChoice], arguments: Arguments
+) -> dict[str, Any]:
+    drawn = drawn_of_address(found, arguments)
     pages = [address_of(side.run) if side.run else "" for side in chosen]
     return {
-        **variables_of(found, compared.drawings, _PARTS, _FAIL_ABOVE),
-        "links": [
-            [
-                f"{page}timeline?step={step}" + (f"&rank={pair.ranks[0]}" if pair.ranks else "")
-                for page, step in zip(pages, (pair.base_step, pair.new_step), strict=True)
-            ]
-            for pair in found.steps
+        **variables_of(found, compared.drawings[drawn] if found.steps else (), _PARTS, _FAIL_ABOVE),
+        "drawn": drawn,
+        "step_links": [
+            StepLinks(
+                number=pair.base_step,
+                timelines=tuple(
+                    f"{page}timeline?step={step}" + (f"&rank={pair.ranks[0]}" if pair.ranks else "")
+                    for page, step in zip(pages, (pair.base_step, pair.new_step), strict=True)
+                ),
+                can_be_drawn=bool(drawings),
+            )
+            for pair, drawings in zip(found.steps, compared.drawings, strict=True)
         ],
     }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -106,22 +106,21 @@ def draw_step(trace: Trace, lanes: LanesByRank, number: int, ranks: Sequence[int
     )
 
 
-def draw_pair(found: Comparison) -> tuple[StepDrawing, ...]:
-    """The step that differs most, of both sides, on the ranks that make it so.
+def draw_pairs(found: Comparison) -> Iterator[tuple[StepDrawing, ...]]:
+    """The steps that differ most, one after the other, of both sides, on the ranks that make it so.
 
-    Empty if no step is on both, or none of its ranks has a clock by which it could be drawn beside others.
+    One is empty if none of its ranks has a clock by which it could be drawn beside others.
     """
     traces = (found.base.trace, found.new.trace)
-    pair = found.steps[0] if found.steps else None
     drawable = set(traces[0].aligned_ranks) & set(traces[1].aligned_ranks)
-    ranks = [] if pair is None else [rank for rank in pair.ranks if rank in drawable][:_MOST_RANKS]
-    if pair is None or not ranks:
-        return ()
     lanes = {id(trace): LanesByRank(trace) for trace in traces}
-    return tuple(
-        draw_step(trace, lanes[id(trace)], number, sorted(ranks))
-        for trace, number in zip(traces, (pair.base_step, pair.new_step), strict=True)
-    )
+    for pair in found.steps:
+        ranks = [rank for rank in pair.ranks if rank in drawable][:_MOST_RANKS]
+        yield tuple(
+            draw_step(trace, lanes[id(trace)], number, sorted(ranks))
+            for trace, number in zip(traces, (pair.base_step, pair.new_step), strict=True)
+            if ranks
+        )
 
 
 def _of_few_spans(lanes: LanesByRank, number: int, ranks: Sequence[int]) -> tuple[Timeline, View]:

@@ -94,6 +94,30 @@ def test_ranges_of_one_run_are_compared_from_its_pages(open_page: OpenPage, tabl
     assert is_drawn(page)
 
 
+def test_any_of_the_steps_that_differ_most_is_drawn_by_click_and_keys_and_found_again(
+    open_page: OpenPage, table: str
+) -> None:
+    page = compared(open_page(f"{table}compare?base=base&new=nightly%2Fnew%20%231%20%26"))
+    choices, drawn = page.get_by_role("radio"), page.locator(".pair h3").first
+    numbers = [each.get_attribute("value") for each in choices.all()]
+    assert len(set(numbers)) == 5
+    expect(drawn).to_contain_text(f"step {numbers[0]} of base")
+    page.locator("tr:has(input)").nth(2).locator("td").first.click()
+    expect(drawn).to_contain_text(f"step {numbers[2]} of base")
+    expect(choices.nth(2)).to_be_checked()
+    choices.nth(2).press("ArrowDown")
+    expect(drawn).to_contain_text(f"step {numbers[3]} of base")
+    expect(choices.nth(3)).to_be_focused()
+    expect(page.locator("canvas[data-view]")).to_have_count(2)
+    assert is_drawn(page)
+    page.go_back()
+    expect(drawn).to_contain_text(f"step {numbers[2]} of base")
+    page.reload()
+    expect(drawn).to_contain_text(f"step {numbers[2]} of base")
+    page.go_back()
+    expect(drawn).to_contain_text(f"step {numbers[0]} of base")
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_in_a_narrow_window_nothing_is_cut_off_and_both_steps_move_together(
     open_page: OpenPage, table: str, theme: str

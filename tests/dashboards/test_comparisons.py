@@ -41,12 +41,18 @@ def server(folder: Path) -> Iterator[Running]:
     runs.close()
 
 
-def words_of(server: Running, query: str, prefix: str = "") -> str:
-    """The text of the page when it is there, without markup."""
+def page_of(server: Running, query: str, prefix: str = "") -> str:
+    """The page when it is there."""
     until = time.monotonic() + 60
     while 'aria-busy="true"' in (page := server.get(f"{prefix}/compare{query}").text):
         assert time.monotonic() < until, "it is never ready"
         time.sleep(0.1)
+    return page
+
+
+def words_of(server: Running, query: str, prefix: str = "") -> str:
+    """The text of the page when it is there, without markup."""
+    page = page_of(server, query, prefix)
     text = re.sub(
         r"<(script|style).*?</\1>|<[^>]+>", " ", page.partition("<main")[2].partition(">")[2], flags=re.DOTALL
     )
@@ -158,13 +164,27 @@ def test_a_comparison_is_made_again_once_a_recording_has_grown(tmp_path: Path) -
     assert (len(before.found.new.steps), len(after.found.new.steps)) == (15, 16)
 
 
-def test_the_step_that_differs_most_is_drawn_of_both_sides(folder: Path) -> None:
+def test_each_of_the_steps_that_differ_most_is_drawn_of_both_sides(folder: Path) -> None:
     made_here = Comparisons(Recording)
     found = made(made_here, wanted(folder / "base"), wanted(folder / "nightly" / "slower"))
     made_here.close()
     assert found.found is not None
-    pair = found.found.steps[0]
-    assert [drawing.number for drawing in found.drawings] == [pair.base_step, pair.new_step]
-    assert all(sorted(pair.ranks) == list(drawing.ranks) for drawing in found.drawings)
-    ends_ns = [drawing.data["right"][drawing.data["label"].index("forward")] for drawing in found.drawings]
-    assert ends_ns[1] - ends_ns[0] == pytest.approx(pair.new_block_ns - pair.base_block_ns, abs=1)
+    assert len(found.found.steps) > 1
+    for pair, drawings in zip(found.found.steps, found.drawings, strict=True):
+        assert [drawing.number for drawing in drawings] == [pair.base_step, pair.new_step]
+        assert all(sorted(pair.ranks) == list(drawing.ranks) for drawing in drawings)
+        ends_ns = [drawing.data["right"][drawing.data["label"].index("forward")] for drawing in drawings]
+        assert ends_ns[1] - ends_ns[0] == pytest.approx(pair.new_block_ns - pair.base_block_ns, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("query", "is_first"), [("", True), ("&step=nonsense", True), ("&step=9999", True), ("{}", False)]
+)
+def test_the_address_says_which_of_the_steps_is_drawn(
+    server: Running, folder: Path, query: str, is_first: bool
+) -> None:
+    sides = "?base=base&new=nightly%2Fslower"
+    first, second = re.findall(r"Draw step (\d+)", page_of(server, sides))[:2]
+    text = words_of(server, sides + query.format(f"&step={second}"))
+    assert f"Base step {first if is_first else second} of base" in text
+    assert ("The step that differs most, on one axis" in text) == is_first
