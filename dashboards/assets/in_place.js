@@ -76,7 +76,12 @@
   if (!seen) return
   holdPicture()
   window.addEventListener("pagereveal", ({viewTransition}) => {
-    if (viewTransition) whenDrawn(() => viewTransition.skipTransition())
+    if (!viewTransition) return
+    // Below the picture the page is as it always is: as a part of the transition it would get no clicks.
+    const {style} = document.documentElement
+    style.viewTransitionName = "none"
+    viewTransition.finished.then(() => (style.viewTransitionName = ""))
+    whenDrawn(() => viewTransition.skipTransition())
   })
   document.addEventListener("DOMContentLoaded", () => restore(seen))
   whenDrawn(() => restore(seen))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.browser.conftest import OpenPage, served
 from tests.browser.test_app import wait_for_step
@@ -118,3 +118,22 @@ def test_who_types_is_not_interrupted(open_page: OpenPage, tmp_path: Path) -> No
         page.locator("#search").blur()
         followed(page)
         wait_for_step(page, 59)
+
+
+def test_a_click_reaches_the_page_before_its_plots_are_drawn(open_page: OpenPage, tmp_path: Path) -> None:
+    recording = write_recording(tmp_path / "traces", steps=30)
+    with served(recording, tmp_path / "server.log") as url:
+        page = open_page(f"{url}timeline?step=25")
+        held: list[Route] = []
+        page.route(LIBRARY, lambda route: held.append(route))
+        grow(recording, tmp_path / "later", 60)
+        expect(page.locator("#news")).to_contain_text("newer steps")
+        page.evaluate("window.isTheOldPage = true")
+        follow(page)
+        page.wait_for_function("!window.isTheOldPage && document.readyState === 'interactive'")
+        box = page.locator("#theme").bounding_box()
+        assert box is not None
+        middle = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+        assert page.evaluate("([x, y]) => document.elementFromPoint(x, y).closest('#theme') !== null", middle)
+        held[0].continue_()
+        followed(page)
