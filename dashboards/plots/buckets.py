@@ -22,6 +22,7 @@ from dashboards.plots.bucket_figure import draw_curve, draw_steps, draw_strip, d
 from dashboards.plots.bucket_hatches import BucketHatches
 from dashboards.plots.bucket_layout import BucketLayout
 from dashboards.plots.bucket_tooltip import Tooltip, parameter_tooltip, size_tooltip, step_tooltip
+from dashboards.plots.dialogue import TOOLTIP_COLUMNS, Asked, Dialogue, tooltip_columns
 from overlapscope.model.curve import SPECIALS, Curve, Options, Special
 from overlapscope.model.partition import Buckets
 from overlapscope.model.typical_step import Step
@@ -95,16 +96,13 @@ class BucketsPlot:
         self.strip_hatches = BucketHatches()
         self.strip_labels = ColumnDataSource(data=dict.fromkeys(content.LABEL_COLUMNS, ()))
 
-        self.asked = ColumnDataSource(
-            data=dict.fromkeys(("id", "cap_mb", "move", "special", "first_mb", "is_compressed", "width_px"), ())
-        )
-        self.answer = ColumnDataSource(
-            data=dict.fromkeys(
-                ("id", "cap_mb", "shown_mb", "special", "first_mb", "is_compressed", "markup", "account"), ()
-            )
-        )
-        self.pointed = ColumnDataSource(data=dict.fromkeys(("id", "plot", "x", "y", "ns_per_px"), ()))
-        self.tooltip = ColumnDataSource(data=dict.fromkeys(("id", "title", "label", "value"), ()))
+        wanted = ("id", "cap_mb", "move", "special", "first_mb", "is_compressed", "width_px")
+        shown = ("id", "cap_mb", "shown_mb", "special", "first_mb", "is_compressed", "markup", "account")
+        self._dialogue = Dialogue()
+        self.asked = self._dialogue.question("asked", wanted, self._on_asked)
+        self.answer = self._dialogue.answer("answer", shown)
+        self.pointed = self._dialogue.question("pointed", ("id", "plot", "x", "y", "ns_per_px"), self._on_pointed)
+        self.tooltip = self._dialogue.answer("tooltip", TOOLTIP_COLUMNS)
 
         self.size_range, self.time_range = Range1d(), Range1d()
         self._length_ns = _longest_ns(forecast) * _ROOM
@@ -118,8 +116,7 @@ class BucketsPlot:
             measured=self.measured,
             chosen=self.point,
         )
-        # The browser sends back changes only of what a root refers to.
-        self.root.tags = [{"dialogue": [self.asked, self.answer, self.pointed, self.tooltip]}]
+        self._dialogue.attach(self.root)
         self.steps = draw_steps(
             self.layout,
             self.step_range,
@@ -131,8 +128,6 @@ class BucketsPlot:
         )
         self.time = draw_time(self.step_range)
         self.plan = draw_strip(forecast.gradients.total_bytes, self.strip, self.strip_hatches, self.strip_labels)
-        self.asked.on_change("data", self._on_asked)
-        self.pointed.on_change("data", self._on_pointed)
         self._width_px = _FIRST_WIDTH_PX
         self._draw_curve(curve)
         self._draw_step(0, recorded)
@@ -148,9 +143,9 @@ class BucketsPlot:
     @property
     def start_script(self) -> CustomJS:
         """A script that the browser runs when the document is ready: connects slider, mouse, keys and address to it."""
-        names = ("root", "steps", "time", "plan", "size_range", "step_range", "asked", "answer", "pointed", "tooltip")
+        drawn = {name: getattr(self, name) for name in ("root", "steps", "time", "plan", "size_range", "step_range")}
         return CustomJS(
-            args={"plot": {name: getattr(self, name) for name in names}},
+            args={"plot": {**drawn, **self._dialogue.sources}},
             code="window.overlapscope.startBuckets(plot)",
         )
 
@@ -208,7 +203,7 @@ class BucketsPlot:
         self.labels[place].data = content.label_columns(step, self.shown, self.layout, place, ns_per_px)
         self.ends[place].data = content.end_columns(step, self.layout, place)
 
-    def _on_asked(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
+    def _on_asked(self, asked: Asked) -> None:
         choice = _choice_of(asked, self.chosen)
         future, document = self._forecast.curve(choice.options), self.root.document
         if future.done() or document is None:
@@ -217,7 +212,7 @@ class BucketsPlot:
             answer = partial(self._answer, asked, choice)
             future.add_done_callback(lambda done: document.add_next_tick_callback(partial(answer, done)))
 
-    def _answer(self, asked: dict[str, Any], choice: Choice, curve: Future[Curve]) -> None:
+    def _answer(self, asked: Asked, choice: Choice, curve: Future[Curve]) -> None:
         width_px = int(asked["width_px"][0])
         if width_px != self._width_px:
             self._width_px = width_px
@@ -240,17 +235,11 @@ class BucketsPlot:
         """The choice as markup."""
         return self._describe(self.chosen, self.step)
 
-    def _on_pointed(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
+    def _on_pointed(self, asked: Asked) -> None:
         title, rows = self._tooltip(asked["plot"][0], float(asked["x"][0]), float(asked["y"][0]), asked)
-        lines = max(1, len(rows))
-        self.tooltip.data = {
-            "id": asked["id"] * lines,
-            "title": [title] * lines,
-            "label": [label for label, _ in rows] or [""],
-            "value": [text for _, text in rows] or [""],
-        }
+        self.tooltip.data = tooltip_columns(asked, title, rows)
 
-    def _tooltip(self, plot: str, x: float, y: float, asked: dict[str, Any]) -> Tooltip:
+    def _tooltip(self, plot: str, x: float, y: float, asked: Asked) -> Tooltip:
         if plot == "curve":
             return size_tooltip(self.chosen.curve, x)
         if plot == "strip":
@@ -281,7 +270,7 @@ def shown_ranks(step: Step) -> list[int]:
     return sorted(by_end[round(at * (count - 1) / (MOST_RANKS - 1))] for at in range(MOST_RANKS))
 
 
-def _choice_of(asked: dict[str, Any], before: Chosen) -> Choice:
+def _choice_of(asked: Asked, before: Chosen) -> Choice:
     first_mb, cap_mb, special = asked["first_mb"][0], asked["cap_mb"][0], asked["special"][0]
     options = Options(
         first_mb=None if first_mb is None else float(first_mb), is_compressed=bool(asked["is_compressed"][0])

@@ -6,11 +6,12 @@ panning need no answer, as the picture holds all cells.
 
 from __future__ import annotations
 
-from typing import Any, Final, get_args
+from typing import Final, get_args
 
 import numpy as np
 from bokeh.models import ColumnDataSource, CustomJS, Range1d
 
+from dashboards.plots.dialogue import TOOLTIP_COLUMNS, Asked, Dialogue, tooltip_columns
 from dashboards.plots.heatmap_figure import draw_heatmap, height_px
 from dashboards.plots.heatmap_tooltip import cell_tooltip
 from dashboards.theme import LATE_SHADES
@@ -41,29 +42,27 @@ class HeatmapPlot:
         self.grouping: Grouping = grouping or ("hosts" if is_large else "ranks")
         self.cells = ColumnDataSource(data={name: [] for name in ("image", "x", "y", "dw", "dh")})
         self.names = ColumnDataSource(data={"name": []})
-        self.scale = ColumnDataSource(data={name: [] for name in ("low", "half", "high", "largest")})
-        self.choice = ColumnDataSource(data={name: [] for name in ("figure", "grouping", "columns")})
-        self.pointed = ColumnDataSource(data={name: [] for name in ("id", "row", "column")})
-        self.answer = ColumnDataSource(data={name: [] for name in ("id", "title", "label", "value", "rank", "step")})
+        self._dialogue = Dialogue()
+        self.choice = self._dialogue.question("choice", ("figure", "grouping", "columns"), self._on_choice)
+        self.scale = self._dialogue.answer("scale", ("low", "half", "high", "largest"))
+        self.pointed = self._dialogue.question("pointed", ("id", "row", "column"), self._on_pointed)
+        self.answer = self._dialogue.answer("answer", (*TOOLTIP_COLUMNS, "rank", "step"))
 
         steps = heatmap.steps
         first, last = float(steps[0]) - 0.5, float(steps[-1]) + 0.5
         self.step_range = Range1d(start=first, end=last, bounds=(first, last), min_interval=min(8.0, last - first))
         self.row_range = Range1d(start=1.0, end=0.0)
         self.root = draw_heatmap(self.step_range, self.row_range, self.cells, self.names)
-        # The browser sends back changes only of what a root refers to.
-        self.root.tags = [{"dialogue": [self.scale, self.choice, self.pointed, self.answer]}]
-        self.choice.on_change("data", self._on_choice)
-        self.pointed.on_change("data", self._on_pointed)
+        self._dialogue.attach(self.root)
         self._grid = heatmap.grid(self.grouping)
         self.update(self.figure, self.grouping)
 
     @property
     def start_script(self) -> CustomJS:
         """A script that the browser runs when the document is ready: connects mouse, keys, switches and theme to it."""
-        names = ("root", "step_range", "row_range", "cells", "scale", "choice", "pointed", "answer")
+        drawn = {name: getattr(self, name) for name in ("root", "step_range", "row_range", "cells")}
         return CustomJS(
-            args={"plot": {name: getattr(self, name) for name in names}},
+            args={"plot": {**drawn, **self._dialogue.sources}},
             code="window.overlapscope.startHeatmap(plot)",
         )
 
@@ -97,19 +96,12 @@ class HeatmapPlot:
             "largest": [f"largest {format_ns(largest_ns)}"],
         }
 
-    def _on_choice(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
+    def _on_choice(self, asked: Asked) -> None:
         self.update(asked["figure"][0], asked["grouping"][0], int(asked["columns"][0]))
 
-    def _on_pointed(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
+    def _on_pointed(self, asked: Asked) -> None:
         cell = int(asked["row"][0]), int(asked["column"][0])
         title, rows = cell_tooltip(self._heatmap, self._grid, self.figure, *cell)
         peak = self._grid.peak(self._heatmap.figures_ns[self.figure], *cell)
         rank, step = (-1, -1) if peak is None else (self._heatmap.ranks[peak[0]], self._heatmap.steps[peak[1]])
-        self.answer.data = {
-            "id": asked["id"] * len(rows),
-            "title": [title] * len(rows),
-            "label": [label for label, _ in rows],
-            "value": [value for _, value in rows],
-            "rank": [int(rank)] * len(rows),
-            "step": [int(step)] * len(rows),
-        }
+        self.answer.data = tooltip_columns(asked, title, rows, rank=int(rank), step=int(step))

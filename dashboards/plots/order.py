@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from bokeh.models import ColumnDataSource, CustomJS, Range1d
 
+from dashboards.plots.dialogue import TOOLTIP_COLUMNS, Asked, Dialogue, tooltip_columns
 from dashboards.plots.order_content import (
     BOX_COLUMNS,
     CELL_COLUMNS,
@@ -72,14 +73,17 @@ class OrderPlot:
         self.band = ColumnDataSource(data=_band(highlight))
         self.box = ColumnDataSource(data=no_columns(*BOX_COLUMNS))
 
-        self.view = ColumnDataSource(name="view", data=no_columns("id", "first", "last", "width_px"))
-        self.answer = ColumnDataSource(name="answer", data=no_columns("id"))
-        self.selected = ColumnDataSource(data={"lane": [selected[0]], "number": [selected[1]]})
-        self.details = ColumnDataSource(data=self._details(*selected))
-        self.jump = ColumnDataSource(data=no_columns("id", "to", "from"))
-        self.jumped = ColumnDataSource(data=no_columns("id", "number"))
-        self.pointed = ColumnDataSource(data=no_columns("id", "lane", "number"))
-        self.tooltip = ColumnDataSource(data=no_columns("id", "title", "label", "value"))
+        self._dialogue = Dialogue()
+        self.view = self._dialogue.question("view", ("id", "first", "last", "width_px"), self._on_view)
+        self.answer = self._dialogue.answer("answer", ("id",))
+        self.details = self._dialogue.answer("details", ("lane", "number", "step", "markup"))
+        self.selected = self._dialogue.question("selected", ("lane", "number"), self._on_selected)
+        # Here it is the server that asks first.
+        self.selected.data = {"lane": [selected[0]], "number": [selected[1]]}
+        self.jump = self._dialogue.question("jump", ("id", "to", "from"), self._on_jump)
+        self.jumped = self._dialogue.answer("jumped", ("id", "number"))
+        self.pointed = self._dialogue.question("pointed", ("id", "lane", "number"), self._on_pointed)
+        self.tooltip = self._dialogue.answer("tooltip", TOOLTIP_COLUMNS)
 
         self.bounds = (lanes.oldest - 0.55, max(lanes.newest, lanes.oldest + LEAST_COLUMNS) + 0.55)
         length = min(_FIRST_COLUMNS, self.bounds[1] - self.bounds[0])
@@ -104,22 +108,14 @@ class OrderPlot:
             band=self.band,
             selected=self.box,
         )
-        # The browser sends back changes only of what a root refers to.
-        asked = [self.view, self.selected, self.jump, self.pointed]
-        answered = [self.answer, self.details, self.jumped, self.tooltip]
-        self.root.tags = [{"dialogue": [*asked, *answered]}]
+        self._dialogue.attach(self.root)
         self.axis = draw_numbers(self.number_range, steps=self.steps, band=self.band)
-        self.view.on_change("data", self._on_view)
-        self.selected.on_change("data", self._on_selected)
-        self.jump.on_change("data", self._on_jump)
-        self.pointed.on_change("data", self._on_pointed)
         self.update(first, first + length, _FIRST_WIDTH_PX)
 
     @property
     def start_script(self) -> CustomJS:
         """A script that the browser runs when the document is ready: connects mouse, keys, address and theme to it."""
-        names = ["root", "axis", "number_range", "cells", "box", "view", "answer", "selected", "details"]
-        names += ["jump", "jumped", "pointed", "tooltip"]
+        drawn = {name: getattr(self, name) for name in ("root", "axis", "number_range", "cells", "box")}
         facts = {
             "lanes": [lane.ranks[0] for lane in self._shown],
             "lane_px": self.layout.lane_px,
@@ -129,7 +125,7 @@ class OrderPlot:
             "first": self._first,
         }
         return CustomJS(
-            args={"plot": {name: getattr(self, name) for name in names}, "facts": facts},
+            args={"plot": {**drawn, **self._dialogue.sources}, "facts": facts},
             code="window.overlapscope.startOrder(plot, facts)",
         )
 
@@ -146,12 +142,12 @@ class OrderPlot:
         self.names.data, self.subjects.data = names, subjects
         self.steps.data = step_columns(window, column_px)
 
-    def _on_view(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
+    def _on_view(self, asked: Asked) -> None:
         self.update(float(asked["first"][0]), float(asked["last"][0]), max(1, int(asked["width_px"][0])))
         # Last, so that the browser, which waits for it, has everything else by then.
         self.answer.data = {"id": asked["id"]}
 
-    def _on_selected(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
+    def _on_selected(self, asked: Asked) -> None:
         self.details.data = self._details(int(asked["lane"][0]), int(asked["number"][0]))
 
     def _details(self, lane: int, number: int) -> dict[str, Any]:
@@ -160,7 +156,7 @@ class OrderPlot:
         step = None if entry is None or entry.step == UNKNOWN_STEP else entry.step
         return {"lane": [lane], "number": [number], "step": [step], "markup": [self._describe(number)]}
 
-    def _on_jump(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
+    def _on_jump(self, asked: Asked) -> None:
         to, number = asked["to"][0], int(asked["from"][0])
         found: int | None
         if to == "step":
@@ -169,15 +165,10 @@ class OrderPlot:
             found = self._lanes.next_difference(number, 1 if to == "next" else -1)
         self.jumped.data = {"id": asked["id"], "number": [found]}
 
-    def _on_pointed(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
+    def _on_pointed(self, asked: Asked) -> None:
         lane, number = int(asked["lane"][0]), int(asked["number"][0])
         title, rows = cell_tooltip(self._lanes, self._shown[lane], number)
-        self.tooltip.data = {
-            "id": asked["id"] * len(rows),
-            "title": [title] * len(rows),
-            "label": [label for label, _ in rows],
-            "value": [value for _, value in rows],
-        }
+        self.tooltip.data = tooltip_columns(asked, title, rows)
 
 
 def _band(highlight: tuple[int, str] | None) -> dict[str, Any]:

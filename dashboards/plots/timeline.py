@@ -9,13 +9,14 @@ comes only when a drag is over, which is too late.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from bokeh.models import ColumnDataSource, CustomJS, Range1d
 
 from dashboards.assets import read_asset
 from dashboards.plots.bucket_hatches import BucketHatches
+from dashboards.plots.dialogue import TOOLTIP_COLUMNS, Asked, Dialogue, tooltip_columns
 from dashboards.plots.exposed_content import EXPOSED_COLUMNS, exposed_columns
 from dashboards.plots.ideal_content import IDEAL_END_COLUMNS, OUTLINE_COLUMNS, ideal_end_columns, outline_columns
 from dashboards.plots.lane_layout import layout_lanes
@@ -81,8 +82,11 @@ class TimelinePlot:
         self._timeline = timeline
         self._account = account
         self.layout = layout_lanes(len(timeline.ranks))
-        self.selection = TimelineSelection(self._trace, timeline, self.layout, self._show_step, describe)
-        self.ruler = TimelineRuler(snapshot.account, timeline, self.layout)
+        self._dialogue = Dialogue()
+        self.selection = TimelineSelection(
+            self._dialogue, self._trace, timeline, self.layout, self._show_step, describe
+        )
+        self.ruler = TimelineRuler(self._dialogue, snapshot.account, timeline, self.layout)
         self.spans = ColumnDataSource(data=no_columns(*SPAN_COLUMNS))
         self.hatches = BucketHatches()
         self.shades = ColumnDataSource(data=no_columns(*SHADE_COLUMNS))
@@ -92,18 +96,17 @@ class TimelinePlot:
         self.outlines = ColumnDataSource(name="outlines", data=no_columns(*OUTLINE_COLUMNS))
         self.ideal_ends = ColumnDataSource(data=no_columns(*IDEAL_END_COLUMNS))
 
-        self.view = ColumnDataSource(
-            name="view", data=no_columns("id", "from_ns", "to_ns", "width_px", "is_ideal", "is_path")
-        )
-        self.answer = ColumnDataSource(
-            name="answer", data=no_columns("id", "step", "spans", "is_shaded", "ideal_hint", "path_hint", "account")
-        )
-        self.pick = ColumnDataSource(data=no_columns("step", "move"))
-        self.picked = ColumnDataSource(data=no_columns("from_ns", "to_ns"))
-        self.pointed = ColumnDataSource(data=no_columns("id", "lane", "row"))
-        self.tooltip = ColumnDataSource(data=no_columns("id", "title", "label", "value"))
         self.exposed = ColumnDataSource(name="exposed", data=no_columns(*EXPOSED_COLUMNS))
         self.path = ColumnDataSource(name="path", data=no_columns(*PATH_COLUMNS))
+
+        shown = ("id", "step", "spans", "is_shaded", "ideal_hint", "path_hint", "account")
+        wanted = ("id", "from_ns", "to_ns", "width_px", "is_ideal", "is_path")
+        self.view = self._dialogue.question("view", wanted, self._on_view)
+        self.answer = self._dialogue.answer("answer", shown)
+        self.pick = self._dialogue.question("pick", ("step", "move"), self._on_pick)
+        self.picked = self._dialogue.answer("picked", ("from_ns", "to_ns"))
+        self.pointed = self._dialogue.question("pointed", ("id", "lane", "row"), self._on_pointed)
+        self.tooltip = self._dialogue.answer("tooltip", TOOLTIP_COLUMNS)
 
         margin_ns = max(1, timeline.length_ns // 100)
         self.fit: View = (-margin_ns, timeline.length_ns + margin_ns)
@@ -125,15 +128,8 @@ class TimelinePlot:
         )
         self.selection.draw(self.root)
         self.ruler.draw(self.root)
-        own = ("view", "answer", "pick", "picked", "pointed", "tooltip")
-        self._dialogue = {**{name: getattr(self, name) for name in own}, **self.selection.dialogue}
-        self._dialogue |= self.ruler.dialogue
-        # The browser sends back changes only of what a root refers to.
-        self.root.tags = [{"dialogue": list(self._dialogue.values())}]
+        self._dialogue.attach(self.root)
         self.axis = draw_axis(self.time_range, self.step_lines, self.ideal_ends, read_asset("time_ticks.js"))
-        self.view.on_change("data", self._on_view)
-        self.pick.on_change("data", self._on_pick)
-        self.pointed.on_change("data", self._on_pointed)
         self.update(first, width_px=1400)
 
     @property
@@ -141,7 +137,7 @@ class TimelinePlot:
         """A script that the browser runs when the document is ready: connects mouse, keys, URL and theme to it."""
         drawn = {name: getattr(self, name) for name in ("root", "axis", "time_range", "spans")}
         return CustomJS(
-            args={"plot": {**drawn, **self._dialogue}, "fit": list(self.fit)},
+            args={"plot": {**drawn, **self._dialogue.sources}, "fit": list(self.fit)},
             code=f"window.overlapscope.startTimeline(plot, fit, {MIN_VIEW_NS})",
         )
 
@@ -232,7 +228,7 @@ class TimelinePlot:
         steps = self._timeline.steps
         return int(((steps["start_ns"] < view[1]) & (steps["end_ns"] > view[0])).sum())
 
-    def _on_view(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
+    def _on_view(self, asked: Asked) -> None:
         view = (int(asked["from_ns"][0]), int(asked["to_ns"][0]))
         width_px = int(asked["width_px"][0])
         in_view = self.update(view, width_px)
@@ -250,7 +246,7 @@ class TimelinePlot:
             "account": [self.account_of(step)],
         }
 
-    def _on_pick(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
+    def _on_pick(self, asked: Asked) -> None:
         self._show_step(int(asked["step"][0]), int(asked["move"][0]))
 
     def _show_step(self, step: int, move: int = 0) -> None:
@@ -258,16 +254,11 @@ class TimelinePlot:
         if view is not None:
             self.picked.data = {"from_ns": [view[0]], "to_ns": [view[1]]}
 
-    def _on_pointed(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
+    def _on_pointed(self, asked: Asked) -> None:
         lane = self._timeline.lanes[int(asked["lane"][0])]
         details = details_of(self._trace, self._timeline.begin_ns, lane, int(asked["row"][0]))
         title, rows = tooltip_of(details, _MOST_PARAMETERS_POINTED_AT)
-        self.tooltip.data = {
-            "id": asked["id"] * max(1, len(rows)),
-            "title": [title] * max(1, len(rows)),
-            "label": [label for label, _ in rows] or [""],
-            "value": [value for _, value in rows] or [""],
-        }
+        self.tooltip.data = tooltip_columns(asked, title, rows)
 
 
 def step_view(timeline: Timeline, step: int, move: int = 0) -> View | None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from bokeh.models import ColumnDataSource
-
+from dashboards.plots.dialogue import Asked, Dialogue
 from dashboards.plots.lane_layout import LaneLayout
 from dashboards.plots.timeline_content import no_columns
 from dashboards.plots.wide_figure import SMALL_TEXT, fill
@@ -20,19 +19,17 @@ _LABELLED_PX: Final = 90
 
 
 class TimelineRuler:
-    """Two moments on the lanes of a rank, and what lies between them."""
+    """Two moments on the lanes of a rank, and what lies between them.
 
-    def __init__(self, account: Account, timeline: Timeline, layout: LaneLayout) -> None:
+    Args:
+        dialogue: of the timeline.
+    """
+
+    def __init__(self, dialogue: Dialogue, account: Account, timeline: Timeline, layout: LaneLayout) -> None:
         self._account, self._timeline, self._layout = account, timeline, layout
-        self.asked = ColumnDataSource(data=no_columns("id", "from_ns", "to_ns", "rank"))
+        self.asked = dialogue.question("measured", ("id", "from_ns", "to_ns", "rank"), self._on_asked)
         """``rank`` is a place from the top."""
-        self.ruler = ColumnDataSource(data=no_columns(*RULER_COLUMNS))
-        self.asked.on_change("data", self._on_asked)
-
-    @property
-    def dialogue(self) -> dict[str, ColumnDataSource]:
-        """What the browser writes and reads, by the names that its script has for them."""
-        return {"measured": self.asked, "ruler": self.ruler}
+        self.ruler = dialogue.answer("ruler", RULER_COLUMNS)
 
     def draw(self, plot: Any) -> None:
         """Add the ruler to the figure of the lanes."""
@@ -45,7 +42,7 @@ class TimelineRuler:
         text.glyph.update(background_fill_alpha=0.92, padding=4)
         paint(text.glyph, text_color="ink", background_fill_color="surface")
 
-    def _on_asked(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
+    def _on_asked(self, asked: Asked) -> None:
         if not len(asked["id"]):
             fill(self.ruler, no_columns(*RULER_COLUMNS))
             return

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from bokeh.models import ColumnDataSource
 
+from dashboards.plots.dialogue import Asked, Dialogue
 from dashboards.plots.flow_content import (
     FLOW_LINE_COLUMNS,
     FLOW_MARK_COLUMNS,
@@ -40,12 +41,14 @@ class TimelineSelection:
     """The selection and the sources that show it.
 
     Args:
+        dialogue: of the timeline.
         show_step: moves the view to a step.
         describe: none on a page without a panel.
     """
 
     def __init__(
         self,
+        dialogue: Dialogue,
         trace: Trace,
         timeline: Timeline,
         layout: LaneLayout,
@@ -59,16 +62,9 @@ class TimelineSelection:
         self.way = ColumnDataSource(data=no_columns(*FLOW_LINE_COLUMNS))
         self.meetings = ColumnDataSource(data=no_columns(*MEETING_COLUMNS))
         self.marks = ColumnDataSource(name="flow", data=no_columns(*FLOW_MARK_COLUMNS))
-        self.chosen = ColumnDataSource(data=no_columns("lane", "row", "name"))
-        self.sought = ColumnDataSource(data=no_columns("text", "from_ns"))
-        self.answer = ColumnDataSource(data=no_columns("from_ns", "to_ns", "markup", "note", "name"))
-        self.chosen.on_change("data", self._on_chosen)
-        self.sought.on_change("data", self._on_sought)
-
-    @property
-    def dialogue(self) -> dict[str, ColumnDataSource]:
-        """What the browser writes and reads, by the names that its script has for them."""
-        return {"chosen": self.chosen, "sought": self.sought, "selection": self.answer}
+        self.chosen = dialogue.question("chosen", ("lane", "row", "name"), self._on_chosen)
+        self.sought = dialogue.question("sought", ("text", "from_ns"), self._on_sought)
+        self.answer = dialogue.answer("selection", ("from_ns", "to_ns", "markup", "note", "name"))
 
     def draw(self, plot: Any) -> None:
         """Add outlines and ways to the figure of the lanes."""
@@ -134,7 +130,7 @@ class TimelineSelection:
         fill(self.meetings, no_columns(*MEETING_COLUMNS))
         fill(self.marks, no_columns(*FLOW_MARK_COLUMNS))
 
-    def _on_chosen(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
+    def _on_chosen(self, asked: Asked) -> None:
         if len(asked["lane"]) and asked["name"][0]:
             self.select_named(str(asked["name"][0]))
         elif len(asked["lane"]):
@@ -142,7 +138,7 @@ class TimelineSelection:
         else:
             self._clear()
 
-    def _on_sought(self, _attribute: str, _old: Any, asked: dict[str, Any]) -> None:
+    def _on_sought(self, asked: Asked) -> None:
         text = str(asked["text"][0])
         found = find(self._trace, self._timeline, text, int(asked["from_ns"][0]))
         if found is None:
