@@ -6,34 +6,31 @@ It is a subclass, so whatever asks ``isinstance(model, torch.nn.parallel.Distrib
 
 from __future__ import annotations
 
-import inspect
 import sys
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import _disable_dynamo, nn  # type: ignore[attr-defined]
 from torch.distributed import BuiltinCommHookType  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from instrumented_ddp.arguments import SIGNATURE, TORCH_SIGNATURE, Arguments
 from instrumented_ddp.bucket_plan import BucketPlan, describe_parameters
 from instrumented_ddp.collective_log.purposes import Purpose, launched_for
 from instrumented_ddp.plans.auto.schedule import AutoBuckets
 from instrumented_ddp.plans.controller import PlanController
 from instrumented_ddp.plans.first_plan import Caps, first_plan
-from instrumented_ddp.plans.given_plan import AUTO, is_auto, refuse_caps_beside
 from instrumented_ddp.plans.probing import Probing, is_asked_to_probe
 from instrumented_ddp.plans.schedule import WishedSchedule
 from instrumented_ddp.recording.bypass import Bypass
-from instrumented_ddp.recording.metadata import is_plain
 from instrumented_ddp.recording.model_events import ModelEvents
 from instrumented_ddp.recording.recorder import Recorder
 from instrumented_ddp.recording.reduction_events import ReductionEvents
 from instrumented_ddp.recording.runtime_stats import RuntimeStats
-from instrumented_ddp.recording.settings import settings_of_model
 from instrumented_ddp.recording.warnings_to import warnings_to
 from instrumented_ddp.reduction.agreement import Wish, check_same_parameters
 from instrumented_ddp.reduction.c10d_reducer import C10dReducer
@@ -41,13 +38,10 @@ from instrumented_ddp.reduction.logging_data import Logger
 from instrumented_ddp.reduction.reducer import Reducer
 from instrumented_ddp.replicas.replica import Replica
 from instrumented_ddp.session import session_for
-from instrumented_ddp.strategies.known import strategy_of
 from instrumented_ddp.strategies.strategy import Strategy
 from overlapscope.model.plan_file import PlanFile
 from overlapscope.trace.environment import OnIncident
 from overlapscope.trace.format import Phase
-
-_TORCH_SIGNATURE: Final = inspect.signature(TorchDDP.__init__)
 
 
 class DistributedDataParallel(TorchDDP):
@@ -94,36 +88,22 @@ class DistributedDataParallel(TorchDDP):
         **kwargs: Any,
     ) -> None:
         try:
-            arguments = _TORCH_SIGNATURE.bind(self, *args, **kwargs)
+            bound = TORCH_SIGNATURE.bind(self, *args, **kwargs)
         except TypeError:
             super().__init__(*args, **kwargs)  # says what is wrong, in its own words
             raise
-        self._strategy = strategy_of(strategy)
-        if bucket_plan is not None:
-            refuse_caps_beside("bucket_plan", arguments.arguments)
-        if (cap_mb := self._strategy.bucket_cap_mb) is not None:
-            refuse_caps_beside(f"strategy={strategy!r}", arguments.arguments | {"bucket_plan": bucket_plan})
-            arguments.arguments["bucket_cap_mb"] = cap_mb
-        self._is_auto = is_auto(arguments.arguments)
-        if self._is_auto:
-            arguments.arguments["bucket_cap_mb"] = None
-        args, kwargs = arguments.args[1:], arguments.kwargs
-        arguments.apply_defaults()
+        given = Arguments.of(bound, bucket_plan, strategy)
         # Torch's constructor calls back, to build the reducer, before it returns.
-        self._settings = settings_of_model(arguments.arguments, wrapper="instrumented_ddp")
-        self._arguments = {name: value for name, value in arguments.arguments.items() if is_plain(value)}
-        if self._is_auto:
-            self._arguments["bucket_cap_mb"] = AUTO
-        self._arguments["strategy"] = self._settings["strategy"] = self._strategy.name
-        if bucket_plan is not None:
-            self._arguments["bucket_plan"] = str(bucket_plan) if isinstance(bucket_plan, str | Path) else "given"
+        self._strategy = given.strategy
+        self._is_auto = given.is_auto
+        self._settings, self._arguments = given.settings, given.described
         self._given_plan = bucket_plan
         self._planned: BucketPlan | None = None
-        self._has_to_agree = bool(arguments.arguments["init_sync"]) or bucket_plan is not None
-        self._session = session_for(trace, on_incident, arguments.arguments["process_group"])
+        self._has_to_agree = bool(given.all["init_sync"]) or bucket_plan is not None
+        self._session = session_for(trace, on_incident, given.all["process_group"])
         self._model_number = 0
         with warnings_to(callers=1), launched_for(Purpose(role="construction")):
-            super().__init__(*args, **kwargs)
+            super().__init__(*given.args, **given.kwargs)
         self._has_to_agree = False  # unpickling builds a reducer anew, when nobody is there to agree
 
     @property
@@ -342,18 +322,4 @@ class DistributedDataParallel(TorchDDP):
             super()._default_broadcast_coalesced(bufs, bucket_size, authoritative_rank)
 
 
-_ADDED: Final = {
-    "trace": "str | Path | None",
-    "on_incident": "OnIncident | None",
-    "bucket_plan": "str | Path | PlanFile | None",
-    "strategy": "str | Strategy | None",
-}
-DistributedDataParallel.__init__.__signature__ = _TORCH_SIGNATURE.replace(  # type: ignore[attr-defined]
-    parameters=[
-        *_TORCH_SIGNATURE.parameters.values(),
-        *(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_ADDED[name])
-            for name in _ADDED
-        ),
-    ]
-)
+DistributedDataParallel.__init__.__signature__ = SIGNATURE  # type: ignore[attr-defined]

@@ -41,7 +41,7 @@ class Reducer:
         plan: the first bucket plan; ``adopt`` replaces it.
         group: the ranks whose gradients are averaged.
         find_unused_parameters: look for parameters that have no part in a forward's outputs.
-        gradient_as_bucket_view: ``parameter.grad`` is a view of the bucket instead of a copy.
+        gradient_as_bucket_view: ``parameter.grad`` is a view of the bucket.
         skip_all_reduce_unused_params: a bucket without a used parameter is not reduced.
         batched_grad_copy: divide a bucket as a whole; gradients are copied a bucket at a time either way.
         events: told of everything that happens.
@@ -69,8 +69,7 @@ class Reducer:
         self.events = events
         self.on_error: Callable[[str], None] = lambda _: None
         """Called with what is about to be raised."""
-        self._names = [parameter.name for parameter in plan.parameters]
-        self._board = events.board
+        self._names, self._board = [parameter.name for parameter in plan.parameters], events.board
         self._empty_board = private_board(len(parameters))
         self._hooks = GradientHooks(parameters)
         self.averaging = Averaging(group, {p.device for p in parameters}, events, strategy)
@@ -101,8 +100,8 @@ class Reducer:
         """Take a bucket plan from here on. Not during a backward.
 
         Args:
-            reason: for the recording: ``construction``, ``rebuild``, ``mixed_precision``, ``probe`` (to measure it),
-                ``return`` (to the plan before) or ``auto`` (it is the fastest).
+            reason: ``construction``, ``rebuild``, ``mixed_precision``, ``probe`` (to measure it), ``return`` (to the
+                plan before) or ``auto`` (it is the fastest).
         """
         self.plan, self.plan_reason = plan, reason
         self.events.plan_adopted(len(self.plans), plan, reason)

@@ -34,7 +34,7 @@ def the_class(make_ddp: MakeDdp, seen: Seen) -> None:
         [
             (argument.name, argument.kind, argument.default)
             for argument in arguments.values()
-            if argument.name not in ("trace", "on_incident", "bucket_plan")
+            if argument.name not in ("trace", "on_incident", "bucket_plan", "strategy")
         ],
     )
     methods = [name for name, _ in inspect.getmembers(ddp_class, callable) if not name.startswith("__")]

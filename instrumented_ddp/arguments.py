@@ -1,0 +1,90 @@
+"""What the wrapper is given: the arguments of torch's, and four of ours."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from instrumented_ddp.plans.given_plan import AUTO, is_auto, refuse_caps_beside
+from instrumented_ddp.recording.metadata import is_plain
+from instrumented_ddp.recording.settings import settings_of_model
+from instrumented_ddp.strategies.known import strategy_of
+from instrumented_ddp.strategies.strategy import Strategy
+from overlapscope.model.plan_file import PlanFile
+
+TORCH_SIGNATURE: Final = inspect.signature(TorchDDP.__init__)
+_OURS: Final = {
+    "trace": "str | Path | None",
+    "on_incident": "OnIncident | None",
+    "bucket_plan": "str | Path | PlanFile | None",
+    "strategy": "str | Strategy | None",
+}
+SIGNATURE: Final = TORCH_SIGNATURE.replace(
+    parameters=[
+        *TORCH_SIGNATURE.parameters.values(),
+        *(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+            for name, annotation in _OURS.items()
+        ),
+    ]
+)
+"""Of our wrapper."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """What a wrapper is given, made sense of."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    """For torch's constructor."""
+    all: dict[str, Any]
+    """Of torch's, by name, defaults included."""
+    strategy: Strategy
+    is_auto: bool
+    """Whether the buckets are chosen while the model trains."""
+    settings: dict[str, str]
+    """What ranks should have in common."""
+    described: dict[str, Any]
+    """As they are recorded."""
+
+    @staticmethod
+    def of(
+        bound: inspect.BoundArguments,
+        bucket_plan: str | Path | PlanFile | None,
+        strategy: str | Strategy | None,
+    ) -> Arguments:
+        """Make sense of torch's arguments, bound to its signature, and of ours.
+
+        Raises:
+            OverlapScopeError: sizes of buckets are given twice, or a strategy that nobody knows.
+        """
+        chosen, given = strategy_of(strategy), bound.arguments
+        if bucket_plan is not None:
+            refuse_caps_beside("bucket_plan", given)
+        if chosen.bucket_cap_mb is not None:
+            refuse_caps_beside(f"strategy={strategy!r}", given | {"bucket_plan": bucket_plan})
+            given["bucket_cap_mb"] = chosen.bucket_cap_mb
+        wants_auto = is_auto(given)
+        if wants_auto:
+            given["bucket_cap_mb"] = None
+        args, kwargs = bound.args[1:], bound.kwargs
+        bound.apply_defaults()
+        described = {name: value for name, value in given.items() if is_plain(value)} | {"strategy": chosen.name}
+        if wants_auto:
+            described["bucket_cap_mb"] = AUTO
+        if bucket_plan is not None:
+            described["bucket_plan"] = str(bucket_plan) if isinstance(bucket_plan, str | Path) else "given"
+        return Arguments(
+            args=args,
+            kwargs=kwargs,
+            all=dict(bound.arguments),
+            strategy=chosen,
+            is_auto=wants_auto,
+            settings=settings_of_model(bound.arguments, wrapper="instrumented_ddp") | {"strategy": chosen.name},
+            described=described,
+        )
