@@ -19,7 +19,7 @@ from instrumented_ddp.reduction.comm_hooks import GradBucket, Hook, result_of
 from instrumented_ddp.reduction.communicator import Communicator, communicator_of
 from instrumented_ddp.reduction.unused_parameters import UsageMap
 from instrumented_ddp.strategies.strategy import Strategy
-from instrumented_ddp.strategies.sums import Sums
+from instrumented_ddp.strategies.sums import Sums, another_group
 
 
 class Averaging:
@@ -41,7 +41,7 @@ class Averaging:
     ) -> None:
         self.group = group
         self._events = events
-        self._groups = groups_in_turn(group, strategy.groups)
+        self._groups = [group, *(another_group(group) for _ in range(1, strategy.groups))]
         self._strategy = strategy
         self._sums = self._sums_over(group)
         self._communicators = self._communicators_on(devices)
@@ -54,7 +54,7 @@ class Averaging:
     def reduce_over(self, group: dist.ProcessGroup) -> None:
         """Average over another group from here on."""
         self.group = group
-        self._groups = groups_in_turn(group, len(self._groups))
+        self._groups = [group, *(another_group(group) for _ in self._groups[1:])]
         self._sums = self._sums_over(group)
         self.count_participants = group.size
         self._communicators = self._communicators_on(self._communicators)
@@ -115,12 +115,6 @@ class Averaging:
     def _communicators_on(self, devices: Iterable[torch.device]) -> dict[torch.device, list[Communicator]]:
         observer = self._events.observer
         return {device: [communicator_of(device, group, observer) for group in self._groups] for device in devices}
-
-
-def groups_in_turn(group: dist.ProcessGroup, count: int) -> list[dist.ProcessGroup]:
-    """A group, and others of the same ranks. Called on all of them."""
-    ranks = dist.get_process_group_ranks(group)
-    return [group, *(dist.new_group(ranks, use_local_synchronization=True) for _ in range(1, count))]
 
 
 def _as_segment(records: BucketRecords | None) -> AbstractContextManager[None]:

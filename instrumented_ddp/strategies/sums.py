@@ -43,11 +43,13 @@ class Sums:
 
     def __init__(self, strategy: Strategy, group: dist.ProcessGroup) -> None:
         self._all_reduce = strategy.all_reduce
+        self._group = group
         self._hook: Callable[[Any], Any] | None = None
         if strategy.hook is not None:
-            state, hook = strategy.hook(group)
+            # Collectives are matched by their order in a group: the thread's need one where nobody else launches any.
+            self._group = another_group(group)
+            state, hook = strategy.hook(self._group)
             self._hook = partial(hook, state)
-        self._group = group
         self._worker: _Worker | None = None
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
@@ -89,6 +91,11 @@ class Sums:
         with torch.cuda.stream(stream):
             future.set_result(self._run(bucket, says_why))  # who waits for it has his stream wait for this one
         return future
+
+
+def another_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """One of the same ranks. Called on all of them."""
+    return dist.new_group(dist.get_process_group_ranks(group), use_local_synchronization=True)
 
 
 class _Worker:

@@ -219,6 +219,27 @@ def test_with_fewer_bytes_replicas_stay_the_same_and_a_task_is_learnt(strategy: 
     assert losses[-20:].mean() < 0.6 * losses[:5].mean()
 
 
+def train_beside_other_collectives(strategy: str) -> Weights:
+    """DDP's own bitmaps and buffers, and the user's all-reduces, are launched while buckets are summed."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Linear(32, 32), nn.Linear(32, 4))
+    ddp = make(strategy, net, find_unused_parameters=True)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    data = torch.Generator().manual_seed(dist.get_rank())
+    for _ in range(30):
+        net[2].weight.register_hook(lambda _: dist.all_reduce(torch.ones(3)))
+        ddp(torch.randn(8, 16, generator=data)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [parameter.detach().numpy().copy() for parameter in net.parameters()]
+
+
+@pytest.mark.parametrize("strategy", ["ring", "fp16", "power_sgd", "one_bit"])
+def test_other_collectives_are_not_mistaken_for_those_of_a_strategy(strategy: str) -> None:
+    first, second = run_ranks(train_beside_other_collectives, 2, strategy)
+    assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+
+
 def train_with_one_bit(folder: str) -> None:
     ddp = DistributedDataParallel(nn.Linear(640, 10), strategy="one_bit", trace=folder)
     ddp(torch.ones(2, 640)).sum().backward()
