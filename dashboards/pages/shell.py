@@ -19,7 +19,7 @@ from dashboards.recording import Snapshot
 from overlapscope.account.blocks import BLOCKS
 from overlapscope.analysis.clocks import describe_clocks
 from overlapscope.analysis.lanes import BUCKET_SLOTS
-from overlapscope.analysis.models import describe_models
+from overlapscope.analysis.models import describe_models, describe_strategies
 from overlapscope.trace.log import Problem
 from overlapscope.trace.reader import Trace
 from overlapscope.trace.tables import PHASE_NAMES
@@ -135,6 +135,7 @@ def run_facts(trace: Trace) -> list[tuple[str, str]]:
         "model": describe_models(run),
         "ranks": run.get("world_size"),
         "backend": run.get("backend"),
+        "strategy": describe_strategies(run),
         "clocks": describe_clocks(trace),
         "recorded": f"{datetime.fromtimestamp(started_ns / 1e9):%d %b %Y, %H:%M}" if started_ns else None,
     }

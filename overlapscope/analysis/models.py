@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
+
+USUAL_STRATEGY: Final = "overlapped"
 
 
 def describe_models(run: Mapping[str, Any]) -> str:
@@ -18,3 +20,13 @@ def describe_models(run: Mapping[str, Any]) -> str:
     """
     classes = Counter(str(model.get("class", "?")) for model in run.get("models") or ())
     return ", ".join(f"{name} ×{count}" if count > 1 else name for name, count in classes.items())
+
+
+def describe_strategies(run: Mapping[str, Any]) -> str:
+    """How gradients are reduced, if not as stock's DDP does it: ``ring``.
+
+    Args:
+        run: the content of ``run.json``.
+    """
+    given = [(model.get("ddp_arguments") or {}).get("strategy", USUAL_STRATEGY) for model in run.get("models") or ()]
+    return ", ".join(dict.fromkeys(str(strategy) for strategy in given if strategy != USUAL_STRATEGY))

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from overlapscope.account.wording import BLOCK_LABELS, REASON_LABELS, apart_text, left_out_text
 from overlapscope.analysis.clocks import describe_clocks
-from overlapscope.analysis.models import describe_models
+from overlapscope.analysis.models import describe_models, describe_strategies
 from overlapscope.analysis.summary import Summary
 from overlapscope.commands.diagnose_report import attempts_json
 from overlapscope.commands.json_text import json_text
@@ -87,6 +87,7 @@ def _facts(trace: Trace) -> str:
         describe_clocks(trace),
     ]
     facts += [f"backend {run['backend']}"] if "backend" in run else []
+    facts += [f"strategy {strategy}"] if (strategy := describe_strategies(run)) else []
     facts += [f"{trace.steps['step'].nunique()} steps"]
     facts += [f"{name} {version}" for name, version in run.get("versions", {}).items() if name == "torch"]
     if "started_unix_ns" in run:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from overlapscope.analysis.models import describe_models
+from overlapscope.analysis.models import describe_models, describe_strategies
 
 
 @pytest.mark.parametrize(
@@ -18,3 +18,13 @@ from overlapscope.analysis.models import describe_models
 )
 def test_classes_are_named_once(classes: list[str], said: str) -> None:
     assert describe_models({"models": [{"class": name} for name in classes]}) == said
+
+
+@pytest.mark.parametrize(
+    ("strategies", "said"),
+    [((), ""), (("overlapped", None), ""), (("ring", "ring"), "ring"), (("ring", "overlapped", "tree"), "ring, tree")],
+)
+def test_strategies_are_named_unless_they_are_the_usual_one(strategies: tuple[str | None, ...], said: str) -> None:
+    models = [{"ddp_arguments": {} if one is None else {"strategy": one}} for one in strategies]
+    assert describe_strategies({"models": models}) == said
+    assert describe_strategies({}) == ""
