@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from overlapscope.account.blocks import Account
 from overlapscope.account.mean_step import MeanStep
 from overlapscope.account.means import mean_of
 from overlapscope.analysis.analysis import Analysis
+from overlapscope.analysis.models import describe_strategies
 from overlapscope.analysis.observations import lanes_of, observations_of, reduced_models
 from overlapscope.analysis.summary import Summary
 from overlapscope.errors import OverlapScopeError
@@ -26,6 +28,9 @@ from overlapscope.model.observation import Observations
 from overlapscope.model.plan_file import PlanFile, PlannedParameter
 from overlapscope.model.recommend import Recommendation, recommend
 from overlapscope.trace.reader import Trace
+
+_PREDICTED: Final = ("", "per_parameter")
+"""Strategies that differ from the usual one in the buckets alone."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -68,6 +73,11 @@ def advise(analysis: Analysis, calibration: Path | None = None) -> Advice:
         OverlapScopeError: the recording doesn't hold enough, or the calibration is of another job.
     """
     trace, stragglers = analysis.trace, analysis.stragglers
+    if (strategy := describe_strategies(trace.run)) not in _PREDICTED:
+        raise OverlapScopeError(
+            f"{trace.path}: gradients were reduced by strategy {strategy}, and what other bucket sizes would take is "
+            "only known of the backend's own all-reduce; record a few steps without it"
+        )
     observations = observations_of(trace)
     found = _calibration(trace, calibration, observations.world_size)
     alone, pairs = (spans_of(found.samples), spans_of(found.pairs)) if found is not None else (None, None)

@@ -119,3 +119,15 @@ def test_a_rank_that_left_no_log_is_said(tmp_path: Path) -> None:
     assert ran.returncode == 1
     assert "1 of 3 ranks left no log" in ran.stdout
     assert "rank_2/events.log" in ran.stderr
+
+
+def test_what_a_strategy_would_take_with_other_buckets_is_not_guessed(folder: Path) -> None:
+    for rank in range(2):
+        path = folder / f"rank_{rank}" / "run.json"
+        run = json.loads(path.read_text())
+        run["models"] = [{"model": 0, "class": "Net", "ddp_arguments": {"strategy": "ring"}}]
+        run.pop("crc32", None)
+        path.write_text(json.dumps(run))
+    ran = overlapscope("recommend", folder)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert "gradients were reduced by strategy ring" in ran.stderr
