@@ -29,6 +29,7 @@ from rich.table import Table
 from benchmarks.auto_training import CAPS_MB, wait_for
 from benchmarks.quiet_machine import QUIET_CORES
 from benchmarks.swept_training import MODELS, WORLD_SIZE
+from overlapscope.lab.network.link import parsed_rate
 from tests.cluster.shaped_link import LINKS, Ranks, ranks_over
 
 TIME_LIMIT_S: Final = 1800
@@ -49,7 +50,7 @@ def train(ranks: Ranks, model: str, rounds: int, slower: str | None) -> list[lis
 
 def _slow_down_when_asked(ranks: Ranks, folder: Path, rate: str) -> None:
     wait_for(folder / "slow-down")
-    ranks.set_rate(rate)
+    ranks.set_rate(parsed_rate(rate))
     (folder / "slowed").touch()
 
 

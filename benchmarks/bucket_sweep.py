@@ -64,7 +64,7 @@ def sweep(model: str, link: str, ranks: Ranks, settings: Sequence[Setting], roun
         carriers=ranks.carriers,
         time_limit_s=time_limit_s,
     )
-    link_check = check(ranks)
+    link_check = check(ranks, LINKS[link])
     with tempfile.TemporaryDirectory() as folder:
         task.write(Path(folder, "task.json"))
         _run(ranks, "benchmarks.swept_training", folder, time_limit_s=time_limit_s + TIME_LIMIT_S)

@@ -29,8 +29,9 @@ from benchmarks.quiet_machine import wait_until_quiet
 from overlapscope.analysis.analysis import Analysis
 from overlapscope.analysis.compare.comparison import Comparison, compare
 from overlapscope.analysis.compare.side import Choice, Side
+from overlapscope.lab.network.link import Link
 from overlapscope.trace.reader import read_trace
-from tests.cluster.shaped_link import Link, Ranks, ranks_over
+from tests.cluster.shaped_link import Ranks, ranks_over
 
 RATE_BITS: Final = 500e6
 SLOWER: Final = 0.05
@@ -51,14 +52,14 @@ def record(ranks: Ranks, folder: Path, steps: int) -> None:
 def record_pairs(folder: Path, pairs: int, steps: int, sides: tuple[str, ...]) -> None:
     """Make the recordings that are not there yet."""
     has_rate = "slower" in sides
-    with ranks_over(Link(rate=f"{RATE_BITS:.0f}bit") if has_rate else Link()) as ranks:
+    with ranks_over(Link(bits_per_s=RATE_BITS) if has_rate else Link()) as ranks:
         for pair in range(pairs):
             for turn in range(len(sides)):
                 side = sides[(pair + turn) % len(sides)]
                 if (folder / f"{pair}_{side}").exists():
                     continue
                 if has_rate:
-                    ranks.set_rate(f"{RATE_BITS / (1 + SLOWER if side == 'slower' else 1):.0f}bit")
+                    ranks.set_rate(RATE_BITS / (1 + SLOWER if side == "slower" else 1))
                 wait_until_quiet(LONGEST_WAIT_S)
                 record(ranks, folder / f"{pair}_{side}", steps)
 

@@ -39,9 +39,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from overlapscope.analysis.analysis import Analysis
 from overlapscope.analysis.finding import Finding
 from overlapscope.analysis.sentences import who
+from overlapscope.lab.network.hosts import cluster_of
 from overlapscope.trace.reader import read_trace
 from tests.cluster.faults import Fault, SlowLink
-from tests.cluster.hosts import cluster_of
 from tests.cluster.injected import CASES, STEPS, WORLD_SIZE, names, train
 
 SKIPPED_STEPS: Final = 5

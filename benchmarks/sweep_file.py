@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from benchmarks.quiet_machine import QUIET_CORES
 from benchmarks.swept_training import WORLD_SIZE, Partition, Setting
-from tests.cluster.shaped_link import LinkCheck
+from overlapscope.lab.network.link import LinkCheck
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from overlapscope.analysis.stragglers import Finding
+from overlapscope.lab.network.hosts import INTERFACE, Hosts
 from tests.cluster.faults import Fault, GcPauses, Pause, SlowCompute, SlowData, SlowLink, to_json
-from tests.cluster.hosts import INTERFACE, Hosts
 from tests.cluster.processes import run_together
 
 WORLD_SIZE: Final = 4

@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
-from tests.cluster.hosts import BURST_BYTES, Hosts, cluster_of, why_unavailable
+from overlapscope.errors import OverlapScopeError
+from overlapscope.lab.network.hosts import BURST_BYTES, Hosts, cluster_of
+from tests.cluster.hosts import why_unavailable
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -79,7 +81,7 @@ def test_two_clusters_exist_at_once_and_share_nothing() -> None:
 
 
 def test_nothing_is_left_of_a_cluster_that_failed() -> None:
-    with pytest.raises(RuntimeError, match="qdisc"), cluster_of(2) as hosts:  # noqa: PT012
+    with pytest.raises(OverlapScopeError, match="qdisc"), cluster_of(2) as hosts:  # noqa: PT012
         own = {hosts.command(host)[3] for host in range(2)}
         assert own <= namespaces()
         hosts.slow_down(1, "nonsense")

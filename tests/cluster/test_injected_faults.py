@@ -15,9 +15,10 @@ import pytest
 
 from overlapscope.analysis.analysis import Analysis
 from overlapscope.analysis.finding import Finding
+from overlapscope.lab.network.hosts import cluster_of
 from overlapscope.trace.reader import read_trace
 from tests.cluster.faults import SlowLink
-from tests.cluster.hosts import cluster_of, why_unavailable
+from tests.cluster.hosts import why_unavailable
 from tests.cluster.injected import CASES, WORLD_SIZE, names, train
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]

@@ -8,8 +8,9 @@ import pytest
 
 from overlapscope.analysis.analysis import Analysis
 from overlapscope.analysis.links import link_rates, slow_links
+from overlapscope.lab.network.hosts import cluster_of
 from overlapscope.trace.reader import Trace, read_trace
-from tests.cluster.hosts import cluster_of, why_unavailable
+from tests.cluster.hosts import entrance_to, why_unavailable
 from tests.cluster.ranks import Ranks
 from tests.cluster.training_over_links import train
 
@@ -28,7 +29,7 @@ def training_of(folder: Path, hosts_in_all: int, *, steps: int, slow_host: int |
     with cluster_of(hosts_in_all) as hosts:
         if slow_host is not None:
             hosts.slow_down(slow_host, "200mbit")
-        with Ranks(hosts_in_all, hosts.entrance()) as ranks:
+        with Ranks(hosts_in_all, entrance_to(hosts)) as ranks:
             assert ranks.call(train, folder / "trace", steps) == [None] * hosts_in_all
     trace = read_trace(folder / "trace")
     assert trace.problems == ()

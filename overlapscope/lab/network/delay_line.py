@@ -1,6 +1,6 @@
 """A network that takes its time: carries packets between network namespaces, each so much later.
 
-    python -m tests.cluster.delay_line --delay-ms 2.5 --interface eth0 NAMESPACE NAMESPACE...
+    python -m overlapscope.lab.network.delay_line --delay-ms 2.5 --interface eth0 NAMESPACE NAMESPACE...
 
 It stands in for ``tc netem``, which many kernels lack. Every namespace gets a TUN device; what is sent into it is read
 here, kept until it is due, and written to the device of the namespace it is addressed to: 10.0.0.1 is the first
@@ -98,8 +98,9 @@ def _enter(namespace: str) -> None:
 
 
 def main() -> None:
+    """Carry packets as the command line says, until standard input is closed."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.cluster.delay_line",
+        prog="python -m overlapscope.lab.network.delay_line",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

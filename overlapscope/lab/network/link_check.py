@@ -1,6 +1,6 @@
-"""One end of the connection that tests/cluster/shaped_link.py measures a link with.
+"""One end of the connection that ``link.check`` measures a link with.
 
-RANK=0 python -m tests.cluster.link_check FOLDER ADDRESS-OF-RANK-0
+RANK=0 python -m overlapscope.lab.network.link_check FOLDER ADDRESS-OF-RANK-0 SENT-BYTES ROUND-TRIPS
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ import time
 from pathlib import Path
 from typing import Final
 
-ROUND_TRIPS: Final = 200
-SENT_BYTES: Final = 64 * 1024**2
-UNCOUNTED_BYTES: Final = 8 * 1024**2
-"""At the beginning, while TCP finds out what the link carries."""
+UNCOUNTED_SHARE: Final = 1 / 8
+"""Of what is sent, at the beginning, while TCP finds out what the link carries."""
 _CHUNK_BYTES: Final = 1024**2
 
 
@@ -36,10 +34,10 @@ def connect(rank: int, folder: Path, address: str) -> socket.socket:
     return socket.create_connection((address, int(port.read_text())))
 
 
-def median_rtt_us(rank: int, connection: socket.socket) -> float:
+def median_rtt_us(rank: int, connection: socket.socket, round_trips: int) -> float:
     """Single bytes there and back; what rank 0 returns means nothing, it may wait for the first one to arrive."""
     taken_ns = []
-    for _ in range(ROUND_TRIPS):
+    for _ in range(round_trips):
         start_ns = time.monotonic_ns()
         if rank == 1:
             connection.sendall(b"x")
@@ -50,26 +48,28 @@ def median_rtt_us(rank: int, connection: socket.socket) -> float:
     return statistics.median(taken_ns) / 1e3
 
 
-def receive_rate(connection: socket.socket) -> float:
+def receive_rate(connection: socket.socket, sent_bytes: int) -> float:
     """Bytes/s at which the other's bytes arrive."""
     buffer = bytearray(_CHUNK_BYTES)
     received = counted_from = 0
     start_ns = 0
-    while received < SENT_BYTES:
+    while received < sent_bytes:
         received += connection.recv_into(buffer)
-        if received >= UNCOUNTED_BYTES and not counted_from:
+        if received >= UNCOUNTED_SHARE * sent_bytes and not counted_from:
             start_ns, counted_from = time.monotonic_ns(), received
     return (received - counted_from) / (time.monotonic_ns() - start_ns) * 1e9
 
 
 def main() -> None:
+    """Measure from one end, and write what was seen to FOLDER."""
     rank, folder, address = int(os.environ["RANK"]), Path(sys.argv[1]), sys.argv[2]
+    sent_bytes, round_trips = map(int, sys.argv[3:])
     with connect(rank, folder, address) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        rtt_us = median_rtt_us(rank, connection)
-        sending = threading.Thread(target=connection.sendall, args=(bytes(SENT_BYTES),))
+        rtt_us = median_rtt_us(rank, connection, round_trips)
+        sending = threading.Thread(target=connection.sendall, args=(bytes(sent_bytes),))
         sending.start()
-        bytes_per_s = receive_rate(connection)
+        bytes_per_s = receive_rate(connection, sent_bytes)
         sending.join()
     (folder / f"{rank}.json").write_text(json.dumps({"rtt_us": rtt_us, "bytes_per_s": bytes_per_s}))
 

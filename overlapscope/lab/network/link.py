@@ -1,0 +1,148 @@
+"""Links between hosts: how fast and how long, and what they really are."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from overlapscope.errors import OverlapScopeError
+from overlapscope.lab.network.hosts import Hosts, cluster_of, distant_cluster_of, python_module
+
+CHECK_TIME_LIMIT_S: Final = 60
+_BITS: Final = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_LEAST_BITS_PER_S, _MOST_BITS_PER_S = 1e6, 100e9
+_MS: Final = {"us": 1e-3, "ms": 1.0, "s": 1e3}
+_MOST_LATENCY_MS: Final = 1e3
+_BURST_S: Final = 0.002
+_LEAST_BURST_BYTES, _MOST_BURST_BYTES = 16 * 1024, 128 * 1024
+_CHECK_S: Final = 0.5
+_LEAST_SENT_BYTES, _MOST_SENT_BYTES = 256 * 1024, 64 * 1024**2
+_LEAST_ROUND_TRIPS, _MOST_ROUND_TRIPS = 3, 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """What lies between each host and the others."""
+
+    bits_per_s: float | None = None
+    """What each can send; None for what the machine can."""
+    latency_ms: float = 0
+    """From one to another, beside what the rate makes a packet wait."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkCheck:
+    """What a link really does, as two TCP sockets see it."""
+
+    rtt_us: float
+    """Median of single bytes sent there and back."""
+    bytes_per_s: float
+    """Of the slower direction, while both carry as much as they can."""
+
+
+def parsed_rate(text: str) -> float:
+    """Bits/s of a rate as ``tc`` writes it, such as ``25mbit``.
+
+    Raises:
+        OverlapScopeError: it is not one, or one that no link here can have.
+    """
+    bits_per_s = _parsed(text, _BITS)
+    if bits_per_s is None:
+        raise OverlapScopeError(f"{text}: not a rate; write it as tc does, such as 1gbit or 25mbit")
+    if not _LEAST_BITS_PER_S <= bits_per_s <= _MOST_BITS_PER_S:
+        raise OverlapScopeError(f"{text}: a link can have 1mbit to 100gbit")
+    return bits_per_s
+
+
+def parsed_latency(text: str) -> float:
+    """Milliseconds of a latency as ``tc`` writes it, such as ``2ms`` or ``500us``.
+
+    Raises:
+        OverlapScopeError: it is not one, or one that no link here can have.
+    """
+    latency_ms = 0.0 if text == "0" else _parsed(text, _MS)
+    if latency_ms is None:
+        raise OverlapScopeError(f"{text}: not a latency; write it as tc does, such as 2ms or 500us")
+    if latency_ms > _MOST_LATENCY_MS:
+        raise OverlapScopeError(f"{text}: a link can have up to 1s, one way")
+    return latency_ms
+
+
+def _parsed(text: str, units: Mapping[str, float]) -> float | None:
+    """A number with its unit, in the unit that is 1; None if it isn't one."""
+    parts = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([a-z]+)", text.lower())
+    return float(parts[1]) * units[parts[2]] if parts and parts[2] in units else None
+
+
+@contextmanager
+def hosts_over(link: Link, count: int) -> Iterator[Hosts]:
+    """Hosts that reach each other over such links, until the block is left.
+
+    Raises:
+        OverlapScopeError: a command failed; what it had made is deleted again.
+    """
+    with distant_cluster_of(count, link.latency_ms) if link.latency_ms else cluster_of(count) as hosts:
+        if link.bits_per_s is not None:
+            set_rate(hosts, link.bits_per_s)
+        yield hosts
+
+
+def set_rate(hosts: Hosts, bits_per_s: float) -> None:
+    """Let each host send no faster than that from now on.
+
+    What it may send at once is two of the segments that TCP makes, each of a thousandth of a second and at most 64 KB:
+    the kernel would cut larger ones into packets of 1,500 bytes, and then hardly reach 1 Gbit/s on a busy core.
+    """
+    burst_bytes = round(min(max(bits_per_s / 8 * _BURST_S, _LEAST_BURST_BYTES), _MOST_BURST_BYTES))
+    for host in range(len(hosts.namespaces)):
+        hosts.slow_down(host, f"{bits_per_s:.0f}bit", burst_bytes)
+
+
+def check(prefixes: Sequence[Sequence[str]], address: str, link: Link) -> LinkCheck:
+    """Measure the link between two hosts, in a second or two.
+
+    Args:
+        prefixes: what to put before a command to run it on each of the two.
+        address: of the first one, for the second one.
+        link: what it should be: a slow one is measured with less data.
+
+    Raises:
+        OverlapScopeError: it can't be measured; says why.
+    """
+    sent_bytes = _MOST_SENT_BYTES
+    if link.bits_per_s is not None:
+        sent_bytes = round(min(max(link.bits_per_s / 8 * _CHECK_S, _LEAST_SENT_BYTES), _MOST_SENT_BYTES))
+    round_trips = _MOST_ROUND_TRIPS
+    if link.latency_ms:
+        round_trips = round(min(max(_CHECK_S * 1e3 / (2 * link.latency_ms), _LEAST_ROUND_TRIPS), _MOST_ROUND_TRIPS))
+    with tempfile.TemporaryDirectory() as folder:
+        command = [*python_module("link_check"), folder, address, str(sent_bytes), str(round_trips)]
+        _run_at_both_ends([[*prefix, "env", f"RANK={end}", *command] for end, prefix in enumerate(prefixes)])
+        seen = [json.loads(Path(folder, f"{end}.json").read_text()) for end in (0, 1)]
+    return LinkCheck(rtt_us=seen[1]["rtt_us"], bytes_per_s=min(each["bytes_per_s"] for each in seen))
+
+
+def _run_at_both_ends(commands: Sequence[Sequence[str]]) -> None:
+    with ExitStack() as cleanup:
+        ends = []
+        for command in commands:
+            end = subprocess.Popen(command, env=os.environ, stderr=subprocess.PIPE, text=True, process_group=0)
+            cleanup.enter_context(end)
+            cleanup.callback(end.kill)
+            ends.append(end)
+        for end in ends:
+            try:
+                _, said = end.communicate(timeout=CHECK_TIME_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                raise OverlapScopeError(f"the link carried nothing in {CHECK_TIME_LIMIT_S} s") from None
+            if end.returncode != 0:
+                reason = (said.strip().splitlines() or [f"exit code {end.returncode}"])[-1]
+                raise OverlapScopeError(f"the link can't be measured: {reason}")
