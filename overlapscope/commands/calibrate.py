@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     environment = {"OMP_NUM_THREADS": "1", **child_process.plain_environment()}
     with child_process.running(command, environment) as (child, _):
         child.wait()
-    return child_process.exit_code(child)
+    return child_process.exit_code(child.returncode)
 
 
 def _make_ready(output: Path) -> None:

@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -98,20 +98,41 @@ def running(
         OverlapScopeError: there is no such command.
     """
     child: Child | None = None
-    received: list[Received] = []
 
-    def note(number: int, _frame: FrameType | None) -> None:
-        received.append(Received(number, host_now_ns()))
+    def pass_on(number: int) -> None:
         if number == signal.SIGTERM and child is not None:
             child.send_signal(number)
 
-    noted = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, note) for number in noted}
-    try:
+    with noting_signals((signal.SIGINT, signal.SIGTERM), pass_on) as received:
         child = _start(command, environment, output)
         if any(each.number == signal.SIGTERM for each in received):  # it came before there was a child
             child.send_signal(signal.SIGTERM)
         yield child, received
+
+
+@contextmanager
+def noting_signals(
+    numbers: Sequence[signal.Signals], on_signal: Callable[[int], None] | None = None
+) -> Iterator[list[Received]]:
+    """Note signals instead of being ended by them. One that is ignored, as Ctrl-C is under nohup, stays so.
+
+    Args:
+        on_signal: called with the number of each.
+
+    Yields:
+        The signals that have come so far.
+    """
+    received: list[Received] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        received.append(Received(number, host_now_ns()))
+        if on_signal is not None:
+            on_signal(number)
+
+    noted = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, note) for number in noted}
+    try:
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -141,7 +162,6 @@ def find_program(name: str) -> str:
     return program
 
 
-def exit_code(child: Child) -> int:
-    """The exit code of a child that has ended, as a shell gives it: 128 + N if signal N killed it."""
-    code = child.returncode
-    return 128 - code if code < 0 else code
+def exit_code(status: int) -> int:
+    """The exit code of a child that ended with such a status, as a shell gives it: 128 + N if signal N killed it."""
+    return 128 - status if status < 0 else status

@@ -67,7 +67,7 @@ def _train(folder: Path, steps: int) -> int:
         _show_progress(child, folder, steps)
     if received:
         return 128 + received[0].number
-    code = child_process.exit_code(child)
+    code = child_process.exit_code(child.returncode)
     if code or recording_folder.describe(folder) is None:
         for line in training_log.read_text(errors="replace").splitlines()[-_TAIL_LINES:]:
             print(f"  {line}", file=sys.stderr)

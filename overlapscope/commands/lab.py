@@ -1,10 +1,11 @@
-"""See what faults in distributed training look like: real jobs on this machine, each with one known fault.
+"""See what faults in distributed training look like, and train over a small network: real jobs on this machine.
 
     overlapscope lab faults
     overlapscope lab fault missing-branch
     overlapscope lab fault missing-branch --stock
+    sudo overlapscope lab cluster --hosts 2 --rate 1gbit --latency 2ms -- torchrun train.py
 
-Needs PyTorch, and a minute at most.
+A fault needs PyTorch, and a minute at most; a cluster needs Linux and root.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from overlapscope.commands import recording_folder
+from overlapscope.commands import lab_cluster, recording_folder
 from overlapscope.commands.arguments import positive
 from overlapscope.errors import OverlapScopeError
 from overlapscope.lab.catalogue import DEFAULT_WORLD_SIZE, FAULTS, Fault
@@ -38,16 +39,25 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--stock", action="store_true", help="torch's own DDP, unrecorded: what you would see without OverlapScope"
     )
     fault.add_argument("-o", "--output", type=Path, help="folder to record into (default: a new temporary one)")
+    cluster = verbs.add_parser(
+        "cluster",
+        help="train on hosts joined by slow links",
+        description=lab_cluster.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    lab_cluster.prepare_parser(cluster)
 
 
 def run(args: argparse.Namespace) -> int:
-    """List the faults, or run one. Returns 0 if the diagnosis is right."""
+    """List the faults, run one and return 0 if its diagnosis is right, or run a command on a cluster."""
     if args.lab_command == "faults":
         _list_faults()
         return 0
     if args.lab_command is None:
         args.show_help()
         return 0
+    if args.lab_command == "cluster":
+        return lab_cluster.run(args)
     fault = _fault_called(args.name)
     world_size = args.ranks or DEFAULT_WORLD_SIZE
     if world_size not in fault.world_sizes:

@@ -20,19 +20,14 @@ The command keeps the terminal, and its exit code is returned (128 + N if signal
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 from overlapscope.commands import child_process, recording_folder
 from overlapscope.commands.arguments import positive
-from overlapscope.commands.probing_report import choices_in, probing_sentences
+from overlapscope.commands.recorded import Ended, conclude
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.attempts import newest_attempt
 from overlapscope.trace.environment import DEFAULT_PATIENCE_S, DETAILS, ON_INCIDENT, with_startup
-from overlapscope.trace.exits import write_exit
-from overlapscope.units import format_bytes
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -87,54 +82,8 @@ def run(args: argparse.Namespace) -> int:
     )
     with child_process.running(command, with_startup(environment)) as (child, received):
         child.wait()
-    code = child_process.exit_code(child)
-    folder = newest_attempt(args.output)
-    recorded = recording_folder.describe(folder)
-    if recorded is None:
-        recording_folder.clear(args.output)
-        recording_folder.remove_if_empty(args.output)
-        ended = f"ended with exit code {code}" if code else "succeeded"
-        _say(
-            f"nothing was recorded: '{command[0]}' {ended}, and no Python process it started called "
-            f"torch.distributed.init_process_group with overlapscope installed"
-        )
-        return code or 1
-    with suppress(OSError):  # the disk is full
-        told_signal, told_ns = received[0] if received else (None, None)
-        write_exit(folder, child.pid, child.returncode, told_ns=told_ns, told_signal=told_signal, is_job=True)
-    _say_what_went_wrong(folder)
-    if args.probe_buckets:
-        for sentence in probing_sentences(folder):
-            _say(sentence)
-    for sentence in choices_in(folder):
-        _say(sentence)
-    done = _counted(recorded.steps, "step") if recorded.steps else _counted(recorded.collectives, "collective")
-    look = "serve" if recorded.steps else "diagnose"
-    _say(
-        f"recorded {_counted(recorded.ranks, 'rank')}, {done}, {format_bytes(recorded.disk_bytes)} "
-        f"in {folder}\nview it: overlapscope {look} {shlex.quote(str(folder))}"
-    )
-    return code
-
-
-def _say_what_went_wrong(folder: Path) -> None:
-    """Print why each attempt ended if there are several, and the verdict if the newest did not end well."""
-    from overlapscope.diagnosis.attempts import attempt_lines, read_attempt, read_attempts
-    from overlapscope.diagnosis.report import report_text
-
-    with suppress(OverlapScopeError):  # unreadable: commands that read the recording say so
-        attempts = read_attempts(folder)
-        if attempts:
-            print("\n".join([*attempt_lines(attempts), ""]), file=sys.stderr)
-        attempt = attempts[-1] if attempts else read_attempt(folder)
-        if attempt.verdict.kind == "interrupted":
-            print(attempt.verdict.sentence + "\n", file=sys.stderr)
-        elif attempt.verdict.is_fault and attempt.verdict.kind != "cannot tell":
-            print(report_text(attempt.verdict, attempt.evidence) + "\n", file=sys.stderr)
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
+    ended = Ended(program=command[0], pid=child.pid, status=child.returncode, received=received)
+    return conclude(args.output, ended, _say, probed=args.probe_buckets)
 
 
 def _say(text: str) -> None:

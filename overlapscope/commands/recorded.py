@@ -1,0 +1,92 @@
+"""What a command that has recorded a training says of it when it is over."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from overlapscope.commands import recording_folder
+from overlapscope.commands.child_process import Received, exit_code
+from overlapscope.commands.probing_report import choices_in, probing_sentences
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.attempts import newest_attempt
+from overlapscope.trace.exits import write_exit
+from overlapscope.units import format_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """The end of what was recorded."""
+
+    program: str
+    """As the user wrote it."""
+    pid: int
+    status: int
+    """Its exit status; -N if signal N ended it."""
+    received: Sequence[Received]
+    """Signals that came and were meant for it."""
+
+
+def conclude(folder: Path, ended: Ended, say: Callable[[str], None], *, probed: bool = False) -> int:
+    """Note in the recording how the job ended, and say what went wrong and what there is to see.
+
+    Args:
+        folder: that was recorded into; without any recording it is removed if it is empty.
+        say: prints a sentence in the name of the command.
+        probed: whether other bucket plans were asked for.
+
+    Returns:
+        The command's exit code: the job's, or 1 if nothing was recorded.
+    """
+    code = exit_code(ended.status)
+    attempt = newest_attempt(folder)
+    recorded = recording_folder.describe(attempt)
+    if recorded is None:
+        recording_folder.clear(folder)
+        recording_folder.remove_if_empty(folder)
+        how = f"ended with exit code {code}" if code else "succeeded"
+        say(
+            f"nothing was recorded: '{ended.program}' {how}, and no Python process it started called "
+            f"torch.distributed.init_process_group with overlapscope installed"
+        )
+        return code or 1
+    with suppress(OSError):  # the disk is full
+        told_signal, told_ns = ended.received[0] if ended.received else (None, None)
+        write_exit(attempt, ended.pid, ended.status, told_ns=told_ns, told_signal=told_signal, is_job=True)
+    _say_what_went_wrong(attempt)
+    if probed:
+        for sentence in probing_sentences(attempt):
+            say(sentence)
+    for sentence in choices_in(attempt):
+        say(sentence)
+    done = _counted(recorded.steps, "step") if recorded.steps else _counted(recorded.collectives, "collective")
+    look = "serve" if recorded.steps else "diagnose"
+    say(
+        f"recorded {_counted(recorded.ranks, 'rank')}, {done}, {format_bytes(recorded.disk_bytes)} "
+        f"in {attempt}\nview it: overlapscope {look} {shlex.quote(str(attempt))}"
+    )
+    return code
+
+
+def _say_what_went_wrong(folder: Path) -> None:
+    """Print why each attempt ended if there are several, and the verdict if the newest did not end well."""
+    from overlapscope.diagnosis.attempts import attempt_lines, read_attempt, read_attempts
+    from overlapscope.diagnosis.report import report_text
+
+    with suppress(OverlapScopeError):  # unreadable: commands that read the recording say so
+        attempts = read_attempts(folder)
+        if attempts:
+            print("\n".join([*attempt_lines(attempts), ""]), file=sys.stderr)
+        attempt = attempts[-1] if attempts else read_attempt(folder)
+        if attempt.verdict.kind == "interrupted":
+            print(attempt.verdict.sentence + "\n", file=sys.stderr)
+        elif attempt.verdict.is_fault and attempt.verdict.kind != "cannot tell":
+            print(report_text(attempt.verdict, attempt.evidence) + "\n", file=sys.stderr)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"

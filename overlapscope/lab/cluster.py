@@ -1,0 +1,187 @@
+"""A job on hosts of its own: one command on each of them, ended together."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from overlapscope.lab.network.hosts import INTERFACE, Hosts, python_module
+
+PATIENCE_S: Final = 10.0
+"""For what may end by itself: the other hosts when one has failed, or all of them after Ctrl-C."""
+_MASTER_PORT: Final = "29500"
+"""torch's own default. Hosts of different clusters share no ports."""
+_LOOK_EVERY_S: Final = 0.05
+
+OnLine = Callable[[int, str], None]
+
+
+def host_name(host: int) -> str:
+    """What a host calls itself, and the others it."""
+    return f"host{host}"
+
+
+def variables_of(host: int, hosts: Hosts, ranks_per_host: int) -> dict[str, str]:
+    """Environment variables that tell launchers, and scripts without one, their place in the cluster.
+
+    torchrun takes its options from those that begin with ``PET_``. A host with one rank needs no launcher.
+    """
+    count = len(hosts.namespaces)
+    variables = {
+        "PET_NNODES": str(count),
+        "PET_NODE_RANK": str(host),
+        "PET_NPROC_PER_NODE": str(ranks_per_host),
+        "PET_MASTER_ADDR": hosts.address(0),
+        "PET_MASTER_PORT": _MASTER_PORT,
+        "MASTER_ADDR": hosts.address(0),
+        "MASTER_PORT": _MASTER_PORT,
+        "GLOO_SOCKET_IFNAME": INTERFACE,
+        "NCCL_SOCKET_IFNAME": INTERFACE,
+    }
+    if ranks_per_host == 1:
+        variables |= {"RANK": str(host), "WORLD_SIZE": str(count), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    return variables
+
+
+@dataclass
+class Job:
+    """The command on each host, by number."""
+
+    hosts: Hosts
+    processes: list[subprocess.Popen[str]]
+    first_failed: int | None = None
+    """The host whose command was the first to fail."""
+
+    def wait(self, signals: Sequence[int], on_failure: Callable[[int, int], None]) -> int:
+        """Wait until the commands on all hosts have ended.
+
+        When one has failed, or a signal has come, the others have ``PATIENCE_S`` to end in their own way. A second
+        signal ends them at once.
+
+        Args:
+            signals: those that have come so far and are meant for the job; looked at again and again.
+            on_failure: called with the first host that has failed, and its exit status.
+
+        Returns:
+            The exit status of the first that failed, -N if signal N ended it or the job; 0 if all is well.
+        """
+        told = 0
+        terminate_s = kill_s = math.inf
+        while self._running():
+            now_s = time.monotonic()
+            if self.first_failed is None and not told and (failed := self._failed()) is not None:
+                self.first_failed = failed
+                on_failure(failed, self.processes[failed].returncode)
+                terminate_s, kill_s = now_s + PATIENCE_S, now_s + 2 * PATIENCE_S
+            if len(signals) > told:
+                self._send(signals[0])
+                terminate_s, kill_s = math.inf, now_s if told else now_s + PATIENCE_S
+                told = len(signals)
+            if now_s >= kill_s:
+                self.kill()
+            elif now_s >= terminate_s:
+                self._send(signal.SIGTERM)
+                terminate_s = math.inf
+            time.sleep(_LOOK_EVERY_S)
+        if self.first_failed is None and signals:
+            return -signals[0]
+        if self.first_failed is None and (failed := self._failed()) is not None:
+            self.first_failed = failed
+            on_failure(failed, self.processes[failed].returncode)
+        return 0 if self.first_failed is None else self.processes[self.first_failed].returncode
+
+    def kill(self) -> None:
+        """End all processes on the hosts, also those that their command has left behind."""
+        for host in range(len(self.processes)):
+            for pid in self.hosts.processes(host):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _running(self) -> list[subprocess.Popen[str]]:
+        return [process for process in self.processes if process.poll() is None]
+
+    def _failed(self) -> int | None:
+        return next((host for host, process in enumerate(self.processes) if process.poll()), None)
+
+    def _send(self, number: int) -> None:
+        """To the command and the processes of its group, as a terminal does."""
+        for process in self._running():
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+
+
+@contextmanager
+def running(
+    hosts: Hosts,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    ranks_per_host: int,
+    on_line: OnLine,
+) -> Iterator[Job]:
+    """Start a command on each host, and end what is left of it afterwards.
+
+    Args:
+        hosts: stay for as long as the block.
+        command: its program is a path.
+        environment: of all; what depends on the host is added.
+        ranks_per_host: how many processes of a host train.
+        on_line: called with the host and each line that it prints, on a thread.
+    """
+    numbers = range(len(hosts.namespaces))
+    cores = len(os.sched_getaffinity(0))
+    shared = {
+        "OMP_NUM_THREADS": str(max(1, cores // (len(numbers) * ranks_per_host))),  # all hosts have the same cores
+        **environment,
+        "PYTHONUNBUFFERED": "1",
+    }
+    with tempfile.TemporaryDirectory(prefix="overlapscope-cluster-") as etc:
+        Path(etc, "hosts").write_text(_names(hosts), encoding="utf-8")
+        Path(etc, "resolv.conf").write_text("# no name server can be reached from here\n", encoding="utf-8")
+        job, readers = Job(hosts, []), []
+        try:
+            for host in numbers:
+                become = [*hosts.command(host), *python_module("on_host"), host_name(host), etc]
+                process = subprocess.Popen(
+                    [*become, *command],
+                    env=shared | variables_of(host, hosts, ranks_per_host),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    errors="replace",
+                    start_new_session=True,  # Ctrl-C comes to us alone, and goes to all hosts from here
+                )
+                job.processes.append(process)
+                reader = threading.Thread(target=_read, args=(process, host, on_line), daemon=True)
+                reader.start()
+                readers.append(reader)
+            yield job
+        finally:
+            job.kill()
+            for process in job.processes:
+                process.wait()
+            for reader in readers:
+                reader.join(timeout=PATIENCE_S)
+
+
+def _names(hosts: Hosts) -> str:
+    addresses = {hosts.address(host): host_name(host) for host in range(len(hosts.namespaces))}
+    # torch asks for names of IPv4 addresses written as IPv6, and warns if there is none.
+    lines = [f"{address} {name}\n::ffff:{address} {name}" for address, name in addresses.items()]
+    return "\n".join(["127.0.0.1 localhost", "::1 localhost", *lines, ""])
+
+
+def _read(process: subprocess.Popen[str], host: int, on_line: OnLine) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        on_line(host, line.rstrip("\n"))

@@ -1,0 +1,45 @@
+"""Become a command on a host that has a name of its own, and knows the others by theirs.
+
+    ip netns exec NAMESPACE python -m overlapscope.lab.network.on_host NAME ETC-FOLDER PROGRAM ARGUMENTS...
+
+``ip netns exec`` gives the process mounts of its own, so what lies over files in ``/etc`` here is seen on this host
+alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Final
+
+# linux/sched.h, linux/mount.h
+_CLONE_NEWUTS: Final = 0x04000000
+_MS_BIND: Final = 4096
+
+
+def main() -> None:
+    """Take the host's name, and become the command.
+
+    Raises:
+        OSError: the kernel refuses it, or the program can't be run.
+    """
+    name, etc, program, *arguments = sys.argv[1:]
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWUTS) != 0:
+        raise OSError(ctypes.get_errno(), "unshare")
+    socket.sethostname(name)
+    for own in Path(etc).iterdir():
+        over = Path("/etc", own.name)
+        if over.exists() and libc.mount(bytes(own), bytes(over), None, _MS_BIND, None) != 0:
+            raise OSError(ctypes.get_errno(), f"mount {over}")
+    os.execv(program, [program, *arguments])
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except OSError as error:
+        sys.exit(f"{sys.argv[3]}: can't be started ({error})")
