@@ -11,6 +11,7 @@ from typing import Final
 
 from overlapscope.lab.network.link import Link
 
+_STATUS: Final = Path("/proc/self/status")
 _TUN: Final = Path("/dev/net/tun")
 _CAPABILITIES: Final = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
 """Of linux/capability.h."""
@@ -23,8 +24,7 @@ def what_is_missing_for(link: Link) -> str | None:
     """
     if sys.platform != "linux":
         return f"this needs network namespaces, which only Linux has; this is {sys.platform}"
-    status = Path("/proc/self/status").read_text()
-    effective = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    effective = re.search(r"^CapEff:\s*([0-9a-f]+)$", _STATUS.read_text(), re.MULTILINE)
     has = int(effective[1], 16) if effective else 0
     if lacking := [name for name, bit in _CAPABILITIES.items() if not has >> bit & 1]:
         return f"this needs root ({' and '.join(lacking)}) to make network namespaces; run it with sudo"
