@@ -45,7 +45,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         description=lab_cluster.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    lab_cluster.prepare_parser(cluster)
+    lab_cluster.add_arguments(cluster)
 
 
 def run(args: argparse.Namespace) -> int:

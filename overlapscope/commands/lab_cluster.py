@@ -42,7 +42,7 @@ _DEFAULT_RATE: Final = "1gbit"
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def prepare_parser(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument("--hosts", type=positive, default=2, metavar="N", help="number of hosts, 2 to 64 (%(default)s)")
     parser.add_argument(

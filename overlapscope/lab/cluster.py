@@ -101,11 +101,16 @@ class Job:
         return 0 if self.first_failed is None else self.processes[self.first_failed].returncode
 
     def kill(self) -> None:
-        """End all processes on the hosts, also those that their command has left behind."""
-        for host in range(len(self.processes)):
-            for pid in self.hosts.processes(host):
+        """End all processes on the hosts, also those that their command has left behind, and wait until they have."""
+        deadline_s = time.monotonic() + PATIENCE_S  # one that waits for a disk may take longer
+        while (left := self._pids()) and time.monotonic() < deadline_s:
+            for pid in left:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+            time.sleep(_LOOK_EVERY_S)
+
+    def _pids(self) -> list[int]:
+        return [pid for host in range(len(self.processes)) for pid in self.hosts.processes(host)]
 
     def _running(self) -> list[subprocess.Popen[str]]:
         return [process for process in self.processes if process.poll() is None]

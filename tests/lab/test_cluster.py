@@ -8,9 +8,11 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
+from overlapscope.diagnosis.process import has_ended
 from overlapscope.lab import cluster
 from overlapscope.lab.cluster import Job, variables_of
 from overlapscope.lab.network.hosts import Hosts
@@ -21,6 +23,14 @@ STUBBORN = f"trap '' INT TERM; {FOREVER}"
 Shells = Callable[..., Job]
 
 
+def exists(pid: int) -> bool:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except FileNotFoundError:
+        return False
+    return not has_ended(fields)
+
+
 @dataclass(frozen=True)
 class HostsOfPids(Hosts):
     """Hosts on each of which one known process runs."""
@@ -28,7 +38,7 @@ class HostsOfPids(Hosts):
     pids: tuple[int, ...] = ()
 
     def processes(self, host: int) -> list[int]:
-        return [self.pids[host]]
+        return [self.pids[host]] if exists(self.pids[host]) else []
 
 
 @pytest.fixture
