@@ -13,6 +13,7 @@ from instrumented_ddp.plans.given_plan import AUTO, is_auto, refuse_caps_beside
 from instrumented_ddp.recording.metadata import is_plain
 from instrumented_ddp.recording.settings import settings_of_model
 from instrumented_ddp.strategies.known import strategy_of
+from instrumented_ddp.strategies.ladder import OVERLAPPED
 from instrumented_ddp.strategies.strategy import Strategy
 from overlapscope.model.plan_file import PlanFile
 
@@ -74,7 +75,8 @@ class Arguments:
             given["bucket_cap_mb"] = None
         args, kwargs = bound.args[1:], bound.kwargs
         bound.apply_defaults()
-        described = {name: value for name, value in given.items() if is_plain(value)} | {"strategy": chosen.name}
+        of_strategy = {} if chosen.name == OVERLAPPED.name else {"strategy": chosen.name}
+        described = {name: value for name, value in given.items() if is_plain(value)} | of_strategy
         if wants_auto:
             described["bucket_cap_mb"] = AUTO
         if bucket_plan is not None:
@@ -85,6 +87,6 @@ class Arguments:
             all=dict(bound.arguments),
             strategy=chosen,
             is_auto=wants_auto,
-            settings=settings_of_model(bound.arguments, wrapper="instrumented_ddp") | {"strategy": chosen.name},
+            settings=settings_of_model(bound.arguments, wrapper="instrumented_ddp") | of_strategy,
             described=described,
         )
