@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from functools import partial
@@ -277,7 +278,10 @@ def ask_for_both() -> list[str]:
     return [ask_for(strategy="rings"), ask_for(strategy="naive", bucket_cap_mb=1)]
 
 
-def test_ranks_with_other_strategies_are_told_apart(tmp_path: Path) -> None:
-    run_ranks(train_recorded, 2, "ring", str(tmp_path / "ring"))
-    text = (tmp_path / "ring" / "rank_0" / "parameters.jsonl").read_text()
-    assert '"strategy": "ring"' in text or '"strategy":"ring"' in text
+@pytest.mark.parametrize(("strategy", "recorded"), [("ring", "ring"), ("overlapped", None)])
+def test_a_strategy_is_a_setting_of_the_model_unless_it_is_the_usual_one(
+    tmp_path: Path, strategy: str, recorded: str | None
+) -> None:
+    run_ranks(train_recorded, 2, strategy, str(tmp_path))
+    (line,) = (tmp_path / "rank_0" / "parameters.jsonl").read_text().splitlines()
+    assert json.loads(line)["settings"].get("strategy") == recorded
