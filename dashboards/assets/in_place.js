@@ -2,7 +2,10 @@
 // scroll, focus and open details. A browser without view transitions between pages shows the new page while it is built.
 ;(() => {
   const key = "overlapscope-in-place"
+  let next = null
   const holdPicture = () => (document.getElementById("in-place").media = "all")
+  // Where a link leads has no transition, so neither must this page by then.
+  const letGo = () => next === null && (document.getElementById("in-place").media = "not all")
 
   // Where an element is on this page, and on the same page with other figures.
   function pathOf(element) {
@@ -46,7 +49,6 @@
   }
 
   // With other entries in its address, as in setAddress.
-  let next = null
   window.overlapscope.openAgain = (entries = {}, how = {}) => {
     window.overlapscope.setAddress(entries, how)
     next = location.pathname + location.search
@@ -76,11 +78,14 @@
   if (!seen) return
   holdPicture()
   window.addEventListener("pagereveal", ({viewTransition}) => {
-    if (!viewTransition) return
+    if (!viewTransition) return letGo()
     // Below the picture the page is as it always is: as a part of the transition it would get no clicks.
     const {style} = document.documentElement
     style.viewTransitionName = "none"
-    viewTransition.finished.then(() => (style.viewTransitionName = ""))
+    viewTransition.finished.finally(() => {
+      style.viewTransitionName = ""
+      letGo()
+    })
     whenDrawn(() => viewTransition.skipTransition())
   })
   document.addEventListener("DOMContentLoaded", () => restore(seen))
