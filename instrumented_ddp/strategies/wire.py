@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Final
 
 import torch
@@ -24,9 +24,9 @@ class Wire:
         group: the process group.
         ranks: of the group that take part, this one among them; in the same order on all of them. They are counted from
             0 here, in that order.
+        says_why: around each round: who launches here says what for.
         bucket: its number.
         lane: of several wires between the same ranks at the same time each has a number of its own.
-        says_why: around each round: who launches here says what for.
     """
 
     def __init__(
@@ -109,9 +109,3 @@ class _Beside(threading.Thread):
         self.join()
         if self._error is not None:
             raise self._error
-
-
-@contextmanager
-def without_reason() -> Iterator[None]:
-    """For a wire whose messages nobody records."""
-    yield
