@@ -25,6 +25,8 @@ class Backwards:
         self._observer = observer
         self._on_end = on_end
         self._is_running = False
+        self._step = 0
+        """In which the newest began: who catches an exception may update all the same."""
 
     def gives_up(self, error: Exception) -> None:
         """Something of ours went wrong: the recording ends here."""
@@ -51,7 +53,7 @@ class Backwards:
         if self._is_running:
             return
         observer = self._observer
-        self._is_running = True
+        self._is_running, self._step = True, observer.step
         if observer.phase is not Phase.BACKWARD:
             observer.note_caller()
             observer.enter(Phase.BACKWARD, no_sync=no_sync)
@@ -69,7 +71,7 @@ class Backwards:
         """If autograd has not said that it is done, an exception came out of the backward, and was caught."""
         if self._is_running:
             self._is_running = False
-            self._observer.backward_was_left()
+            self._observer.backward_was_left(self._step)
 
 
 def computed(output: Any) -> Iterator[torch.Tensor]:

@@ -99,10 +99,9 @@ class Models:
                 {"model": model, "step": step, **where, "time_ns": host_now_ns()},
             )
 
-    def backward_was_left(self) -> None:
+    def backward_was_left(self, step: int) -> None:
         """An exception has come out of the newest backward, and the training goes on. The newest few are kept."""
-        position = self._collectives.position
-        left = LeftBackward(step=position.step, call_site=self._site(position.backward_call_site))
+        left = LeftBackward(step=step, call_site=self._site(self._collectives.position.backward_call_site))
         self.left_backwards = (*self.left_backwards, left)[-_MOST_LEFT_BACKWARDS:]
         lines = [{"step": one.step, **_as_json(one.call_site)} for one in self.left_backwards]
         with suppress(OSError):

@@ -54,8 +54,8 @@ class Observer(Protocol):
     def leave(self, phase: Phase) -> None:
         """A phase ends, if it is the one that is open."""
 
-    def backward_was_left(self) -> None:
-        """An exception has come out of the newest backward, and the training goes on."""
+    def backward_was_left(self, step: int) -> None:
+        """An exception has come out of the newest backward, which was of this step, and the training goes on."""
 
     def note_caller(self) -> None:
         """The user's line that is running is behind what follows."""

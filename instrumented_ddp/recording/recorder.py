@@ -203,9 +203,9 @@ class Recorder:
         self._steps.leave(phase)
 
     @survived
-    def backward_was_left(self) -> None:
+    def backward_was_left(self, step: int) -> None:
         """An exception has come out of the newest backward, and was caught: gradients may be missing."""
-        self._models.backward_was_left()
+        self._models.backward_was_left(step)
 
     @survived
     def gradient_is_not_reduced(self, model: int) -> None:

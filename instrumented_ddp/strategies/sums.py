@@ -33,8 +33,8 @@ class GradBucket(Protocol):
 class Sums:
     """Sums buckets over a group, one after the other: so ranks launch all that these take in the same order.
 
-    On the host a thread does it, because each round has to be waited for. On a device a stream does, which waits for what
-    the current one was given.
+    On the host a thread does it, because each round has to be waited for. On a device a stream does, which waits for
+    what the current one was given.
 
     Args:
         strategy: how.

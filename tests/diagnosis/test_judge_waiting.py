@@ -107,6 +107,14 @@ def test_an_exception_that_came_out_of_the_backward_is_the_reason() -> None:
     assert "Log the exception" in verdict.advice[0]
 
 
+def test_an_exception_is_no_reason_for_what_a_second_attempt_leaves_out() -> None:
+    left = (LeftBackward(step=2, call_site=site(30)),)
+    again = idle(rank(1, "sleeping", phase="backward", step=2, since_ns=10**9, unready=UNREADY), 5)
+    verdict = judge(held_up(replace(again, left_backwards=left), is_live=True))
+    assert (verdict.kind, verdict.certainty) == ("gradients never ready", "likely")
+    assert "exception" not in verdict.sentence
+
+
 def test_exceptions_that_came_out_of_earlier_backwards_are_no_reason_but_are_noticed() -> None:
     left = (LeftBackward(step=1, call_site=site(20)),)
     late = rank(1, "ended", phase="data_wait", step=2, since_ns=10**9)

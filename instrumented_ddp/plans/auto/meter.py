@@ -116,7 +116,7 @@ class Meter:
                 self._timer.write(self._backward, self.step, self._backward_start, self._timer.mark())
             self.phase = None
 
-    def backward_was_left(self) -> None:
+    def backward_was_left(self, step: int) -> None:
         """Nothing: the pass before is not reduced, and so it is not measured."""
 
     def note_caller(self) -> None:

@@ -36,7 +36,7 @@ def _left_by(facts: Facts, rank: int) -> tuple[tuple[UnreadyParameter, ...], boo
     has_said_so = _has_complained(one)
     is_awaited = facts.wait_for((rank,)) is not None or _bucket_of_others(facts, rank, unready[0]) is not None
     is_over = one.standing is not None and one.standing.phase not in ("backward", "finalise", "forward")
-    is_over |= bool(one.left_backwards) and one.left_backwards[-1].step == _step_of(one)
+    is_over |= left_backward.left_in(one, _step_of(one)) is not None
     is_there = (
         one.liveness not in ("gone", "stopped", "failed") and facts.is_stuck(rank) and not facts.is_only_slow(rank)
     )
@@ -92,7 +92,7 @@ def _never_ready(
         "bucket": bucket,
         "parameters": names,
     }
-    left = left_backward.left_in(facts, ranks[0], step)
+    left = left_backward.left_in(one, step)
     frozen = _frozen_text(inside, ranks, step)
     backward = left.call_site if left is not None else _line_of_backward(facts, ranks[0]) if is_over else None
     if left is not None or not _has_complained(one):

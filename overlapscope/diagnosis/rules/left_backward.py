@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from overlapscope.diagnosis.evidence import LeftBackward
+from overlapscope.diagnosis.evidence import LeftBackward, RankEvidence
 from overlapscope.diagnosis.facts import Facts
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.diagnosis.wording import at
@@ -16,9 +16,10 @@ ADVICE: Final = (
 _MOST_RANKS: Final = 4
 
 
-def left_in(facts: Facts, rank: int, step: int | None) -> LeftBackward | None:
-    """The backward of a rank that an exception came out of in this step."""
-    return next((left for left in facts.ranks[rank].left_backwards if left.step == step), None)
+def left_in(one: RankEvidence, step: int | None) -> LeftBackward | None:
+    """The backward of a rank that an exception came out of in this step, unless it may have run another one since."""
+    has_run_another = one.standing is not None and one.standing.phase in ("backward", "finalise", "optimizer")
+    return None if has_run_another else next((left for left in one.left_backwards if left.step == step), None)
 
 
 def noticed(facts: Facts, verdict: Verdict) -> tuple[str, ...]:
