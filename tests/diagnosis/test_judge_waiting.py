@@ -107,6 +107,15 @@ def test_an_exception_that_came_out_of_the_backward_is_the_reason() -> None:
     assert "Log the exception" in verdict.advice[0]
 
 
+def test_a_backward_that_ctrl_c_has_ended_is_not_said_to_have_left_gradients_out() -> None:
+    trace = '  File "torch/autograd/graph.py", line 979, in _engine_run_backward\nKeyboardInterrupt\n'
+    interrupted = Failure(type="KeyboardInterrupt", message="", traceback=trace, time_ns=2 * 10**9)
+    late = rank(1, "failed", phase="data_wait", step=2, since_ns=10**9, unready=UNREADY, failure=interrupted)
+    assert judge(held_up(late)).kind != "gradients never ready"
+    elsewhere = replace(interrupted, traceback='  File "train.py", line 42, in main\n')
+    assert judge(held_up(replace(late, failure=elsewhere))).kind == "gradients never ready"
+
+
 def test_an_exception_is_no_reason_for_what_a_second_attempt_leaves_out() -> None:
     left = (LeftBackward(step=2, call_site=site(30)),)
     again = idle(rank(1, "sleeping", phase="backward", step=2, since_ns=10**9, unready=UNREADY), 5)

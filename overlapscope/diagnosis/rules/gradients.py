@@ -13,6 +13,8 @@ from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.diagnosis.wording import at, capitalised, ranks_text, some, verb
 from overlapscope.trace.signature import NO_BUCKET
 
+_BACKWARD: Final = "_engine_run_backward"
+"""The function of torch's that runs a backward, in a traceback."""
 _UNFINISHED_REDUCTION: Final = "Expected to have finished reduction"
 
 
@@ -36,6 +38,7 @@ def _left_by(facts: Facts, rank: int) -> tuple[tuple[UnreadyParameter, ...], boo
     has_said_so = _has_complained(one)
     is_awaited = facts.wait_for((rank,)) is not None or _bucket_of_others(facts, rank, unready[0]) is not None
     is_over = one.standing is not None and one.standing.phase not in ("backward", "finalise", "forward")
+    is_over &= not _was_ended_in_backward(one)
     is_over |= left_backward.left_in(one, _step_of(one)) is not None
     is_there = (
         one.liveness not in ("gone", "stopped", "failed") and facts.is_stuck(rank) and not facts.is_only_slow(rank)
@@ -59,6 +62,11 @@ def _has_complained(one: RankEvidence) -> bool:
 def _has_failed_itself(one: RankEvidence) -> bool:
     """Whether an exception of its own ended it: then that is why gradients are missing."""
     return not _has_complained(one) and any(not is_consequence(failure) for failure in _failures(one))
+
+
+def _was_ended_in_backward(one: RankEvidence) -> bool:
+    """Whether what ended it, as Ctrl-C does, came out of a backward that was still running."""
+    return any(_BACKWARD in failure.traceback for failure in _failures(one))
 
 
 def _never_ready(
@@ -104,7 +112,7 @@ def _never_ready(
         kind="gradients never ready",
         sentence=f"{not_launched} bucket {bucket}"
         f"{f' of step {step}' if step is not None else ''}{whom}: {_left_text(left)}{len(inside)} of its parameters "
-        f"{'got' if is_over else 'have'} no gradient ({some([p.name for p in inside])}; in {some(where)})"
+        f"{'got' if is_over else 'has' if len(inside) == 1 else 'have'} no gradient ({some([p.name for p in inside])}; in {some(where)})"
         f"{frozen}.",
         alternative="" if is_over else f"the backward of {ranks_text(ranks)} may not have been over",
         blamed=() if everywhere else ranks,
