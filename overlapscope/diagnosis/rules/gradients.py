@@ -102,6 +102,7 @@ def _never_ready(
     }
     left = left_backward.left_in(one, step)
     frozen = _frozen_text(inside, ranks, step)
+    have = "got" if is_over else "has" if len(inside) == 1 else "have"
     backward = left.call_site if left is not None else _line_of_backward(facts, ranks[0]) if is_over else None
     if left is not None or not _has_complained(one):
         site = backward or site
@@ -112,7 +113,7 @@ def _never_ready(
         kind="gradients never ready",
         sentence=f"{not_launched} bucket {bucket}"
         f"{f' of step {step}' if step is not None else ''}{whom}: {_left_text(left)}{len(inside)} of its parameters "
-        f"{'got' if is_over else 'has' if len(inside) == 1 else 'have'} no gradient ({some([p.name for p in inside])}; in {some(where)})"
+        f"{have} no gradient ({some([p.name for p in inside])}; in {some(where)})"
         f"{frozen}.",
         alternative="" if is_over else f"the backward of {ranks_text(ranks)} may not have been over",
         blamed=() if everywhere else ranks,
