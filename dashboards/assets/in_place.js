@@ -3,6 +3,7 @@
 ;(() => {
   const key = "overlapscope-in-place"
   let next = null
+  let isRestored = true
   const holdPicture = () => (document.getElementById("in-place").media = "all")
   // Where a link leads has no transition, so neither must this page by then.
   const letGo = () => next === null && (document.getElementById("in-place").media = "not all")
@@ -58,7 +59,7 @@
 
   window.addEventListener("pagehide", () => {
     try {
-      if (next !== null) sessionStorage.setItem(key, JSON.stringify({address: next, seen: look()}))
+      if (next !== null) sessionStorage.setItem(key, JSON.stringify({address: next, seen: isRestored ? look() : seen}))
     } catch {
       // Private windows may refuse to store; then the page begins at its top.
     }
@@ -76,6 +77,7 @@
 
   const seen = opened()
   if (!seen) return
+  isRestored = false // if this page is opened again before it is drawn, it is left as the one before it was seen
   holdPicture()
   window.addEventListener("pagereveal", ({viewTransition}) => {
     if (!viewTransition) return letGo()
@@ -89,5 +91,8 @@
     whenDrawn(() => viewTransition.skipTransition())
   })
   document.addEventListener("DOMContentLoaded", () => restore(seen))
-  whenDrawn(() => restore(seen))
+  whenDrawn(() => {
+    restore(seen)
+    isRestored = true
+  })
 })()

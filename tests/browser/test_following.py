@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
+import json
+import os
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from playwright.sync_api import Page, Route, expect
 
+from overlapscope.trace.format import RANK_FILE
+from overlapscope.trace.host import boot_identity
 from tests.browser.conftest import OpenPage, served
 from tests.browser.test_app import wait_for_step
 from tests.browser.test_news import grow
@@ -49,6 +54,20 @@ def _filled(picture: bytes) -> float:
     return float((abs(pixels[HEADER_PX:] - pixels[-3, 3]).sum(axis=2) > 30).mean())
 
 
+def write_live_recording(folder: Path, *, ranks: int = 2, close: bool = True) -> Path:
+    """A recording of 30 steps whose processes run for as long as this one does."""
+    recording = write_recording(folder, ranks=ranks, steps=30, close=close)
+    for path in recording.glob(f"rank_*/{RANK_FILE}"):
+        here = {
+            "host": socket.gethostname(),
+            "boot_id": boot_identity(),
+            "pid": os.getpid(),
+            "time_ns": time.monotonic_ns(),
+        }
+        path.write_text(json.dumps(json.loads(path.read_text()) | here))
+    return recording
+
+
 def follow(page: Page) -> None:
     page.locator("#news").get_by_label("Follow").check()
 
@@ -64,7 +83,7 @@ def followed(page: Page) -> None:
 def test_no_picture_is_empty_or_half_built_while_a_page_is_followed(
     open_page: OpenPage, tmp_path: Path, route: str
 ) -> None:
-    recording = write_recording(tmp_path / "traces", steps=30)
+    recording = write_live_recording(tmp_path / "traces")
     with served(recording, tmp_path / "server.log") as url:
         page = open_page(url + route)
         page.wait_for_function("window.Bokeh?.documents[0]?.is_idle")
@@ -83,7 +102,7 @@ def test_no_picture_is_empty_or_half_built_while_a_page_is_followed(
 
 
 def test_scroll_open_details_and_focus_stay(open_page: OpenPage, tmp_path: Path) -> None:
-    recording = write_recording(tmp_path / "traces", ranks=16, steps=30, close=False)
+    recording = write_live_recording(tmp_path / "traces", ranks=16, close=False)
     with served(recording, tmp_path / "server.log") as url:
         page = open_page(f"{url}timeline?step=25")
         page.locator(".banner summary").click()
@@ -100,7 +119,7 @@ def test_scroll_open_details_and_focus_stay(open_page: OpenPage, tmp_path: Path)
 
 
 def test_who_types_is_not_interrupted(open_page: OpenPage, tmp_path: Path) -> None:
-    recording = write_recording(tmp_path / "traces", steps=30)
+    recording = write_live_recording(tmp_path / "traces")
     with served(recording, tmp_path / "server.log") as url:
         page = open_page(f"{url}timeline?step=25")
         expect(page.locator("#news")).to_have_attribute("aria-busy", "false")
@@ -121,7 +140,7 @@ def test_who_types_is_not_interrupted(open_page: OpenPage, tmp_path: Path) -> No
 
 
 def test_a_click_reaches_the_page_before_its_plots_are_drawn(open_page: OpenPage, tmp_path: Path) -> None:
-    recording = write_recording(tmp_path / "traces", steps=30)
+    recording = write_live_recording(tmp_path / "traces")
     with served(recording, tmp_path / "server.log") as url:
         page = open_page(f"{url}timeline?step=25")
         held: list[Route] = []

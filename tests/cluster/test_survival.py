@@ -26,7 +26,6 @@ from instrumented_ddp.collective_log.completion import CompletionWatch
 from instrumented_ddp.collective_log.signatures import SignatureTable
 from instrumented_ddp.collective_log.tensor_names import TensorNames
 from instrumented_ddp.recording import backward_phase, links, recorder
-from instrumented_ddp.recording.backward_phase import Backwards
 from instrumented_ddp.recording.bucket_collective import Collective
 from instrumented_ddp.recording.bypass import Bypass
 from instrumented_ddp.recording.clock import ClockSampling
@@ -59,8 +58,6 @@ CALLBACKS: dict[str, tuple[Any, str]] = {
     "a phase begins": (Steps, "enter"),
     "a phase ends": (Steps, "leave"),
     "the output of a forward": (backward_phase, "computed"),
-    "a backward begins": (Backwards, "begin"),
-    "a forward follows a backward": (Backwards, "forward_begins"),
     "gradients are reduced": (Steps, "gradients_are_reduced"),
     "whose optimizer it is": (Optimizers, "_updates_our_parameters"),
     "an update begins": (Steps, "update_begins"),
