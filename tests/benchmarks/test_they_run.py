@@ -24,6 +24,7 @@ SWEPT = {
 }
 """One after the other: a sweep, and what is made of it."""
 ALONE = {
+    "all_reduces": "--link loopback --mb 0.1 --repetitions 1",
     "app": "--sizes 2x20 --users 1 2 --moves 2",
     "auto_buckets": "--model tiny --link loopback --rounds 1",
     "chaos": "--seed 284 --folder FOLDER",
