@@ -13,10 +13,11 @@ from urllib.parse import quote
 import pandas as pd
 from bokeh.document import Document
 from bokeh.events import Event
-from bokeh.models import ColumnDataSource, CustomJS, Spacer
+from bokeh.models import CustomJS, Spacer
 
 from dashboards.pages.shell import render, render_part
 from dashboards.place import Place, address_of
+from dashboards.plots.dialogue import Asked, Dialogue
 from dashboards.plots.sparkline import HEIGHT_PX, WIDTH_PX, sparkline_path
 from dashboards.runs import RunRow, Runs
 from overlapscope.analysis.run_facts import StepTimes
@@ -104,19 +105,21 @@ class _Table:
     def __init__(self, runs: Runs, rows: Sequence[RunRow]) -> None:
         self._runs = runs
         self._shown = {row.run.name: row_html(row) for row in rows}
-        self.order = ColumnDataSource({"name": [*self._shown]})
-        self.changed = ColumnDataSource({"name": [], "html": []})
-        self.wanted = ColumnDataSource({"id": [], "name": [], "tags": [], "note": [], "seen_tags": [], "seen_note": []})
-        self.answer = ColumnDataSource({"id": [], "error": []})
-        self.root = Spacer(name="socket", tags=[{"dialogue": [self.order, self.changed, self.wanted, self.answer]}])
+        self._dialogue = Dialogue()
+        self.order = self._dialogue.answer("order", ("name",))
+        self.order.data = {"name": [*self._shown]}
+        self.changed = self._dialogue.answer("changed", ("name", "html"))
+        note = ("tags", "note", "seen_tags", "seen_note")
+        self.wanted = self._dialogue.question("wanted", ("id", "name", *note), self._annotate)
+        self.answer = self._dialogue.answer("answer", ("id", "error"))
+        self.root = Spacer(name="socket")
         """Nothing to be seen: by it the browser knows the others, and says when it is ready."""
-        self.wanted.on_change("data", lambda _name, _old, _new: self._annotate())
+        self._dialogue.attach(self.root)
 
     @property
     def start_script(self) -> CustomJS:
         """A script that the browser runs when the document is ready."""
-        sources = {name: getattr(self, name) for name in ("order", "changed", "wanted", "answer")}
-        return CustomJS(args={"sources": sources}, code="window.overlapscope.startRuns(sources)")
+        return CustomJS(args={"sources": self._dialogue.sources}, code="window.overlapscope.startRuns(sources)")
 
     def update(self) -> None:
         """Tell the page which rows are new or not as they were, and their order."""
@@ -129,17 +132,17 @@ class _Table:
             self.order.data = {"name": names}
         self._shown = now
 
-    def _annotate(self) -> None:
-        asked = {name: values[0] for name, values in self.wanted.data.items()}
-        notes = RunNotes(tags=tags_in(asked["tags"]), note=asked["note"].strip())
-        seen = RunNotes(tags=tags_in(asked["seen_tags"]), note=asked["seen_note"])
+    def _annotate(self, asked: Asked) -> None:
+        wanted = {name: values[0] for name, values in asked.items()}
+        notes = RunNotes(tags=tags_in(wanted["tags"]), note=wanted["note"].strip())
+        seen = RunNotes(tags=tags_in(wanted["seen_tags"]), note=wanted["seen_note"])
         try:
-            self._runs.annotate(asked["name"], notes, seen)
+            self._runs.annotate(wanted["name"], notes, seen)
         except OverlapScopeError as error:
-            self.answer.data = {"id": [asked["id"]], "error": [str(error)]}
+            self.answer.data = {"id": [wanted["id"]], "error": [str(error)]}
             return
         self.update()
-        self.answer.data = {"id": [asked["id"]], "error": [""]}
+        self.answer.data = {"id": [wanted["id"]], "error": [""]}
 
 
 def row_html(row: RunRow) -> str:

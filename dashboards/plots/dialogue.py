@@ -1,4 +1,4 @@
-"""What the script of a page and its plot say to each other: the browser asks, the server answers.
+"""What the script of a page and its plot, or its table, say to each other: the browser asks, the server answers.
 
 Questions and answers are sources that the script knows by their names; who fills one has said something. A question
 that may be asked again before it is answered has an ``id``, and its answer has the same.
@@ -17,7 +17,7 @@ Asked = Mapping[str, Sequence[Any]]
 
 
 class Dialogue:
-    """The questions and answers of a plot."""
+    """The questions and answers of a plot or a table."""
 
     def __init__(self) -> None:
         self.sources: dict[str, ColumnDataSource] = {}
