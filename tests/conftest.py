@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 from hypothesis import settings
@@ -10,6 +11,11 @@ from hypothesis import settings
 # Every run looks at other examples, so fewer of them at a time find as much over the days.
 settings.register_profile("without a deadline", deadline=None, max_examples=60)
 settings.load_profile("without a deadline")
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C reach what tests start: nohup and CI runners have it ignored, which is inherited."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)  # for whoever runs without xdist
