@@ -168,7 +168,7 @@ def _prepare_alone(recording: Recording) -> str:
     """
     try:
         with Progress() as progress:
-            snapshot = recording.newest(progress.count_ranks)
+            snapshot = recording.newest(progress.count)
             for phase, figures in _PREPARED:
                 progress.begin(phase)
                 for figure in figures:

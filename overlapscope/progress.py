@@ -16,7 +16,7 @@ class Progress:
     Example::
 
         with Progress() as progress:
-            trace = read_trace(path, progress.count_ranks)
+            trace = read_trace(path, progress.count)
             progress.begin("dividing steps")
     """
 
@@ -48,9 +48,9 @@ class Progress:
             self._line.daemon = True
             self._line.start()
 
-    def count_ranks(self, done: int, ranks: int) -> None:
-        """Some ranks of all have been read."""
-        self._bar.update(self._task, completed=done, total=ranks)
+    def count(self, done: int, of: int) -> None:
+        """So much of a phase is done: ranks, or bytes."""
+        self._bar.update(self._task, completed=done, total=of)
 
     def _cancel_line(self) -> None:
         if self._line is not None:

@@ -24,6 +24,7 @@ from overlapscope.diagnosis.order_lanes import OrderLane, OrderLanes
 from overlapscope.diagnosis.order_source import ProcessGroup
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.diagnosis.wording import capitalised, ranks_text
+from overlapscope.trace.folders import imported_from
 from overlapscope.trace.reader import Trace
 
 _MOST_STEPS_IN_TROUBLE: Final = 20_000
@@ -53,7 +54,10 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
     """Fill a document with the page, of the group, ranks and number that the address asks for."""
     diagnosis = snapshot.diagnosis
     if diagnosis is None or not diagnosis.groups:
-        _build_reason(document, snapshot.trace, diagnosis.verdict if diagnosis else None)
+        verdict = diagnosis.verdict if diagnosis else None
+        render(
+            document, "problem.html", title="Order", trace=snapshot.trace, **reason_variables(snapshot.trace, verdict)
+        )
         return
     group = group_of_address(diagnosis, arguments)
     lanes = diagnosis.lanes(group)
@@ -211,12 +215,14 @@ def _share(number: int, lanes: OrderLanes) -> float:
     return (number - lanes.oldest) / max(1, lanes.newest - lanes.oldest)
 
 
-def _build_reason(document: Document, trace: Trace | None, verdict: Verdict | None) -> None:
-    render(document, "problem.html", title="Order", trace=trace, **reason_variables(verdict))
-
-
-def reason_variables(verdict: Verdict | None) -> dict[str, Any]:
+def reason_variables(trace: Trace | None, verdict: Verdict | None) -> dict[str, Any]:
     """Why there is no order to show, and what to do."""
+    if trace is not None and (source := imported_from(trace.run)):
+        return {
+            "headline": "No order of collectives to compare",
+            "message": f"This recording was imported from {source}, whose traces don't hold what each rank launched.",
+            "advice": "Record a run: 'overlapscope record -o FOLDER -- torchrun ...' logs all that ranks launch.",
+        }
     return {
         "headline": "No order of collectives was recorded",
         "message": verdict.sentence

@@ -20,6 +20,7 @@ from overlapscope.account.blocks import BLOCKS
 from overlapscope.analysis.clocks import describe_clocks
 from overlapscope.analysis.lanes import BUCKET_SLOTS
 from overlapscope.analysis.models import describe_models, describe_strategies
+from overlapscope.trace.folders import imported_from
 from overlapscope.trace.log import Problem
 from overlapscope.trace.reader import Trace
 from overlapscope.trace.tables import PHASE_NAMES
@@ -137,6 +138,7 @@ def run_facts(trace: Trace) -> list[tuple[str, str]]:
         "backend": run.get("backend"),
         "strategy": describe_strategies(run),
         "clocks": describe_clocks(trace),
+        "imported from": imported_from(run),
         "recorded": f"{datetime.fromtimestamp(started_ns / 1e9):%d %b %Y, %H:%M}" if started_ns else None,
     }
     return [(label, str(value)) for label, value in known.items() if value]

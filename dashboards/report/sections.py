@@ -108,5 +108,5 @@ def _order(snapshot: Snapshot) -> Section:
         name="order",
         title="Order",
         variables=order.verdict_variables(diagnosis) if diagnosis is not None else {},
-        reason=None if is_known else order.reason_variables(diagnosis.verdict if diagnosis else None),
+        reason=None if is_known else order.reason_variables(snapshot.trace, diagnosis.verdict if diagnosis else None),
     )

@@ -27,6 +27,7 @@ from overlapscope.model.measured import Measured
 from overlapscope.model.observation import Observations
 from overlapscope.model.plan_file import PlanFile, PlannedParameter
 from overlapscope.model.recommend import Recommendation, recommend
+from overlapscope.trace.folders import imported_from
 from overlapscope.trace.reader import Trace
 
 _PREDICTED: Final = ("", "per_parameter")
@@ -77,6 +78,11 @@ def advise(analysis: Analysis, calibration: Path | None = None) -> Advice:
         raise OverlapScopeError(
             f"{trace.path}: gradients were reduced by strategy {strategy}, and what other bucket sizes would take is "
             "only known of the backend's own all-reduce; record a few steps without it"
+        )
+    if source := imported_from(trace.run):
+        raise OverlapScopeError(
+            f"{trace.path}: imported from {source}, whose traces don't say when each gradient was ready and how large "
+            "it is: record 20 steps or more with overlapscope record, best with --probe-buckets"
         )
     observations = observations_of(trace)
     found = _calibration(trace, calibration, observations.world_size)

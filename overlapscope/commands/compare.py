@@ -89,9 +89,9 @@ def run(args: argparse.Namespace) -> int:
     is_same = args.base.resolve() == args.new.resolve()
     choices = (_choice(args.base_steps, args.base_plan), _choice(args.new_steps, args.new_plan))
     with Progress() as progress:
-        base = Analysis(read_trace(args.base, progress.count_ranks))
+        base = Analysis(read_trace(args.base, progress.count))
         progress.begin("reading logs of the new one")
-        new = base if is_same else Analysis(read_trace(args.new, progress.count_ranks))
+        new = base if is_same else Analysis(read_trace(args.new, progress.count))
         progress.begin("dividing steps")
         found = compare(Side.of(base, choices[0]), Side.of(new, choices[1]))
     if args.json:

@@ -101,4 +101,4 @@ def _read(path: Path, progress: Progress) -> Attempt:
     if holds_dumps(path):
         evidence, problems = read_dumps(path)
         return Attempt(path=path, evidence=evidence, verdict=judge(evidence), problems=tuple(problems))
-    return read_attempt(path, progress.count_ranks)
+    return read_attempt(path, progress.count)

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     if args.plan is not None and args.plan.exists():
         raise OverlapScopeError(f"{args.plan}: already exists: remove it, or give another name to --plan")
     with Progress() as progress:
-        trace = read_trace(args.traces, progress.count_ranks)
+        trace = read_trace(args.traces, progress.count)
         progress.begin("predicting other bucket sizes")
         advice = advise(Analysis(trace), args.calibration)
     if args.plan is not None:

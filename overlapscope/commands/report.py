@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     from dashboards.report.markdown import report_markdown
 
     with Progress() as progress:
-        snapshot = Recording(args.traces).newest(progress.count_ranks)
+        snapshot = Recording(args.traces).newest(progress.count)
         progress.begin("writing the report")
         text = (report_html if args.format == "html" else report_markdown)(snapshot, datetime.now())
     if output is None:

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.trace.reader import read_trace
 
     with Progress() as progress:
-        analysis = Analysis(read_trace(args.traces, progress.count_ranks))
+        analysis = Analysis(read_trace(args.traces, progress.count))
         progress.begin("looking for stragglers")
         _ = analysis.summary, analysis.stragglers
     if args.json:

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.trace.reader import read_trace
 
     with Progress() as progress:
-        trace = read_trace(args.traces, progress.count_ranks)
+        trace = read_trace(args.traces, progress.count)
         progress.begin("dividing steps")
         summary = Analysis(trace).summary
     if args.json:

@@ -65,7 +65,7 @@ def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidenc
     is_live = any(one.evidence.liveness in ("running", "sleeping", "stopped") for one in files.values())
     gaps = gaps_in(folders, files, orders, problems, is_live=is_live)
     if not (orders or conversations or is_live or launched_nothing(folders, files, gaps)):
-        gaps = (*gaps, no_collectives())
+        gaps = (*gaps, no_collectives(files.values()))
     command = next((each for each in exits if each.is_job), None)
     job_told_ns = command.told_ns if command and {command.boot_id} == {one.boot for one in files.values()} else None
     if command is not None and command.status and job_told_ns is not None:

@@ -9,7 +9,7 @@ from typing import Final
 from overlapscope.diagnosis.evidence import Gap, GroupOrder
 from overlapscope.diagnosis.rank_files import RankFiles
 from overlapscope.diagnosis.wording import group_text, ranks_text
-from overlapscope.trace.folders import expected_ranks_of, ranks_of_world
+from overlapscope.trace.folders import expected_ranks_of, imported_from, ranks_of_world
 from overlapscope.trace.format import EVENTS_FILE, SEAL_FILE, SIGNATURES_FILE
 from overlapscope.trace.log import Problem
 
@@ -54,8 +54,11 @@ def gaps_in(
     return tuple(gaps)
 
 
-def no_collectives() -> Gap:
+def no_collectives(files: Iterable[RankFiles]) -> Gap:
     """Nothing was compared because nothing is there."""
+    if source := next(filter(None, (imported_from(one.run) for one in files)), None):
+        what = f"it was imported from {source}, whose traces don't hold what each rank launched and how it ended"
+        return Gap(what, "Record a run: 'overlapscope record -o FOLDER -- torchrun ...' logs that.")
     what = "no rank left a log of its collectives, so there is nothing to compare"
     return Gap(
         what, "Record again: 'overlapscope record -o FOLDER -- torchrun ...' logs every collective of each rank."
@@ -67,6 +70,8 @@ def launched_nothing(folders: Mapping[int, Path], files: Mapping[int, RankFiles]
     traces = [folder / SIGNATURES_FILE for folder in folders.values()]
     # The list of a rank's files shows what is gone; without one, it may have trained, and its logs are not here.
     traces += [folder / EVENTS_FILE for folder in folders.values() if not (folder / SEAL_FILE).exists()]
+    if any(imported_from(one.run) for one in files.values()):
+        return False
     have_ended = all(one.evidence.liveness == "ended" for one in files.values())
     return have_ended and not any(gaps) and not any(path.exists() and path.stat().st_size for path in traces)
 

@@ -70,6 +70,12 @@ def expected_ranks_of(run: dict[str, Any]) -> tuple[int, ...]:
     return ranks_of_world(run.get("world_size", 0))
 
 
+def imported_from(run: dict[str, Any]) -> str | None:
+    """The tool whose traces a recording was made of, by ``run.json``; None if it was recorded."""
+    imported = run.get("imported")
+    return str(imported.get("from", "another tool")) if isinstance(imported, dict) else None
+
+
 def ranks_of_world(size: object) -> tuple[int, ...]:
     """All ranks of a job of this many; none if there can't be so many."""
     return tuple(range(size)) if isinstance(size, int) and size <= _MOST_RANKS else ()

@@ -70,5 +70,5 @@ def test_a_phase_that_is_over_in_time_says_nothing(
     monkeypatch.setattr(progress, "QUIET_S", 1_000.0)
     with Progress() as shown:
         shown.begin("something quick")
-        shown.count_ranks(1, 2)
+        shown.count(1, 2)
     assert capsys.readouterr().err == ""

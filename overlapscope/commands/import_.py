@@ -1,0 +1,90 @@
+"""Make a recording of traces that torch.profiler has written.
+
+    overlapscope import rank0.json.gz rank1.json.gz -o traces/imported
+
+The traces are those of one training, a file for each rank, as prof.export_chrome_trace() and
+tensorboard_trace_handler() write them (.json or .json.gz, of any size); one that is cut short is left out. What comes
+of them is a recording like any other, for 'overlapscope serve', 'summary', 'stragglers', 'compare' and 'report'. The
+rank is what a trace says, else what its file's name does.
+
+Phases are those of stock DDP: its forward, what autograd does after it, the wait for buckets, the optimizer's step.
+Buckets are its all-reduces during the backward. Parameters are not in such a trace, so neither are they here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from overlapscope.commands import recording_folder
+from overlapscope.errors import OverlapScopeError
+from overlapscope.progress import Progress
+from overlapscope.units import format_ns
+
+if TYPE_CHECKING:
+    from overlapscope.imports.kineto import KernelOverlap
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="trace of a rank")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the recording")
+    parser.add_argument("--force", action="store_true", help="replace an existing recording in that folder")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read the traces, then write the recording."""
+    from overlapscope.imports.into_recording import Imported, ranks_of, write_recording
+    from overlapscope.imports.kineto import kernel_overlap, read_profile
+    from overlapscope.imports.training import training_of
+
+    if not args.force and recording_folder.holds_recording(args.output):
+        raise OverlapScopeError(f"{args.output}: already holds a recording; give another folder with -o, or --force")
+    with Progress() as progress:
+        profiles, damaged = [], []
+        for path in args.files:
+            progress.begin(f"reading {path.name}")
+            profile = read_profile(path, progress.count)
+            if profile.problem is None:
+                profiles.append(profile)
+            else:
+                damaged.append(f"{path}: left out: {profile.problem}; export it again")
+        if not profiles:
+            raise OverlapScopeError("; ".join(damaged))
+        progress.begin("finding steps")
+        imported = [
+            Imported(rank=rank, profile=profile, training=training_of(profile))
+            for rank, profile in sorted(zip(ranks_of(profiles), profiles, strict=True), key=lambda pair: pair[0])
+        ]
+    if args.force:
+        recording_folder.clear(args.output)
+    recording_folder.make_ready(args.output)
+    write_recording(args.output, imported)
+    for one in imported:
+        if len(one.profile.kernels):
+            _say(f"rank {one.rank}: {_kernels_text(kernel_overlap(one.profile))}")
+        for note in one.training.notes:
+            _say(f"rank {one.rank}: {note}")
+    for line in damaged:
+        _say(line)
+    recorded = recording_folder.describe(args.output)
+    steps = 0 if recorded is None else recorded.steps
+    _say(f"imported {len(imported)} rank{'s' * (len(imported) != 1)}, steps up to {steps - 1}, into {args.output}")
+    _say(f"view it: overlapscope serve {args.output}")
+    return 1 if damaged else 0
+
+
+def _kernels_text(found: KernelOverlap) -> str:
+    if not found.communication_ns:
+        return "no communication on the device"
+    share = found.hidden_ns / found.communication_ns
+    return (
+        f"{format_ns(found.communication_ns)} of communication on the device, {format_ns(found.hidden_ns)} "
+        f"({share:.1%}) of it while other kernels ran"
+    )
+
+
+def _say(text: str) -> None:
+    print(f"overlapscope import: {text}", file=sys.stderr)

@@ -1,0 +1,1 @@
+"""Traces of other tools, made into recordings."""

@@ -1,0 +1,92 @@
+"""The collectives of a profile: what was launched when, and when it ran."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final
+
+from overlapscope.imports.kineto import Profile
+from overlapscope.trace.format import DTYPE_BYTES
+
+_OPS: Final = {"allreduce": "all_reduce", "broadcast": "broadcast"}
+"""Those that an event log holds, by their names in PyTorch's operators."""
+_NO_COLLECTIVES: Final = ("", "wait", "init", "barrier", "monitored_barrier")
+_DTYPES: Final = {"float": "float32", "double": "float64", "half": "float16", "c10::half": "float16"} | {
+    "bfloat16": "bfloat16",
+    "c10::bfloat16": "bfloat16",
+    "long": "int64",
+    "long int": "int64",
+    "int": "int32",
+    "short": "int16",
+    "char": "int8",
+    "signed char": "int8",
+    "byte": "uint8",
+    "unsigned char": "uint8",
+    "bool": "bool",
+}
+"""Ours, by the names of ``c10::ScalarType`` and of C++."""
+
+
+@dataclass(kw_only=True)
+class Collective:
+    """One of them, on this rank."""
+
+    op: str
+    dtype: str
+    elements: int
+    """0 if the trace does not say."""
+    group: str
+    launch_ns: int
+    """On the clock of the host."""
+    start_ns: int | None = None
+    """None if it is not seen to run."""
+    end_ns: int | None = None
+
+
+def collectives_of(profile: Profile) -> tuple[list[Collective], Counter[str]]:
+    """Those that an event log can hold, in order of launch; and how many there are of others, by name."""
+    found, left_out = [], Counter[str]()
+    ran = _runs_on_device(profile)
+    on_host = {op: iter(_runs_on_host(profile, op)) for op in _OPS.values()}
+    columns = ("id", "op", "elements", "dtype", "group", "start_ns")
+    for identity, name, elements, dtype, group, launch_ns in zip(
+        *(profile.collectives[column].tolist() for column in columns), strict=True
+    ):
+        if name in _NO_COLLECTIVES:
+            continue
+        op = _OPS.get(name)
+        if op is None:
+            left_out[name] += 1
+            continue
+        # Without a device the backend's annotations last as long as its collectives: the n-th is of the n-th launch.
+        start_ns, end_ns = ran.get(identity, (None, None)) if len(profile.kernels) else next(on_host[op], (None, None))
+        known = _DTYPES.get(dtype.lower(), dtype)
+        found.append(
+            Collective(
+                op=op,
+                dtype=known if known in DTYPE_BYTES else "unknown",
+                elements=int(elements),
+                group=group,
+                launch_ns=launch_ns,
+                start_ns=start_ns,
+                end_ns=end_ns,
+            )
+        )
+    return found, left_out
+
+
+def _runs_on_device(profile: Profile) -> dict[int, tuple[int, int]]:
+    """By id, from the first of a collective's kernels until the last."""
+    kernels = profile.kernels[profile.kernels["op"] != ""]
+    edges = kernels.groupby("id").agg({"start_ns": "min", "end_ns": "max"})
+    return {
+        int(str(identity)): (start, end)
+        for identity, (start, end) in zip(edges.index, edges.to_numpy().tolist(), strict=True)
+    }
+
+
+def _runs_on_host(profile: Profile, op: str) -> list[tuple[int, int]]:
+    spans = profile.spans
+    own = spans.loc[(spans["kind"] == "backend") & spans["name"].str.endswith(f":{op}"), ["start_ns", "end_ns"]]
+    return [(start, end) for start, end in own.to_numpy().tolist()]

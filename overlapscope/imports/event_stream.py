@@ -1,0 +1,176 @@
+"""The events of a Chrome trace, as torch.profiler writes it, in batches: however large the file, memory stays small.
+
+A trace is one JSON object whose ``traceEvents`` are nearly all of it, or just their list. The text is cut between two
+events every few megabytes; what does not come apart where it was cut is read event by event, which takes longer.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import orjson
+
+from overlapscope.errors import OverlapScopeError
+
+Event = dict[str, Any]
+
+_CHUNK_BYTES: Final = 4 * 1024**2
+_MOST_AROUND_BYTES: Final = 64 * 1024**2
+"""What may stand before, between or after events: in real traces a few kilobytes."""
+_EVENTS: Final = b'"traceEvents"'
+_EVERY_EVENT_HAS: Final = b'"ph"'
+_GZIP: Final = b"\x1f\x8b"
+_WITH_GZIP_HEADER: Final = 16 + zlib.MAX_WBITS
+_PACKED_BYTES: Final = 256 * 1024
+_DECODER: Final = json.JSONDecoder()
+
+
+class _Unpack(Protocol):
+    """``zlib.decompressobj``, whose type has no name."""
+
+    @property
+    def unconsumed_tail(self) -> bytes: ...
+
+    @property
+    def eof(self) -> bool: ...
+
+    def decompress(self, data: bytes, max_length: int = ..., /) -> bytes: ...
+
+
+class EventStream:
+    """The events of one file; what stands around them is known once they have been read.
+
+    Args:
+        path: of a trace, which may be compressed with gzip.
+
+    Raises:
+        OverlapScopeError: it can't be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.header: dict[str, Any] = {}
+        """What the trace says beside its events, such as ``distributedInfo``."""
+        self.problem: str | None = None
+        """Why events at the end of the file are missing; None if they are not."""
+        self.read_bytes = 0
+        """Of the file, as it lies on disk."""
+        try:
+            if not path.is_file():
+                raise OverlapScopeError(f"{path}: not a file")
+            self.size_bytes = path.stat().st_size
+            self._raw = path.open("rb")
+            is_compressed = self._raw.peek(2)[:2] == _GZIP
+        except OSError as error:
+            raise OverlapScopeError(f"{path}: can't be read ({error.strerror})") from None
+        self._gzip: _Unpack | None = zlib.decompressobj(wbits=_WITH_GZIP_HEADER) if is_compressed else None
+
+    def batches(self) -> Iterator[list[Event]]:
+        """All events, some ten thousand at a time, in the order of the file.
+
+        Raises:
+            OverlapScopeError: this is no trace.
+        """
+        with self._raw:
+            before, text = self._find_events()
+            while more := self._more():
+                text += more
+                events, text = self._cut(text)
+                if events:
+                    yield events
+            events, after = self._last(text)
+            yield events
+            self._read_header(before, after)
+
+    def _more(self) -> bytes:
+        try:
+            chunk = self._raw.read(_CHUNK_BYTES) if self._gzip is None else self._unpacked(self._gzip)
+        except (OSError, zlib.error) as error:
+            self.problem = f"it can't be read to its end ({error})"
+            chunk = b""
+        self.read_bytes = self._raw.tell()
+        return chunk
+
+    def _unpacked(self, unpack: _Unpack) -> bytes:
+        while not (chunk := unpack.decompress(unpack.unconsumed_tail or self._raw.read(_PACKED_BYTES), _CHUNK_BYTES)):
+            if unpack.eof:
+                return b""
+            if not unpack.unconsumed_tail and not self._raw.peek(1):
+                self.problem = "its compression ends too early"
+                return b""
+        return chunk
+
+    def _find_events(self) -> tuple[bytes, bytes]:
+        """What stands before the first event, and the text from there on."""
+        text = self._more()
+        if text.lstrip()[:1] == b"[":
+            begin = text.index(b"[") + 1
+            return b"", text[begin:]
+        while (place := text.find(_EVENTS)) < 0 or (begin := text.find(b"[", place)) < 0:
+            more = self._more()
+            if not more or len(text) > _MOST_AROUND_BYTES:
+                raise OverlapScopeError(
+                    f"{self._path}: not a trace of torch.profiler (no list of traceEvents); export one with "
+                    "prof.export_chrome_trace() or tensorboard_trace_handler()"
+                )
+            text += more
+        return text[:place], text[begin + 1 :]
+
+    def _cut(self, text: bytes) -> tuple[list[Event], bytes]:
+        """The events that are whole, and the text after them."""
+        newest = text.rfind(_EVERY_EVENT_HAS)
+        comma = text.rfind(b",", 0, max(0, text.rfind(b"{", 0, max(0, newest))))
+        if comma > 0:
+            try:
+                return orjson.loads(b"[" + text[:comma] + b"]"), text[comma + 1 :]
+            except orjson.JSONDecodeError:
+                pass  # the place was within an event
+        if len(text) <= _MOST_AROUND_BYTES:
+            return [], text
+        events, rest = self._one_by_one(text)
+        if not events:
+            raise OverlapScopeError(f"{self._path}: not a trace ({len(text):,} bytes without a whole event)")
+        return events, rest
+
+    def _last(self, text: bytes) -> tuple[list[Event], bytes]:
+        """The last events, and what stands after the list."""
+        events, rest = self._one_by_one(text)
+        if not rest.lstrip().startswith(b"]") and self.problem is None:
+            self.problem = "it ends in the middle of an event"
+        return events, rest
+
+    def _one_by_one(self, text: bytes) -> tuple[list[Event], bytes]:
+        """As many whole events as there are at the beginning, and the rest."""
+        decoded = text.decode("utf-8", errors="replace")
+        events: list[Event] = []
+        place = 0
+        while True:
+            begin = place
+            while decoded[begin : begin + 1] in (",", " ", "\n", "\r", "\t") and begin < len(decoded):
+                begin += 1
+            if decoded[begin : begin + 1] != "{":
+                return events, decoded[begin:].encode()
+            try:
+                event, place = _DECODER.raw_decode(decoded, begin)
+            except (json.JSONDecodeError, RecursionError):
+                return events, decoded[begin:].encode()
+            events.append(event)
+
+    def _read_header(self, before: bytes, after: bytes) -> None:
+        """Parse what stands around the list; a part that is cut short is left out."""
+        rest = after.lstrip()[1:].strip()
+        for text in (
+            before.strip() + b'"":0' + (rest if rest[:1] in (b",", b"}") else b"}"),
+            before.strip() + b'"":0}',
+        ):
+            try:
+                header = orjson.loads(text)
+            except orjson.JSONDecodeError:
+                continue
+            if isinstance(header, dict):
+                self.header = {name: value for name, value in header.items() if name}
+                return

@@ -1,0 +1,134 @@
+"""Trainings that were found in traces of other tools, written as a recording that all commands and pages read."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from zlib import crc32
+
+import numpy as np
+
+from overlapscope.errors import OverlapScopeError
+from overlapscope.imports.kineto import Profile
+from overlapscope.imports.training import Bucket, Training
+from overlapscope.trace.checksum import json_line
+from overlapscope.trace.format import (
+    CALL_SITES_FILE,
+    DTYPE_BYTES,
+    EVENTS_FILE,
+    PLANS_FILE,
+    RANK_FILE,
+    RECORD_BYTES,
+    RUN_FILE,
+    LogHeader,
+    rank_folder,
+    write_json,
+)
+from overlapscope.trace.log import Records
+from overlapscope.trace.seal import seal
+
+_CHECKSUM_BYTES: Final = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """One rank's trace and what was found in it."""
+
+    rank: int
+    profile: Profile
+    training: Training
+
+
+def ranks_of(profiles: Sequence[Profile]) -> list[int]:
+    """The rank of each trace: what they say, or 0 for one that says nothing.
+
+    Raises:
+        OverlapScopeError: several of them say nothing, or the same.
+    """
+    if len(profiles) == 1:
+        return [profiles[0].rank or 0]
+    seen: dict[int, Path] = {}
+    for profile in profiles:
+        if profile.rank is None:
+            raise OverlapScopeError(
+                f"{profile.path}: does not say of which rank it is; rename it to end in rank0.json, rank1.json ..."
+            )
+        if profile.rank in seen:
+            raise OverlapScopeError(f"{profile.path} and {seen[profile.rank]} are both of rank {profile.rank}")
+        seen[profile.rank] = profile.path
+    return [profile.rank for profile in profiles if profile.rank is not None]
+
+
+def write_recording(folder: Path, imported: Sequence[Imported]) -> None:
+    """Write all ranks into a folder.
+
+    Raises:
+        OverlapScopeError: it can't be written.
+    """
+    try:
+        for one in imported:
+            _write_rank(rank_folder(folder, one.rank), one, len(imported))
+    except OSError as error:
+        raise OverlapScopeError(f"{folder}: can't be written ({error.strerror})") from None
+
+
+def _write_rank(folder: Path, one: Imported, count: int) -> None:
+    profile, records = one.profile, one.training.records.copy()
+    folder.mkdir(parents=True)
+    for edge in ("start_ns", "end_ns"):
+        records[edge] += profile.base_ns
+    begin_ns = int(records["start_ns"].min())
+    world_size = profile.world_size or count
+    write_json(
+        folder / RUN_FILE,
+        {
+            "format_version": 1,
+            "world_size": world_size,
+            "ranks": list(range(world_size)),
+            "backend": profile.backend or "unknown",
+            "detail": "buckets",
+            "started_unix_ns": begin_ns,
+            "versions": {},
+            "models": [{"model": 0, "class": "", "ddp_arguments": {}}],
+            "imported": {"from": "torch.profiler", "file": profile.path.name, "notes": list(one.training.notes)},
+        },
+    )
+    write_json(
+        folder / RANK_FILE,
+        {
+            "rank": one.rank,
+            "host": profile.host or "unknown",
+            "pid": -1,
+            "device": profile.device,
+            # Times of one host are of one clock; of others it is not known.
+            "boot_id": f"import {one.rank if profile.host is None else profile.host}",
+            "clock_samples": [{"monotonic_ns": begin_ns, "unix_ns": begin_ns}],
+        },
+    )
+    plans = [json_line(_plan(epoch, buckets)) for epoch, buckets in enumerate(one.training.plans)]
+    (folder / PLANS_FILE).write_text("".join(plans), encoding="utf-8")
+    (folder / CALL_SITES_FILE).touch()
+    (folder / EVENTS_FILE).write_bytes(event_log_of(records))
+    seal(folder)
+
+
+def _plan(epoch: int, buckets: Sequence[Bucket]) -> dict[str, Any]:
+    described = [
+        {"dtype": dtype, "device": "unknown", "bytes": elements * DTYPE_BYTES[dtype], "parameters": []}
+        for dtype, elements in buckets
+    ]
+    digest = hashlib.sha256(repr(buckets).encode()).hexdigest()
+    return {"model": 0, "epoch": epoch, "hash": digest, "reason": "construction", "buckets": described}
+
+
+def event_log_of(records: Records) -> bytes:
+    """A closed event log that holds these records, checksums included."""
+    count = len(records)
+    written = records.copy()
+    content = written.view(np.uint8).reshape(count, RECORD_BYTES)[:, _CHECKSUM_BYTES:]
+    written["crc32"] = [crc32(row.tobytes()) for row in content]
+    header = LogHeader(capacity_records=count, pinned_records=count, written_records=count, closed=True)
+    return header.pack() + written.tobytes()

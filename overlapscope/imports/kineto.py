@@ -1,0 +1,242 @@
+"""What a trace of torch.profiler (Kineto) says of the training: a ``Profile``, of one rank.
+
+Only what is needed is kept: annotations and operators by which phases, buckets and collectives are told, launches, and
+kernels. Fields are those of libkineto's ``output_json.cpp`` and ``MetadataFieldCatalog.h``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from overlapscope.account.intervals import Int64Array, joined
+from overlapscope.imports.event_stream import Event, EventStream
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes read so far, bytes in all)."""
+
+_COLLECTIVE: Final = "record_param_comms"
+_CALL: Final = "c10d::"
+_OF_HANDLER: Final = re.compile(r"^(?P<host>.+)_\d+\.\d+\.pt\.trace\.json(\.gz)?$")
+"""How ``tensorboard_trace_handler`` names files."""
+_ENDS_WITH_RANK: Final = re.compile(r"rank[-_ ]?(\d+)", re.IGNORECASE)
+_SPANS: Final = (
+    ("ProfilerStep#", "step"),
+    ("DistributedDataParallel.forward", "forward"),
+    ("Optimizer.step#", "optimizer"),
+    ("autograd::engine::evaluate_function", "autograd"),
+    ("torch::distributed::reducer::mul_out", "copy_in"),
+    ("torch.distributed.ddp.reducer::copy_bucket_to_grad", "copy_out"),
+    ("nccl:", "backend"),
+    ("gloo:", "backend"),
+)
+"""How names begin, and what they are to us."""
+_ON_DEVICE: Final = {"kernel": "kernel", "Kernel": "kernel", "gpu_memcpy": "copy", "Memcpy": "copy"} | {
+    "gpu_memset": "set",
+    "Memset": "set",
+}
+"""Categories, as they are written now and were in 2021."""
+_LAUNCHES: Final = ("cuda_runtime", "cuda_driver", "Runtime", "hip_runtime")
+_LAUNCHES_WORK: Final = re.compile(r"LaunchKernel|LaunchCooperative|Memcpy|Memset|GraphLaunch")
+"""Of the runtime's calls; others have a correlation as well, and nothing on the device."""
+_OF_BACKEND: Final = re.compile(r"^(nccl|rccl|void nccl|void rccl|msccl)", re.IGNORECASE)
+"""NCCL's kernels: ``ncclKernel_AllReduce_...`` until 2.18, ``ncclDevKernel_...`` from then on, RCCL's the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """One rank's trace. Times are nanoseconds since ``base_ns``."""
+
+    path: Path
+    rank: int | None
+    """None if the trace does not say."""
+    host: str | None
+    world_size: int | None
+    backend: str | None
+    device: str
+    """Name of the device, or ``cpu``."""
+    base_ns: int
+    """Of the clock of the host since 1970; 0 if times are since then themselves."""
+    spans: pd.DataFrame
+    """kind (of ``_SPANS``), name, thread, start_ns, end_ns, in order of start"""
+    collectives: pd.DataFrame
+    """id, op, elements (0: unknown), dtype, group, thread, start_ns, end_ns of their launches, in order of start"""
+    launches: pd.DataFrame
+    """correlation, thread, start_ns"""
+    kernels: pd.DataFrame
+    """kind (kernel, copy, set), stream, correlation, id, op (of a collective; else empty), start_ns, end_ns"""
+    problem: str | None = None
+    """Why its end is missing, if it is. What that held is not known: events are not in the order of time."""
+
+
+def read_profile(path: Path, progress: Progress | None = None) -> Profile:
+    """Read the trace of one rank.
+
+    Args:
+        progress: told how far it has come.
+
+    Raises:
+        OverlapScopeError: it is no such trace.
+    """
+    stream = EventStream(path)
+    rows = _Rows()
+    for batch in stream.batches():
+        rows.take(batch)
+        if progress is not None:
+            progress(stream.read_bytes, stream.size_bytes)
+    header = stream.header
+    info = header.get("distributedInfo") or {}
+    devices = header.get("deviceProperties") or []
+    has_device = bool(rows.kernels)
+    return Profile(
+        path=path,
+        rank=_number(info.get("rank"), rank_in_name(path)),
+        host=header.get("host_name") or (named["host"] if (named := _OF_HANDLER.match(path.name)) else None),
+        world_size=_number(info.get("world_size")),
+        backend=info.get("backend"),
+        device=str(devices[0].get("name", "device")) if has_device and devices else "device" if has_device else "cpu",
+        base_ns=_number(header.get("baseTimeNanoseconds")) or 0,
+        spans=_table(rows.spans, ("kind", "name", "thread", "start_ns", "end_ns"), "start_ns"),
+        collectives=_table(
+            rows.collectives or rows.calls,
+            ("id", "op", "elements", "dtype", "group", "thread", "start_ns", "end_ns"),
+            "start_ns",
+        ),
+        launches=_table(rows.launches, ("correlation", "thread", "start_ns"), "start_ns"),
+        kernels=_table(rows.kernels, ("kind", "stream", "correlation", "id", "op", "start_ns", "end_ns"), "start_ns"),
+        problem=stream.problem,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelOverlap:
+    """How long kernels of the backend ran, and how long of that others ran beside them."""
+
+    communication_ns: int
+    hidden_ns: int
+
+    @property
+    def exposed_ns(self) -> int:
+        """Nothing but communication ran on the device."""
+        return self.communication_ns - self.hidden_ns
+
+
+def kernel_overlap(profile: Profile) -> KernelOverlap:
+    """Overlap as HolisticTraceAnalysis counts it: unions over the whole trace of kernels, without copies and memsets.
+
+    The account of a step counts a backward as compute from its begin to its end, also while the device has nothing to
+    do because the host is late; this does not.
+    """
+    kernels = profile.kernels[profile.kernels["kind"] == "kernel"]
+    is_backend = kernels["op"] != ""
+    edges = kernels[["start_ns", "end_ns"]].to_numpy(dtype=np.int64).T
+    backend, others = joined(edges[:, is_backend]), joined(edges[:, ~is_backend])
+    both = joined(np.concatenate([backend, others], axis=1))
+    communication_ns = _length_ns(backend)
+    return KernelOverlap(
+        communication_ns=communication_ns, hidden_ns=communication_ns + _length_ns(others) - _length_ns(both)
+    )
+
+
+def _length_ns(spans_ns: Int64Array) -> int:
+    return int((spans_ns[1] - spans_ns[0]).sum())
+
+
+def rank_in_name(path: Path) -> int | None:
+    """The rank that a file's name tells, as ``rank3.json`` or ``trace_rank-3.json.gz`` do; None if none does."""
+    found = _ENDS_WITH_RANK.findall(path.name)
+    return int(found[-1]) if found else None
+
+
+class _Rows:
+    """The rows of the tables, as they come."""
+
+    def __init__(self) -> None:
+        self.spans: list[tuple[Any, ...]] = []
+        self.collectives: list[tuple[Any, ...]] = []
+        self.calls: list[tuple[Any, ...]] = []
+        """The same of the operators themselves: gloo says no more of its collectives."""
+        self.launches: list[tuple[Any, ...]] = []
+        self.kernels: list[tuple[Any, ...]] = []
+
+    def take(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if event.get("ph") != "X":
+                continue
+            category, name = event.get("cat"), event.get("name", "")
+            if category in ("cpu_op", "user_annotation", "Operator"):
+                self._host(event, name)
+            elif category in _LAUNCHES:
+                args = event.get("args", {})
+                if "correlation" in args and _LAUNCHES_WORK.search(name):
+                    self.launches.append((args["correlation"], event["tid"], _ns(event["ts"])))
+            elif category in _ON_DEVICE:
+                args = event.get("args", {})
+                op = _op_of_kernel(name) if category in ("kernel", "Kernel") else ""
+                identity = args.get("External id", args.get("external id", -1))
+                stream = args.get("stream", event["tid"])
+                place = stream, args.get("correlation", -1), identity, op
+                self.kernels.append((_ON_DEVICE[category], *place, *_edges(event)))
+
+    def _host(self, event: Event, name: str) -> None:
+        if name == _COLLECTIVE:
+            args = event.get("args", {})
+            what = args.get("Collective name", ""), args.get("In msg nelems", 0), args.get("dtype", "")
+            group = args.get("Process Group Name", "")
+            self.collectives.append((args.get("External id", -1), *what, group, event["tid"], *_edges(event)))
+            return
+        if name.startswith(_CALL):
+            args = event.get("args", {})
+            what = name.removeprefix(_CALL).strip("_"), *_first_input(args)
+            self.calls.append((args.get("External id", -1), *what, "", event["tid"], *_edges(event)))
+            return
+        for beginning, kind in _SPANS:
+            if name.startswith(beginning):
+                self.spans.append((kind, name, event["tid"], *_edges(event)))
+                return
+
+
+def _first_input(args: dict[str, Any]) -> tuple[int, str]:
+    """Number of elements, and element type, of what an operator was given first; only with ``record_shapes``."""
+    dims, types = args.get("Input Dims") or [[]], args.get("Input type") or [""]
+    shape = dims[0]
+    while shape and isinstance(shape[0], list):  # a list of tensors
+        shape = shape[0]
+    name = str(types[0])
+    return (math.prod(shape) if shape else 0), name.removeprefix("TensorList").strip("()[] ")
+
+
+def _op_of_kernel(name: str) -> str:
+    """What a kernel of the backend does, as far as its name tells; empty if it is none."""
+    if not _OF_BACKEND.match(name):
+        return ""
+    lower = name.lower()
+    for op in ("allreduce", "broadcast", "reducescatter", "allgather", "sendrecv", "reduce"):
+        if op in lower:
+            return op
+    return "generic"  # RCCL names all alike
+
+
+def _ns(microseconds: float) -> int:
+    return round(microseconds * 1000)
+
+
+def _edges(event: Event) -> tuple[int, int]:
+    start_ns = _ns(event["ts"])
+    return start_ns, start_ns + _ns(event.get("dur", 0))
+
+
+def _number(*values: Any) -> int | None:
+    return next((int(value) for value in values if value is not None), None)
+
+
+def _table(rows: list[tuple[Any, ...]], columns: tuple[str, ...], by: str) -> pd.DataFrame:
+    frame = pd.DataFrame(rows, columns=pd.Index(columns))
+    return frame.sort_values(by, kind="stable", ignore_index=True)

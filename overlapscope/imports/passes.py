@@ -1,0 +1,117 @@
+"""The steps and passes of a training in a profile, on the clock of the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from overlapscope.account.intervals import Int64Array
+from overlapscope.errors import OverlapScopeError
+from overlapscope.imports.kineto import Profile
+
+Span = tuple[int, int]
+"""Begin and end, in nanoseconds of the profile."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """A forward, and what autograd did after it."""
+
+    step: int
+    """Counted from the first one of the profile."""
+    forward: Span
+    backward: Span | None
+    """None if there was none, as in an evaluation."""
+    copies_in_ns: Int64Array
+    """(n,) when a gradient had been copied into its bucket."""
+    copies_out_ns: Int64Array
+    """(n, 2) from when until when a gradient was copied back."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """The steps that a profile shows from begin to end."""
+
+    first: int
+    """The number of the first one, as ``ProfilerStep#`` says, else 0."""
+    begin_ns: int
+    ends_ns: Int64Array
+    """Of each, with its last optimizer."""
+    passes: tuple[Pass, ...]
+    """In order of time."""
+    optimizers: tuple[Span, ...]
+
+    def of(self, host_ns: int) -> int | None:
+        """The step in which something happened; None if that one does not end in the profile."""
+        step = int(np.searchsorted(self.ends_ns, host_ns))
+        return step if step < len(self.ends_ns) else None
+
+
+def steps_of(profile: Profile) -> Steps:
+    """Find them.
+
+    Raises:
+        OverlapScopeError: there are none: says what the profile lacks.
+    """
+    forwards, optimizers = _spans(profile, "forward"), _spans(profile, "optimizer")
+    if not len(forwards) or not len(optimizers):
+        lacks = "forward of DistributedDataParallel" if not len(forwards) else "step of an optimizer"
+        raise OverlapScopeError(
+            f"{profile.path}: no {lacks} in it; profile whole steps of a DDP training with ProfilerActivity.CPU "
+            "(and CUDA on a GPU)"
+        )
+    # A step ends with the last optimizer before the next forward.
+    next_forward = np.searchsorted(forwards[:, 0], optimizers[:, 1])
+    is_last = np.append(next_forward[1:] != next_forward[:-1], True)
+    ends_ns = optimizers[is_last & (next_forward > 0), 1]
+    first, begin_ns = _first(profile, int(forwards[0, 0]))
+    return Steps(
+        first=first,
+        begin_ns=begin_ns,
+        ends_ns=ends_ns,
+        passes=_passes(profile, forwards, optimizers, ends_ns),
+        optimizers=tuple((start, end) for start, end in optimizers.tolist() if begin_ns <= start),
+    )
+
+
+def _passes(profile: Profile, forwards: Int64Array, optimizers: Int64Array, ends_ns: Int64Array) -> tuple[Pass, ...]:
+    autograd, copies_in, copies_out = (_spans(profile, kind) for kind in ("autograd", "copy_in", "copy_out"))
+    begins_ns = np.sort(np.concatenate([forwards[:, 0], optimizers[:, 0]]))
+
+    def between(spans: Int64Array, begin_ns: int, end_ns: int) -> Int64Array:
+        return spans[(spans[:, 0] >= begin_ns) & (spans[:, 0] < end_ns)]
+
+    passes = []
+    for begin_ns, end_ns in forwards.tolist():
+        step = int(np.searchsorted(ends_ns, begin_ns))
+        if step == len(ends_ns):
+            break
+        until_ns = int(begins_ns[np.searchsorted(begins_ns, end_ns)])
+        own = between(autograd, end_ns, until_ns)
+        passes.append(
+            Pass(
+                step=step,
+                forward=(begin_ns, end_ns),
+                backward=(int(own[:, 0].min()), int(own[:, 1].max())) if len(own) else None,
+                copies_in_ns=between(copies_in, end_ns, until_ns)[:, 1],
+                copies_out_ns=between(copies_out, end_ns, until_ns),
+            )
+        )
+    return tuple(passes)
+
+
+def _first(profile: Profile, first_forward_ns: int) -> tuple[int, int]:
+    """The number of the first step, and when it began."""
+    spans = profile.spans
+    steps = spans[(spans["kind"] == "step") & (spans["start_ns"] <= first_forward_ns)]
+    if not len(steps):
+        return 0, first_forward_ns
+    number = str(steps["name"].iloc[-1]).partition("#")[2]
+    return int(number) if number.isdecimal() else 0, int(steps["start_ns"].iloc[-1])
+
+
+def _spans(profile: Profile, kind: str) -> Int64Array:
+    """(n, 2) begin and end of those of a kind, in order of their begin."""
+    own = profile.spans.loc[profile.spans["kind"] == kind, ["start_ns", "end_ns"]]
+    return own.to_numpy(dtype=np.int64).reshape(-1, 2)

@@ -1,0 +1,205 @@
+"""A profile -> what our recorder would have written of the same training: phases, steps, buckets and collectives.
+
+On a device, our recorder times phases by events on the stream that computes: such an event is over when the host has
+put it there and all work before it is done. The same is computed here, from when kernels were launched and ended.
+Stock DDP's own operators tell its buckets: ``mul_out`` copies a gradient that is ready into its bucket, the all-reduce
+follows the last of a bucket, ``copy_bucket_to_grad`` copies one back.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from overlapscope.account.intervals import Int64Array
+from overlapscope.imports.collectives import Collective, collectives_of
+from overlapscope.imports.kineto import Profile
+from overlapscope.imports.passes import Pass, Span, Steps, steps_of
+from overlapscope.trace.format import DTYPES, NO_INDEX, OPS, Flag, Kind, Phase
+from overlapscope.trace.log import RECORD_DTYPE, Records
+
+Bucket = tuple[str, int]
+"""Element type, and number of elements."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What an event log would hold."""
+
+    records: Records
+    """In the order in which they would have been written; times as in the profile."""
+    plans: tuple[tuple[Bucket, ...], ...]
+    """The buckets of each bucket plan, in launch order."""
+    notes: tuple[str, ...] = ()
+    """What of the profile is not in the records, in sentences."""
+
+
+def training_of(profile: Profile) -> Training:
+    """Find the steps of a training in a profile.
+
+    Raises:
+        OverlapScopeError: there are none: says what the profile lacks.
+    """
+    steps = steps_of(profile)
+    collectives, left_out = collectives_of(profile)
+    writing = _Writing(steps, has_device=len(profile.kernels) > 0, clock=_DeviceClock(profile))
+    buckets = [_buckets_of(one, collectives) for one in steps.passes]
+    for one, own in zip(steps.passes, buckets, strict=True):
+        if own:
+            writing.reduction(one, own)
+    writing.collectives(collectives)
+    writing.phases(buckets)
+    return Training(records=writing.records(), plans=tuple(writing.plans), notes=_notes(collectives, left_out))
+
+
+class _DeviceClock:
+    """When an event that the host records at some time is over on the stream that computes; on a CPU then."""
+
+    def __init__(self, profile: Profile) -> None:
+        kernels = profile.kernels[profile.kernels["op"] == ""]
+        launched = profile.launches.drop_duplicates("correlation").set_index("correlation")["start_ns"]
+        launch_ns = kernels["correlation"].map(launched).fillna(kernels["start_ns"]).to_numpy(dtype=np.int64)
+        order = np.argsort(launch_ns, kind="stable")
+        self._launch_ns: Int64Array = launch_ns[order]
+        self._done_ns: Int64Array = np.maximum.accumulate(kernels["end_ns"].to_numpy(dtype=np.int64)[order])
+
+    def __call__(self, host_ns: int) -> int:
+        before = int(np.searchsorted(self._launch_ns, host_ns, side="left"))
+        return max(host_ns, int(self._done_ns[before - 1])) if before else host_ns
+
+
+class _Writing:
+    """Makes the records.
+
+    Args:
+        steps: of the profile.
+        has_device: whether times are of a device.
+        clock: of that device.
+    """
+
+    def __init__(self, steps: Steps, *, has_device: bool, clock: _DeviceClock) -> None:
+        self._steps, self._has_device, self._clock = steps, has_device, clock
+        self._flags = Flag.DEVICE_CLOCK if has_device else Flag.NONE
+        self._rows: list[dict[str, Any]] = []
+        self._place: dict[int, tuple[int, int, int]] = {}
+        """Bucket, number of the plan, and when it was ready, by the id of its collective's object."""
+        self.plans: list[tuple[Bucket, ...]] = []
+
+    def reduction(self, one: Pass, buckets: Sequence[Collective]) -> None:
+        """The buckets of a pass: their plan, when they were ready, and the copies back, as many as were copied in."""
+        plan = tuple((each.dtype, each.elements) for each in buckets)
+        if not self.plans or self.plans[-1] != plan:
+            self.plans.append(plan)
+        epoch = len(self.plans) - 1
+        launches_ns = np.array([each.launch_ns for each in buckets])
+        copied_ns = one.copies_in_ns[one.copies_in_ns <= launches_ns[-1]]
+        counts = np.bincount(np.searchsorted(launches_ns, copied_ns), minlength=len(buckets))
+        last = np.cumsum(counts)
+        for bucket, (each, count, until) in enumerate(zip(buckets, counts.tolist(), last.tolist(), strict=True)):
+            ready_ns = self._clock(int(copied_ns[until - 1]) if count else each.launch_ns)
+            self._place[id(each)] = bucket, epoch, ready_ns
+            # Where counts differ parameters were unused, or gradients are views: which copy is whose is not known.
+            if count and last[-1] == len(one.copies_out_ns):
+                copies_ns = one.copies_out_ns[until - count : until]
+                self._copy_out(one.step, bucket, epoch, each, (int(copies_ns[0, 0]), int(copies_ns[-1, 1])))
+
+    def _copy_out(self, step: int, bucket: int, epoch: int, summed: Collective, host: Span) -> None:
+        if not self._has_device and summed.end_ns is not None:
+            # The host has waited for the sum: an annotation that says it ended later was closed late.
+            summed.end_ns = min(summed.end_ns, host[0])
+        start_ns = max(self._clock(host[0]), summed.end_ns or 0)
+        end_ns = max(self._clock(host[1]), start_ns)
+        self._add(Kind.COPY_OUT, step, start_ns, end_ns, index=bucket, plan_epoch=epoch, flags=self._flags)
+
+    def collectives(self, collectives: Sequence[Collective]) -> None:
+        """All collectives of the steps."""
+        groups = {name: number for number, name in enumerate(dict.fromkeys(each.group for each in collectives))}
+        for each in collectives:
+            step = self._steps.of(each.launch_ns)
+            if step is None:
+                continue
+            bucket, epoch, ready_ns = self._place.get(id(each), (NO_INDEX, 0, 0))
+            body = {"op": OPS.index(each.op), "dtype": DTYPES.index(each.dtype), "elements": each.elements}
+            body |= {"index": bucket, "group": groups[each.group], "plan_epoch": epoch}
+            if bucket != NO_INDEX:
+                self._add(Kind.BUCKET_READY, step, ready_ns, ready_ns, flags=self._flags, **body)
+            self._add(Kind.LAUNCH, step, each.launch_ns, each.launch_ns, **body)
+            if each.start_ns is not None and each.end_ns is not None:
+                self._add(Kind.COLLECTIVE, step, each.start_ns, each.end_ns, flags=self._flags, **body)
+
+    def phases(self, buckets: Sequence[Sequence[Collective]]) -> None:
+        """The phases of each step, one after the other, and the steps.
+
+        Args:
+            buckets: of each pass.
+        """
+        steps, clock = self._steps, self._clock
+        host_begin_ns, now_ns = steps.begin_ns, clock(steps.begin_ns)
+        for step, host_end_ns in enumerate(steps.ends_ns.tolist()):
+            begin_ns = now_ns
+            spans: list[tuple[Phase, Span, Flag]] = []
+            for one, own in zip(steps.passes, buckets, strict=True):
+                if one.step == step:
+                    spans += self._phases_of(one, own)
+            if spans:
+                spans.insert(0, (Phase.DATA_WAIT, (begin_ns, spans[0][1][0]), Flag.NONE))
+            for start_ns, end_ns in steps.optimizers:
+                if host_begin_ns <= start_ns and end_ns <= host_end_ns:
+                    spans.append((Phase.OPTIMIZER, (clock(start_ns), clock(end_ns)), Flag.NONE))
+            for phase, (from_ns, until_ns), flag in sorted(spans, key=lambda span: span[1]):
+                start_ns = max(now_ns, from_ns)
+                now_ns = max(start_ns, until_ns)
+                self._add(Kind.PHASE, step, start_ns, now_ns, index=phase, flags=self._flags | flag)
+            self._add(Kind.STEP, step, begin_ns, now_ns, flags=self._flags)
+            host_begin_ns = host_end_ns
+
+    def _phases_of(self, one: Pass, buckets: Sequence[Collective]) -> list[tuple[Phase, Span, Flag]]:
+        clock = self._clock
+        forward = clock(one.forward[0]), clock(one.forward[1])
+        if one.backward is None:
+            return [(Phase.EVALUATION, forward, Flag.NONE)]
+        backward = clock(one.backward[0]), clock(one.backward[1])
+        spans = [(Phase.FORWARD, forward, Flag.NONE)]
+        spans.append((Phase.BACKWARD, backward, Flag.NONE if buckets else Flag.NO_SYNC))
+        if buckets:
+            copied_ns = clock(int(one.copies_out_ns[:, 1].max(initial=one.backward[1])))
+            reduced_ns = max(each.end_ns or 0 for each in buckets)
+            spans.append((Phase.FINALISE, (backward[1], max(copied_ns, reduced_ns)), Flag.NONE))
+        return spans
+
+    def _add(self, kind: Kind, step: int, start_ns: int, end_ns: int, **body: int) -> None:
+        row = {"kind": kind, "step": step + self._steps.first, "start_ns": start_ns, "end_ns": end_ns}
+        self._rows.append(row | body)
+
+    def records(self) -> Records:
+        """All of them."""
+        ordered = sorted(self._rows, key=lambda row: (row["end_ns"], row["kind"] == Kind.STEP))
+        records = np.zeros(len(ordered), dtype=RECORD_DTYPE)
+        for name in RECORD_DTYPE.names or ():
+            records[name] = [row.get(name, 0) for row in ordered]
+        records["sequence"] = np.arange(1, len(ordered) + 1)
+        return records
+
+
+def _buckets_of(one: Pass, collectives: Sequence[Collective]) -> list[Collective]:
+    """The all-reduces that were launched while autograd ran."""
+    if one.backward is None:
+        return []
+    begin_ns, end_ns = one.backward
+    return [each for each in collectives if each.op == "all_reduce" and begin_ns <= each.launch_ns <= end_ns]
+
+
+def _notes(collectives: Sequence[Collective], left_out: Counter[str]) -> tuple[str, ...]:
+    notes = []
+    if left_out:
+        counted = ", ".join(f"{count:,} {op}" for op, count in left_out.most_common())
+        notes.append(f"collectives of other kinds are left out: {counted}")
+    if any(each.elements == 0 for each in collectives):
+        notes.append("the trace does not say how large all-reduces are; profile with record_shapes=True")
+    if unseen := sum(each.end_ns is None for each in collectives):
+        notes.append(f"{unseen:,} collectives are launched and not seen to run")
+    return tuple(notes)
