@@ -24,7 +24,8 @@ from overlapscope.progress import Progress
 from overlapscope.units import format_ns
 
 if TYPE_CHECKING:
-    from overlapscope.imports.kineto import KernelOverlap
+    from overlapscope.imports.kineto import KernelOverlap, Source
+    from overlapscope.imports.training import Training
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -43,28 +44,31 @@ def run(args: argparse.Namespace) -> int:
     if not args.force and recording_folder.holds_recording(args.output):
         raise OverlapScopeError(f"{args.output}: already holds a recording; give another folder with -o, or --force")
     with Progress() as progress:
-        profiles, damaged = [], []
+        found: list[tuple[Source, Training]] = []
+        damaged, kernels = [], []
         for path in args.files:
             progress.begin(f"reading {path.name}")
             profile = read_profile(path, progress.count)
-            if profile.problem is None:
-                profiles.append(profile)
-            else:
-                damaged.append(f"{path}: left out: {profile.problem}; export it again")
-        if not profiles:
-            raise OverlapScopeError("; ".join(damaged))
-        progress.begin("finding steps")
-        imported = [
-            Imported(rank=rank, profile=profile, training=training_of(profile))
-            for rank, profile in sorted(zip(ranks_of(profiles), profiles, strict=True), key=lambda pair: pair[0])
-        ]
+            if profile.source.problem is not None:
+                damaged.append(f"{path}: left out: {profile.source.problem}; export it again")
+                continue
+            found.append((profile.source, training_of(profile)))
+            if len(profile.kernels):
+                kernels.append(f"{path}: {_kernels_text(kernel_overlap(profile))}")
+    if not found:
+        raise OverlapScopeError("; ".join(damaged))
+    ranks = ranks_of([source for source, _ in found])
+    imported = [
+        Imported(rank=rank, source=source, training=training)
+        for rank, (source, training) in sorted(zip(ranks, found, strict=True), key=lambda pair: pair[0])
+    ]
     if args.force:
         recording_folder.clear(args.output)
     recording_folder.make_ready(args.output)
     write_recording(args.output, imported)
+    for line in kernels:
+        _say(line)
     for one in imported:
-        if len(one.profile.kernels):
-            _say(f"rank {one.rank}: {_kernels_text(kernel_overlap(one.profile))}")
         for note in one.training.notes:
             _say(f"rank {one.rank}: {note}")
     for line in damaged:

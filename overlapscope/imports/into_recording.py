@@ -12,7 +12,7 @@ from zlib import crc32
 import numpy as np
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.imports.kineto import Profile
+from overlapscope.imports.kineto import Source
 from overlapscope.imports.training import Bucket, Training
 from overlapscope.trace.checksum import json_line
 from overlapscope.trace.format import (
@@ -38,28 +38,28 @@ class Imported:
     """One rank's trace and what was found in it."""
 
     rank: int
-    profile: Profile
+    source: Source
     training: Training
 
 
-def ranks_of(profiles: Sequence[Profile]) -> list[int]:
+def ranks_of(sources: Sequence[Source]) -> list[int]:
     """The rank of each trace: what they say, or 0 for one that says nothing.
 
     Raises:
         OverlapScopeError: several of them say nothing, or the same.
     """
-    if len(profiles) == 1:
-        return [profiles[0].rank or 0]
+    if len(sources) == 1:
+        return [sources[0].rank or 0]
     seen: dict[int, Path] = {}
-    for profile in profiles:
-        if profile.rank is None:
+    for source in sources:
+        if source.rank is None:
             raise OverlapScopeError(
-                f"{profile.path}: does not say of which rank it is; rename it to end in rank0.json, rank1.json ..."
+                f"{source.path}: does not say of which rank it is; rename it to end in rank0.json, rank1.json ..."
             )
-        if profile.rank in seen:
-            raise OverlapScopeError(f"{profile.path} and {seen[profile.rank]} are both of rank {profile.rank}")
-        seen[profile.rank] = profile.path
-    return [profile.rank for profile in profiles if profile.rank is not None]
+        if source.rank in seen:
+            raise OverlapScopeError(f"{source.path} and {seen[source.rank]} are both of rank {source.rank}")
+        seen[source.rank] = source.path
+    return [source.rank for source in sources if source.rank is not None]
 
 
 def write_recording(folder: Path, imported: Sequence[Imported]) -> None:
@@ -76,35 +76,35 @@ def write_recording(folder: Path, imported: Sequence[Imported]) -> None:
 
 
 def _write_rank(folder: Path, one: Imported, count: int) -> None:
-    profile, records = one.profile, one.training.records.copy()
+    source, records = one.source, one.training.records.copy()
     folder.mkdir(parents=True)
     for edge in ("start_ns", "end_ns"):
-        records[edge] += profile.base_ns
+        records[edge] += source.base_ns
     begin_ns = int(records["start_ns"].min())
-    world_size = profile.world_size or count
+    world_size = source.world_size or count
     write_json(
         folder / RUN_FILE,
         {
             "format_version": 1,
             "world_size": world_size,
             "ranks": list(range(world_size)),
-            "backend": profile.backend or "unknown",
+            "backend": source.backend or "unknown",
             "detail": "buckets",
             "started_unix_ns": begin_ns,
             "versions": {},
             "models": [{"model": 0, "class": "", "ddp_arguments": {}}],
-            "imported": {"from": "torch.profiler", "file": profile.path.name, "notes": list(one.training.notes)},
+            "imported": {"from": "torch.profiler", "file": source.path.name, "notes": list(one.training.notes)},
         },
     )
     write_json(
         folder / RANK_FILE,
         {
             "rank": one.rank,
-            "host": profile.host or "unknown",
+            "host": source.host or "unknown",
             "pid": -1,
-            "device": profile.device,
+            "device": source.device,
             # Times of one host are of one clock; of others it is not known.
-            "boot_id": f"import {one.rank if profile.host is None else profile.host}",
+            "boot_id": f"import {one.rank if source.host is None else source.host}",
             "clock_samples": [{"monotonic_ns": begin_ns, "unix_ns": begin_ns}],
         },
     )

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from overlapscope.account.intervals import Int64Array, joined
+from overlapscope.errors import OverlapScopeError
 from overlapscope.imports.event_stream import Event, EventStream
 
 Progress = Callable[[int, int], None]
@@ -52,7 +54,22 @@ _OF_BACKEND: Final = re.compile(r"^(nccl|rccl|void nccl|void rccl|msccl)", re.IG
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """One rank's trace. Times are nanoseconds since ``base_ns``."""
+    """One rank's trace. Times are nanoseconds since ``source.base_ns``."""
+
+    source: Source
+    spans: pd.DataFrame
+    """kind (of ``_SPANS``), name, thread, start_ns, end_ns, in order of start"""
+    collectives: pd.DataFrame
+    """id, op, elements (0: unknown), dtype, group, thread, start_ns, end_ns of their launches, in order of start"""
+    launches: pd.DataFrame
+    """correlation, thread, start_ns"""
+    kernels: pd.DataFrame
+    """kind (kernel, copy, set), stream, correlation, id, op (of a collective; else empty), start_ns, end_ns"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What a trace says of itself."""
 
     path: Path
     rank: int | None
@@ -64,14 +81,6 @@ class Profile:
     """Name of the device, or ``cpu``."""
     base_ns: int
     """Of the clock of the host since 1970; 0 if times are since then themselves."""
-    spans: pd.DataFrame
-    """kind (of ``_SPANS``), name, thread, start_ns, end_ns, in order of start"""
-    collectives: pd.DataFrame
-    """id, op, elements (0: unknown), dtype, group, thread, start_ns, end_ns of their launches, in order of start"""
-    launches: pd.DataFrame
-    """correlation, thread, start_ns"""
-    kernels: pd.DataFrame
-    """kind (kernel, copy, set), stream, correlation, id, op (of a collective; else empty), start_ns, end_ns"""
     problem: str | None = None
     """Why its end is missing, if it is. What that held is not known: events are not in the order of time."""
 
@@ -88,30 +97,33 @@ def read_profile(path: Path, progress: Progress | None = None) -> Profile:
     stream = EventStream(path)
     rows = _Rows()
     for batch in stream.batches():
-        rows.take(batch)
+        try:
+            rows.take(batch)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            what = f"{type(error).__name__}: {error}"
+            raise OverlapScopeError(f"{path}: an event is not as torch.profiler writes it ({what})") from None
         if progress is not None:
             progress(stream.read_bytes, stream.size_bytes)
     header = stream.header
     info = header.get("distributedInfo") or {}
     devices = header.get("deviceProperties") or []
-    has_device = bool(rows.kernels)
+    kernels, collectives = rows.kernels.table(), rows.collectives.table()
+    device = str(devices[0].get("name", "device")) if devices else "device"
     return Profile(
-        path=path,
-        rank=_number(info.get("rank"), rank_in_name(path)),
-        host=header.get("host_name") or (named["host"] if (named := _OF_HANDLER.match(path.name)) else None),
-        world_size=_number(info.get("world_size")),
-        backend=info.get("backend"),
-        device=str(devices[0].get("name", "device")) if has_device and devices else "device" if has_device else "cpu",
-        base_ns=_number(header.get("baseTimeNanoseconds")) or 0,
-        spans=_table(rows.spans, ("kind", "name", "thread", "start_ns", "end_ns"), "start_ns"),
-        collectives=_table(
-            rows.collectives or rows.calls,
-            ("id", "op", "elements", "dtype", "group", "thread", "start_ns", "end_ns"),
-            "start_ns",
+        source=Source(
+            path=path,
+            rank=_number(info.get("rank"), rank_in_name(path)),
+            host=header.get("host_name") or (named["host"] if (named := _OF_HANDLER.match(path.name)) else None),
+            world_size=_number(info.get("world_size")),
+            backend=info.get("backend"),
+            device=device if len(kernels) else "cpu",
+            base_ns=_number(header.get("baseTimeNanoseconds")) or 0,
+            problem=stream.problem,
         ),
-        launches=_table(rows.launches, ("correlation", "thread", "start_ns"), "start_ns"),
-        kernels=_table(rows.kernels, ("kind", "stream", "correlation", "id", "op", "start_ns", "end_ns"), "start_ns"),
-        problem=stream.problem,
+        spans=rows.spans.table(),
+        collectives=collectives if len(collectives) else rows.calls.table(),
+        launches=rows.launches.table(),
+        kernels=kernels,
     )
 
 
@@ -155,18 +167,44 @@ def rank_in_name(path: Path) -> int | None:
     return int(found[-1]) if found else None
 
 
+class _Growing:
+    """A table that takes rows; packed now and then, as tuples take ten times the memory."""
+
+    def __init__(self, *columns: str) -> None:
+        self._columns = pd.Index(columns)
+        self._parts: list[pd.DataFrame] = []
+        self.rows: list[tuple[Any, ...]] = []
+
+    def pack(self) -> None:
+        if self.rows or not self._parts:
+            self._parts.append(pd.DataFrame(self.rows, columns=self._columns))
+            self.rows = []
+
+    def table(self) -> pd.DataFrame:
+        self.pack()
+        filled = [part for part in self._parts if len(part)]
+        whole = pd.concat(filled or self._parts[:1], ignore_index=True)
+        return whole.sort_values("start_ns", kind="stable", ignore_index=True)
+
+
 class _Rows:
     """The rows of the tables, as they come."""
 
     def __init__(self) -> None:
-        self.spans: list[tuple[Any, ...]] = []
-        self.collectives: list[tuple[Any, ...]] = []
-        self.calls: list[tuple[Any, ...]] = []
+        launched = ("id", "op", "elements", "dtype", "group", "thread", "start_ns", "end_ns")
+        self.spans = _Growing("kind", "name", "thread", "start_ns", "end_ns")
+        self.collectives = _Growing(*launched)
+        self.calls = _Growing(*launched)
         """The same of the operators themselves: gloo says no more of its collectives."""
-        self.launches: list[tuple[Any, ...]] = []
-        self.kernels: list[tuple[Any, ...]] = []
+        self.launches = _Growing("correlation", "thread", "start_ns")
+        self.kernels = _Growing("kind", "stream", "correlation", "id", "op", "start_ns", "end_ns")
 
     def take(self, events: Iterable[Event]) -> None:
+        self._add(events)
+        for table in (self.spans, self.collectives, self.calls, self.launches, self.kernels):
+            table.pack()
+
+    def _add(self, events: Iterable[Event]) -> None:
         for event in events:
             if event.get("ph") != "X":
                 continue
@@ -176,31 +214,35 @@ class _Rows:
             elif category in _LAUNCHES:
                 args = event.get("args", {})
                 if "correlation" in args and _LAUNCHES_WORK.search(name):
-                    self.launches.append((args["correlation"], event["tid"], _ns(event["ts"])))
+                    self.launches.rows.append((args["correlation"], event["tid"], _ns(event["ts"])))
             elif category in _ON_DEVICE:
                 args = event.get("args", {})
                 op = _op_of_kernel(name) if category in ("kernel", "Kernel") else ""
                 identity = args.get("External id", args.get("external id", -1))
                 stream = args.get("stream", event["tid"])
                 place = stream, args.get("correlation", -1), identity, op
-                self.kernels.append((_ON_DEVICE[category], *place, *_edges(event)))
+                self.kernels.rows.append((_ON_DEVICE[category], *place, *_edges(event)))
 
     def _host(self, event: Event, name: str) -> None:
         if name == _COLLECTIVE:
             args = event.get("args", {})
             what = args.get("Collective name", ""), args.get("In msg nelems", 0), args.get("dtype", "")
             group = args.get("Process Group Name", "")
-            self.collectives.append((args.get("External id", -1), *what, group, event["tid"], *_edges(event)))
+            self.collectives.rows.append((args.get("External id", -1), *what, group, event["tid"], *_edges(event)))
             return
         if name.startswith(_CALL):
             args = event.get("args", {})
             what = name.removeprefix(_CALL).strip("_"), *_first_input(args)
-            self.calls.append((args.get("External id", -1), *what, "", event["tid"], *_edges(event)))
+            self.calls.rows.append((args.get("External id", -1), *what, "", event["tid"], *_edges(event)))
             return
-        for beginning, kind in _SPANS:
-            if name.startswith(beginning):
-                self.spans.append((kind, name, event["tid"], *_edges(event)))
-                return
+        kind = _kind_of_span(name)
+        if kind is not None:
+            self.spans.rows.append((kind, name, event["tid"], *_edges(event)))
+
+
+@lru_cache(maxsize=4096)  # names are few, and come again and again
+def _kind_of_span(name: str) -> str | None:
+    return next((kind for beginning, kind in _SPANS if name.startswith(beginning)), None)
 
 
 def _first_input(args: dict[str, Any]) -> tuple[int, str]:
@@ -213,6 +255,7 @@ def _first_input(args: dict[str, Any]) -> tuple[int, str]:
     return (math.prod(shape) if shape else 0), name.removeprefix("TensorList").strip("()[] ")
 
 
+@lru_cache(maxsize=4096)
 def _op_of_kernel(name: str) -> str:
     """What a kernel of the backend does, as far as its name tells; empty if it is none."""
     if not _OF_BACKEND.match(name):
@@ -235,8 +278,3 @@ def _edges(event: Event) -> tuple[int, int]:
 
 def _number(*values: Any) -> int | None:
     return next((int(value) for value in values if value is not None), None)
-
-
-def _table(rows: list[tuple[Any, ...]], columns: tuple[str, ...], by: str) -> pd.DataFrame:
-    frame = pd.DataFrame(rows, columns=pd.Index(columns))
-    return frame.sort_values(by, kind="stable", ignore_index=True)

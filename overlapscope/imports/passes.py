@@ -58,7 +58,7 @@ def steps_of(profile: Profile) -> Steps:
     if not len(forwards) or not len(optimizers):
         lacks = "forward of DistributedDataParallel" if not len(forwards) else "step of an optimizer"
         raise OverlapScopeError(
-            f"{profile.path}: no {lacks} in it; profile whole steps of a DDP training with ProfilerActivity.CPU "
+            f"{profile.source.path}: no {lacks} in it; profile whole steps of a DDP training with ProfilerActivity.CPU "
             "(and CUDA on a GPU)"
         )
     # A step ends with the last optimizer before the next forward.

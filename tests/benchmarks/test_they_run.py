@@ -37,6 +37,7 @@ ALONE = {
     "false_alarms": "--recordings 2 --ranks 2 --steps 30 --delay 0.1",
     "fault_table": "--ranks 2 failed-rank",
     "healthy_recordings": "FOLDER --recordings 1 --steps 8 --busy 1",
+    "import_traces": "--mb 1 --ranks 1",
     "injected_faults": "FOLDER none slow_data --steps 25",
     "intervals": "--recordings 10 --steps 12 30 --jobs 1",
     "links": "--samples 1",

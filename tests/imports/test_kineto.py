@@ -140,6 +140,16 @@ def test_bad_input_is_one_line_and_leaves_no_folder(tmp_path, capsys):
         assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    "odd", [{"ph": "X", "cat": "kernel", "name": "gemm"}, {"ph": "X", "cat": "cpu_op", "name": 7}, 3, {"ph": {}}]
+)
+def test_an_event_that_is_none_is_said(tmp_path, capsys, odd):
+    (tmp_path / "odd.json").write_text(json.dumps({"traceEvents": [{"ph": "X", "cat": "Trace"}, odd]}))
+    assert main(["import", str(tmp_path / "odd.json"), "-o", str(tmp_path / "out")]) == 1
+    assert "odd.json: " in (error := capsys.readouterr().err)
+    assert error.count("\n") == 1
+
+
 def test_a_recording_is_not_overwritten_unasked(tmp_path, capsys):
     arguments = ["import", str(RESNET), "-o", str(tmp_path / "out")]
     assert main(arguments) == 0
