@@ -13,7 +13,6 @@ import argparse
 import random
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Final
 
 import numpy as np
@@ -21,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.quiet_machine import wait_until_quiet
+from instrumented_ddp.recording.bucket_sum import BucketSum
 from instrumented_ddp.strategies.known import STRATEGIES, strategy_of
 from instrumented_ddp.strategies.wire import Wire
 from overlapscope.lab.network import link as links
@@ -53,7 +53,7 @@ def times_of(names: Sequence[str], sizes_bytes: Sequence[int], repetitions: int)
                 if all_reduce is None:
                     dist.all_reduce(buffer)
                 else:
-                    all_reduce(buffer, Wire(group, range(group.size()), nullcontext))
+                    all_reduce(buffer, Wire(group, range(group.size()), BucketSum(name, None, None)))
                 end_ns = time.monotonic_ns()
                 assert bool((buffer == group.size()).all()), name
                 if repetition > 0:

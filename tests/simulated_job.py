@@ -26,6 +26,7 @@ from overlapscope.trace.format import (
     rank_folder,
 )
 from overlapscope.trace.reader import Trace
+from overlapscope.trace.segment_reader import SEGMENT_COLUMNS
 from overlapscope.trace.tables import PHASE_NAMES
 from tests.synthetic import make_rank
 
@@ -200,6 +201,7 @@ class Job:
             collectives=collectives,
             incidents=_empty("rank", "step", "incident", "time_ns"),
             pauses=self._pauses(phases),
+            segments=_empty(*SEGMENT_COLUMNS),
             user_collectives=_empty("rank", "start_ns", "end_ns"),
             links=pd.DataFrame(self.links, columns=LINK_COLUMNS).astype(
                 {name: "str" if name in ("local", "peer") else "int64" for name in LINK_COLUMNS}

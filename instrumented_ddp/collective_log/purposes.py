@@ -24,6 +24,10 @@ class Purpose:
     plan_epoch: int = 0
     plan_hash: str = ""
     bucket: int = NO_BUCKET
+    strategy: str = ""
+    phase: str = ""
+    round: int = 0
+    rounds: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

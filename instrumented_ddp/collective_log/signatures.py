@@ -82,6 +82,10 @@ class SignatureTable:
             plan_epoch=what.plan_epoch,
             plan_hash=what.plan_hash,
             bucket=what.bucket,
+            strategy=what.strategy,
+            phase=what.phase,
+            round=what.round,
+            rounds=what.rounds,
         )
         with self._lock:
             if len(self.known) >= _MOST_SIGNATURES:

@@ -7,8 +7,10 @@ from typing import Protocol
 import torch
 
 from instrumented_ddp.bucket_plan import BucketPlan
+from instrumented_ddp.collective_log.collectives import Collectives
 from instrumented_ddp.collective_log.completion import CompletionWatch
 from instrumented_ddp.recording.records import BucketRecords, PlanRecords
+from instrumented_ddp.recording.segment_table import SegmentTable
 from instrumented_ddp.recording.timing import DeviceTimer, RecordLog
 from overlapscope.trace.environment import Detail
 from overlapscope.trace.format import Phase
@@ -20,6 +22,14 @@ class Observer(Protocol):
     detail: Detail
     """``parameters`` if the readiness of every gradient is wanted as well."""
     completions: CompletionWatch
+
+    @property
+    def collectives(self) -> Collectives | None:
+        """The collective log, if there is one."""
+
+    @property
+    def segments(self) -> SegmentTable | None:
+        """What the sums of buckets are made of, if that is written down."""
 
     @property
     def log(self) -> RecordLog:

@@ -29,6 +29,7 @@ from instrumented_ddp.recording.models import Models
 from instrumented_ddp.recording.optimizers import Optimizers
 from instrumented_ddp.recording.records import BucketRecords, PlanRecords, buffer_records
 from instrumented_ddp.recording.reduction_events import private_board
+from instrumented_ddp.recording.segment_table import SegmentTable
 from instrumented_ddp.recording.steps import Steps
 from instrumented_ddp.recording.timing import DeviceTimer, Mark, bucket_timer_of, marks_phases_only, timer_of
 from overlapscope.errors import OverlapScopeError
@@ -82,6 +83,7 @@ class Recorder:
         self.timer = timer_of(device, self.log)
         self._timers = {device: bucket_timer_of(device, self.timer)}
         self.completions = collectives.completions
+        self.segments = SegmentTable(self.folder)
         self._call_site = NO_CALL_SITE
         self._run = describe_run(group, device, detail)
         if marks_phases_only(device):
@@ -292,6 +294,7 @@ class Recorder:
         self.completions.close()
         for timer in self._timers.values():
             timer.close()
+        self.segments.close()
         self.log.close()
 
     def close_clock(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Final
 from instrumented_ddp.bucket_plan import BucketPlan, dtype_name
 from instrumented_ddp.collective_log.purposes import Purpose
 from overlapscope.trace.format import NO_CALL_SITE, NO_INDEX, Flag, Kind, Phase, pack_body
+from overlapscope.trace.segments import Segment
 
 
 class PlanRecords:
@@ -47,6 +48,9 @@ class BucketRecords:
 
     def __init__(self, timer_flags: Flag, purpose: Purpose, op: str = "all_reduce", **what: Any) -> None:
         self.purpose = purpose
+        self.segments: dict[Segment, tuple[Purpose, bytes]] = {}
+        """Rounds of its sum that have been seen: what their messages are launched for, and their records."""
+        self._flags = timer_flags
         self.ready = pack_body(Kind.BUCKET_READY, flags=timer_flags, **what)
         self.copy_in = pack_body(Kind.COPY_IN, flags=timer_flags, **what)
         self.copy_out = pack_body(Kind.COPY_OUT, flags=timer_flags, **what)
@@ -62,6 +66,11 @@ class BucketRecords:
         if body is None:
             body = self._launch[call_site] = pack_body(Kind.LAUNCH, call_site=call_site, **self._what)
         return body
+
+    def segment(self, number: int) -> bytes:
+        """The record of a round of the sum, by the number of its line in ``segments.jsonl``."""
+        known = {name: self._what[name] for name in ("model", "plan_epoch", "plan_hash")}
+        return pack_body(Kind.SEGMENT, flags=self._flags, index=number, **known)
 
 
 def buffer_records(timer_flags: Flag, model: int, elements: int, dtype: str) -> BucketRecords:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import partial
 
 import torch
 import torch.distributed as dist
 
-from instrumented_ddp.collective_log.purposes import launched_for
 from instrumented_ddp.recording.bucket_collective import Collective
-from instrumented_ddp.recording.records import BucketRecords
+from instrumented_ddp.recording.bucket_sum import BucketSum
 from instrumented_ddp.recording.reduction_events import ReductionEvents
 from instrumented_ddp.reduction.bucket import Bucket
 from instrumented_ddp.reduction.comm_hooks import GradBucket, Hook, result_of
@@ -74,9 +71,8 @@ class Averaging:
         seen_by_hook = GradBucket(bucket, buffer, is_last=is_last)
         if hook is None:
             assert self._sums is not None
-            return communicator.run_hook(
-                partial(self._sums.launch, seen_by_hook, partial(_as_segment, records)), records
-            )
+            told = BucketSum(self._strategy.name, records, self._events.observer)
+            return communicator.run_hook(partial(self._sums.launch, seen_by_hook, told), records)
         return communicator.run_hook(lambda: hook(seen_by_hook), records)
 
     def wait(self, bucket: Bucket, collective: Collective) -> None:
@@ -115,8 +111,3 @@ class Averaging:
     def _communicators_on(self, devices: Iterable[torch.device]) -> dict[torch.device, list[Communicator]]:
         observer = self._events.observer
         return {device: [communicator_of(device, group, observer) for group in self._groups] for device in devices}
-
-
-def _as_segment(records: BucketRecords | None) -> AbstractContextManager[None]:
-    """What is launched inside is a part of a bucket's sum."""
-    return launched_for(None if records is None else replace(records.purpose, role="segment"))

@@ -17,7 +17,10 @@ def one_shot(buffer: torch.Tensor, wire: Wire) -> None:
     """Sum a flat buffer over the ranks of a wire, in place."""
     others = [rank for rank in range(wire.size) if rank != wire.rank]
     of_rank = {rank: buffer if rank == wire.rank else torch.empty_like(buffer) for rank in range(wire.size)}
-    wire.exchange(sends=[(buffer, other) for other in others], receives=[(of_rank[other], other) for other in others])
+    with wire.phase("one shot", rounds=1):
+        wire.exchange(
+            sends=[(buffer, other) for other in others], receives=[(of_rank[other], other) for other in others]
+        )
     buffer.copy_(_sum([of_rank[rank] for rank in range(wire.size)]))
 
 
@@ -27,11 +30,13 @@ def two_shot(buffer: torch.Tensor, wire: Wire) -> None:
     own = parts[wire.rank]
     others = [rank for rank in range(wire.size) if rank != wire.rank]
     of_rank = {rank: own if rank == wire.rank else torch.empty_like(own) for rank in range(wire.size)}
-    wire.exchange(
-        sends=[(parts[other], other) for other in others], receives=[(of_rank[other], other) for other in others]
-    )
+    with wire.phase("reduce-scatter", rounds=1):
+        wire.exchange(
+            sends=[(parts[other], other) for other in others], receives=[(of_rank[other], other) for other in others]
+        )
     own.copy_(_sum([of_rank[rank] for rank in range(wire.size)]))
-    wire.exchange(sends=[(own, other) for other in others], receives=[(parts[other], other) for other in others])
+    with wire.phase("all-gather", rounds=1):
+        wire.exchange(sends=[(own, other) for other in others], receives=[(parts[other], other) for other in others])
 
 
 def _sum(tensors: list[torch.Tensor]) -> torch.Tensor:

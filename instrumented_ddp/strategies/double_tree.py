@@ -16,9 +16,10 @@ from instrumented_ddp.strategies.wire import Wire
 def all_reduce(buffer: torch.Tensor, wire: Wire) -> None:
     """Sum a flat buffer over the ranks of a wire, in place."""
     first, second = buffer.tensor_split(2)
-    backwards = range(wire.size)[::-1]
+    ranks = range(wire.size)
     wire.together(
-        lambda wire: tree.all_reduce(first, wire), lambda wire: tree.all_reduce(second, wire.among(backwards))
+        lambda wire: tree.all_reduce(first, wire.among(ranks, "of the first half")),
+        lambda wire: tree.all_reduce(second, wire.among(ranks[::-1], "of the second half")),
     )
 
 

@@ -36,8 +36,8 @@ class Hierarchical:
             ring.all_reduce(buffer, wire)
             return
         of_host = next(ranks for ranks in self._by_host if wire.rank in ranks)
-        inside = wire.among(of_host)
-        between = wire.among([ranks[inside.rank] for ranks in self._by_host])
+        inside = wire.among(of_host, "in the host")
+        between = wire.among([ranks[inside.rank] for ranks in self._by_host], "between hosts")
         parts = buffer.tensor_split(inside.size)
         ring.reduce_scatter(parts, inside)
         ring.all_reduce(parts[inside.rank], between)
@@ -48,7 +48,7 @@ class Hierarchical:
         digest = hashlib.sha256(self._host().encode()).digest()
         parts = torch.zeros(wire.size, dtype=torch.int64, device=device).split(1)
         parts[wire.rank].fill_(int.from_bytes(digest[:7], "little"))
-        ring.all_gather(parts, wire)
+        ring.all_gather(parts, wire.among(range(wire.size), "of host names"))
         ranks: dict[int, list[int]] = {}
         for rank, part in enumerate(parts):
             ranks.setdefault(int(part.item()), []).append(rank)

@@ -34,9 +34,10 @@ class OneBit:
         others = [rank for rank in range(wire.size) if rank != wire.rank]
         of_servers = [_with_scale(part, sent) for part in signs_of(sent).tensor_split(wire.size)]
         arrived = [torch.empty_like(of_servers[0]) for _ in others]
-        wire.exchange(
-            sends=[(of_servers[other], other) for other in others], receives=list(zip(arrived, others, strict=True))
-        )
+        with wire.phase("to the servers", rounds=1):
+            wire.exchange(
+                sends=[(of_servers[other], other) for other in others], receives=list(zip(arrived, others, strict=True))
+            )
         total = server_error.clone()
         for _, message in sorted([(wire.rank, of_servers[wire.rank]), *zip(others, arrived, strict=True)]):
             total += restored(message)
@@ -44,9 +45,10 @@ class OneBit:
         served = compressed(total, used)
         server_error.copy_(total - restored(served))
         results = [served if rank == wire.rank else torch.empty_like(served) for rank in range(wire.size)]
-        wire.exchange(
-            sends=[(served, other) for other in others], receives=[(results[other], other) for other in others]
-        )
+        with wire.phase("from the servers", rounds=1):
+            wire.exchange(
+                sends=[(served, other) for other in others], receives=[(results[other], other) for other in others]
+            )
         buffer.copy_(torch.cat([restored(message) for message in results])[: buffer.numel()])
 
     def _errors_of(self, wire: Wire, buffer: torch.Tensor, of_part: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -28,10 +28,12 @@ class ParameterServers:
         own = parts[wire.rank] if wire.rank in servers else buffer[:0]
         pushed = [torch.empty_like(own) for _ in workers]
         of_others = [(parts[server], server) for server in servers if server != wire.rank]
-        wire.exchange(sends=of_others, receives=list(zip(pushed, workers, strict=True)))
+        with wire.phase("to the servers", rounds=1):
+            wire.exchange(sends=of_others, receives=list(zip(pushed, workers, strict=True)))
         for part in pushed:
             own += part
-        wire.exchange(sends=[(own, worker) for worker in workers], receives=of_others)
+        with wire.phase("from the servers", rounds=1):
+            wire.exchange(sends=[(own, worker) for worker in workers], receives=of_others)
 
 
 STRATEGY = Strategy(name="parameter_server", all_reduce=ParameterServers())

@@ -23,19 +23,21 @@ def reduce_scatter(parts: tuple[torch.Tensor, ...], wire: Wire) -> None:
     """Sum parts, one for each rank: each rank ends with the sum of its own; others hold what was on the way."""
     size, rank = wire.size, wire.rank
     room = torch.empty_like(parts[0])  # no part is larger than the first
-    for turn in range(1, size):
-        sent, received = parts[(rank - turn) % size], parts[(rank - turn - 1) % size]
-        arrived = room[: received.numel()]
-        wire.exchange(sends=[(sent, (rank + 1) % size)], receives=[(arrived, (rank - 1) % size)])
-        received += arrived
+    with wire.phase("reduce-scatter", rounds=size - 1):
+        for turn in range(1, size):
+            sent, received = parts[(rank - turn) % size], parts[(rank - turn - 1) % size]
+            arrived = room[: received.numel()]
+            wire.exchange(sends=[(sent, (rank + 1) % size)], receives=[(arrived, (rank - 1) % size)])
+            received += arrived
 
 
 def all_gather(parts: tuple[torch.Tensor, ...], wire: Wire) -> None:
     """Fill in the parts of the other ranks, of which each has its own."""
     size, rank = wire.size, wire.rank
-    for turn in range(size - 1):
-        sent, received = parts[(rank - turn) % size], parts[(rank - turn - 1) % size]
-        wire.exchange(sends=[(sent, (rank + 1) % size)], receives=[(received, (rank - 1) % size)])
+    with wire.phase("all-gather", rounds=size - 1):
+        for turn in range(size - 1):
+            sent, received = parts[(rank - turn) % size], parts[(rank - turn - 1) % size]
+            wire.exchange(sends=[(sent, (rank + 1) % size)], receives=[(received, (rank - 1) % size)])
 
 
 STRATEGY = Strategy(name="ring", all_reduce=all_reduce)

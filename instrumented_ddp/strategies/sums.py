@@ -6,13 +6,13 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Final, Protocol
 
 import torch
 import torch.distributed as dist
 
+from instrumented_ddp.recording.bucket_sum import BucketSum
 from instrumented_ddp.strategies.strategy import Strategy
 from instrumented_ddp.strategies.wire import Wire
 
@@ -53,43 +53,42 @@ class Sums:
         self._worker: _Worker | None = None
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
-    def launch(
-        self, bucket: GradBucket, says_why: Callable[[], AbstractContextManager[None]]
-    ) -> torch.futures.Future[Any]:
+    def launch(self, bucket: GradBucket, told: BucketSum) -> torch.futures.Future[Any]:
         """Launch the sum of a bucket.
 
         Args:
-            says_why: around all that is launched for it, see ``Wire``.
+            told: of what it is made of.
 
         Returns:
             A future of its buffer when that holds the sum, or of what a hook has put in its place.
         """
         device = bucket.buffer().device
+        if self._all_reduce is not None:
+            told.launched(self._group, bucket.buffer())
         if device.type == "cuda":
-            return self._launch_on_stream(bucket, says_why, device)
+            return self._launch_on_stream(bucket, told, device)
         if self._worker is None:
             self._worker = _worker_of(self._group)
-        return self._worker.submit(lambda: self._run(bucket, says_why))
+        return self._worker.submit(lambda: self._run(bucket, told))
 
-    def _run(self, bucket: GradBucket, says_why: Callable[[], AbstractContextManager[None]]) -> Any:
+    def _run(self, bucket: GradBucket, told: BucketSum) -> Any:
         if self._hook is not None:
             # What it launches when an earlier part is over has to be over before the next bucket: on gloo ranks would
             # launch these in an order of their own.
-            with says_why():
+            with told.hook():
                 return self._hook(bucket).wait()
         assert self._all_reduce is not None
         buffer = bucket.buffer()
-        self._all_reduce(buffer, Wire(self._group, range(self._group.size()), says_why, bucket.index()))
+        with told.running():
+            self._all_reduce(buffer, Wire(self._group, range(self._group.size()), told, bucket.index()))
         return buffer
 
-    def _launch_on_stream(
-        self, bucket: GradBucket, says_why: Callable[[], AbstractContextManager[None]], device: torch.device
-    ) -> torch.futures.Future[Any]:
+    def _launch_on_stream(self, bucket: GradBucket, told: BucketSum, device: torch.device) -> torch.futures.Future[Any]:
         stream = self._streams.setdefault(device, torch.cuda.Stream(device))
         stream.wait_stream(torch.cuda.current_stream(device))
         future: torch.futures.Future[Any] = torch.futures.Future(devices=[device])
         with torch.cuda.stream(stream):
-            future.set_result(self._run(bucket, says_why))  # who waits for it has his stream wait for this one
+            future.set_result(self._run(bucket, told))  # who waits for it has his stream wait for this one
         return future
 
 

@@ -17,13 +17,16 @@ def all_reduce(buffer: torch.Tensor, wire: Wire) -> None:
     parent = (wire.rank - 1) // 2
     children = [child for child in (2 * wire.rank + 1, 2 * wire.rank + 2) if child < wire.size]
     rooms = [torch.empty_like(buffer) for _ in children]
-    wire.exchange(receives=list(zip(rooms, children, strict=True)))
-    for arrived in rooms:
-        buffer += arrived
-    if parent >= 0:
-        wire.exchange(sends=[(buffer, parent)])
-        wire.exchange(receives=[(buffer, parent)])
-    wire.exchange(sends=[(buffer, child) for child in children])
+    with wire.phase("up the tree"):
+        wire.exchange(receives=list(zip(rooms, children, strict=True)))
+        for arrived in rooms:
+            buffer += arrived
+        if parent >= 0:
+            wire.exchange(sends=[(buffer, parent)])
+    with wire.phase("down the tree"):
+        if parent >= 0:
+            wire.exchange(receives=[(buffer, parent)])
+        wire.exchange(sends=[(buffer, child) for child in children])
 
 
 STRATEGY = Strategy(name="tree", all_reduce=all_reduce)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import torch
 import torch.distributed as dist
+
+from instrumented_ddp.recording.bucket_sum import BucketSum
+from overlapscope.trace.segments import Segment
 
 Message = tuple[torch.Tensor, int]
 """A tensor, and the rank that it goes to or comes from."""
@@ -24,23 +27,27 @@ class Wire:
         group: the process group.
         ranks: of the group that take part, this one among them; in the same order on all of them. They are counted from
             0 here, in that order.
-        says_why: around each round: who launches here says what for.
+        told: of each round.
         bucket: its number.
         lane: of several wires between the same ranks at the same time each has a number of its own.
+        where: which ranks these are, as ``between hosts``; for people.
     """
 
     def __init__(
         self,
         group: dist.ProcessGroup,
         ranks: Sequence[int],
-        says_why: Callable[[], AbstractContextManager[None]],
+        told: BucketSum,
         bucket: int = 0,
         lane: int = 0,
+        where: str = "",
     ) -> None:
         self._group = group
         self._ranks = tuple(ranks)
-        self._says_why = says_why
+        self._told = told
         self._lane = lane
+        self._where = where
+        self._phase, self._rounds, self._round = where, 0, 0
         self.bucket = bucket
         """The number of the bucket, for what is kept from one step to the next."""
         self.size = len(self._ranks)
@@ -51,6 +58,8 @@ class Wire:
     def exchange(self, *, sends: Sequence[Message] = (), receives: Sequence[Message] = ()) -> None:
         """One round: all messages at once. What is received is there when this returns; empty tensors are left out.
 
+        A round without any message is no round, but counts.
+
         On a device the current stream waits for it, and not the host.
 
         Raises:
@@ -58,10 +67,38 @@ class Wire:
         """
         sends = [(tensor, self._ranks[to]) for tensor, to in sends if tensor.numel()]
         receives = [(tensor, self._ranks[by]) for tensor, by in receives if tensor.numel()]
-        with self._says_why():
-            works = self._post(sends, receives)
-        for work in works:
-            work.wait()
+        self._round += 1
+        if not sends and not receives:
+            return
+        with self._told.round(self._segment(sends, receives)):
+            for work in self._post(sends, receives):
+                work.wait()
+
+    @contextmanager
+    def phase(self, name: str, rounds: int = 0) -> Iterator[None]:
+        """What is exchanged inside is this part of the sum, for people.
+
+        Args:
+            rounds: how many calls of ``exchange`` it takes, if all ranks make as many; else they are not numbered
+                alike, and the number is left out.
+        """
+        before = self._phase, self._rounds, self._round
+        self._phase, self._rounds, self._round = f"{name} {self._where}".strip(), rounds, 0
+        try:
+            yield
+        finally:
+            self._phase, self._rounds, self._round = before
+
+    def _segment(self, sends: Sequence[Message], receives: Sequence[Message]) -> Segment:
+        return Segment(
+            bucket=self.bucket,
+            lane=self._lane,
+            phase=self._phase,
+            round=self._round,
+            rounds=self._rounds,
+            sends=tuple([(to, tensor.nbytes) for tensor, to in sends]),
+            receives=tuple([(by, tensor.nbytes) for tensor, by in receives]),
+        )
 
     def _post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Sequence[dist.Work]:
         tensor = next((tensor for tensor, _ in (*sends, *receives)), None)
@@ -76,14 +113,18 @@ class Wire:
             *(self._group.send([tensor], to, tag) for tensor, to in sends),
         ]
 
-    def among(self, ranks: Sequence[int]) -> Wire:
-        """A wire between some of these ranks, this one among them."""
-        return Wire(self._group, [self._ranks[rank] for rank in ranks], self._says_why, self.bucket, self._lane)
+    def among(self, ranks: Sequence[int], where: str = "") -> Wire:
+        """A wire between some of these ranks, this one among them.
+
+        Args:
+            where: which ones these are, as ``between hosts``: for people, behind the names of phases.
+        """
+        return Wire(self._group, [self._ranks[rank] for rank in ranks], self._told, self.bucket, self._lane, where)
 
     def together(self, *parts: Callable[[Wire], None]) -> None:
         """Run several sums side by side, each with a wire of its own; one after another on a device."""
         lanes = range(self._lane, self._lane + len(parts))
-        wires = [Wire(self._group, self._ranks, self._says_why, self.bucket, lane) for lane in lanes]
+        wires = [Wire(self._group, self._ranks, self._told, self.bucket, lane, self._where) for lane in lanes]
         others = [_Beside(part, wire) for part, wire in zip(parts[1:], wires[1:], strict=True)]
         parts[0](wires[0])
         for other in others:

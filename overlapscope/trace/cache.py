@@ -24,7 +24,7 @@ from overlapscope.trace.log import Problem, log_position
 from overlapscope.trace.memory import free_bytes
 
 _CONTENTS_FILE = "contents.json"
-_TABLES_VERSION = 7  # raise it when the columns of a table change
+_TABLES_VERSION = 8  # raise it when the columns of a table change
 
 Contents = tuple[dict[str, pd.DataFrame], dict[str, Any], list[Problem]]
 """Tables by name, ``run.json``, problems."""

@@ -14,6 +14,7 @@ A recording is a folder per run holding a folder per rank; nothing is shared bet
         gradients_0.board  which gradients of model 0 have come in the newest backward, and when: an i64 per parameter
         incident_1.log     the newest records at the time of an incident, kept when the log wraps
         group_0.log        the collective log of a process group (``group_log.py``); p2p_0.log: its sends and receives
+        segments.jsonl     one line per kind of round of a sum that is made of sends and receives
         signatures.jsonl   one line per kind of collective: what the numbers in collective logs stand for
         parameters.jsonl   one line per model: its parameters, written before ranks compare them
         replicas.jsonl     one line per model: what fingerprints are taken of, and what may make its replicas differ
@@ -124,6 +125,8 @@ class Kind(IntEnum):
     """Something went wrong (``index``: the number of the ``incident_*.log`` that keeps what led to it)."""
     PAUSE = 12
     """Garbage collection stopped the process, in host time on any device (``index``: the generation collected)."""
+    SEGMENT = 13
+    """A round of a bucket's sum has ended (``index``: its line in ``segments.jsonl``)."""
 
 
 class Phase(IntEnum):
@@ -226,7 +229,7 @@ def pack_body(
     """Pack the constant part of a record (28 bytes).
 
     Args:
-        index: bucket, parameter, phase, incident or generation number, as ``kind`` says.
+        index: bucket, parameter, phase, incident, generation or segment number, as ``kind`` says.
         model: number of the DDP instance within its process.
         group: number of the process group within its process; 0 is the group of the first model.
         plan_hash: the first 32 bits of the plan's hash.
@@ -330,11 +333,6 @@ def board_file(model: int) -> str:
 def ready_file(model: int) -> str:
     """Name of the file that says in older recordings which gradients of one model are ready."""
     return f"ready_{model}.board"
-
-
-def fingerprints_file(model: int) -> str:
-    """Name of the file with the fingerprints of one model's parameters."""
-    return f"fingerprints_{model}.board"
 
 
 def rank_folder(trace_folder: Path, rank: int) -> Path:

@@ -32,6 +32,7 @@ from overlapscope.trace.links import link_samples, sample_rows, with_peer_ranks
 from overlapscope.trace.log import RECORD_DTYPE, Problem, Records, is_closed, newest_records, read_log
 from overlapscope.trace.memory import require_room
 from overlapscope.trace.seal import Seal
+from overlapscope.trace.segment_reader import with_content
 from overlapscope.trace.tables import on_clock, rank_tables
 from overlapscope.trace.user_collectives import user_collectives
 
@@ -43,7 +44,7 @@ _Row = tuple[Any, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """A recording. The event tables are described in ``overlapscope.trace.tables``."""
+    """A recording. The event tables are described in ``overlapscope.trace.tables`` and ``segments``."""
 
     path: Path
     run: dict[str, Any]
@@ -62,6 +63,7 @@ class Trace:
     """model, plan_epoch, plan_hash, bucket, position, parameter, name, shape, elements, dtype, bytes"""
     call_sites: pd.DataFrame
     """rank, call_site, file, line, function"""
+    segments: pd.DataFrame
     user_collectives: pd.DataFrame
     """rank, start_ns, end_ns of the user's own that ranks have waited for, described in ``trace.user_collectives``"""
     links: pd.DataFrame
@@ -127,6 +129,7 @@ def empty_trace(path: Path, ranks: Iterable[int]) -> Trace:
     unknown |= {"offset_ns": 0, "drift_ppm": 0.0, "error_ns": float("nan"), "closed": False}
     problems: list[Problem] = []
     tables: dict[str, Any] = _empty_tables() | {
+        "segments": with_content(_empty_tables()["segments"], path, problems),
         "user_collectives": user_collectives(path, 0, problems),
         "links": with_peer_ranks(link_samples([], 0)),
         "ranks": pd.DataFrame([{"rank": rank, **unknown} for rank in ranks]),
@@ -166,7 +169,8 @@ def _read_logs(
         are_newest = only_newest is not None
         tables_of_rank = rank_tables(records, rank, are_newest=are_newest) if len(records) else _empty_tables()
         tables_of_rank = tables_of_rank | {"user_collectives": user_collectives(folder, rank, problems)}
-        parts.append(tables_of_rank | {"links": link_samples(samples, rank)})
+        segments = with_content(tables_of_rank["segments"], folder, problems)
+        parts.append(tables_of_rank | {"links": link_samples(samples, rank), "segments": segments})
         clocks.append(_rank_clock(rank, folder, where, its_run, records, parts[-1]["collectives"], problems))
         rank_rows.append(
             {

@@ -54,6 +54,14 @@ class Signature:
     plan_hash: str = ""
     """Hash of a bucket's plan: names, shapes, dtypes and order of all parameters, and their assignment to buckets."""
     bucket: int = NO_BUCKET
+    strategy: str = ""
+    """Of a bucket's sum, or a segment of it: by which it is made of segments; empty if the backend makes it."""
+    phase: str = ""
+    """Of a segment: the part of the sum, as the strategy calls it."""
+    round: int = 0
+    """Of a segment: its round within the phase, from 1."""
+    rounds: int = 0
+    """How many the phase has on all ranks alike; 0: unknown, and ``round`` is the rank's own count."""
 
     @cached_property
     def hash(self) -> int:
@@ -61,7 +69,7 @@ class Signature:
         size = 0 if self.op in _SIZES_MAY_DIFFER else self.elements
         what = [self.op, self.reduce_op, self.dtype if size else "", size, self.peer]
         if self.bucket != NO_BUCKET:
-            what += [self.model, self.plan_hash, self.bucket]
+            what += [self.model, self.plan_hash, self.bucket, *filter(None, [self.strategy])]
         return _hash64(what)
 
     @property

@@ -25,7 +25,6 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.format import fingerprints_file
 
 SWEEP_FIELDS: Final = (
     ("crc32", "<u4"),
@@ -46,6 +45,11 @@ _CHECKSUM: Final = struct.Struct("<I")
 
 Sweeps = npt.NDArray[Any]
 """A structured array of ``sweep_dtype``, by ``first``."""
+
+
+def fingerprints_file(model: int) -> str:
+    """Name of the file with the fingerprints of one model's parameters."""
+    return f"fingerprints_{model}.board"
 
 
 def sweep_dtype(tensors: int) -> np.dtype[Any]:

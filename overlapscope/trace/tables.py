@@ -9,6 +9,7 @@ collectives rank, model, group, step, plan_epoch, plan_hash, bucket (-1: none), 
            call_site, ready_ns, launch_ns, start_ns, end_ns, end_uncertainty_ns, start_is_bound
 incidents  rank, step, incident, time_ns
 pauses     rank, step, generation, start_ns, end_ns
+segments   rank, model, step, plan_epoch, segment (its line in ``segments.jsonl``), start_ns, end_ns
 ========== ====================================================================================================
 
 ``ready_ns`` is missing where no bucket is concerned, ``start_ns`` and ``end_ns`` of a collective if it was launched
@@ -29,7 +30,7 @@ from overlapscope.trace.format import DTYPE_BYTES, DTYPES, NO_INDEX, OPS, Flag, 
 from overlapscope.trace.log import Records
 from overlapscope.trace.turns import turns
 
-TABLES: Final = ("steps", "phases", "gradients", "copies", "collectives", "incidents", "pauses")
+TABLES: Final = ("steps", "phases", "gradients", "copies", "collectives", "incidents", "pauses", "segments")
 """Names of the tables that ``rank_tables`` makes."""
 
 PHASE_NAMES: Final = tuple(phase.name.lower() for phase in Phase)
@@ -78,6 +79,13 @@ def rank_tables(records: Records, rank: int, *, are_newest: bool = False) -> dic
             generation=by_kind[Kind.PAUSE]["index"],
             start_ns=by_kind[Kind.PAUSE]["start_ns"],
             end_ns=by_kind[Kind.PAUSE]["end_ns"],
+        ),
+        "segments": _frame(
+            rank,
+            **_place(by_kind[Kind.SEGMENT]),
+            segment=by_kind[Kind.SEGMENT]["index"],
+            start_ns=by_kind[Kind.SEGMENT]["start_ns"],
+            end_ns=by_kind[Kind.SEGMENT]["end_ns"],
         ),
     }
 

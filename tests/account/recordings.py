@@ -49,7 +49,7 @@ def recording(
 
 
 def _tables(trace: Trace) -> dict[str, pd.DataFrame]:
-    names = ("gradients", "incidents", "plans", "call_sites", "links")
+    names = ("gradients", "incidents", "plans", "call_sites", "links", "segments")
     return {name: getattr(trace, name) for name in names}
 
 

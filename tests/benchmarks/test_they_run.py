@@ -44,6 +44,7 @@ ALONE = {
     "live_app": "--hours 0.01 --seconds 4 --seed 1",
     "plan_search": "--plans 10 --parameters 20 --cycles 2 --ranks 2",
     "recorder": "--rounds 1 --steps 3",
+    "rounds": "--turns 1",
     "step_time": "--models tiny --rounds 1 --steps 3 --threads",
     "thousand_ranks": "--ranks 16 --steps 30 --times 1 --seconds 1",
     "timeline": "--spans 2000 --ranks 2 --seconds 0.5",

@@ -21,6 +21,7 @@ from instrumented_ddp import DistributedDataParallel
 from instrumented_ddp.strategies.hierarchical import Hierarchical
 from instrumented_ddp.strategies.known import STRATEGIES
 from instrumented_ddp.strategies.strategy import Strategy
+from overlapscope.analysis.rounds import Rounds
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.reader import read_trace
 from tests.cluster.collective_logs import logged
@@ -156,6 +157,8 @@ def test_as_many_bytes_are_sent_as_the_formula_says(tmp_path: Path, strategy: st
             SENT[strategy](rank, world_size, split(elements, world_size), split(elements, 2)) for elements in buckets
         )
         assert sent[rank] == 4 * expected
+        assert trace.segments.query("rank == @rank")["sent_bytes"].sum() == sent[rank]
+    assert trace.segments["received_bytes"].sum() == sum(sent.values())
     if strategy in ("ring", "tree", "double_tree"):
         assert sum(sent.values()) == 2 * (world_size - 1) * 4 * buckets.sum()
 
@@ -165,6 +168,47 @@ def test_a_ring_only_talks_to_its_neighbours(tmp_path: Path) -> None:
     for rank in range(4):
         peers = {(what.op, what.peer) for what, _ in logged(tmp_path, rank) if what.op in ("send", "recv")}
         assert peers == {("send", (rank + 1) % 4), ("recv", (rank - 1) % 4)}
+
+
+def test_each_round_of_a_ring_is_with_its_neighbours_and_has_its_number(tmp_path: Path) -> None:
+    run_ranks(train_recorded, 4, "ring", str(tmp_path))
+    segments = read_trace(tmp_path).segments
+    assert (segments["sent_to"].astype(int) == (segments["rank"] + 1) % 4).all()
+    assert (segments["received_from"].astype(int) == (segments["rank"] - 1) % 4).all()
+    for _, one in segments.groupby(["rank", "step", "bucket"]):
+        numbered = [(phase, number, 3) for phase in ("reduce-scatter", "all-gather") for number in (1, 2, 3)]
+        of_sum = one.sort_values("start_ns")
+        # Until the buckets are rebuilt, one is reduced three times in a step: no optimizer ends it.
+        assert list(of_sum[["phase", "round", "rounds"]].itertuples(index=False, name=None)) == numbered * (
+            len(one) // 6
+        )
+        assert (of_sum["end_ns"].to_numpy()[:-1] <= of_sum["start_ns"].to_numpy()[1:]).all()
+
+
+@pytest.mark.parametrize("strategy", ["ring", "double_tree", "hierarchical", "parameter_server"])
+def test_the_rounds_of_a_sum_lie_within_its_all_reduce(tmp_path: Path, strategy: str) -> None:
+    run_ranks(train_recorded, 3, strategy, str(tmp_path))
+    trace = read_trace(tmp_path)
+    table = Rounds(trace).table
+    assert (table["row"] >= 0).all()
+    all_reduces = trace.collectives.iloc[table["row"]]
+    assert set(table["row"]) == set(np.flatnonzero(trace.collectives["op"] == "all_reduce"))
+    assert (all_reduces["launch_ns"].to_numpy() <= table["start_ns"].to_numpy()).all()
+    assert (table["end_ns"].to_numpy() <= all_reduces["end_ns"].to_numpy(dtype=np.int64)).all()
+
+
+@pytest.mark.parametrize("strategy", ["ring", "double_tree"])
+def test_in_the_collective_log_a_sum_is_an_all_reduce_by_its_strategy(tmp_path: Path, strategy: str) -> None:
+    run_ranks(train_recorded, 2, strategy, str(tmp_path))
+    reduced = read_trace(tmp_path).collectives.query("op == 'all_reduce'")
+    for rank in range(2):
+        sums = [(what, entry) for what, entry in logged(tmp_path, rank) if what.role == "bucket"]
+        assert {(what.op, what.strategy) for what, _ in sums} == {("all_reduce", strategy)}
+        of_rank = reduced.query("rank == @rank").sort_values("launch_ns")
+        assert [what.bucket for what, _ in sums] == of_rank["bucket"].tolist()
+        assert all(entry["announced_ns"] <= entry["launched_ns"] <= entry["completed_ns"] for _, entry in sums)
+        segments = [what for what, _ in logged(tmp_path, rank) if what.role == "segment"]
+        assert all(what.strategy == strategy and what.phase and what.round for what in segments)
 
 
 def train_on_two_hosts(folder: str) -> Weights:

@@ -25,7 +25,7 @@ from instrumented_ddp.collective_log.collectives import Collectives
 from instrumented_ddp.collective_log.completion import CompletionWatch
 from instrumented_ddp.collective_log.signatures import SignatureTable
 from instrumented_ddp.collective_log.tensor_names import TensorNames
-from instrumented_ddp.recording import backward_phase, links, recorder
+from instrumented_ddp.recording import backward_phase, bucket_sum, links, recorder
 from instrumented_ddp.recording.bucket_collective import Collective
 from instrumented_ddp.recording.bypass import Bypass
 from instrumented_ddp.recording.clock import ClockSampling
@@ -34,6 +34,7 @@ from instrumented_ddp.recording.models import Models
 from instrumented_ddp.recording.optimizers import Optimizers
 from instrumented_ddp.recording.recorder import Recorder
 from instrumented_ddp.recording.records import BucketRecords
+from instrumented_ddp.recording.segment_table import SegmentTable
 from instrumented_ddp.recording.steps import Steps
 from instrumented_ddp.session import session_of_this_process
 from instrumented_ddp.stock.ddp import StockDDP
@@ -91,7 +92,15 @@ OF_STOCK = {
     "a stock bucket": (StockModel, "_bucket_is_ready"),
     "a stock launch": (StockDDP, "_launch_of_reducer"),
 }
-BY_KIND = {"ours": CALLBACKS, "stock": CALLBACKS | OF_STOCK}
+OF_RING = {
+    "a sum is described": (bucket_sum, "Call"),
+    "a sum is announced": (Collectives, "_announce"),
+    "the number of a round": (SegmentTable, "number_of"),
+    "the record of a round": (BucketRecords, "segment"),
+    "a record is written": (EventLog, "append"),
+    "an entry has ended": (GroupLog, "completed"),
+}
+BY_KIND = {"ours": CALLBACKS, "stock": CALLBACKS | OF_STOCK, "ring": OF_RING}
 FAILS_LATER = {"the records of a later plan"}
 """From the second call on."""
 SILENT = {"a line", "names", "the position in the data", "the module is taken", "whether the module was bypassed"}
@@ -155,7 +164,8 @@ def train_with_each_fault(traces: str, kind: str) -> dict[str, tuple[State, list
             attach(folder)
             state = train(partial(nn.parallel.DistributedDataParallel, bucket_cap_mb=SMALL_CAP_MB))
         else:
-            state = train(partial(DistributedDataParallel, bucket_cap_mb=SMALL_CAP_MB, trace=folder))
+            wrap = partial(DistributedDataParallel, bucket_cap_mb=SMALL_CAP_MB, trace=folder)
+            state = train(partial(wrap, strategy="ring") if kind == "ring" else wrap)
         if (session := session_of_this_process()) is not None:
             session.close()
         setattr(owner, attribute, works)

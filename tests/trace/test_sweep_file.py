@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from overlapscope.trace.format import fingerprints_file
-from overlapscope.trace.sweep_file import AT_END, MOST_SWEEPS, SweepFile, read_last, read_sweeps
+from overlapscope.trace.sweep_file import AT_END, MOST_SWEEPS, SweepFile, fingerprints_file, read_last, read_sweeps
 
 TENSORS = 3
 

@@ -49,6 +49,8 @@ class Meter:
     """
 
     detail: Detail = "parameters"
+    collectives = None
+    segments = None
 
     def __init__(self, device: torch.device) -> None:
         self.log = MemoryLog()

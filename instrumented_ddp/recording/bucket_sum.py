@@ -1,0 +1,140 @@
+"""The sum of one bucket that a strategy makes of several messages: how it enters both logs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from instrumented_ddp.collective_log.collectives import Announced
+from instrumented_ddp.collective_log.dispatch import Call
+from instrumented_ddp.collective_log.purposes import Purpose, launched_for
+from instrumented_ddp.recording.observer import Observer
+from instrumented_ddp.recording.records import BucketRecords
+from instrumented_ddp.recording.timing import DeviceTimer, Mark
+from overlapscope.trace.host import host_now_ns
+from overlapscope.trace.segments import Segment
+
+
+class BucketSum:
+    """Is told of the sum of a bucket by a strategy.
+
+    In the collective log of its group it is an all-reduce like that of the backend, so that ranks are compared by it,
+    and each message is an entry that says which round it belongs to. In the event log each round is a record.
+
+    Args:
+        strategy: its name.
+        records: of the bucket; None: nothing is written.
+        observer: None: likewise.
+    """
+
+    def __init__(self, strategy: str, records: BucketRecords | None, observer: Observer | None) -> None:
+        self._strategy = strategy
+        self._records = records
+        self._observer = observer
+        self._step = 0 if observer is None else observer.step
+        self._timer: DeviceTimer | None = None
+        self._announced: Announced | None = None
+
+    def launched(self, group: dist.ProcessGroup, buffer: torch.Tensor) -> None:
+        """The sum is about to begin, or to wait for those before it: written down in the order of launches."""
+        observer, records = self._observer, self._records
+        if observer is None or records is None or observer.collectives is None:  # a meter has no log
+            return
+        try:
+            self._timer = observer.timer_on(buffer.device)
+            call = Call(
+                op="all_reduce",
+                group=group,
+                tensors=(buffer,),
+                device=buffer.device,
+                peer=None,
+                tag=0,
+                is_awaited=False,
+            )
+            with launched_for(replace(records.purpose, strategy=self._strategy)):
+                self._announced = observer.collectives.announce(call)
+            if self._announced is not None:
+                self._announced.log.launched(self._announced.number, host_now_ns())
+        except Exception as error:
+            observer.gives_up(error)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The sum runs inside; on a device it is enqueued there, on the current stream."""
+        try:
+            yield
+        except BaseException:
+            self._ended(failed=True)
+            raise
+        self._ended(failed=False)
+
+    def hook(self) -> AbstractContextManager[None]:
+        """What is launched inside is a part of the sum, which torch's own hook makes."""
+        return launched_for(None if self._records is None else replace(self._records.purpose, role="segment"))
+
+    @contextmanager
+    def round(self, segment: Segment) -> Iterator[None]:
+        """All messages of a round are launched and waited for inside.
+
+        Args:
+            segment: with the numbers that ranks have in the group.
+        """
+        purpose, body, start = self._begins(segment)
+        with launched_for(purpose):
+            yield
+        self._over(body, start)
+
+    def _begins(self, segment: Segment) -> tuple[Purpose | None, bytes, Mark]:
+        observer, records = self._observer, self._records
+        if observer is None or records is None or self._announced is None:
+            return None, b"", None
+        try:
+            known = records.segments.get(segment)
+            if known is None:
+                known = records.segments[segment] = self._made(segment, records, self._announced.log.header.ranks)
+            return *known, None if self._timer is None else self._timer.mark()
+        except Exception as error:
+            observer.gives_up(error)
+            return None, b"", None
+
+    def _made(self, segment: Segment, records: BucketRecords, ranks: Sequence[int]) -> tuple[Purpose, bytes]:
+        purpose = replace(
+            records.purpose,
+            role="segment",
+            strategy=self._strategy,
+            phase=segment.phase,
+            round=segment.round,
+            rounds=segment.rounds,
+        )
+        if self._observer is None or self._observer.segments is None:
+            return purpose, b""
+        sends, receives = (
+            tuple([(ranks[peer], size) for peer, size in messages]) for messages in (segment.sends, segment.receives)
+        )
+        number = self._observer.segments.number_of(replace(segment, sends=sends, receives=receives))
+        return purpose, records.segment(number)
+
+    def _over(self, body: bytes, start: Mark) -> None:
+        observer, timer = self._observer, self._timer
+        if observer is None or timer is None or not body:
+            return
+        try:
+            timer.write(body, self._step, start, timer.mark())
+        except Exception as error:
+            observer.gives_up(error)
+
+    def _ended(self, *, failed: bool) -> None:
+        announced, observer = self._announced, self._observer
+        if announced is None or observer is None:
+            return
+        try:
+            if announced.device.type == "cpu" or failed:
+                announced.ended(host_now_ns(), failed)
+            else:
+                observer.completions.add_on_device(None, announced.device, announced.ended)
+        except Exception as error:
+            observer.gives_up(error)

@@ -1,0 +1,69 @@
+"""The rounds of all-reduces that strategies make of sends and receives: which all-reduce each belongs to."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from overlapscope.account.intervals import Int64Array
+from overlapscope.trace.reader import Trace
+
+_SAME: Final = ["rank", "model", "step", "bucket"]
+
+
+class Rounds:
+    """The rounds of a recording.
+
+    Args:
+        trace: of which ``segments`` are the rounds.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self.table = trace.segments.assign(row=_reductions(trace))
+        """``trace.segments`` with ``row``, the position in ``trace.collectives`` of the all-reduce; -1 if unknown."""
+        self._order = self.table.sort_values(["rank", "start_ns"], kind="stable").index.to_numpy()
+        sorted_ranks = self.table["rank"].to_numpy()[self._order]
+        self._of_rank = {
+            int(rank): self._order[slice(*np.searchsorted(sorted_ranks, [rank, rank + 1]))]
+            for rank in np.unique(sorted_ranks)
+        }
+        self._longest_ns = int((self.table["end_ns"] - self.table["start_ns"]).max()) if len(self.table) else 0
+
+    def in_view(self, rank: int, from_ns: int, to_ns: int) -> pd.DataFrame:
+        """The rounds of a rank that are there in a stretch of the common clock, by their begin."""
+        places = self._of_rank.get(rank, np.empty(0, dtype=np.int64))
+        starts_ns = self.table["start_ns"].to_numpy()[places]
+        first, after = np.searchsorted(starts_ns, [from_ns - self._longest_ns, to_ns])
+        near = self.table.iloc[places[first:after]]
+        return near[(near["end_ns"] > from_ns) & (near["row"] >= 0)]
+
+    def of(self, row: int) -> pd.DataFrame:
+        """The rounds of an all-reduce on every rank whose clock is known, and on its own: by rank and begin.
+
+        Args:
+            row: its position in ``trace.collectives`` on one of the ranks.
+        """
+        collectives = self._trace.collectives
+        own = collectives.iloc[row]
+        is_same = (collectives["op"] == own["op"]) & collectives["rank"].isin([*self._trace.aligned_ranks, own["rank"]])
+        for column in ("model", "step", "bucket"):
+            is_same &= collectives[column] == own[column]
+        rows = np.flatnonzero(is_same)
+        turns = collectives.iloc[rows].groupby("rank").cumcount().to_numpy()
+        rows = rows[turns == turns[rows == row]]
+        return self.table[self.table["row"].isin(rows)].sort_values(["rank", "start_ns"], kind="stable")
+
+
+def _reductions(trace: Trace) -> Int64Array:
+    """Of a bucket that is reduced several times in a step, the newest before the round."""
+    collectives = trace.collectives.assign(row=np.arange(len(trace.collectives)))
+    launched = collectives[collectives["op"] == "all_reduce"][[*_SAME, "launch_ns", "row"]].sort_values("launch_ns")
+    begun = trace.segments[[*_SAME, "start_ns"]].assign(place=np.arange(len(trace.segments))).sort_values("start_ns")
+    found = pd.merge_asof(begun, launched, left_on="start_ns", right_on="launch_ns", by=_SAME)
+    rows: npt.NDArray[np.int64] = np.full(len(begun), -1, dtype=np.int64)
+    rows[found["place"]] = found["row"].fillna(-1)
+    return rows

@@ -1,0 +1,52 @@
+"""Rounds of the sums of buckets, with what each was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import pandas as pd
+
+from overlapscope.trace.folders import read_lines
+from overlapscope.trace.log import Problem
+from overlapscope.trace.segments import SEGMENTS_FILE, Message
+
+SEGMENT_COLUMNS: Final = (
+    *("rank", "model", "step", "plan_epoch", "bucket", "lane", "phase", "round", "rounds"),
+    *("sent_to", "sent_bytes", "received_from", "received_bytes", "start_ns", "end_ns"),
+)
+
+_UNKNOWN: Final = (-1, 0, "", 0, 0, "", 0, "", 0)
+
+
+def with_content(segments: pd.DataFrame, folder: Path, problems: list[Problem]) -> pd.DataFrame:
+    """The rounds of a rank, with what each was.
+
+    Args:
+        segments: from ``rank_tables``.
+        folder: of the rank.
+        problems: takes what is wrong with its file.
+
+    Returns:
+        ``SEGMENT_COLUMNS``: ``sent_to`` and ``received_from`` are ranks as text, ``1, 2``. ``bucket`` is -1
+        of one whose line is lost.
+    """
+    known = dict(read_lines(folder / SEGMENTS_FILE, problems, _rows_of)) if len(segments) else {}
+    found = [known.get(number, _UNKNOWN) for number in segments["segment"].tolist()]
+    names = ("bucket", "lane", "phase", "round", "rounds", "sent_to", "sent_bytes", "received_from", "received_bytes")
+    content = {
+        name: pd.Series(values, dtype="str" if name in ("phase", "sent_to", "received_from") else "int64")
+        for name, values in zip(names, zip(*found, strict=True) if found else [()] * len(names), strict=True)
+    }
+    return segments.assign(**content)[list(SEGMENT_COLUMNS)]
+
+
+def _rows_of(line: Any) -> list[tuple[int, tuple[Any, ...]]]:
+    sent, received = ([(int(rank), int(size)) for rank, size in line[side]] for side in ("sends", "receives"))
+    what = (int(line["bucket"]), int(line["lane"]), str(line["phase"]), int(line["round"]), int(line["rounds"]))
+    return [(int(line["segment"]), (*what, *_told(sent), *_told(received)))]
+
+
+def _told(messages: list[Message]) -> tuple[str, int]:
+    """The other sides as text, and bytes of all."""
+    return ", ".join(str(rank) for rank, _ in messages), sum(size for _, size in messages)
