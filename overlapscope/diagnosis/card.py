@@ -12,6 +12,8 @@ from overlapscope.trace.group_log import Entries, GroupHeader
 from overlapscope.trace.signature import Signature
 
 _NEWEST: Final = 12
+_NEWEST_MESSAGES: Final = 64
+"""Of a round in which everybody sends to everybody, say."""
 
 
 class Log(Protocol):
@@ -86,7 +88,7 @@ def make_card(
 
 def _excerpt(log: Log, differences: Mapping[str, int]) -> LogExcerpt:
     header, newest = log.header, log.newest
-    first, last = newest - _NEWEST + 1, newest
+    first, last = newest - (_NEWEST_MESSAGES if header.point_to_point else _NEWEST) + 1, newest
     if header.name in differences and not header.point_to_point:
         first, last = differences[header.name] - AROUND, differences[header.name] + AROUND
     return LogExcerpt(

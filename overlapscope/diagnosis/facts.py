@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Final
 
 from overlapscope.diagnosis.evidence import Entry, Evidence, Failure, GroupOrder, RankEvidence
+from overlapscope.diagnosis.segments import Message, is_segment, is_sum, is_under_way, open_messages
 from overlapscope.trace.signature import POINT_TO_POINT
 from overlapscope.trace.user_code import is_users_file
 
@@ -124,7 +125,7 @@ class Facts:
     def awaited(self) -> tuple[int, ...]:
         """Ranks that others wait for and that wait for nobody: they hold the job up."""
         late = {rank for wait in self.waits for rank in wait.late}
-        return tuple(sorted(late - set(self.waiting)))
+        return tuple(sorted(rank for rank in late - set(self.waiting) if not self._waits_for_the_network(rank)))
 
     def wait_for(self, ranks: Iterable[int]) -> Wait | None:
         """The first collective in which somebody waits for one of these ranks."""
@@ -133,9 +134,20 @@ class Facts:
         return min(waits, key=lambda wait: (wait.entry.number, wait.rank), default=None)
 
     def newest(self, group: GroupOrder, rank: int) -> Entry | None:
-        """The newest entry of a rank, if available."""
+        """The newest entry of a rank, if available. Of the messages that a sum is made of the sum counts."""
         window = group.windows.get(rank, ())
-        return window[-1] if window and window[-1].number == group.newest.get(rank) else None
+        if not window or window[-1].number != group.newest.get(rank):
+            return None
+        return next((entry for entry in reversed(window) if not is_segment(entry)), None)
+
+    def messages_of(self, rank: int) -> tuple[Message, ...]:
+        """The messages in which a rank may be waiting, of the first sum of a bucket that is not over."""
+        entries = ((group, entry) for group in self.evidence.groups for entry in group.windows.get(rank, ()))
+        sums = [(group, entry) for group, entry in entries if is_sum(entry) and entry.state != "completed"]
+        if rank not in self.blocked or not sums:
+            return ()
+        group, first = min(sums, key=lambda one: one[1].announced_ns)
+        return open_messages(group, self.evidence.conversations, rank, first.number)
 
     def is_stuck(self, rank: int) -> bool:
         """Whether a rank has stood still for longer than a slow step explains; always true of a job that is over."""
@@ -187,8 +199,15 @@ class Facts:
         # A rank whose log is lost has entered what others have come out of.
         done = self._newest_done(group)
         late = [other for other in late if other in group.newest or entry.number > done]
-        late = [other for other in late if other not in self.unrecorded]
+        late = late or [one.peer for one in self.messages_of(rank) if not one.is_answered]
+        late = [other for other in dict.fromkeys(late) if other not in self.unrecorded]
         return Wait(rank, group, entry, tuple(late)) if late else None
+
+    def _waits_for_the_network(self, rank: int) -> bool:
+        """Whether a rank is there, and in the middle of a message that the other side has posted as well."""
+        one = self.ranks.get(rank)
+        is_there = one is not None and one.liveness in ("running", "sleeping")
+        return is_there and is_under_way(self.messages_of(rank))
 
     def _wait_for_peer(self, rank: int, group: GroupOrder, entry: Entry) -> Wait | None:
         """The peer of a send or a recv, unless the peer is in one with this rank as well."""

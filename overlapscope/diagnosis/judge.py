@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 from typing import Final
 
 from overlapscope.diagnosis.evidence import Evidence
@@ -43,6 +44,7 @@ from overlapscope.diagnosis.rules import (
     otherwise,
     processes,
     replicas,
+    segments,
     settings,
     silent,
     start,
@@ -140,5 +142,7 @@ def judge(evidence: Evidence) -> Verdict:
         )
     if verdict.certainty != "certain":
         verdict = replace(verdict, blamed=(), suspected=verdict.named)
-    noticed = (*left_backward.noticed(facts, verdict), *settings.noticed(facts, verdict))
-    return replace(verdict, also=(*verdict.also, *also), evidence=(*verdict.evidence, *noticed, *unknown))
+    noticed = (rule(facts, verdict) for rule in (segments.noticed, left_backward.noticed, settings.noticed))
+    return replace(
+        verdict, also=(*verdict.also, *also), evidence=(*verdict.evidence, *chain.from_iterable(noticed), *unknown)
+    )

@@ -74,7 +74,9 @@ def group_order(source: OrderSource, group: ProcessGroup, difference: Difference
         else:
             # From before the first entry that some rank has not reached.
             last = its_newest
-            first = max(min(newest.values()) - AROUND, its_newest - _LONGEST_WINDOW)
+            first = its_newest - _LONGEST_WINDOW
+            if not group.is_point_to_point:  # there each rank numbers its own
+                first = max(min(newest.values()) - AROUND, first)
         windows[rank] = source.entries(group, rank, first, last)
     return GroupOrder(
         name=group.name,

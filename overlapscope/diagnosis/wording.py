@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from overlapscope.diagnosis.evidence import JOINING, UNKNOWN_STEP, CallSite, Entry, GroupOrder, RankEvidence, Standing
-from overlapscope.trace.signature import NO_BUCKET
+from overlapscope.trace.signature import NO_BUCKET, Signature
 
 _MOST_NAMES: Final = 3
 _MOST_PLACES: Final = 4
@@ -71,11 +71,15 @@ def collective_text(entry: Entry, *, with_names: bool = True) -> str:
     """``all_reduce(sum) of bucket 2, 1000 float32 (head.weight, head.bias)``."""
     signature = entry.signature
     text = signature.op + (f"({signature.reduce_op})" if signature.reduce_op else "")
+    if signature.strategy and signature.role == "bucket":
+        text += f" by {signature.strategy}"
     what = []
     if signature.bucket != NO_BUCKET:
         what.append(f"bucket {signature.bucket}" + (f" of model {signature.model}" if signature.model else ""))
     elif signature.role not in ("user", ""):
         what.append(_ROLES.get(signature.role, f"DDP's {signature.role}"))
+    if signature.round:
+        what.append(round_text(signature))
     if signature.elements:
         what.append(f"{signature.elements:,} {signature.dtype}".strip())
     if what:
@@ -84,6 +88,13 @@ def collective_text(entry: Entry, *, with_names: bool = True) -> str:
         direction = {"send": "to", "reduce": "to", "gather": "to"}.get(signature.op, "from")
         text += f" {direction} rank {signature.peer}"
     return text + (f" ({some(signature.names)})" if signature.names and with_names else "")
+
+
+def round_text(signature: Signature) -> str:
+    """``round 2 of 3 (reduce-scatter)``; the phase alone where rounds are not numbered alike on all ranks."""
+    if signature.rounds > 1:
+        return f"round {signature.round} of {signature.rounds} ({signature.phase})"
+    return signature.phase or f"round {signature.round}"
 
 
 def at(site: CallSite | None) -> str:

@@ -28,6 +28,7 @@ _CHANGES: Final[dict[str, tuple[str, ...]]] = {
     "bucket_cap_mb_list": (_OTHER_PLAN,),
     "skip_all_reduce_unused_params": ("bitmap", _OTHER_BUCKET),
     "mixed_precision": (_OTHER_CONTENT,),
+    "strategy": (_OTHER_CONTENT, _OTHER_PLAN, "hook"),
     HOOK: ("hook", _OTHER_CONTENT),
 }
 """What a setting changes of what a rank launches: collectives of these roles, or something about buckets. All others

@@ -1,0 +1,63 @@
+"""Where ranks wait within the sum of a bucket that a strategy makes of sends and receives: said beside any verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from overlapscope.diagnosis.facts import Facts
+from overlapscope.diagnosis.segments import Message
+from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.diagnosis.wording import in_step, joined, ranks_text, round_text
+from overlapscope.trace.signature import POINT_TO_POINT
+
+_MOST_SAID: Final = 8
+
+
+def noticed(facts: Facts, verdict: Verdict) -> tuple[str, ...]:
+    """The rounds in which ranks wait, and for whom, a sentence each."""
+    if verdict.kind in ("healthy", "interrupted"):
+        return ()
+    others = sorted(facts.ranks.keys() - {*verdict.named})
+    said = [text for rank in others for text in list(_waits(facts, rank)) or _losses(facts, rank)]
+    return tuple(said[:_MOST_SAID])
+
+
+def _waits(facts: Facts, rank: int) -> Iterator[str]:
+    """That others have not posted their side: of each round that runs."""
+    waits: dict[str, list[Message]] = {}
+    for one in facts.messages_of(rank):
+        if not one.is_answered and one.peer not in facts.unrecorded:
+            waits.setdefault(_place(one), []).append(one)
+    for place, messages in waits.items():
+        lacks = {op: sorted({one.peer for one in messages if one.entry.signature.op == op}) for op in POINT_TO_POINT}
+        what = [
+            f"{ranks_text(peers)}{_why_not(facts, peers)} to {'send' if op == 'recv' else 'receive'} its part"
+            for op, peers in lacks.items()
+            if peers
+        ]
+        yield f"Rank {rank} waits in {place} for {joined(what)}."
+
+
+def _why_not(facts: Facts, peers: list[int]) -> str:
+    """Of a single one that waits itself: for whom."""
+    wait = next((wait for wait in facts.waits if [wait.rank] == peers), None)
+    return "" if wait is None else f", which waits for {ranks_text(wait.late)},"
+
+
+def _losses(facts: Facts, rank: int) -> Iterator[str]:
+    """That a message does not arrive although both sides have posted theirs, of a job that runs."""
+    receives = [one for one in facts.messages_of(rank) if one.entry.signature.op == "recv" and one.is_answered]
+    # Of several nobody knows which are over, as they are waited for in turn; of one, not at once.
+    if len(receives) == 1 and facts.evidence.is_live and facts.is_stuck(rank):
+        peer = receives[0].peer
+        yield f"Rank {rank} waits in {_place(receives[0])} for what rank {peer} sends, and it has not arrived."
+
+
+def _place(message: Message) -> str:
+    """``round 2 of 3 (reduce-scatter) of the sum of bucket 1 by ring in step 12``."""
+    signature = message.entry.signature
+    model = f" of model {signature.model}" if signature.model else ""
+    what = f"the sum of bucket {signature.bucket}{model} by {signature.strategy}{in_step(message.entry)}"
+    where = round_text(signature)
+    return f"{where} of {what}" if signature.rounds > 1 else f"{what} ({where})"

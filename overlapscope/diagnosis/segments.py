@@ -1,0 +1,120 @@
+"""Sums of buckets that strategies make of sends and receives: in which round a rank waits, and for whom.
+
+Each rank numbers its own messages, so the two sides of one are matched by what it is for: the sum, which has the same
+number on all ranks, phase and round. A message is posted on both sides before anything of it goes over the wire. So who
+has posted his side waits for one who has not, and never for one who has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from overlapscope.diagnosis.evidence import Entry, GroupOrder
+from overlapscope.trace.signature import POINT_TO_POINT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """One side of a message, in the newest round of a rank, that was not seen to be over."""
+
+    entry: Entry
+    peer: int
+    is_answered: bool | None
+    """Whether the other side has posted its part; None if nothing is known of it."""
+
+
+def is_segment(entry: Entry) -> bool:
+    """Whether it is a message of a bucket's sum."""
+    return entry.signature.role == "segment" and entry.signature.op in POINT_TO_POINT
+
+
+def is_sum(entry: Entry) -> bool:
+    """Whether it is the sum of a bucket that is made of messages."""
+    return entry.signature.role == "bucket" and bool(entry.signature.strategy)
+
+
+def open_messages(
+    group: GroupOrder, conversations: Iterable[GroupOrder], rank: int, number: int
+) -> tuple[Message, ...]:
+    """The messages that a rank may be waiting in, sends and receives.
+
+    Args:
+        group: in which the sum is.
+        conversations: among others that of the group.
+        number: of the sum in the group. If it has failed, so have some of the last of its messages, and nobody says
+            which: then all of these count.
+    """
+    conversation = next((one for one in conversations if (one.name, one.ranks) == (group.name, group.ranks)), None)
+    own = None if conversation is None else _messages_of(group, conversation, rank, number)
+    if conversation is None or not own:
+        return ()
+    has_failed = any(entry.number == number and entry.state == "failed" for entry in group.windows[rank])
+    newest = {entry.signature.tag: _round_of(entry) for entry in own}  # of each of the sums that run side by side
+    return tuple(
+        Message(
+            entry=entry,
+            peer=peer,
+            is_answered=_is_answered(entry, rank, own, _messages_of(group, conversation, peer, number)),
+        )
+        for entry in own
+        if _round_of(entry) in newest.values()
+        and (has_failed or entry.state != "completed")
+        and (peer := entry.signature.peer) is not None
+    )
+
+
+def is_under_way(messages: Iterable[Message]) -> bool:
+    """Whether a rank waits for a message that both sides have posted: not for the other rank, but for what it sends.
+
+    Args:
+        messages: of the rank, from ``open_messages``. They are waited for in turn, so nobody knows of the later ones.
+    """
+    first: dict[int, Message] = {}
+    for message in messages:
+        first.setdefault(message.entry.signature.tag, message)
+    return any(message.is_answered for message in first.values())
+
+
+def _messages_of(group: GroupOrder, conversation: GroupOrder, rank: int, number: int) -> list[Entry] | None:
+    """Those of a sum, in order; None if nothing is known of them."""
+    sums = {entry.number: entry for entry in group.windows.get(rank, ())}
+    if number not in sums:
+        return [] if rank in group.newest and group.newest[rank] < number else None
+    of = sums[number]
+    what = of.signature.model, of.signature.bucket
+    later = [
+        one for one in sums.values() if one.number > number and (one.signature.model, one.signature.bucket) == what
+    ]
+    until_ns = min((one.announced_ns for one in later), default=None)
+    return [
+        entry
+        for entry in conversation.windows.get(rank, ())
+        if is_segment(entry)
+        and (entry.signature.model, entry.signature.bucket) == what
+        and entry.announced_ns >= of.announced_ns
+        and (until_ns is None or entry.announced_ns < until_ns)
+    ]
+
+
+def _phase_of(entry: Entry) -> tuple[int, str]:
+    return entry.signature.tag, entry.signature.phase
+
+
+def _round_of(entry: Entry) -> tuple[int, str, int]:
+    return *_phase_of(entry), entry.signature.round
+
+
+def _is_answered(entry: Entry, rank: int, own: list[Entry], of_peer: list[Entry] | None) -> bool | None:
+    if of_peer is None:
+        return None
+    (opposite,) = set(POINT_TO_POINT) - {entry.signature.op}
+    place = _round_of if entry.signature.rounds else _phase_of
+    side, other_side = (entry.signature.op, entry.signature.peer), (opposite, rank)
+    # Where rounds are not numbered alike, messages between two ranks are, by their order in the phase.
+    turn = sum(_side(one) == side and place(one) == place(entry) and one.number <= entry.number for one in own)
+    return sum(_side(one) == other_side and place(one) == place(entry) for one in of_peer) >= turn
+
+
+def _side(entry: Entry) -> tuple[str, int | None]:
+    return entry.signature.op, entry.signature.peer
