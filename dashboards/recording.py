@@ -18,6 +18,7 @@ from overlapscope.analysis.analysis import Analysis
 from overlapscope.analysis.clocks import clock_offsets
 from overlapscope.analysis.heatmap import Heatmap
 from overlapscope.analysis.lanes import LanesByRank
+from overlapscope.analysis.rounds import Rounds
 from overlapscope.analysis.stragglers import hosts_of
 from overlapscope.diagnosis.attempts import Attempt, read_attempts
 from overlapscope.diagnosis.diagnosis import Diagnosis
@@ -88,6 +89,11 @@ class Snapshot(Analysis):
     def lanes(self) -> LanesByRank:
         """The lanes of the timeline, arranged per rank when a page first needs them."""
         return LanesByRank(self.trace)
+
+    @cached_property
+    def rounds(self) -> Rounds:
+        """What its all-reduces are made of, if a strategy makes them of sends and receives."""
+        return Rounds(self.trace)
 
     @cached_property
     def rank_means(self) -> pd.DataFrame:

@@ -83,6 +83,7 @@ TABLES: Final[dict[str, MakeTable]] = {
     "phases": lambda snapshot, _: snapshot.trace.phases,
     "gradients": lambda snapshot, _: snapshot.trace.gradients,
     "collectives": lambda snapshot, _: snapshot.trace.collectives,
+    "segments": lambda snapshot, _: snapshot.trace.segments,
     "stragglers": _findings,
     "ranks-by-step": _map,
     "by-rank": lambda snapshot, _: _stragglers(snapshot).by_rank,

@@ -186,7 +186,19 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
         best = {lane: lane[i], row: row[i], length: right[i] - left[i]}
       }
     }
-    return best
+    return best && {...best, round: roundAt(best, x, y)}
+  }
+
+  // The round of an all-reduce: of several at that time the one that is nearest to the pointer.
+  function roundAt(span, x, y) {
+    const {left, right, top, bottom, lane, row, place} = plot.segments.data
+    let [found, nearest] = [-1, Infinity]
+    for (let i = 0; i < left.length; i++) {
+      if (lane[i] !== span.lane || row[i] !== span.row || x < left[i] || x > right[i]) continue
+      const away = Math.max(top[i] - y, y - bottom[i], 0)
+      if (away < nearest) [found, nearest] = [place[i], away]
+    }
+    return found
   }
 
   // What a tooltip should not cover, as far as there is room: any rank, the one pointed at and its neighbours, that one.
@@ -210,10 +222,10 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     const span = spanAt(event.x, event.y)
     if (!span) return hideTip()
     tip.place(event, ranksAround(event.sy))
-    if (under && span.lane === under.lane && span.row === under.row) return
+    if (under && ["lane", "row", "round"].every((name) => span[name] === under[name])) return
     under = span
     pointings += 1
-    plot.pointed.data = {id: [pointings], lane: [span.lane], row: [span.row]}
+    plot.pointed.data = {id: [pointings], lane: [span.lane], row: [span.row], round: [span.round]}
   }
 
   function fillTip() {

@@ -12,11 +12,13 @@ from dashboards.plots.tooltip import tooltip_of
 from overlapscope.analysis.flow import MOMENTS
 from overlapscope.analysis.lanes import Timeline
 from overlapscope.analysis.related_spans import on_every_rank
+from overlapscope.analysis.rounds import Rounds
 from overlapscope.analysis.span_details import details_of
 from overlapscope.trace.reader import Trace
-from overlapscope.units import format_moment_ns, format_ns
+from overlapscope.units import format_bytes, format_moment_ns, format_ns
 
 _MOST_RANKS: Final = 64
+_MOST_ROUNDS: Final = 128
 _SYMBOLS: Final = {
     "circle": "●",
     "square": "■",
@@ -28,10 +30,11 @@ _SYMBOLS: Final = {
 """Markers of the plot as letters."""
 
 
-def describe_selected(trace: Trace, timeline: Timeline, lane: int, row: int, flow: pd.DataFrame) -> str:
+def describe_selected(trace: Trace, rounds: Rounds, timeline: Timeline, lane: int, row: int, flow: pd.DataFrame) -> str:
     """All that is known of a span, the same on every rank, and the way of its bucket on those that are shown.
 
     Args:
+        rounds: of the recording.
         lane: its number on the timeline.
         row: one of its lane's ``spans.rows``.
         flow: from ``flow_of``.
@@ -42,6 +45,7 @@ def describe_selected(trace: Trace, timeline: Timeline, lane: int, row: int, flo
     same = on_every_rank(trace, chosen, row)
     shown = same.sort_values("late_ns", ascending=False, kind="stable").head(_MOST_RANKS)
     origin_ns = int(same["start_ns"].min())
+    of_all = rounds.of(row) if chosen.name == "communication" else rounds.table[:0]
     return render_part(
         "selection.html",
         title=f"{title} of step {span.step} on rank {span.rank}",
@@ -52,7 +56,30 @@ def describe_selected(trace: Trace, timeline: Timeline, lane: int, row: int, flo
         others=len(same) - len(shown),
         moments=[(moment, _SYMBOLS[MARKERS[moment]]) for moment in MOMENTS],
         ways=_ways(flow, _step_ns(timeline, span.step), chosen.rank),
+        rounds=_rounds(of_all, chosen.rank),
+        other_rounds=max(0, len(of_all) - _MOST_ROUNDS),
     )
+
+
+def _rounds(rounds: pd.DataFrame, own: int) -> list[dict[str, Any]]:
+    """A line for each round, those of the span's own rank first; begins count from the first of all."""
+    ordered = rounds.assign(is_other=rounds["rank"] != own).sort_values(["is_other", "rank", "start_ns"], kind="stable")
+    origin_ns = rounds["start_ns"].min()
+    return [
+        {
+            "rank": one["rank"],
+            "is_own": one["rank"] == own,
+            "phase": one["phase"],
+            "round": f"{one['round']} of {one['rounds']}" if one["rounds"] > 1 else "",
+            "sent_to": one["sent_to"],
+            "sent": format_bytes(one["sent_bytes"]) if one["sent_to"] else "",
+            "received_from": one["received_from"],
+            "received": format_bytes(one["received_bytes"]) if one["received_from"] else "",
+            "begin": format_moment_ns(one["start_ns"] - origin_ns),
+            "takes": format_ns(one["end_ns"] - one["start_ns"]),
+        }
+        for one in ordered.head(_MOST_ROUNDS).to_dict("records")
+    ]
 
 
 def _step_ns(timeline: Timeline, step: int) -> int:

@@ -37,7 +37,7 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
     timeline = snapshot.lanes.timeline(choice.shown)
 
     account = None if is_plain else partial(_account, snapshot.summary)
-    describe = None if is_plain else partial(describe_selected, snapshot.trace, timeline)
+    describe = None if is_plain else partial(describe_selected, snapshot.trace, snapshot.rounds, timeline)
     plot = TimelinePlot(snapshot, timeline, view, account, describe)
     if not is_plain and "span" in arguments:
         plot.selection.select_named(arguments["span"][0].decode(errors="replace"))
@@ -61,6 +61,7 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
         names=[] if is_plain else _names(snapshot.trace),
         is_ideal=arguments.get("ideal") == [b"1"],
         is_path=arguments.get("path") == [b"1"],
+        has_rounds=len(snapshot.trace.segments) > 0,
         lane_labels=[(name, plot.layout.lane_px(LANE_NAMES.index(name))) for name in plot.layout.labelled_lanes],
         first_step=int(timeline.steps["step"].min()) if len(timeline.steps) else 0,
         last_step=int(timeline.steps["step"].max()) if len(timeline.steps) else 0,

@@ -21,6 +21,7 @@ from dashboards.plots.exposed_content import EXPOSED_COLUMNS, exposed_columns
 from dashboards.plots.ideal_content import IDEAL_END_COLUMNS, OUTLINE_COLUMNS, ideal_end_columns, outline_columns
 from dashboards.plots.lane_layout import layout_lanes
 from dashboards.plots.path_content import PATH_COLUMNS, path_columns
+from dashboards.plots.segment_content import SEGMENT_COLUMNS, segment_columns
 from dashboards.plots.timeline_content import (
     LABEL_COLUMNS,
     SHADE_COLUMNS,
@@ -36,7 +37,7 @@ from dashboards.plots.timeline_content import (
 from dashboards.plots.timeline_figure import draw_axis, draw_lanes
 from dashboards.plots.timeline_ruler import TimelineRuler
 from dashboards.plots.timeline_selection import Describe, TimelineSelection
-from dashboards.plots.tooltip import tooltip_of
+from dashboards.plots.tooltip import round_rows, tooltip_of
 from dashboards.plots.wide_figure import fill
 from dashboards.recording import Snapshot
 from overlapscope.analysis.ideal import Ideal, ideal_between
@@ -89,6 +90,7 @@ class TimelinePlot:
         self.ruler = TimelineRuler(self._dialogue, snapshot.account, timeline, self.layout)
         self.spans = ColumnDataSource(data=no_columns(*SPAN_COLUMNS))
         self.hatches = BucketHatches()
+        self.segments = ColumnDataSource(name="segments", data=no_columns(*SEGMENT_COLUMNS))
         self.shades = ColumnDataSource(data=no_columns(*SHADE_COLUMNS))
         self.labels = ColumnDataSource(data=no_columns(*LABEL_COLUMNS))
         self.unfinished = ColumnDataSource(data=unfinished_columns(timeline, self.layout))
@@ -105,7 +107,7 @@ class TimelinePlot:
         self.answer = self._dialogue.answer("answer", shown)
         self.pick = self._dialogue.question("pick", ("step", "move"), self._on_pick)
         self.picked = self._dialogue.answer("picked", ("from_ns", "to_ns"))
-        self.pointed = self._dialogue.question("pointed", ("id", "lane", "row"), self._on_pointed)
+        self.pointed = self._dialogue.question("pointed", ("id", "lane", "row", "round"), self._on_pointed)
         self.tooltip = self._dialogue.answer("tooltip", TOOLTIP_COLUMNS)
 
         margin_ns = max(1, timeline.length_ns // 100)
@@ -117,6 +119,7 @@ class TimelinePlot:
             self.time_range,
             spans=self.spans,
             hatches=self.hatches,
+            segments=self.segments,
             shades=self.shades,
             labels=self.labels,
             unfinished=self.unfinished,
@@ -135,7 +138,7 @@ class TimelinePlot:
     @property
     def start_script(self) -> CustomJS:
         """A script that the browser runs when the document is ready: connects mouse, keys, URL and theme to it."""
-        drawn = {name: getattr(self, name) for name in ("root", "axis", "time_range", "spans")}
+        drawn = {name: getattr(self, name) for name in ("root", "axis", "time_range", "spans", "segments")}
         return CustomJS(
             args={"plot": {**drawn, **self._dialogue.sources}, "fit": list(self.fit)},
             code=f"window.overlapscope.startTimeline(plot, fit, {MIN_VIEW_NS})",
@@ -155,9 +158,12 @@ class TimelinePlot:
         in_view, around = self._count(view), self._count(wide)
         spans_view = wide if around <= MAX_SPANS else view if in_view <= MAX_SPANS else None
         spans, labels, shades = no_columns(*SPAN_COLUMNS), no_columns(*LABEL_COLUMNS), no_columns(*SHADE_COLUMNS)
+        segments = no_columns(*SEGMENT_COLUMNS)
         if spans_view is not None:
             spans = span_columns(self._timeline, self.layout, spans_view, 1.25 * view_ns / width_px)
             labels = label_columns(self._timeline, spans, view, width_px, self._trace.collectives)
+            ns_per_px = view_ns / width_px
+            segments = segment_columns(self._snapshot.rounds, self._timeline, self.layout, spans_view, ns_per_px)
         if spans_view != wide:
             shades = shade_columns(self._timeline, self.layout, wide, 3 * width_px, without=spans_view)
         steps = step_line_columns(self._timeline.steps, wide, 3 * width_px)
@@ -166,7 +172,7 @@ class TimelinePlot:
         self.spans.data = spans
         self.hatches.update(spans)
         drawn = ((self.shades, shades), (self.labels, labels), (self.step_lines, steps), (self.exposed, exposed))
-        for source, columns in drawn:
+        for source, columns in (*drawn, (self.segments, segments)):
             fill(source, columns)
         return in_view
 
@@ -258,6 +264,8 @@ class TimelinePlot:
         lane = self._timeline.lanes[int(asked["lane"][0])]
         details = details_of(self._trace, self._timeline.begin_ns, lane, int(asked["row"][0]))
         title, rows = tooltip_of(details, _MOST_PARAMETERS_POINTED_AT)
+        if (place := int(asked["round"][0])) >= 0:
+            rows += round_rows(self._trace.segments.iloc[place])
         self.tooltip.data = tooltip_columns(asked, title, rows)
 
 

@@ -29,6 +29,7 @@ def draw_lanes(
     *,
     spans: ColumnDataSource,
     hatches: BucketHatches,
+    segments: ColumnDataSource,
     shades: ColumnDataSource,
     labels: ColumnDataSource,
     unfinished: ColumnDataSource,
@@ -60,6 +61,10 @@ def draw_lanes(
         line_color=None,
     )
     hatches.draw(plot)
+    strips = plot.quad(
+        left="left", right="right", top="top", bottom="bottom", source=segments, fill_alpha="alpha", line_width=1
+    )
+    paint(strips.glyph, fill_color="surface", line_color="surface")
     hatched = plot.quad(
         left="left",
         right="right",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Any, Final
+
+import pandas as pd
 
 from overlapscope.account.arrivals import Arrival
 from overlapscope.analysis.span_details import SpanDetails
@@ -35,6 +37,21 @@ def tooltip_of(span: SpanDetails, most_parameters: int | None = _MAX_PARAMETERS)
     if span.call_site:
         rows.append(("launched at", span.call_site))
     return title[:1].upper() + title[1:], rows
+
+
+def round_rows(segment: pd.Series[Any]) -> Rows:
+    """Lines on a round of an all-reduce, a row of ``trace.segments``."""
+    number = f" {segment['round']} of {segment['rounds']}" if segment["rounds"] > 1 else ""
+    rows: Rows = [("round" + number, segment["phase"] or str(segment["round"]))]
+    for label, preposition, others in (("sends", "to", "sent_to"), ("receives", "from", "received_from")):
+        if segment[others]:
+            size = format_bytes(int(segment[f"{others.partition('_')[0]}_bytes"]))
+            rows.append((label, f"{size} {preposition} {_ranks_text(segment[others])}"))
+    return [*rows, ("takes", format_ns(int(segment["end_ns"] - segment["start_ns"])))]
+
+
+def _ranks_text(ranks: str) -> str:
+    return f"rank{'s' if ',' in ranks else ''} {ranks}"
 
 
 def _times(span: SpanDetails) -> Rows:

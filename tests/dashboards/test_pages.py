@@ -143,5 +143,5 @@ def test_a_launch_without_end_is_drawn_to_the_end_and_marked(tmp_path):
     plot = timeline.TimelinePlot(snapshot, snapshot.lanes.timeline([0]))
     assert plot.unfinished.data["left"] == [10]
     assert plot.unfinished.data["right"] == [1000]
-    plot.pointed.data = {"id": [1], "lane": [3], "row": [0]}
+    plot.pointed.data = {"id": [1], "lane": [3], "row": [0], "round": [-1]}
     assert "never seen: launched but not completed" in plot.tooltip.data["value"]

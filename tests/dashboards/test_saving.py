@@ -19,9 +19,12 @@ from dashboards.runs import Runs
 from dashboards.saving import TABLES, csv_parts, parquet_of
 from tests.dashboards.running import Answer, Running, running
 from tests.dashboards.test_order_page import faulty
+from tests.segments import write_ring_recording
 from tests.synthetic import write_recording, write_straggling_recording
 
 NAME = "nightly/odd #1 ü"
+RUNS_OF_TABLES = {"order": "faulty", "segments": "ring"}
+"""That have something to show in them, where others have not."""
 
 
 def late_us(rank: int, _step: int) -> int:
@@ -30,11 +33,12 @@ def late_us(rank: int, _step: int) -> int:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with a straggler, one with a fault, and one of a single rank."""
+    """A run with a straggler, one with a fault, one of a single rank, and one that reduces by a ring."""
     folder = tmp_path_factory.mktemp("saving") / "traces"
     write_straggling_recording(folder / NAME, late_us=late_us, ranks=4, steps=40)
     faulty(folder / "faulty")
     write_recording(folder / "single", ranks=1, steps=5)
+    write_ring_recording(folder / "ring")
     return folder
 
 
@@ -63,14 +67,14 @@ def as_text(frame: pd.DataFrame) -> list[list[str]]:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_table_of_a_run_is_had_whole_as_csv_and_as_parquet(server: Running, folder: Path, name: str) -> None:
-    run = "faulty" if name == "order" else NAME
+    run = RUNS_OF_TABLES.get(name, NAME)
     frame = TABLES[name](snapshot_of(folder, run), {})
     assert len(frame)
     text, parquet = table_at(server, run, f"{name}.csv"), table_at(server, run, f"{name}.parquet")
     assert (text.status, parquet.status) == (200, 200)
     assert cells_of(text.data) == as_text(frame)
     pd.testing.assert_frame_equal(pd.read_parquet(io.BytesIO(parquet.data)), frame.reset_index(drop=True))
-    file = f"overlapscope-{'faulty' if name == 'order' else 'nightly-odd-1'}-{name}.csv"
+    file = f"overlapscope-{RUNS_OF_TABLES.get(name, 'nightly-odd-1')}-{name}.csv"
     assert text.headers["Content-Disposition"] == f'attachment; filename="{file}"'
     assert text.headers["Content-Type"].startswith("text/csv")
 
@@ -122,7 +126,7 @@ def test_the_table_of_runs_has_the_numbers_of_its_rows(folder: Path) -> None:
         table = pd.read_parquet(io.BytesIO(server.get("/tables/runs.parquet").data)).set_index("run")
         assert server.get("/tables/steps.csv").status == 404
     rows = {row.run.name: row for row in runs.newest()}
-    assert set(table.index) == rows.keys() == {"faulty", "single", NAME}
+    assert set(table.index) == rows.keys() == {"faulty", "single", "ring", NAME}
     assert table.loc[NAME, "step_ns"] == rows[NAME].judged.step_ns  # type: ignore[union-attr]
     assert pd.isna(table.loc["faulty", "step_ns"])
     assert table.loc["faulty", "is_incident"]

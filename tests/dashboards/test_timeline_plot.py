@@ -191,7 +191,7 @@ def test_picking_a_step_shows_it_on_all_ranks(plot, timeline, step, move, shown)
 def test_pointing_at_a_bucket_reads_its_parameter_size_and_times(plot):
     ask(plot, 0, 10 * MS)
     communication = spans_of(plot, 3)
-    plot.pointed.data = {"id": [1], "lane": [3], "row": [int(communication["row"][1])]}
+    plot.pointed.data = {"id": [1], "lane": [3], "row": [int(communication["row"][1])], "round": [-1]}
     tooltip = plot.tooltip.data
     lines = dict(zip(tooltip["label"], tooltip["value"], strict=True))
     assert tooltip["title"][0] == "All-reduce · bucket 1"
