@@ -93,7 +93,7 @@ def advise(analysis: Analysis, calibration: Path | None = None) -> Advice:
         recommendation=recommend(
             fitted,
             hosts=trace.ranks["host"].nunique(),
-            measured=_measured(observations, analysis.account, analysis.summary),
+            measured=measured_of(observations, analysis.account, analysis.summary),
             if_alike=math.nan if stragglers is None else stragglers.saved_if_alike.step.value / stragglers.step_time_ns,
         ),
         parameters=_parameters(trace),
@@ -120,7 +120,7 @@ def predicted_step(mean: MeanStep, curve: Curve, place: int) -> MeanStep:
     return MeanStep(step=curve.step_of(place), blocks={**mean.blocks, **changed})
 
 
-def _measured(observations: Observations, account: Account, summary: Summary) -> Measured | None:
+def measured_of(observations: Observations, account: Account, summary: Summary) -> Measured | None:
     """The mean step of the plan that the steps of the account were reduced with, and those of other plans."""
     plan_of = dict(zip(observations.steps.tolist(), observations.plan.tolist(), strict=True))
     alike = summary.alike

@@ -1,11 +1,14 @@
-"""See what faults in distributed training look like, and train over a small network: real jobs on this machine.
+"""See what faults in distributed training look like, repeat experiments, and train over a small network: real jobs.
 
     overlapscope lab faults
     overlapscope lab fault missing-branch
     overlapscope lab fault missing-branch --stock
+    overlapscope lab experiments
+    overlapscope lab run breakdown
+    overlapscope lab figures experiments/ -o figures/
     sudo overlapscope lab cluster --hosts 2 --rate 1gbit --latency 2ms -- torchrun train.py
 
-A fault needs PyTorch, and a minute at most; a cluster needs Linux and root.
+A fault needs PyTorch, and a minute at most; an experiment some minutes or hours; a cluster needs Linux and root.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from overlapscope.commands import lab_cluster, recording_folder
+from overlapscope.commands import lab_cluster, lab_figures, lab_run, recording_folder
 from overlapscope.commands.arguments import positive
 from overlapscope.errors import OverlapScopeError
 from overlapscope.lab.catalogue import DEFAULT_WORLD_SIZE, FAULTS, Fault
@@ -39,6 +42,15 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--stock", action="store_true", help="torch's own DDP, unrecorded: what you would see without OverlapScope"
     )
     fault.add_argument("-o", "--output", type=Path, help="folder to record into (default: a new temporary one)")
+    verbs.add_parser("experiments", help="list all experiments", description="List all experiments, one per line.")
+    for name, command, what in (
+        ("run", lab_run, "run an experiment of the DDP paper"),
+        ("figures", lab_figures, "draw the figures of experiments"),
+    ):
+        verb = verbs.add_parser(
+            name, help=what, description=command.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        command.add_arguments(verb)
     cluster = verbs.add_parser(
         "cluster",
         help="train on hosts joined by slow links",
@@ -49,15 +61,19 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """List the faults, run one and return 0 if its diagnosis is right, or run a command on a cluster."""
+    """List the faults or run one and return 0 if its diagnosis is right; experiments; or a command on a cluster."""
     if args.lab_command == "faults":
         _list_faults()
         return 0
     if args.lab_command is None:
         args.show_help()
         return 0
-    if args.lab_command == "cluster":
-        return lab_cluster.run(args)
+    if args.lab_command == "experiments":
+        _list_experiments()
+        return 0
+    for name, command in (("cluster", lab_cluster), ("run", lab_run), ("figures", lab_figures)):
+        if args.lab_command == name:
+            return command.run(args)
     fault = _fault_called(args.name)
     world_size = args.ranks or DEFAULT_WORLD_SIZE
     if world_size not in fault.world_sizes:
@@ -77,6 +93,15 @@ def _list_faults() -> None:
         for fault in FAULTS:
             if fault.is_negative is is_negative:
                 print(f"  {fault.name:{width}}  {title_of(fault)}")
+
+
+def _list_experiments() -> None:
+    from overlapscope.lab.experiments.known import EXPERIMENTS
+
+    width = max(len(experiment.name) for experiment in EXPERIMENTS)
+    for experiment in EXPERIMENTS:
+        of_paper = f" ({experiment.figure})" if experiment.figure else ""
+        print(f"  {experiment.name:{width}}  {experiment.title}{of_paper}")
 
 
 def _fault_called(name: str) -> Fault:

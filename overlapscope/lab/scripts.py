@@ -15,7 +15,12 @@ _MARKS: Final = ("# <- the fault", "# <- seen here")
 
 def script_of(fault: Fault) -> Path:
     """The script of one fault."""
-    return _folder() / fault.script
+    return _examples() / "faults" / fault.script
+
+
+def experiment_script(name: str) -> Path:
+    """A script of the experiments."""
+    return _examples() / "experiments" / name
 
 
 def explanation_of(fault: Fault) -> str:
@@ -35,11 +40,11 @@ def faulty_lines(fault: Fault) -> tuple[int, ...]:
     return tuple(number for number, line in enumerate(source.splitlines(), 1) if any(mark in line for mark in _MARKS))
 
 
-def _folder() -> Path:
-    """``examples/faults``: inside the package once installed, beside it in a clone."""
+def _examples() -> Path:
+    """``examples``: inside the package once installed, beside it in a clone."""
     spec = find_spec("instrumented_ddp")
     assert spec is not None
     assert spec.submodule_search_locations is not None
     package = Path(spec.submodule_search_locations[0])
-    installed = package / "examples" / "faults"
-    return installed if installed.exists() else package.parent / "examples" / "faults"
+    installed = package / "examples"
+    return installed if installed.exists() else package.parent / "examples"

@@ -75,7 +75,7 @@ def what_ifs_of(
         )
     found.append(best.changed("links of twice the bandwidth", replace(costs, collective=cost.with_bandwidth(2.0)), ""))
     links = "links like those within this host" if hosts == 1 else f"links like those between these {hosts} hosts"
-    algorithms = _GLOO if costs.lanes > 1 else _NCCL
+    algorithms = algorithms_of(costs)
     for times in (2, 4):
         ranks = times * cost.world_size
         ways = [
@@ -88,6 +88,11 @@ def what_ifs_of(
         ]
         found.append(min(ways, key=lambda way: way.step_ns))
     return tuple(found)
+
+
+def algorithms_of(costs: Costs) -> tuple[Algorithm, ...]:
+    """What the backend may use for an all-reduce; it takes the fastest."""
+    return _GLOO if costs.lanes > 1 else _NCCL
 
 
 class _Best:

@@ -1,0 +1,173 @@
+"""What rank 0 of an experiment does: it decides what is next, and keeps what was measured."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import shutil
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from workloads import WORKLOADS
+
+from instrumented_ddp.strategies.known import STRATEGIES
+from overlapscope import __version__
+from overlapscope.errors import OverlapScopeError
+from overlapscope.lab.experiments.experiment import Experiment, Wanted
+from overlapscope.lab.experiments.known import experiment_called
+from overlapscope.lab.trials.measured import analysis_of, columns_of
+from overlapscope.lab.trials.progress import TrialProgress
+from overlapscope.lab.trials.results import Conditions, Results
+from overlapscope.lab.trials.trial import Trial, left_to_do
+from overlapscope.model.calibration import busbw_gb_per_s
+
+if TYPE_CHECKING:
+    from rank import Rank
+
+_BYTES_PER_ELEMENT: Final = 4
+_LINK_CHECK: Final = ((1024, 1), (4 * 1024**2, 1))
+"""Bytes of an all-reduce that is latency, and of one that is bandwidth."""
+_MEASURED_MODELS: Final = ("convnet", "transformer")
+
+
+def lead(rank: Rank, args: argparse.Namespace) -> int:
+    """Run all trials of an experiment that have not been done. Returns the exit code.
+
+    Raises:
+        OverlapScopeError: what is asked for makes no sense here.
+    """
+    experiment = experiment_called(args.name)
+    wanted = wanted_by(args, rank.size)
+    trials = experiment.trials(wanted)
+    results = Results(args.output / experiment.name)
+    work = _Work(rank, experiment, results)
+    number_of_done = len(trials) - len(left_to_do(trials, results.done))
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        results.check(work.look_around(wanted.backend))
+        work.run(trials)
+    except KeyboardInterrupt:
+        kept = len([trial for trial in trials if trial.key in results.done])
+        print(
+            f"\noverlapscope lab: interrupted; {kept} of {len(trials)} trials are kept, and the same command goes on",
+            file=sys.stderr,
+        )
+        return 130
+    finally:
+        with suppress(Exception):
+            rank.dismiss(work.number)
+    if number_of_done == len(trials):
+        print(f"all {len(trials)} trials had been done", flush=True)
+    return 0
+
+
+def wanted_by(args: argparse.Namespace, ranks: int) -> Wanted:
+    """What the arguments ask for.
+
+    Raises:
+        OverlapScopeError: there is no such model or strategy, or too few ranks.
+    """
+    for what, given, known in (("model", args.model, WORKLOADS), ("strategy", args.strategy, STRATEGIES)):
+        for name in given or ():
+            if name not in known:
+                raise OverlapScopeError(f"{name}: no such {what}; there are {', '.join(known)}")
+    if ranks < 2:
+        raise OverlapScopeError("an experiment needs at least 2 ranks; there is one")
+    return Wanted(
+        models=tuple(args.model or _MEASURED_MODELS),
+        ranks=ranks,
+        backend=args.backend or ("nccl" if torch.cuda.is_available() else "gloo"),
+        strategies=tuple(args.strategy or STRATEGIES),
+        steps=args.steps,
+        repetitions=args.repetitions,
+        seed=args.seed,
+    )
+
+
+class _Work:
+    """Trials, one after the other."""
+
+    def __init__(self, rank: Rank, experiment: Experiment, results: Results) -> None:
+        self._rank, self._experiment, self._results = rank, experiment, results
+        self._conditions: Conditions | None = None
+        self.number = 0
+        """Of the next order."""
+
+    def look_around(self, backend: str) -> Conditions:
+        """Measure the link and note what else matters."""
+        folder = self._results.folder / "link-check"
+        result, failure = self._do("all_reduces.py", folder, self._rank.size, backend, {"series": _LINK_CHECK})
+        shutil.rmtree(folder, ignore_errors=True)
+        if failure:
+            raise OverlapScopeError(f"ranks can't reduce anything together over {backend}: {failure}")
+        latency_ns, bandwidth_ns = result["times_ns"]
+        self._conditions = Conditions(
+            hosts=self._rank.hosts(),
+            device=torch.cuda.get_device_name() if backend == "nccl" else "cpu",
+            versions={"overlapscope": __version__, "python": platform.python_version(), "torch": torch.__version__},
+            link_latency_ns=latency_ns,
+            link_bytes_per_s=busbw_gb_per_s(_LINK_CHECK[1][0], bandwidth_ns, self._rank.size) * 1e9,
+            argv=("overlapscope", "lab", "run", *sys.argv[1:]),
+        )
+        return self._conditions
+
+    def run(self, trials: list[Trial]) -> None:
+        """Do those that are left."""
+        assert self._conditions is not None
+        with TrialProgress(trials, self._results.done) as progress:
+            for trial in left_to_do(trials, self._results.done):
+                progress.begin(trial)
+                measured, failure = self._measure(trial)
+                self._results.add(trial, self._conditions, measured, failure)
+                progress.end(trial, measured, failure)
+
+    def _measure(self, trial: Trial) -> tuple[dict[str, Any], str]:
+        """What was measured in a trial, or why nothing was."""
+        folder = self._results.recording(trial)
+        shutil.rmtree(folder, ignore_errors=True)  # what an interrupted one has left
+        if not trial.model:
+            count = trial.total_elements // trial.tensor_elements
+            series = [(trial.tensor_elements * _BYTES_PER_ELEMENT, count)]
+            result, failure = self._do("all_reduces.py", folder, trial.ranks, trial.backend, {"series": series})
+            return ({} if failure else {"step_ns": result["times_ns"][0]}), failure
+        settings = json.loads(trial.key)
+        result, failure = self._do("train.py", folder, trial.ranks, trial.backend, settings, detail=trial.detail)
+        if failure:
+            return {}, failure
+        try:
+            analysis = analysis_of(folder)
+            observed = self._experiment.observe(analysis) if self._experiment.observe else {}
+        except OverlapScopeError as error:
+            return {}, str(error)
+        return {**columns_of(analysis), **result, **observed}, ""
+
+    def _do(
+        self, script: str, folder: Path, ranks: int, backend: str, settings: dict[str, Any], detail: str | None = None
+    ) -> tuple[dict[str, Any], str]:
+        """Run a script on some ranks: its result, or why it failed."""
+        from rank import RESULT_FILE, Order
+
+        order = Order(
+            number=self.number,
+            script=script,
+            folder=str(folder.absolute()),
+            ranks=ranks,
+            backend=backend,
+            settings=settings,
+            detail=detail,
+        )
+        self.number += 1
+        self._rank.give(order)
+        self._rank.take_part(order)
+        failure = self._rank.failure_of(order)
+        self._rank.collect(order)
+        return ({} if failure else json.loads((folder / RESULT_FILE).read_text())), failure
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,64 @@
+"""One rank of a trial: an ordinary DDP training, recorded as its environment says. ``rank.py`` starts it."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from meeting import Task
+from workloads import WORKLOADS, loss_of
+
+from instrumented_ddp import DistributedDataParallel
+from instrumented_ddp.strategies.known import strategy_of
+from instrumented_ddp.strategies.strategy import Strategy
+from overlapscope.lab.trials.trial import Trial
+
+
+def strategy_for(trial: Trial) -> Strategy:
+    """The strategy of a trial, with as many process groups as it asks for."""
+    strategy = strategy_of(trial.strategy)
+    return strategy if trial.groups is None else replace(strategy, groups=trial.groups)
+
+
+def train(trial: Trial, task: Task, device: torch.device) -> list[torch.Tensor]:
+    """Train, and return the loss of each forward pass."""
+    torch.manual_seed(trial.seed)
+    workload = WORKLOADS[trial.model]()
+    settings: dict[str, Any] = {} if trial.bucket_cap_mb is None else {"bucket_cap_mb": trial.bucket_cap_mb}
+    if device.type == "cuda":
+        settings["device_ids"] = [device.index]
+    model = DistributedDataParallel(workload.module.to(device), strategy=strategy_for(trial), **settings)
+    learning_rate = workload.learning_rate if trial.learning_rate is None else trial.learning_rate
+    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)
+    generator = torch.Generator().manual_seed(1000 * trial.seed + task.rank)  # every rank draws other samples
+    batch = trial.batch or workload.batch
+    losses = []
+    for _ in range(trial.steps):
+        for turn in range(trial.sync_every):
+            inputs, targets = workload.draw(batch, generator)
+            is_last = turn == trial.sync_every - 1
+            with nullcontext() if is_last else model.no_sync():
+                loss = loss_of(model, (inputs.to(device), targets.to(device)))
+                loss.backward()
+            losses.append(loss.detach())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def main() -> None:
+    """Take part in one trial."""
+    task = Task.read()
+    trial = Trial(**task.settings)
+    device = task.device()
+    task.join()
+    losses = torch.stack(train(trial, task, device))
+    dist.all_reduce(losses)
+    task.finish({"losses": (losses / task.ranks).tolist()})
+
+
+if __name__ == "__main__":
+    main()

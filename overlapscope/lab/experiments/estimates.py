@@ -1,0 +1,117 @@
+"""From repetitions to numbers with intervals, and to sentences that say no more than these do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from overlapscope.account.blocks import BLOCKS
+from overlapscope.account.means import mean_of
+from overlapscope.interval import Interval
+from overlapscope.lab.experiments.charts import Bar, is_known
+
+FEWEST: Final = 3
+"""Repetitions without which there is no interval."""
+
+
+def select(rows: pd.DataFrame, **settings: Any) -> pd.DataFrame:
+    """The rows with these settings, one of each repetition, in their order. A setting of None is one that is not set."""
+    chosen = pd.Series(True, index=rows.index)
+    for name, value in settings.items():
+        chosen &= rows[name].isna() if value is None else rows[name] == value
+    return rows[chosen].drop_duplicates("repetition", keep="last").sort_values("repetition")
+
+
+def estimate(values: Sequence[float]) -> Interval:
+    """The mean of repetitions, with its 90 % interval; NaN of fewer than ``FEWEST``."""
+    (interval,) = mean_of(np.asarray(values, dtype=np.float64)[:, None])
+    return interval
+
+
+def step_of(rows: pd.DataFrame) -> Interval:
+    """The step time of one setting."""
+    return estimate(rows["step_ns"].tolist())
+
+
+def bar_of(label: str, rows: pd.DataFrame) -> Bar:
+    """The step of one setting, divided."""
+    parts = {name: float(rows[f"{name}_ns"].mean()) for name in BLOCKS}
+    return Bar(label=label, parts_ns={name: ns for name, ns in parts.items() if ns}, step_ns=step_of(rows))
+
+
+def change(base: pd.DataFrame, new: pd.DataFrame, column: str = "step_ns") -> Interval:
+    """By which share the time of one setting differs from another's, of repetitions that both have.
+
+    Those of one repetition are measured close to each other, so what drifts meanwhile is left out.
+
+    Returns:
+        Negative if the new one takes less; NaN if they have no repetition in common.
+    """
+    both = base.set_index("repetition")[column].to_frame("base").join(new.set_index("repetition")[column], how="inner")
+    return estimate((both[column] / both["base"] - 1).tolist())
+
+
+def is_told(difference: Interval) -> bool:
+    """Whether a difference is one: its interval leaves out zero."""
+    return is_known(difference) and (difference.low > 0 or difference.high < 0)
+
+
+def said_change(
+    what: str,
+    difference: Interval,
+    than: str,
+    *,
+    less: str = "less",
+    more: str = "longer",
+    verb: str = "takes",
+    is_plural: bool = False,
+) -> str:
+    """A sentence on a difference, without a full stop.
+
+    Args:
+        what: is compared with ``than``.
+        less: what it is if the difference is negative.
+        verb: in the third person.
+        is_plural: whether ``what`` is several things.
+
+    Example::
+
+        three groups take 12.0 % less (9.5 to 14.1 %) than one
+    """
+    if np.isnan(difference.value):
+        return f"{what} and {than} have no repetition in common"
+    word = less if difference.value < 0 else more
+    verb = verb.removesuffix("s") if is_plural else verb
+    amount = f"{what} {verb} {100 * abs(difference.value):.1f} % {word} than {than}"
+    if not is_known(difference):
+        return f"{amount}, though fewer than {FEWEST} repetitions can't tell whether by chance"
+    if not is_told(difference):
+        return f"{what} and {than} can't be told apart ({_signed(difference.low)} to {_signed(difference.high)} %)"
+    low, high = sorted((abs(difference.low), abs(difference.high)))
+    return f"{amount} ({100 * low:.1f} to {100 * high:.1f} %)"
+
+
+def said_share(value: Interval) -> str:
+    """A share with its interval: ``38.0 % (35.1 to 41.0 %)``."""
+    if not is_known(value):
+        return f"{100 * value.value:.1f} %"
+    return f"{100 * value.value:.1f} % ({100 * value.low:.1f} to {100 * value.high:.1f} %)"
+
+
+def groups_of(rows: pd.DataFrame, *names: str) -> list[tuple[dict[str, Any], pd.DataFrame]]:
+    """The rows by what they have in some columns, in order."""
+    found = rows.groupby(list(names), sort=True, dropna=False)
+    return [(dict(zip(names, key, strict=True)), group) for key, group in found]
+
+
+def where(settings: Mapping[str, Any]) -> str:
+    """What a chart or sentence is about: ``convnet, 2 ranks``."""
+    ranks = int(settings["ranks"])
+    return f"{settings['model']}, {ranks} rank{'s' * (ranks != 1)}"
+
+
+def _signed(share: float) -> str:
+    return f"{100 * share:+.1f}".replace("-", "\N{MINUS SIGN}")

@@ -1,0 +1,84 @@
+"""All experiments, and the figure of the results in a folder."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Final
+
+import pandas as pd
+
+from overlapscope.errors import OverlapScopeError
+from overlapscope.lab.experiments import (
+    breakdown,
+    bucket_size,
+    convergence,
+    round_robin,
+    scaling,
+    skip_sync,
+    strategies,
+    tensor_size,
+)
+from overlapscope.lab.experiments.charts import Figure
+from overlapscope.lab.experiments.experiment import Experiment
+from overlapscope.lab.trials.results import read_results
+from overlapscope.lab.trials.trial import Trial
+
+EXPERIMENTS: Final[tuple[Experiment, ...]] = (
+    tensor_size.EXPERIMENT,
+    breakdown.EXPERIMENT,
+    bucket_size.EXPERIMENT,
+    scaling.EXPERIMENT,
+    skip_sync.EXPERIMENT,
+    convergence.EXPERIMENT,
+    round_robin.EXPERIMENT,
+    strategies.EXPERIMENT,
+)
+"""In the order of the paper, and then our own."""
+
+
+def experiment_called(name: str) -> Experiment:
+    """The experiment of a name.
+
+    Raises:
+        OverlapScopeError: there is none.
+    """
+    by_name = {experiment.name: experiment for experiment in EXPERIMENTS}
+    if name not in by_name:
+        nearest = get_close_matches(name, by_name, n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(nearest)}?" if nearest else "see 'overlapscope lab experiments'"
+        raise OverlapScopeError(f"{name}: no such experiment; {hint}")
+    return by_name[name]
+
+
+def experiment_in(folder: Path) -> tuple[Experiment, pd.DataFrame]:
+    """The experiment whose results a folder holds, and these.
+
+    Raises:
+        OverlapScopeError: it holds none, or they can't be read.
+    """
+    rows = read_results(folder)
+    names = rows["experiment"].unique().tolist()
+    if len(names) != 1:
+        raise OverlapScopeError(
+            f"{folder}: its results should be of one experiment, and are of {', '.join(names) or 'none'}"
+        )
+    return experiment_called(names[0]), rows
+
+
+def figure_of(experiment: Experiment, rows: pd.DataFrame) -> Figure:
+    """The figure, with what has no result."""
+    failed = rows[rows["failure"] != ""]
+    reasons = {
+        f"{_described(Trial.read(row['trial']))}: {row['failure']}": None
+        for _, row in failed.drop_duplicates("trial").iterrows()
+    }
+    good = rows[rows["failure"] == ""]
+    figure = experiment.draw(good) if len(good) else Figure(charts=(), here=("There is no result yet.",))
+    return replace(figure, left_out=tuple(reasons))
+
+
+def _described(trial: Trial) -> str:
+    parts = [trial.model, f"{trial.ranks} ranks", trial.strategy]
+    return ", ".join(part for part in parts if part)

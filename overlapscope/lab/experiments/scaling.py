@@ -1,0 +1,127 @@
+"""Figure 9: the step time by the number of ranks; beyond those that there are, as the cost model predicts it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from overlapscope.analysis.analysis import Analysis
+from overlapscope.analysis.other_ranks import steps_with_other_ranks
+from overlapscope.errors import OverlapScopeError
+from overlapscope.lab.experiments.charts import Figure, Line, Lines, line_of
+from overlapscope.lab.experiments.estimates import change, groups_of, said_change, select, step_of
+from overlapscope.lab.experiments.experiment import Experiment, Wanted
+from overlapscope.lab.trials.trial import Trial
+from overlapscope.units import format_ns
+
+NAME = "scaling"
+PREDICTED = (2, 3, 4, 6, 8, 16, 32, 64, 128, 256)
+"""Numbers of ranks that steps are predicted for, from each recording."""
+_MOST_ONE_BY_ONE = 4
+
+
+def trials(wanted: Wanted) -> list[Trial]:
+    """From one rank on, which has nobody to communicate with, to all; beyond 4 the number doubles."""
+    counts = {ranks for ranks in range(1, wanted.ranks + 1) if ranks <= _MOST_ONE_BY_ONE or ranks & (ranks - 1) == 0}
+    return [
+        wanted.trial(NAME, repetition, model=model, ranks=ranks)
+        for repetition in range(wanted.repetitions)
+        for model in wanted.models
+        for ranks in sorted(counts | {wanted.ranks})
+    ]
+
+
+def observe(analysis: Analysis) -> Mapping[str, Any]:
+    """What the model, fitted to this recording alone, predicts for other numbers of ranks.
+
+    Returns:
+        predicted_ns: for each of ``PREDICTED``; empty where nothing can be predicted, as from one rank.
+    """
+    try:
+        return {"predicted_ns": steps_with_other_ranks(analysis, PREDICTED)}
+    except OverlapScopeError:
+        return {"predicted_ns": []}
+
+
+def draw(rows: pd.DataFrame) -> Figure:
+    """Measured steps, and behind the last of them what is predicted from those of all ranks."""
+    charts, here = [], []
+    for settings, group in groups_of(rows, "model", "backend"):
+        title = f"{settings['model']}, {settings['backend']}"
+        by_ranks = {int(ranks): select(group, ranks=ranks) for ranks in sorted(group["ranks"].unique())}
+        steps = {ranks: step_of(own) for ranks, own in by_ranks.items()}
+        most = max(steps)
+        lines = [line_of("measured", list(steps), list(steps.values()))]
+        predicted = predictions(by_ranks[most])
+        beyond = {ranks: ns for ranks, ns in predicted.items() if ranks >= most}
+        if len(beyond) > 1:
+            lines.append(
+                Line(
+                    label=f"predicted from {most} ranks",
+                    x=tuple(map(float, beyond)),
+                    y=tuple(beyond.values()),
+                    style="predicted",
+                    colour=1,
+                )
+            )
+        charts.append(Lines(title=title, x_label="ranks", y_label="step", lines=tuple(lines), is_log=True))
+        least = min(steps)
+        if least < most:
+            said = said_change(f"a step of {most} ranks", change(by_ranks[least], by_ranks[most]), f"one of {least}")
+            here.append(f"{title}: {said}.")
+        here += [f"{title}: {each}" for each in _errors(by_ranks)]
+        if beyond and (farthest := max(beyond)) > most:
+            ratio = beyond[farthest] / steps[most].value
+            here.append(
+                f"{title}: for {farthest} ranks on links like these the model predicts {format_ns(beyond[farthest])}, "
+                f"{ratio:.2f} times the step of {most}; nobody has measured that."
+            )
+    return Figure(
+        charts=tuple(charts),
+        here=tuple(here),
+        note=(
+            "Each rank has the same batch, however many there are. Ranks on one machine share its cores, which makes "
+            "compute slower with each. The model assumes links like those that were measured."
+        ),
+    )
+
+
+def predictions(rows: pd.DataFrame) -> dict[int, float]:
+    """The mean over repetitions of what was predicted from them, by ranks, in nanoseconds."""
+    known = [values for values in rows["predicted_ns"] if len(values)]
+    return dict(zip(PREDICTED, np.mean(known, axis=0).tolist(), strict=True)) if known else {}
+
+
+def _errors(by_ranks: dict[int, pd.DataFrame]) -> list[str]:
+    """By how much the model is off where it can be held against what was measured."""
+    found = []
+    for source, rows in by_ranks.items():
+        predicted = predictions(rows)
+        off = {
+            ranks: predicted[ranks] / step_of(own).value - 1
+            for ranks, own in by_ranks.items()
+            if ranks in predicted and ranks != source
+        }
+        if off:
+            said = ", ".join(
+                f"{ranks} ranks by {100 * share:+.0f} %".replace("-", "\N{MINUS SIGN}") for ranks, share in off.items()
+            )
+            found.append(f"predicted from {source} ranks, the model is off for {said}.")
+    return found
+
+
+EXPERIMENT = Experiment(
+    name=NAME,
+    title="The step time by the number of ranks",
+    figure="Figure 9",
+    paper=(
+        "From 1 to 256 GPUs ResNet-50's step took about twice as long with NCCL; with gloo it took about 3 times as long, "
+        "and BERT's about 6 times."
+    ),
+    trials=trials,
+    draw=draw,
+    observe=observe,
+)

@@ -1,0 +1,54 @@
+"""The paper's smoothing of loss curves: a third-order low-pass run forwards and backwards, as filtfilt does.
+
+It is SciPy's ``butter(3, cutoff)`` and ``filtfilt`` (tests hold it against them), in a few lines, because nothing else here
+needs SciPy.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+
+from overlapscope.account.intervals import Float64Array
+
+ORDER: Final = 3
+_PADDING: Final = 3 * (ORDER + 1)
+
+
+def smoothed(series: Float64Array, cutoff: float) -> Float64Array:
+    """A series without what changes faster than the cutoff, and not shifted.
+
+    Args:
+        series: (S,), more than 12 values.
+        cutoff: as a share of half the rate of the series, between 0 and 1.
+    """
+    numerator, denominator = _butterworth(cutoff)
+    # Both ends are continued point-symmetrically, so that the filter has settled where the series begins.
+    before = 2 * series[0] - series[_PADDING:0:-1]
+    behind = 2 * series[-1] - series[-2 : -_PADDING - 2 : -1]
+    there = _filtered(np.concatenate([before, series, behind]), numerator, denominator)
+    back = _filtered(there[::-1], numerator, denominator)[::-1]
+    return back[_PADDING:-_PADDING]
+
+
+def _butterworth(cutoff: float) -> tuple[Float64Array, Float64Array]:
+    """Coefficients of 1 / ((s + 1)(s² + s + 1)) by the bilinear transform; the first of the denominator is 1."""
+    warp = math.tan(math.pi * cutoff / 2)
+    denominator = np.convolve([warp + 1, warp - 1], [warp**2 + warp + 1, 2 * warp**2 - 2, warp**2 - warp + 1])
+    numerator = warp**3 * np.array([1.0, 3.0, 3.0, 1.0])
+    return numerator / denominator[0], denominator / denominator[0]
+
+
+def _filtered(series: Float64Array, numerator: Float64Array, denominator: Float64Array) -> Float64Array:
+    """Transposed direct form, as if the first value had been there for ever."""
+    state = [float(series[0] * (numerator[place:] - denominator[place:]).sum()) for place in range(1, ORDER + 1)]
+    result = np.empty_like(series, dtype=np.float64)
+    for place, value in enumerate(series.tolist()):
+        out = numerator[0] * value + state[0]
+        state = [
+            numerator[n] * value - denominator[n] * out + (state[n] if n < ORDER else 0.0) for n in range(1, ORDER + 1)
+        ]
+        result[place] = out
+    return result

@@ -1,0 +1,82 @@
+"""All strategies on one model and link: one experiment of our own."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from overlapscope.lab.experiments.charts import Bars, Figure
+from overlapscope.lab.experiments.estimates import (
+    bar_of,
+    change,
+    groups_of,
+    is_told,
+    said_change,
+    select,
+    step_of,
+    where,
+)
+from overlapscope.lab.experiments.experiment import Experiment, Wanted
+from overlapscope.lab.trials.trial import Trial
+from overlapscope.units import format_interval_ns, format_ns
+
+NAME = "strategies"
+DEFAULT = "overlapped"
+
+
+def trials(wanted: Wanted) -> list[Trial]:
+    """Each strategy with its own defaults."""
+    return [
+        wanted.trial(NAME, repetition, model=model, strategy=strategy)
+        for repetition in range(wanted.repetitions)
+        for model in wanted.models
+        for strategy in wanted.strategies
+    ]
+
+
+def draw(rows: pd.DataFrame) -> Figure:
+    """A bar for each strategy, the fastest first."""
+    charts, here = [], []
+    for settings, group in groups_of(rows, "model", "ranks", "backend"):
+        title = f"{where(settings)}, {settings['backend']}"
+        by_name = {name: select(group, strategy=name) for name in group["strategy"].unique()}
+        order = sorted(by_name, key=lambda name: step_of(by_name[name]).value)
+        charts.append(Bars(title=title, bars=tuple(bar_of(name, by_name[name]) for name in order)))
+        here.append(f"{title}: {verdict(by_name, order)}.")
+    return Figure(
+        charts=tuple(charts),
+        here=tuple(here),
+        note="Steps as the account divides them, the mean of repetitions; the line at the end of a bar is a 90 % interval.",
+    )
+
+
+def verdict(by_name: dict[str, pd.DataFrame], order: list[str]) -> str:
+    """Which wins, over the default and over the next.
+
+    Args:
+        by_name: rows of each strategy.
+        order: the fastest first.
+    """
+    first, *others = order
+    step = step_of(by_name[first])
+    equal = [name for name in others if not is_told(change(by_name[first], by_name[name]))]
+    text = f"{first} is the fastest with steps of {format_ns(step.value)} ({format_interval_ns(step)})"
+    if equal:
+        text += f", but {_listed(equal)} can't be told from it"
+    if first != DEFAULT and DEFAULT in by_name and DEFAULT not in equal:
+        text += f"; {said_change('it', change(by_name[DEFAULT], by_name[first]), f'the default, {DEFAULT}')}"
+    return text
+
+
+def _listed(names: list[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+EXPERIMENT = Experiment(
+    name=NAME,
+    title="All strategies on one model and link",
+    figure="",
+    paper="",
+    trials=trials,
+    draw=draw,
+)

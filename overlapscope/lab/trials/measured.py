@@ -1,0 +1,38 @@
+"""What a recorded trial comes to: the same account of a step that every page and command shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from overlapscope.analysis.analysis import Analysis
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.reader import read_trace
+
+
+def analysis_of(recording: Path) -> Analysis:
+    """What is computed from the recording of a trial.
+
+    Raises:
+        OverlapScopeError: it can't be read, or all its ranks have finished no step alike.
+    """
+    analysis = Analysis(read_trace(recording))
+    if not analysis.summary.steps:
+        raise OverlapScopeError(f"{recording}: {analysis.summary.sentence}")
+    return analysis
+
+
+def columns_of(analysis: Analysis) -> dict[str, Any]:
+    """Columns of a row: the mean step and its blocks, which sum to it, hidden communication, and the steps one by one.
+
+    Returns:
+        step_ns, a column for each of ``BLOCKS``, hidden_ns, and steps_ns: a list with the time of each counted step.
+    """
+    summary = analysis.summary
+    counted = summary.figures[summary.is_alike]
+    return {
+        "step_ns": summary.mean.step.value,
+        **{f"{name}_ns": mean.value for name, mean in summary.mean.blocks.items()},
+        "hidden_ns": summary.hidden.value,
+        "steps_ns": counted.groupby("step")["step_time_ns"].mean().tolist(),
+    }

@@ -1,0 +1,85 @@
+"""How far an experiment has got: a bar with the time that is left on a terminal, and a line for each trial in a pipe."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from overlapscope.lab.trials.trial import Trial, left_to_do
+from overlapscope.units import format_ns
+
+
+class TrialProgress:
+    """Shows trials while it is entered.
+
+    Args:
+        trials: all of them.
+        done: keys of those that were done before.
+    """
+
+    def __init__(self, trials: Sequence[Trial], done: Collection[str]) -> None:
+        left = left_to_do(trials, done)
+        self._left_cost = sum(map(_cost, left))
+        self._done_cost = 0
+        self._number = len(trials) - len(left)
+        self._all = len(trials)
+        self._began_s = time.monotonic()
+        console = Console(stderr=True)
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[left]}"),
+        )
+        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._bar.add_task("starting", total=self._all, completed=self._number, left="")
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def begin(self, trial: Trial) -> None:
+        """A trial begins."""
+        self._bar.update(self._task, description=described(trial))
+
+    def end(self, trial: Trial, measured: Mapping[str, Any], failure: str) -> None:
+        """It is over."""
+        self._number += 1
+        self._done_cost += _cost(trial)
+        self._left_cost -= _cost(trial)
+        taken_s = time.monotonic() - self._began_s
+        left = f"about {said_s(taken_s * self._left_cost / self._done_cost)} left" if self._left_cost else ""
+        self._bar.update(self._task, completed=self._number, left=left)
+        outcome = f"failed: {failure}" if failure else format_ns(measured["step_ns"])
+        line = f"{self._number} of {self._all}: {described(trial)}: {outcome}"
+        self._bar.console.print(
+            line + (f"; {left}" if left and not self._bar.console.is_terminal else ""), highlight=False, soft_wrap=True
+        )
+
+
+def described(trial: Trial) -> str:
+    """What is measured, in a few words."""
+    parts = [trial.model or f"{trial.tensor_elements:,} elements", f"{trial.ranks} ranks", trial.strategy]
+    parts += [f"{trial.bucket_cap_mb:g} MB"] if trial.bucket_cap_mb is not None else []
+    parts += [f"{trial.groups} groups"] if trial.groups is not None else []
+    parts += [f"every {trial.sync_every}"] if trial.sync_every > 1 else []
+    return ", ".join(parts)
+
+
+def said_s(seconds: float) -> str:
+    """A time that is guessed: ``40 s``, ``12 min``, ``2.5 h``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
+
+
+def _cost(trial: Trial) -> int:
+    """In passes, roughly: starting processes takes as long as some steps."""
+    return 10 + trial.steps * trial.sync_every

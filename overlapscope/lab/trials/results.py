@@ -1,0 +1,158 @@
+"""The results of an experiment: a Parquet file with a row for each trial, written again after each of them.
+
+It holds all that is needed to do a trial again. Results that were measured under other conditions are not mixed: links,
+hosts and versions have to be those of the first row.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pandas as pd
+import pyarrow as pa
+
+from overlapscope.errors import OverlapScopeError
+from overlapscope.lab.trials.trial import Trial
+from overlapscope.units import format_bytes
+
+RESULTS_FILE: Final = "results.parquet"
+RECORDINGS_FOLDER: Final = "recordings"
+_LINK_DIFFERS: Final = 2.0
+"""Factor from which a link is another one: what a link carries is measured in a moment, and varies."""
+_NEEDED: Final = ("trial", "experiment", "failure")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """Under which trials were measured."""
+
+    hosts: tuple[str, ...]
+    """Of each rank."""
+    device: str
+    versions: Mapping[str, str]
+    link_latency_ns: float
+    """Of an all-reduce of 1 kB by all ranks."""
+    link_bytes_per_s: float
+    """What each link carries in an all-reduce of some MB, as nccl-tests' busbw counts it."""
+    argv: tuple[str, ...]
+
+    def columns(self) -> dict[str, Any]:
+        """For a row."""
+        return {
+            "hosts": list(self.hosts),
+            "device": self.device,
+            "versions": json.dumps(dict(self.versions), sort_keys=True),
+            "link_latency_ns": self.link_latency_ns,
+            "link_bytes_per_s": self.link_bytes_per_s,
+            "argv": list(self.argv),
+        }
+
+
+class Results:
+    """The rows of one experiment, and its folder.
+
+    Args:
+        folder: of the experiment; made if it is not there.
+
+    Raises:
+        OverlapScopeError: the folder holds something else, or its results can't be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._path = folder / RESULTS_FILE
+        self._rows: list[dict[str, Any]] = []
+        if self._path.exists():
+            self._rows = read_results(folder).to_dict("records")  # type: ignore[assignment]
+        elif folder.exists() and (not folder.is_dir() or _others(folder)):
+            raise OverlapScopeError(f"{folder}: holds something else than results; give another folder with -o")
+        try:
+            (folder / RECORDINGS_FOLDER).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OverlapScopeError(f"{folder}: can't be created ({error.strerror})") from None
+
+    @property
+    def done(self) -> frozenset[str]:
+        """Keys of the trials that need not be done again. Those that failed may succeed another time."""
+        return frozenset(row["trial"] for row in self._rows if not row["failure"])
+
+    def recording(self, trial: Trial) -> Path:
+        """The folder that a trial is recorded into."""
+        return self.folder / RECORDINGS_FOLDER / trial.folder_name
+
+    def add(self, trial: Trial, conditions: Conditions, measured: Mapping[str, Any], failure: str = "") -> None:
+        """Keep what was measured in a trial, or why nothing was, in place of what failed before."""
+        self._rows = [row for row in self._rows if row["trial"] != trial.key]
+        row = {"trial": trial.key, **asdict(trial), **conditions.columns(), **measured, "failure": failure}
+        self._rows.append({**row, "recording": f"{RECORDINGS_FOLDER}/{trial.folder_name}"})
+        draft = self._path.with_suffix(".part")
+        pd.DataFrame(self._rows).to_parquet(draft, index=False)
+        os.replace(draft, self._path)  # whoever is interrupted keeps all rows but the last
+
+    def check(self, conditions: Conditions) -> None:
+        """See that new rows may stand beside those that are there.
+
+        Raises:
+            OverlapScopeError: these were measured on other hosts, with other versions or over another link.
+        """
+        first = next(iter(self._rows), None)
+        if first is None:
+            return
+        now, differs = conditions.columns(), ""
+        for name in ("hosts", "device", "versions"):
+            if _plain(first[name]) != now[name]:
+                differs = f"with {name} {_plain(first[name])}, and here it is {now[name]}"
+        rates = (float(first["link_bytes_per_s"]), conditions.link_bytes_per_s)
+        if max(rates) > _LINK_DIFFERS * min(rates):
+            then, here = (f"{format_bytes(rate)}/s" for rate in rates)
+            differs = f"over links that carried {then}, and these carry {here}"
+        if differs:
+            raise OverlapScopeError(f"{self.folder}: its results were measured {differs}; give another folder with -o")
+
+
+def read_results(folder: Path) -> pd.DataFrame:
+    """The rows of an experiment: its trials' settings and what was measured.
+
+    Raises:
+        OverlapScopeError: there are none, or they can't be read.
+    """
+    path = folder / RESULTS_FILE
+    try:
+        table = pd.read_parquet(path)
+    except FileNotFoundError:
+        raise OverlapScopeError(
+            f"{folder}: no results in it; 'overlapscope lab run NAME -o FOLDER' makes some"
+        ) from None
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise OverlapScopeError(f"{path}: can't be read ({error})") from None
+    if missing := [name for name in _NEEDED if name not in table]:
+        raise OverlapScopeError(f"{path}: these are no results of an experiment; there is no column {missing[0]}")
+    return table
+
+
+def find_results(folders: Sequence[Path]) -> list[Path]:
+    """The folders of experiments in some folders, or that these are themselves."""
+    found: list[Path] = []
+    for folder in folders:
+        with suppress(OSError):
+            found += [
+                path.parent
+                for path in (folder / RESULTS_FILE, *sorted(folder.glob(f"*/{RESULTS_FILE}")))
+                if path.is_file()
+            ]
+    return list(dict.fromkeys(found))
+
+
+def _others(folder: Path) -> list[Path]:
+    """What is in a folder and not ours."""
+    return [path for path in folder.iterdir() if path.name != RECORDINGS_FOLDER]
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if not isinstance(value, str) else value
