@@ -115,7 +115,7 @@ def curve_chart(curve: Curve) -> CurveChart:
     return CurveChart(
         frame=frame,
         x_ticks=_thinned([(float(px), f"{size:,g} MB") for px, size in zip(x(in_view), in_view, strict=True)]),
-        y_ticks=_ticks_of(y, *times_ns, _time_labels),
+        y_ticks=_ticks_of(y, *times_ns, time_labels),
         band=_band(x(line["x"]), y(line["low"]), y(line["high"])),
         predicted=_path(x(line["x"]), y(line["predicted"])),
         marks=tuple(zip(x(marks["x"]), y(marks["y"]), marks["text"], marks["align"], strict=True)),
@@ -138,7 +138,7 @@ def _trend(plot: TrendPlot) -> TrendChart:
         colour=plot.shown.colour,
         frame=frame,
         x_ticks=tuple((float(px), f"{tick:,.0f}") for px, tick in zip(x(in_view), in_view, strict=True)),
-        y_ticks=_ticks_of(y, 0.0, end, _share_labels if plot.shown.is_share else _time_labels),
+        y_ticks=_ticks_of(y, 0.0, end, _share_labels if plot.shown.is_share else time_labels),
         band=_band(x(steps), y(columns["low"]), y(columns["high"])),
         mean=_path(x(steps), y(columns["mean"])),
         ranks=tuple(_path(x(xs), y(ys)) for xs, ys in zip(lines["xs"], lines["ys"], strict=True)),
@@ -164,7 +164,8 @@ def _ticks_of(
     return tuple(zip(scale(np.array(ticks)).tolist(), labels(ticks), strict=True))
 
 
-def _time_labels(ticks: Sequence[float]) -> list[str]:
+def time_labels(ticks: Sequence[float]) -> list[str]:
+    """Times in nanoseconds, all in the unit that suits the longest."""
     unit, ns = next((each for each in _NS_PER if max(map(abs, ticks)) >= each[1]), _NS_PER[-1])
     return [f"{tick / ns:,.6g} {unit}" for tick in ticks]
 

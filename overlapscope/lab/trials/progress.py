@@ -1,4 +1,4 @@
-"""How far an experiment has got: a bar with the time that is left on a terminal, and a line for each trial in a pipe."""
+"""How far an experiment has got: a bar with the time that is left on a terminal, a line for each trial in a pipe."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ class TrialProgress:
 
 def described(trial: Trial) -> str:
     """What is measured, in a few words."""
-    parts = [trial.model or f"{trial.tensor_elements:,} elements", f"{trial.ranks} ranks", trial.strategy]
+    if not trial.model:
+        return f"all-reduces of {trial.tensor_elements:,} values, {trial.ranks} ranks"
+    parts = [trial.model, f"{trial.ranks} ranks", trial.strategy]
     parts += [f"{trial.bucket_cap_mb:g} MB"] if trial.bucket_cap_mb is not None else []
     parts += [f"{trial.groups} groups"] if trial.groups is not None else []
     parts += [f"every {trial.sync_every}"] if trial.sync_every > 1 else []

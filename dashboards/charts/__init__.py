@@ -1,0 +1,1 @@
+"""The charts of experiments, drawn once: on pages, in files, and in the documentation."""
