@@ -16,9 +16,11 @@ import panel as pn
 from bokeh.io import curdoc
 
 from dashboards.access import Access, is_loopback
+from dashboards.experiment_files import experiment_routes
+from dashboards.experiments import experiments_in
 from dashboards.gate import SERVER_OPTIONS, guard, login_options
 from dashboards.news import news_routes
-from dashboards.pages import buckets, compare, order, overview, problem, stragglers, timeline
+from dashboards.pages import buckets, compare, experiments, order, overview, problem, stragglers, timeline
 from dashboards.pages import runs as runs_page
 from dashboards.pages.shell import BuildPage, is_whole
 from dashboards.place import RUN_ROUTE, Place
@@ -93,6 +95,11 @@ def open_first_page(runs: Runs) -> None:
 def open_comparison(runs: Runs) -> None:
     """Fill the current document with a comparison of runs, or of steps of one."""
     compare.build(curdoc(), runs, pn.state.session_args)
+
+
+def open_experiments(runs: Runs) -> None:
+    """Fill the current document with the experiments in the folders."""
+    experiments.build(curdoc(), runs)
 
 
 def serve(
@@ -187,11 +194,13 @@ def start_server(
     port = port or _free_port(address, [0])
     # A tab that is closed while it is answered is no news for the terminal.
     logging.getLogger("bokeh.server.views.ws").setLevel(logging.ERROR)
-    pages = {route: _page(partial(open_run_page, build, runs, "")) for route, build in ROUTES.items()}
-    pages["/"] = _page(partial(open_first_page, runs))
-    pages["/compare"] = _page(partial(open_comparison, runs))
+    page = partial(_page, runs)
+    pages = {route: page(partial(open_run_page, build, runs, "")) for route, build in ROUTES.items()}
+    pages["/"] = page(partial(open_first_page, runs))
+    pages["/compare"] = page(partial(open_comparison, runs))
+    pages["/experiments"] = page(partial(open_experiments, runs))
     for route, build in ROUTES.items():
-        pages[RUN_ROUTE + route.rstrip("/")] = _page(partial(_open_of_route, build, runs))
+        pages[RUN_ROUTE + route.rstrip("/")] = page(partial(_open_of_route, build, runs))
     server = pn.serve(
         pages,
         address=address,
@@ -200,7 +209,7 @@ def start_server(
         show=False,
         start=False,
         verbose=False,
-        extra_patterns=[*news_routes(runs), *table_routes(runs)],
+        extra_patterns=[*news_routes(runs), *table_routes(runs), *experiment_routes(runs.folders)],
         # A page that was closed gives its memory back soon, but one on a slow line has time to open its websocket.
         check_unused_sessions_milliseconds=5_000,
         unused_session_lifetime_milliseconds=60_000,
@@ -216,9 +225,10 @@ def _open_of_route(build: BuildPage, runs: Runs) -> None:
     open_run_page(build, runs, pn.state.route_params.get("run", ""))
 
 
-def _page(fill: Callable[[], None]) -> Callable[[], None]:
+def _page(runs: Runs, fill: Callable[[], None]) -> Callable[[], None]:
     # Panel tells pages from other things by their type: it must be a plain function.
     def page() -> None:
+        curdoc().template_variables["has_experiments"] = bool(experiments_in(runs.folders))
         fill()
 
     return page

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dashboards.charts.frame import Frame, Scale, Tick, nice_ticks, time_labels
 from dashboards.charts.scene import Path, Scene, Shape, Text
-from dashboards.report.charts import Frame, Scale, Tick, nice_ticks, time_labels
 from overlapscope.lab.experiments.charts import Unit
 from overlapscope.units import format_count
 

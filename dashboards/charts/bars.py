@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dashboards.charts.axes import RIGHT_PX, TITLE_PX, WIDTH_PX, scene_of
+from dashboards.charts.frame import nice_ticks, time_labels
 from dashboards.charts.scene import Path, Rectangle, Scene, Shape, Text
-from dashboards.report.charts import nice_ticks, time_labels
 from overlapscope.account.blocks import BLOCKS
 from overlapscope.account.wording import BLOCK_LABELS
 from overlapscope.lab.experiments.charts import Bar, Bars, is_known
 from overlapscope.units import format_interval_ns, format_ns
 
 _BAR_PX, _EVERY_PX = 18.0, 28.0
-_LETTER_PX = 6.6
+_LETTER_PX = 7.0
 _ROOM_FOR_TIMES_PX = 74.0
 _LEGEND_LINE_PX = 20.0
 

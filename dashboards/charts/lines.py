@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from dashboards.charts.axes import area_of, horizontal_grid, labels_below, labels_of, scene_of
+from dashboards.charts.frame import Frame, Scale, Tick, nice_ticks
 from dashboards.charts.scene import Dot, Path, Scene, Shape, Text
-from dashboards.report.charts import Frame, Scale, Tick, nice_ticks
 from overlapscope.lab.experiments.charts import Line, Lines
 
 COLOURS = ("span-bucket-0", "span-bucket-1", "span-bucket-2", "span-bucket-3", "span-bucket-5", "span-bucket-7")

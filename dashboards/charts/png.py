@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from functools import lru_cache
+from itertools import pairwise
 from typing import Final
 
 from PIL import Image, ImageDraw, ImageFont
@@ -67,7 +68,7 @@ class _Canvas:
             anchor = _ANCHORS[shape.anchor]
             self._draw.text(self._at(shape.x, shape.y), shape.text, colour, font, anchor, stroke_width=bold)
             return
-        left, top, right, bottom = (round(edge) for edge in font.getbbox(shape.text))
+        _left, _top, right, bottom = (round(edge) for edge in font.getbbox(shape.text))
         strip = Image.new("L", (right + 2, bottom + 2), 0)
         ImageDraw.Draw(strip).text((0, 0), shape.text, 255, font)
         turned = strip.rotate(90, expand=True)
@@ -100,7 +101,7 @@ def dashes(points: tuple[Point, ...]) -> list[tuple[Point, Point]]:
     """The dashes of a line, which go on around its corners."""
     found: list[tuple[Point, Point]] = []
     is_drawn, left = True, _DASH_PX[0]
-    for (x, y), (end_x, end_y) in zip(points, points[1:], strict=False):
+    for (x, y), (end_x, end_y) in pairwise(points):
         length = ((end_x - x) ** 2 + (end_y - y) ** 2) ** 0.5
         done = 0.0
         while length - done > 1e-9:

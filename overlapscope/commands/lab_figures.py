@@ -21,10 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Draw them, and print the sentences."""
-    from overlapscope.lab.experiments.known import experiment_in, figure_of
-    from overlapscope.lab.trials.results import find_results, read_results
+    from overlapscope.lab.experiments.known import experiment_in, figure_of, results_in
+    from overlapscope.lab.trials.results import read_results
 
-    folders = find_results([args.folder])
+    folders = results_in([args.folder])
     if not folders:
         read_results(args.folder)  # says what is wrong
     for folder in folders:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -22,7 +23,7 @@ from overlapscope.lab.experiments import (
 )
 from overlapscope.lab.experiments.charts import Figure
 from overlapscope.lab.experiments.experiment import Experiment
-from overlapscope.lab.trials.results import read_results
+from overlapscope.lab.trials.results import find_results, read_results
 from overlapscope.lab.trials.trial import Trial
 
 EXPERIMENTS: Final[tuple[Experiment, ...]] = (
@@ -50,6 +51,14 @@ def experiment_called(name: str) -> Experiment:
         hint = f"did you mean {' or '.join(nearest)}?" if nearest else "see 'overlapscope lab experiments'"
         raise OverlapScopeError(f"{name}: no such experiment; {hint}")
     return by_name[name]
+
+
+def results_in(folders: Sequence[Path]) -> list[Path]:
+    """The folders of experiments in some folders, or that these are themselves; in the order of the experiments."""
+    names = [experiment.name for experiment in EXPERIMENTS]
+    return sorted(
+        find_results(folders), key=lambda folder: names.index(folder.name) if folder.name in names else len(names)
+    )
 
 
 def experiment_in(folder: Path) -> tuple[Experiment, pd.DataFrame]:

@@ -1,0 +1,120 @@
+"""The page of experiments: their figures, what the paper found, and what holds here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+from bokeh.document import Document
+
+from dashboards.charts.drawing import draw_chart
+from dashboards.charts.svg import svg_for_page
+from dashboards.experiments import FoundExperiment, experiments_in
+from dashboards.pages.shell import render
+from dashboards.place import Place, address_of
+from dashboards.runs import Runs
+from overlapscope.errors import OverlapScopeError
+from overlapscope.lab.experiments.known import EXPERIMENTS
+from overlapscope.lab.trials.progress import described
+from overlapscope.lab.trials.trial import Trial
+from overlapscope.units import format_bytes, format_ns
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialRow:
+    """A trial in the table below a figure."""
+
+    setting: str
+    repetition: int
+    outcome: str
+    address: str
+    """Of the pages of its recording; empty if that is not there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """One experiment."""
+
+    name: str
+    title: str
+    figure: str
+    address: str
+    problem: str
+    """Why there is nothing else."""
+    paper: str = ""
+    here: tuple[str, ...] = ()
+    note: str = ""
+    left_out: tuple[str, ...] = ()
+    charts: tuple[str, ...] = ()
+    """Markup."""
+    conditions: str = ""
+    command: str = ""
+    trials: tuple[TrialRow, ...] = ()
+
+
+def build(document: Document, runs: Runs) -> None:
+    """Fill a document with all experiments that have results, or with how to make some."""
+    document.template_variables["place"] = Place(has_table=runs.alone is None)
+    names = {run.path: run.name for run in runs.found.runs}
+    render(
+        document,
+        "experiments.html",
+        title="Experiments",
+        sections=[section_of(found, names) for found in experiments_in(runs.folders)],
+        known=EXPERIMENTS,
+        folders=[str(folder) for folder in runs.folders],
+    )
+
+
+def section_of(found: FoundExperiment, names: Mapping[Path, str]) -> Section:
+    """What is shown of an experiment.
+
+    Args:
+        names: of the runs that are served, by folder.
+    """
+    try:
+        experiment, figure, rows = found.experiment, found.figure, found.rows
+    except OverlapScopeError as error:
+        return Section(name=found.name, title=found.name, figure="", address=found.address, problem=str(error))
+    return Section(
+        name=found.name,
+        title=experiment.title,
+        figure=experiment.figure,
+        address=found.address,
+        problem="",
+        paper=experiment.paper,
+        here=figure.here,
+        note=figure.note,
+        left_out=figure.left_out,
+        charts=tuple(svg_for_page(draw_chart(chart)) for chart in figure.charts),
+        conditions=conditions_of(rows),
+        command=" ".join(rows["argv"].iloc[-1]),
+        trials=tuple(_row(row, found.folder, names) for row in rows.to_dict("records")),  # type: ignore[arg-type]
+    )
+
+
+def conditions_of(rows: pd.DataFrame) -> str:
+    """Where results were measured, in one line."""
+    row = rows.iloc[-1]
+    hosts = len(set(row["hosts"]))
+    where = f"{len(row['hosts'])} ranks on {hosts} host{'s' * (hosts != 1)}, {row['device']}"
+    link = (
+        f"links carry {format_bytes(row['link_bytes_per_s'])}/s, an all-reduce of 1 kB takes "
+        f"{format_ns(row['link_latency_ns'])}"
+    )
+    versions = ", ".join(f"{name} {version}" for name, version in json.loads(row["versions"]).items())
+    return f"{where}; {link}; {versions}."
+
+
+def _row(row: Mapping[str, str], folder: Path, names: Mapping[Path, str]) -> TrialRow:
+    trial = Trial.read(row["trial"])
+    name = names.get(folder / row["recording"])
+    return TrialRow(
+        setting=described(trial),
+        repetition=trial.repetition + 1,
+        outcome=f"failed: {row['failure']}" if row["failure"] else format_ns(float(row["step_ns"])),
+        address="" if name is None else address_of(name),
+    )
