@@ -26,12 +26,12 @@ def svg_file(scene: Scene) -> str:
     """A whole file, on the paper of the light theme."""
     variables = theme.css_variables("light")
     width, height = scene.width + 2 * MARGIN_PX, scene.height + 2 * MARGIN_PX
-    shapes = "\n".join(_element(shape, lambda name: variables[f"--{name}"]) for shape in scene.shapes)
+    paper = Rectangle(x=-MARGIN_PX, y=-MARGIN_PX, width=width, height=height, fill="surface")
+    shapes = "\n".join(_element(shape, lambda name: variables[f"--{name}"]) for shape in (paper, *scene.shapes))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
         f'viewBox="{-MARGIN_PX} {-MARGIN_PX} {width:g} {height:g}" font-family="system-ui, sans-serif" role="img" '
         f'aria-label="{escape(scene.title)}">\n'
-        f'<rect x="{-MARGIN_PX}" y="{-MARGIN_PX}" width="{width:g}" height="{height:g}" fill="{variables["--surface"]}"/>\n'
         f"{shapes}\n</svg>\n"
     )
 

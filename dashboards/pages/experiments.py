@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import pandas as pd
 from bokeh.document import Document
 
 from dashboards.charts.drawing import draw_chart
@@ -18,9 +16,10 @@ from dashboards.place import Place, address_of
 from dashboards.runs import Runs
 from overlapscope.errors import OverlapScopeError
 from overlapscope.lab.experiments.known import EXPERIMENTS
+from overlapscope.lab.trials.conditions import described_conditions
 from overlapscope.lab.trials.progress import described
 from overlapscope.lab.trials.trial import Trial
-from overlapscope.units import format_bytes, format_ns
+from overlapscope.units import format_ns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,23 +89,10 @@ def section_of(found: FoundExperiment, names: Mapping[Path, str]) -> Section:
         note=figure.note,
         left_out=figure.left_out,
         charts=tuple(svg_for_page(draw_chart(chart)) for chart in figure.charts),
-        conditions=conditions_of(rows),
+        conditions=described_conditions(rows),
         command=" ".join(rows["argv"].iloc[-1]),
         trials=tuple(_row(row, found.folder, names) for row in rows.to_dict("records")),  # type: ignore[arg-type]
     )
-
-
-def conditions_of(rows: pd.DataFrame) -> str:
-    """Where results were measured, in one line."""
-    row = rows.iloc[-1]
-    hosts = len(set(row["hosts"]))
-    where = f"{len(row['hosts'])} ranks on {hosts} host{'s' * (hosts != 1)}, {row['device']}"
-    link = (
-        f"links carry {format_bytes(row['link_bytes_per_s'])}/s, an all-reduce of 1 kB takes "
-        f"{format_ns(row['link_latency_ns'])}"
-    )
-    versions = ", ".join(f"{name} {version}" for name, version in json.loads(row["versions"]).items())
-    return f"{where}; {link}; {versions}."
 
 
 def _row(row: Mapping[str, str], folder: Path, names: Mapping[Path, str]) -> TrialRow:

@@ -8,11 +8,11 @@ import platform
 import shutil
 import signal
 import sys
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
+from agent import RESULT_FILE, Rank
 from workloads import WORKLOADS
 
 from instrumented_ddp.strategies.known import STRATEGIES
@@ -20,14 +20,12 @@ from overlapscope import __version__
 from overlapscope.errors import OverlapScopeError
 from overlapscope.lab.experiments.experiment import Experiment, Wanted
 from overlapscope.lab.experiments.known import experiment_called
+from overlapscope.lab.trials.conditions import Conditions
 from overlapscope.lab.trials.measured import analysis_of, columns_of
 from overlapscope.lab.trials.progress import TrialProgress
-from overlapscope.lab.trials.results import Conditions, Results
+from overlapscope.lab.trials.results import Results
 from overlapscope.lab.trials.trial import Trial, left_to_do
 from overlapscope.model.calibration import busbw_gb_per_s
-
-if TYPE_CHECKING:
-    from rank import Rank
 
 _BYTES_PER_ELEMENT: Final = 4
 _LINK_CHECK: Final = ((1024, 1), (4 * 1024**2, 1))
@@ -58,9 +56,6 @@ def lead(rank: Rank, args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 130
-    finally:
-        with suppress(Exception):
-            rank.dismiss(work.number)
     if number_of_done == len(trials):
         print(f"all {len(trials)} trials had been done", flush=True)
     return 0
@@ -95,8 +90,6 @@ class _Work:
     def __init__(self, rank: Rank, experiment: Experiment, results: Results) -> None:
         self._rank, self._experiment, self._results = rank, experiment, results
         self._conditions: Conditions | None = None
-        self.number = 0
-        """Of the next order."""
 
     def look_around(self, backend: str) -> Conditions:
         """Measure the link and note what else matters."""
@@ -150,10 +143,7 @@ class _Work:
         self, script: str, folder: Path, ranks: int, backend: str, settings: dict[str, Any], detail: str | None = None
     ) -> tuple[dict[str, Any], str]:
         """Run a script on some ranks: its result, or why it failed."""
-        from rank import RESULT_FILE, Order
-
-        order = Order(
-            number=self.number,
+        order = self._rank.give(
             script=script,
             folder=str(folder.absolute()),
             ranks=ranks,
@@ -161,8 +151,6 @@ class _Work:
             settings=settings,
             detail=detail,
         )
-        self.number += 1
-        self._rank.give(order)
         self._rank.take_part(order)
         failure = self._rank.failure_of(order)
         self._rank.collect(order)

@@ -65,8 +65,8 @@ EXPERIMENT = Experiment(
     title="The step time by bucket size",
     figure="Figures 7 and 8",
     paper=(
-        "On 16 GPUs ResNet-50 was fastest with 10 to 25 MB and BERT with 50 MB over NCCL, and both with 5 MB over gloo. On 32 "
-        "a bucket for each parameter was clearly worse than on 16, and from 5 MB up nothing was."
+        "On 16 GPUs ResNet-50 was fastest with 10 to 25 MB and BERT with 50 MB over NCCL, and both with 5 MB over "
+        "gloo. On 32 a bucket for each parameter was clearly worse than on 16, and from 5 MB up nothing was."
     ),
     trials=trials,
     draw=draw,

@@ -7,7 +7,7 @@ import pandas as pd
 
 from overlapscope.account.intervals import Float64Array
 from overlapscope.lab.experiments.charts import Figure, Line, Lines
-from overlapscope.lab.experiments.estimates import change, groups_of, said_change, select
+from overlapscope.lab.experiments.estimates import change, groups_of, said_change, select, where
 from overlapscope.lab.experiments.experiment import Experiment, Wanted
 from overlapscope.lab.experiments.smoothing import smoothed
 from overlapscope.lab.trials.trial import Trial
@@ -49,7 +49,7 @@ def draw(rows: pd.DataFrame) -> Figure:
     rows = rows.assign(end_loss=[_end_of(np.asarray(losses)) for losses in rows["losses"]])
     charts, here = [], []
     for settings, group in groups_of(rows, "model", "ranks", "batch", "learning_rate"):
-        title = f"{settings['model']}, {settings['ranks']} ranks, batch {settings['batch']:g}, learning rate {settings['learning_rate']:g}"
+        title = f"{where(settings)}, batch {settings['batch']:g}, learning rate {settings['learning_rate']:g}"
         by_every = {int(every): select(group, sync_every=every) for every in sorted(group["sync_every"].unique())}
         lines = tuple(_line(every, own, place) for place, (every, own) in enumerate(by_every.items()))
         charts.append(Lines(title=title, x_label="pass", y_label="loss", lines=lines, y_unit="loss"))
@@ -72,8 +72,8 @@ def draw(rows: pd.DataFrame) -> Figure:
         here=tuple(here),
         note=(
             "The loss of each pass, as the mean of ranks and repetitions, smoothed by a third-order low-pass that runs "
-            "both ways. Gradients of the n passes are summed, as no_sync() does, and then there is one update. Sentences "
-            "compare the mean of the last tenth."
+            "both ways. Gradients of the n passes are summed, as no_sync() does, and then there is one update. "
+            "Sentences compare the mean of the last tenth."
         ),
     )
 
@@ -99,10 +99,9 @@ EXPERIMENT = Experiment(
     title="What reducing only after every n passes does to the loss",
     figure="Figure 11",
     paper=(
-        "With a batch of 8 and a learning rate of 0.02 it made hardly a difference; with 256 and 0.06 training ended with a "
-        "higher loss."
+        "With a batch of 8 and a learning rate of 0.02 it made hardly a difference; with 256 and 0.06 training ended "
+        "with a higher loss."
     ),
     trials=trials,
     draw=draw,
-    needs_models=False,
 )

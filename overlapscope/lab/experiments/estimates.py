@@ -18,7 +18,7 @@ FEWEST: Final = 3
 
 
 def select(rows: pd.DataFrame, **settings: Any) -> pd.DataFrame:
-    """The rows with these settings, one of each repetition, in their order. A setting of None is one that is not set."""
+    """The rows with these settings, one of each repetition, in their order. None is a setting that is not set."""
     chosen = pd.Series(True, index=rows.index)
     for name, value in settings.items():
         chosen &= rows[name].isna() if value is None else rows[name] == value
@@ -51,7 +51,7 @@ def change(base: pd.DataFrame, new: pd.DataFrame, column: str = "step_ns") -> In
         Negative if the new one takes less; NaN if they have no repetition in common.
     """
     both = base.set_index("repetition")[column].to_frame("base").join(new.set_index("repetition")[column], how="inner")
-    return estimate((both[column] / both["base"] - 1).tolist())
+    return estimate((both[column] / both["base"]).tolist()).less(1.0)
 
 
 def is_told(difference: Interval) -> bool:

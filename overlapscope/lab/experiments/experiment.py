@@ -60,4 +60,3 @@ class Experiment:
     """Makes the figure of the rows of trials that have succeeded."""
     observe: Callable[[Analysis], Mapping[str, Any]] | None = None
     """Further columns, from the recording of a trial."""
-    needs_models: bool = True

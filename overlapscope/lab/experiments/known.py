@@ -23,6 +23,7 @@ from overlapscope.lab.experiments import (
 )
 from overlapscope.lab.experiments.charts import Figure
 from overlapscope.lab.experiments.experiment import Experiment
+from overlapscope.lab.trials.progress import described
 from overlapscope.lab.trials.results import find_results, read_results
 from overlapscope.lab.trials.trial import Trial
 
@@ -79,15 +80,10 @@ def experiment_in(folder: Path) -> tuple[Experiment, pd.DataFrame]:
 def figure_of(experiment: Experiment, rows: pd.DataFrame) -> Figure:
     """The figure, with what has no result."""
     failed = rows[rows["failure"] != ""]
-    reasons = {
-        f"{_described(Trial.read(row['trial']))}: {row['failure']}": None
-        for _, row in failed.drop_duplicates("trial").iterrows()
-    }
+    reasons = dict.fromkeys(
+        f"{described(Trial.read(trial))}: {failure}"
+        for trial, failure in zip(failed["trial"], failed["failure"], strict=True)
+    )
     good = rows[rows["failure"] == ""]
     figure = experiment.draw(good) if len(good) else Figure(charts=(), here=("There is no result yet.",))
     return replace(figure, left_out=tuple(reasons))
-
-
-def _described(trial: Trial) -> str:
-    parts = [trial.model, f"{trial.ranks} ranks", trial.strategy]
-    return ", ".join(part for part in parts if part)

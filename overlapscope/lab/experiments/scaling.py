@@ -70,7 +70,11 @@ def draw(rows: pd.DataFrame) -> Figure:
         charts.append(Lines(title=title, x_label="ranks", y_label="step", lines=tuple(lines), is_log=True))
         least = min(steps)
         if least < most:
-            said = said_change(f"a step of {most} ranks", change(by_ranks[least], by_ranks[most]), f"one of {least}")
+            said = said_change(
+                f"a step of {most} ranks",
+                change(by_ranks[least], by_ranks[most]),
+                f"one of {least} rank{'s' * (least != 1)}",
+            )
             here.append(f"{title}: {said}.")
         here += [f"{title}: {each}" for each in _errors(by_ranks)]
         if beyond and (farthest := max(beyond)) > most:
@@ -118,8 +122,8 @@ EXPERIMENT = Experiment(
     title="The step time by the number of ranks",
     figure="Figure 9",
     paper=(
-        "From 1 to 256 GPUs ResNet-50's step took about twice as long with NCCL; with gloo it took about 3 times as long, "
-        "and BERT's about 6 times."
+        "From 1 to 256 GPUs ResNet-50's step took about twice as long with NCCL; with gloo it took about 3 times as "
+        "long, and BERT's about 6 times."
     ),
     trials=trials,
     draw=draw,

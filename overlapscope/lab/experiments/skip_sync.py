@@ -45,7 +45,9 @@ def draw(rows: pd.DataFrame) -> Figure:
             most = max(by_every)
             if 1 in by_every and most > 1:
                 said = said_change(
-                    f"a pass, reducing every {most}", change(by_every[1], by_every[most], "pass_ns"), "reducing each"
+                    f"a pass with a reduction every {most}",
+                    change(by_every[1], by_every[most], "pass_ns"),
+                    "one with a reduction each time",
                 )
                 here.append(f"{settings['model']}, {of_ranks['ranks']} ranks, {settings['backend']}: {said}.")
         charts.append(
@@ -69,8 +71,8 @@ EXPERIMENT = Experiment(
     title="Reducing gradients only after every n passes",
     figure="Figure 10",
     paper=(
-        "Reducing every 8 passes made ResNet-50's 38 % shorter with NCCL and 57 % with gloo, on 256 GPUs; with NCCL times "
-        "jumped from 128 to 256 GPUs."
+        "Reducing every 8 passes made ResNet-50's 38 % shorter with NCCL and 57 % with gloo, on 256 GPUs; with NCCL "
+        "times jumped from 128 to 256 GPUs."
     ),
     trials=trials,
     draw=draw,

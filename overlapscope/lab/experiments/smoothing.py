@@ -1,7 +1,7 @@
 """The paper's smoothing of loss curves: a third-order low-pass run forwards and backwards, as filtfilt does.
 
-It is SciPy's ``butter(3, cutoff)`` and ``filtfilt`` (tests hold it against them), in a few lines, because nothing else here
-needs SciPy.
+It is SciPy's ``butter(3, cutoff)`` and ``filtfilt`` (tests hold it against them), in a few lines, because nothing else
+here needs SciPy.
 """
 
 from __future__ import annotations

@@ -59,7 +59,8 @@ def draw(rows: pd.DataFrame) -> Figure:
             int(size): step_of(select(group, tensor_elements=size))
             for size in sorted(group["tensor_elements"].unique())
         }
-        title = f"{settings['ranks']} ranks, {settings['backend']}, {format_count(settings['total_elements'])} float32 values in all"
+        total = format_count(int(settings["total_elements"]))
+        title = f"{settings['ranks']} ranks, {settings['backend']}, {total} float32 values in all"
         charts.append(
             Lines(
                 title=title,
@@ -74,8 +75,8 @@ def draw(rows: pd.DataFrame) -> Figure:
         least, first_ns = min(steps), steps[min(steps)].value
         here.append(
             f"{title}: from {format_count(enough)} values an operation on, larger ones gain at most "
-            f"{100 * (_SATURATED - 1):.0f} %; with {format_count(least)} it takes {first_ns / shortest_ns:.1f} times as long as "
-            f"at best ({format_ns(first_ns)} and {format_ns(shortest_ns)})."
+            f"{100 * (_SATURATED - 1):.0f} %; with {format_count(least)} it takes {first_ns / shortest_ns:.1f} times "
+            f"as long as at best ({format_ns(first_ns)} and {format_ns(shortest_ns)})."
         )
     for settings, group in groups_of(trained, "model", "ranks"):
         row = group.iloc[-1]
@@ -109,8 +110,8 @@ EXPERIMENT = Experiment(
     figure="Figure 2",
     paper=(
         "60 million parameters took the less time, the larger the operations: gloo was at its best near 500 thousand "
-        "parameters (2 MB) in each, NCCL not yet at 20 million. ResNet-152's gradients came over about 250 ms on a GPU. (Where "
-        "it talks about bucket sizes the paper recalls the former as 512 KB.)"
+        "parameters (2 MB) in each, NCCL not yet at 20 million. ResNet-152's gradients came over about 250 ms on a "
+        "GPU. (Where it talks about bucket sizes the paper recalls the former as 512 KB.)"
     ),
     trials=trials,
     draw=draw,

@@ -66,9 +66,10 @@ class TrialProgress:
 
 def described(trial: Trial) -> str:
     """What is measured, in a few words."""
+    ranks = f"{trial.ranks} rank{'s' * (trial.ranks != 1)}"
     if not trial.model:
-        return f"all-reduces of {trial.tensor_elements:,} values, {trial.ranks} ranks"
-    parts = [trial.model, f"{trial.ranks} ranks", trial.strategy]
+        return f"all-reduces of {trial.tensor_elements:,} values, {ranks}"
+    parts = [trial.model, ranks, trial.strategy]
     parts += [f"{trial.bucket_cap_mb:g} MB"] if trial.bucket_cap_mb is not None else []
     parts += [f"{trial.groups} groups"] if trial.groups is not None else []
     parts += [f"every {trial.sync_every}"] if trial.sync_every > 1 else []

@@ -6,11 +6,10 @@ hosts and versions have to be those of the first row.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +17,7 @@ import pandas as pd
 import pyarrow as pa
 
 from overlapscope.errors import OverlapScopeError
+from overlapscope.lab.trials.conditions import Conditions
 from overlapscope.lab.trials.trial import Trial
 from overlapscope.units import format_bytes
 
@@ -26,32 +26,6 @@ RECORDINGS_FOLDER: Final = "recordings"
 _LINK_DIFFERS: Final = 2.0
 """Factor from which a link is another one: what a link carries is measured in a moment, and varies."""
 _NEEDED: Final = ("trial", "experiment", "failure")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Conditions:
-    """Under which trials were measured."""
-
-    hosts: tuple[str, ...]
-    """Of each rank."""
-    device: str
-    versions: Mapping[str, str]
-    link_latency_ns: float
-    """Of an all-reduce of 1 kB by all ranks."""
-    link_bytes_per_s: float
-    """What each link carries in an all-reduce of some MB, as nccl-tests' busbw counts it."""
-    argv: tuple[str, ...]
-
-    def columns(self) -> dict[str, Any]:
-        """For a row."""
-        return {
-            "hosts": list(self.hosts),
-            "device": self.device,
-            "versions": json.dumps(dict(self.versions), sort_keys=True),
-            "link_latency_ns": self.link_latency_ns,
-            "link_bytes_per_s": self.link_bytes_per_s,
-            "argv": list(self.argv),
-        }
 
 
 class Results:

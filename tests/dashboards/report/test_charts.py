@@ -10,8 +10,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dashboards.recording import Recording
 from dashboards.charts.frame import nice_ticks
+from dashboards.recording import Recording
 from dashboards.report.charts import curve_chart, trend_charts
 from overlapscope.analysis.advice import advise
 from tests.synthetic import write_recording

@@ -1,0 +1,121 @@
+"""Repeat the paper's experiments on hosts joined by slow links, made on this machine, and write docs/paper.md.
+
+    sudo .venv/bin/python docs/paper.py [FOLDER]
+
+Needs Linux, root, `pip install -e '.[test]'` and an idle machine: on two cores it takes about three hours. Recordings
+and results go into FOLDER; whatever ends it, the same command goes on where it was, and with more --repetitions only
+those that are new are measured. Pictures and results are written to docs/paper/. Read all of it before you commit it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pandas as pd
+
+from dashboards.charts.files import write_pictures
+from overlapscope.lab.experiments import strategies
+from overlapscope.lab.experiments.charts import is_known
+from overlapscope.lab.experiments.known import EXPERIMENTS, experiment_in, figure_of
+from overlapscope.lab.trials.conditions import described_conditions
+from overlapscope.lab.trials.results import RESULTS_FILE
+from overlapscope.units import format_interval_ns, format_ns
+
+DOCS: Final = Path(__file__).parent
+PAPER: Final = "https://arxiv.org/abs/2006.15704"
+PICTURES: Final = DOCS / "paper"
+OVERLAPSCOPE: Final = Path(sys.executable).parent / "overlapscope"
+
+
+def measure(name: str, args: argparse.Namespace) -> None:
+    """Run one experiment on hosts of its own."""
+    network = ["--hosts", str(args.hosts), "--rate", args.rate]
+    options = ["--steps", str(args.steps), "--repetitions", str(args.repetitions), "-o", str(args.folder.absolute())]
+    for model in args.model:
+        options += ["--model", model]
+    command = [OVERLAPSCOPE, "lab", "cluster", *network, "--", OVERLAPSCOPE, "lab", "run", name, *options]
+    subprocess.run(list(map(str, command)), check=True)
+
+
+def text_of(folder: Path, args: argparse.Namespace) -> str:
+    """The page, of the experiments that have results; its pictures are written on the way."""
+    PICTURES.mkdir(exist_ok=True)
+    parts = [
+        "# The paper's experiments, here\n",
+        f"What [PyTorch Distributed: Experiences on Accelerating Data Parallel Training]({PAPER}) found on up to 256 "
+        f"GPUs, and what holds on {args.hosts} hosts with a rank each, joined at {args.rate}, that are [made on one "
+        "machine](cluster.md) and share its cores. `docs/paper.py` measures all of it and writes this page; "
+        "[Experiments](experiments.md) says how to do the same where you train. Intervals are of 90 %.\n",
+    ]
+    for experiment in EXPERIMENTS:
+        own = folder / experiment.name
+        if (own / RESULTS_FILE).exists():
+            parts += _section(own)
+    return "\n".join(parts)
+
+
+def _section(folder: Path) -> Iterator[str]:
+    experiment, rows = experiment_in(folder)
+    figure = figure_of(experiment, rows)
+    name = experiment.name
+    yield f"## {experiment.title}\n"
+    for picture in PICTURES.glob(f"{name}.*"):
+        picture.unlink()
+    write_pictures(PICTURES, name, experiment.title, figure)
+    shutil.copy(folder / RESULTS_FILE, PICTURES / f"{name}.parquet")
+    if experiment.paper:
+        yield f"**The paper** ({experiment.figure}). {experiment.paper}\n"
+    yield "**Here.**\n"
+    yield from (f"- {sentence}" for sentence in figure.here)
+    yield f"\n![{experiment.title}](paper/{name}.png)\n"
+    if name == strategies.NAME:
+        yield from _table(rows[rows["failure"] == ""])
+    if figure.left_out:
+        yield "Left out:\n"
+        yield from (f"- {reason}" for reason in figure.left_out)
+        yield ""
+    yield f"{figure.note} Measured with {described_conditions(rows)} [Results](paper/{name}.parquet).\n".lstrip()
+
+
+def _table(rows: pd.DataFrame) -> Iterator[str]:
+    yield "| model | strategy | step | over the default |"
+    yield "|---|---|---|---|"
+    for where, name, step, difference in strategies.against_default(rows):
+        interval = f" ({format_interval_ns(step)})" if is_known(step) else ""
+        share = "" if name == strategies.DEFAULT else f"{100 * difference.value:+.1f} %"
+        if share and is_known(difference):
+            share += f" ({100 * difference.low:+.1f} to {100 * difference.high:+.1f})"
+        yield f"| {where} | `{name}` | {format_ns(step.value)}{interval} | {share} |"
+    yield ""
+
+
+def parse_arguments() -> argparse.Namespace:
+    """What to measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [experiment.name for experiment in EXPERIMENTS]
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("experiments"), help="(%(default)s)")
+    parser.add_argument("--only", nargs="*", choices=names, default=names, metavar="NAME", help="some experiments")
+    parser.add_argument("--hosts", type=int, default=4, help="(%(default)s)")
+    parser.add_argument("--rate", default="1gbit", help="(%(default)s)")
+    parser.add_argument("--model", action="append", default=[], help="instead of convnet and transformer")
+    parser.add_argument("--steps", type=int, default=20, help="(%(default)s)")
+    parser.add_argument("--repetitions", type=int, default=3, help="(%(default)s)")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure, and write the page."""
+    args = parse_arguments()
+    for name in args.only:
+        measure(name, args)
+    (DOCS / "paper.md").write_text(text_of(args.folder, args), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

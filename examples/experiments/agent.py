@@ -1,0 +1,172 @@
+"""A rank among the others: rank 0 gives orders, all carry them out, and rank 0 hears how it ended."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import torch.distributed as dist
+from meeting import TASK_VARIABLE, connect
+
+from overlapscope.commands import child_process
+from overlapscope.trace.format import rank_folder
+
+SCRIPTS: Final = Path(__file__).parent
+LOG_FILE: Final = "trial.log"
+RESULT_FILE: Final = "trial.json"
+_LOOK_EVERY_S: Final = 0.05
+_LAST: Final = "last"
+_PATIENCE: Final = timedelta(seconds=5)
+"""For ranks that leave."""
+_LAUNCHERS_STORE: Final = "TORCHELASTIC_USE_AGENT_STORE"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What rank 0 asks of the others."""
+
+    number: int
+    script: str
+    folder: str
+    ranks: int
+    backend: str
+    settings: dict[str, Any]
+    detail: str | None = None
+    """Of the recording; None: nothing is recorded."""
+
+
+class Rank:
+    """This rank among the others."""
+
+    def __init__(self) -> None:
+        self.number, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.store = connect(is_host=self.number == 0 and os.environ.get(_LAUNCHERS_STORE) != str(True))
+        self.store.set(f"host/{self.number}", socket.gethostname())
+        self.given = 0
+        """Orders so far."""
+
+    def hosts(self) -> tuple[str, ...]:
+        """Of all ranks."""
+        return tuple(self.store.get(f"host/{rank}").decode() for rank in range(self.size))
+
+    def follow(self) -> None:
+        """Do what rank 0 asks for, until there is nothing more, or rank 0 is gone."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides what becomes of Ctrl-C
+        with suppress(dist.DistError, RuntimeError):
+            number = 0
+            while (text := self.store.get(f"order/{number}").decode()) != _LAST:
+                order = Order(**json.loads(text))
+                if self.number < order.ranks:
+                    self.take_part(order)
+                number += 1
+            self.store.set(f"left/{self.number}", "")
+
+    def give(self, **order: Any) -> Order:
+        """Tell the others what is next."""
+        given = Order(number=self.given, **order)
+        self.store.set(f"order/{given.number}", json.dumps(asdict(given)))
+        self.given += 1
+        return given
+
+    def dismiss(self) -> None:
+        """Tell the others to leave whatever they are at, and wait until they have: the store may be ours."""
+        self.store.set(f"failed/{self.given - 1}", "")
+        self.store.set(f"unseen/{self.given - 1}", "[]")
+        self.store.set(f"order/{self.given}", _LAST)
+        with suppress(dist.DistError, RuntimeError):  # some may have been killed
+            self.store.wait([f"left/{rank}" for rank in range(1, self.size)], _PATIENCE)
+
+    def take_part(self, order: Order) -> None:
+        """Run this rank's process of a trial, say how it ended, and send its recording if rank 0 can't see it."""
+        failure = self._run(order)
+        if failure:
+            self.store.set(f"failed/{order.number}", "")
+        self.store.set(f"end/{order.number}/{self.number}", failure)
+        if self.number > 0:
+            unseen = json.loads(self.store.get(f"unseen/{order.number}"))
+            if self.number in unseen:
+                self.store.set(f"recording/{order.number}/{self.number}", packed(Path(order.folder), self.number))
+
+    def _run(self, order: Order) -> str:
+        """Why it failed; empty if it did not."""
+        folder = Path(order.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        task = {
+            "number": order.number,
+            "rank": self.number,
+            "ranks": order.ranks,
+            "backend": order.backend,
+            "result": str(folder / RESULT_FILE),
+            "settings": order.settings,
+        }
+        environment = child_process.plain_environment()
+        if order.detail is not None:
+            environment = child_process.recording_environment(folder, order.detail, on_incident="raise")  # type: ignore[arg-type]
+        log = folder / f"{self.number}-{LOG_FILE}"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, str(SCRIPTS / order.script)],
+                env={
+                    **environment,
+                    TASK_VARIABLE: json.dumps(task),
+                    "RANK": str(self.number),
+                    "WORLD_SIZE": str(order.ranks),
+                },
+                stdout=output,
+                stderr=output,
+            )
+            try:
+                while process.poll() is None:
+                    if self.store.check([f"failed/{order.number}"]):
+                        process.kill()
+                    time.sleep(_LOOK_EVERY_S)
+            finally:
+                process.kill()
+                process.wait()
+        if not process.returncode:
+            return ""
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        return said_by(lines) or f"rank {self.number} ended with exit code {process.returncode}"
+
+    def failure_of(self, order: Order) -> str:
+        """Why a trial failed, by the first rank that says so itself; empty if it did not."""
+        ends = [self.store.get(f"end/{order.number}/{rank}").decode() for rank in range(order.ranks)]
+        return next(filter(None, ends), "")
+
+    def collect(self, order: Order) -> None:
+        """Have the recordings of all ranks here, also of those that share no disk with this one."""
+        folder = Path(order.folder)
+        unseen = [rank for rank in range(1, order.ranks) if not rank_folder(folder, rank).exists()]
+        self.store.set(f"unseen/{order.number}", json.dumps(unseen if order.detail is not None else []))
+        if order.detail is not None:
+            for rank in unseen:
+                with tarfile.open(fileobj=io.BytesIO(self.store.get(f"recording/{order.number}/{rank}"))) as archive:
+                    archive.extractall(folder, filter="data")
+
+
+def packed(folder: Path, rank: int) -> bytes:
+    """The recording of a rank, to be sent; an empty archive if it left none."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+        own = rank_folder(folder, rank)
+        if own.exists():
+            tar.add(own, own.name)
+    return archive.getvalue()
+
+
+def said_by(lines: list[str]) -> str:
+    """The line of a traceback that says what is wrong."""
+    errors = [line for line in lines if "Error: " in line and not line.startswith(" ")]
+    return (errors or lines or [""])[-1].partition("Error: ")[2] or (errors or lines or [""])[-1]

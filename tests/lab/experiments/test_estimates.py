@@ -1,0 +1,70 @@
+"""What is said of repetitions, and what can't be."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from overlapscope.interval import Interval
+from overlapscope.lab.experiments.estimates import bar_of, change, estimate, is_told, said_change, select
+from tests.lab.experiments.rows import MS, rows_of, together
+
+
+def interval(value: float, low: float, high: float) -> Interval:
+    return Interval(value=value, low=low, high=high)
+
+
+def test_a_setting_without_a_value_is_one_that_is_not_set():
+    rows = together(rows_of([1, 2]), rows_of([3, 4], bucket_cap_mb=5.0))
+    assert select(rows, bucket_cap_mb=None)["step_ns"].tolist() == [1 * MS, 2 * MS]
+    assert select(rows, bucket_cap_mb=5.0)["step_ns"].tolist() == [3 * MS, 4 * MS]
+
+
+def test_what_drifts_between_repetitions_is_no_difference():
+    """Twice as slow each time, but always 10 % apart."""
+    found = change(rows_of([100, 200, 400]), rows_of([90, 180, 360]))
+    assert found.value == pytest.approx(-0.1)
+    assert found.high - found.low == pytest.approx(0, abs=1e-9)
+    assert is_told(found)
+
+
+def test_repetitions_that_one_of_both_lacks_are_left_out():
+    assert change(rows_of([100, 200, 400, 800]), rows_of([90, 180, 360])).value == pytest.approx(-0.1)
+    assert math.isnan(change(rows_of([100]), rows_of([90]).assign(repetition=7)).value)
+
+
+def test_fewer_than_three_repetitions_tell_nothing():
+    found = change(rows_of([100, 100]), rows_of([50, 51]))
+    assert math.isnan(found.low)
+    assert not is_told(found)
+
+
+def test_the_mean_of_repetitions_is_in_its_interval():
+    found = estimate([90.0, 100.0, 110.0])
+    assert found.low < found.value == 100.0 < found.high
+
+
+@pytest.mark.parametrize(
+    ("difference", "sentence"),
+    [
+        (interval(-0.12, -0.15, -0.09), "this takes 12.0 % less than that (9.0 to 15.0 %)"),
+        (interval(0.30, 0.25, 0.35), "this takes 30.0 % longer than that (25.0 to 35.0 %)"),
+        (interval(0.01, -0.02, 0.04), "this and that can't be told apart (−2.0 to +4.0 %)"),
+        (
+            interval(-0.01, math.nan, math.nan),
+            "this takes 1.0 % less than that, though fewer than 3 repetitions can't tell whether by chance",
+        ),
+        (interval(math.nan, math.nan, math.nan), "this and that have no repetition in common"),
+    ],
+)
+def test_a_sentence_says_no_more_than_its_interval(difference, sentence):
+    assert said_change("this", difference, "that") == sentence
+
+
+def test_the_parts_of_a_bar_sum_to_its_step():
+    rows = rows_of([10, 20, 30], {"forward_ns": 2 * MS})
+    rows["backward_ns"] -= 2 * MS
+    bar = bar_of("", rows)
+    assert bar.parts_ns == {"forward": 2 * MS, "backward": 18 * MS}
+    assert sum(bar.parts_ns.values()) == bar.step_ns.value == 20 * MS
