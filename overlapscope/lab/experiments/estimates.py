@@ -64,17 +64,12 @@ def said_change(
     difference: Interval,
     than: str,
     *,
-    less: str = "less",
-    more: str = "longer",
-    verb: str = "takes",
     is_plural: bool = False,
 ) -> str:
     """A sentence on a difference, without a full stop.
 
     Args:
         what: is compared with ``than``.
-        less: what it is if the difference is negative.
-        verb: in the third person.
         is_plural: whether ``what`` is several things.
 
     Example::
@@ -83,11 +78,10 @@ def said_change(
     """
     if np.isnan(difference.value):
         return f"{what} and {than} have no repetition in common"
-    word = less if difference.value < 0 else more
-    verb = verb.removesuffix("s") if is_plural else verb
-    amount = f"{what} {verb} {100 * abs(difference.value):.1f} % {word} than {than}"
+    word = "less" if difference.value < 0 else "longer"
+    amount = f"{what} {'take' if is_plural else 'takes'} {100 * abs(difference.value):.1f} % {word} than {than}"
     if not is_known(difference):
-        return f"{amount}, though fewer than {FEWEST} repetitions can't tell whether by chance"
+        return f"{amount} (of too few repetitions to be sure)"
     if not is_told(difference):
         return f"{what} and {than} can't be told apart ({_signed(difference.low)} to {_signed(difference.high)} %)"
     low, high = sorted((abs(difference.low), abs(difference.high)))

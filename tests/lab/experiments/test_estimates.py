@@ -53,7 +53,7 @@ def test_the_mean_of_repetitions_is_in_its_interval():
         (interval(0.01, -0.02, 0.04), "this and that can't be told apart (−2.0 to +4.0 %)"),
         (
             interval(-0.01, math.nan, math.nan),
-            "this takes 1.0 % less than that, though fewer than 3 repetitions can't tell whether by chance",
+            "this takes 1.0 % less than that (of too few repetitions to be sure)",
         ),
         (interval(math.nan, math.nan, math.nan), "this and that have no repetition in common"),
     ],
