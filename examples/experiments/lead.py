@@ -8,12 +8,13 @@ import platform
 import shutil
 import signal
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from agent import RESULT_FILE, Rank
-from workloads import WORKLOADS
+from workloads import NEED_SKLEARN, WORKLOADS
 
 from instrumented_ddp.strategies.known import STRATEGIES
 from overlapscope import __version__
@@ -42,6 +43,11 @@ def lead(rank: Rank, args: argparse.Namespace) -> int:
     experiment = experiment_called(args.name)
     wanted = wanted_by(args, rank.size)
     trials = experiment.trials(wanted)
+    if any(trial.model in NEED_SKLEARN for trial in trials) and find_spec("sklearn") is None:
+        raise OverlapScopeError(
+            f"{' and '.join(NEED_SKLEARN)} need scikit-learn, which is missing; pip install 'overlapscope[examples]', "
+            "or give --model transformer"
+        )
     results = Results(args.output / experiment.name)
     work = _Work(rank, experiment, results)
     number_of_done = len(trials) - len(left_to_do(trials, results.done))
@@ -71,6 +77,8 @@ def wanted_by(args: argparse.Namespace, ranks: int) -> Wanted:
         for name in given or ():
             if name not in known:
                 raise OverlapScopeError(f"{name}: no such {what}; there are {', '.join(known)}")
+    if args.backend == "nccl" and not torch.cuda.is_available():
+        raise OverlapScopeError("no CUDA device found here, and nccl needs one; give --backend gloo")
     if ranks < 2:
         raise OverlapScopeError("an experiment needs at least 2 ranks; there is one")
     return Wanted(

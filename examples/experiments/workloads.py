@@ -66,6 +66,9 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
 }
 """By name. 29 and 41 MB of gradients the first two, and half a MB each the small ones."""
 
+NEED_SKLEARN = ("convnet", "small-convnet")
+"""For the images."""
+
 
 def loss_of(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     """The mean loss of a batch of either."""

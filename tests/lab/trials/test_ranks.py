@@ -66,3 +66,18 @@ def test_under_torchrun_the_command_is_the_rank(tmp_path: Path):
     assert rows["failure"].tolist() == ["", ""]
     assert rows["ranks"].tolist() == [2, 2]
     assert rows["argv"][0][:4].tolist() == ["overlapscope", "lab", "run", "breakdown"]
+
+
+def test_a_trial_that_fails_takes_no_other_with_it(tmp_path: Path):
+    """Here it is the data of one of two models."""
+    broken = tmp_path / "packages" / "sklearn"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise RuntimeError('the digits are gone')")
+    command = [*COMMAND, *OPTIONS, "--model", "small-convnet", "--ranks", "2", "-o", str(tmp_path / "lab")]
+    job = start(command, {"PYTHONPATH": str(broken.parent)})
+    output, _ = job.communicate(timeout=TIME_LIMIT_S)
+    assert job.returncode == 0, output
+    rows = read_results(tmp_path / "lab" / "breakdown")
+    failures = dict(zip(rows["model"], rows["failure"], strict=True))
+    assert failures == {"small-transformer": "", "small-convnet": "the digits are gone"}
+    assert output.count("failed: the digits are gone") == 2
