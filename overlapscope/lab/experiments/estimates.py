@@ -45,13 +45,16 @@ def bar_of(label: str, rows: pd.DataFrame) -> Bar:
 def change(base: pd.DataFrame, new: pd.DataFrame, column: str = "step_ns") -> Interval:
     """By which share the time of one setting differs from another's, of repetitions that both have.
 
-    Those of one repetition are measured close to each other, so what drifts meanwhile is left out.
+    Those of one repetition are measured close to each other, so what drifts meanwhile is left out. The mean is one of
+    logarithms, in which twice and half as long are equally far from the same.
 
     Returns:
         Negative if the new one takes less; NaN if they have no repetition in common.
     """
     both = base.set_index("repetition")[column].to_frame("base").join(new.set_index("repetition")[column], how="inner")
-    return estimate((both[column] / both["base"]).tolist()).less(1.0)
+    logarithm = estimate(np.log(both[column] / both["base"]).tolist())
+    value, low, high = np.expm1([logarithm.value, logarithm.low, logarithm.high]).tolist()
+    return Interval(value=value, low=low, high=high)
 
 
 def is_told(difference: Interval) -> bool:

@@ -29,6 +29,13 @@ def test_what_drifts_between_repetitions_is_no_difference():
     assert is_told(found)
 
 
+def test_twice_and_half_as_long_are_no_difference_together():
+    found = change(rows_of([100, 100, 100, 100]), rows_of([200, 50, 200, 50]))
+    assert found.value == pytest.approx(0, abs=1e-9)
+    assert -1 < found.low < 0 < found.high
+    assert not is_told(found)
+
+
 def test_repetitions_that_one_of_both_lacks_are_left_out():
     assert change(rows_of([100, 200, 400, 800]), rows_of([90, 180, 360])).value == pytest.approx(-0.1)
     assert math.isnan(change(rows_of([100]), rows_of([90]).assign(repetition=7)).value)
