@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import _disable_dynamo, nn  # type: ignore[attr-defined]
 from torch.distributed import BuiltinCommHookType  # type: ignore[attr-defined]
-from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from instrumented_ddp.arguments import SIGNATURE, TORCH_SIGNATURE, Arguments
 from instrumented_ddp.bucket_plan import BucketPlan, describe_parameters
 from instrumented_ddp.collective_log.purposes import Purpose, launched_for
+from instrumented_ddp.deferring import Deferring
 from instrumented_ddp.plans.auto.schedule import AutoBuckets
 from instrumented_ddp.plans.controller import PlanController
 from instrumented_ddp.plans.first_plan import Caps, first_plan
@@ -44,7 +44,7 @@ from overlapscope.trace.environment import OnIncident
 from overlapscope.trace.format import Phase
 
 
-class DistributedDataParallel(TorchDDP):
+class DistributedDataParallel(Deferring):
     """Data-parallel training of one module: gradients are averaged over a process group during backward.
 
     Args:
@@ -202,6 +202,14 @@ class DistributedDataParallel(TorchDDP):
             self._plans.begin_schedule(in_module_order[::-1], everybody_would=self._everybody_would)
         self._passing_sync_batchnorm_handle(self.module)
 
+    def defer(self, optimizer: torch.optim.Optimizer) -> None:  # noqa: D102 - see there
+        super().defer(optimizer)
+        assert self._deferral is not None
+        if self._replica is not None:
+            self._replica.is_at_rest = self._deferral.is_at_rest
+        if self.recorder is not None:
+            self.recorder.note_of_model(self._model_number, "updates", "deferred")
+
     def _make_events(self, parameters: list[nn.Parameter]) -> ReductionEvents:
         device = parameters[0].device
         stats = RuntimeStats(device)
@@ -242,8 +250,8 @@ class DistributedDataParallel(TorchDDP):
             backwards.forward_begins()
         recorder.forward_is_called()
         self._follow_schedule()
-        if self._replica is not None and self._is_to_be_reduced():
-            self._replica.forward_begins(self._reducer.reductions, recorder.step)
+        if self._deferral is None:
+            self._take_fingerprints(recorder)
         recorder.note_caller()
         if torch.is_grad_enabled():
             self._session.training_forward(has_uneven_inputs=self._join_config.enable)
@@ -258,10 +266,16 @@ class DistributedDataParallel(TorchDDP):
         if events.observer is not None:
             events.observer.leave(Phase.FORWARD if is_training else Phase.EVALUATION)
         output = super()._post_forward(output)
+        if self._deferral is not None and self.recorder is not None:  # it is only now that all are updated
+            self._take_fingerprints(self.recorder)
         is_compiled = getattr(self, "_use_python_reducer", False)  # then hooks on the output can't be called
         if events.backwards is not None and is_training and not is_compiled:
             events.backwards.expect(output, no_sync=not self.require_backward_grad_sync)
         return output
+
+    def _take_fingerprints(self, recorder: Recorder) -> None:
+        if self._replica is not None and self._is_to_be_reduced():
+            self._replica.forward_begins(self._reducer.reductions, recorder.step)
 
     def _is_to_be_reduced(self) -> bool:
         """Whether the forward that begins is, on all ranks."""

@@ -29,10 +29,14 @@ class BucketSum:
         strategy: its name.
         records: of the bucket; None: nothing is written.
         observer: None: likewise.
+        op: what it is, if the sum takes several operations.
     """
 
-    def __init__(self, strategy: str, records: BucketRecords | None, observer: Observer | None) -> None:
+    def __init__(
+        self, strategy: str, records: BucketRecords | None, observer: Observer | None, op: str = "all_reduce"
+    ) -> None:
         self._strategy = strategy
+        self._op = op
         self._records = records
         self._observer = observer
         self._step = 0 if observer is None else observer.step
@@ -47,7 +51,7 @@ class BucketSum:
         try:
             self._timer = observer.timer_on(buffer.device)
             call = Call(
-                op="all_reduce",
+                op=self._op,
                 group=group,
                 tensors=(buffer,),
                 device=buffer.device,

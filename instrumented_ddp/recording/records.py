@@ -57,8 +57,15 @@ class BucketRecords:
         self.collective = pack_body(Kind.COLLECTIVE, op=op, flags=timer_flags, **what)
         bounds = timer_flags | Flag.START_IS_LOWER_BOUND | Flag.END_IS_UPPER_BOUND
         self.collective_bounds = pack_body(Kind.COLLECTIVE, op=op, flags=bounds, **what)
-        self._what = {"op": op, **what}
+        self._timer_flags, self._what = timer_flags, {"op": op, **what}
+        self._of_operation: dict[str, BucketRecords] = {}
         self._launch = {NO_CALL_SITE: pack_body(Kind.LAUNCH, **self._what)}
+
+    def of_operation(self, op: str) -> BucketRecords:
+        """The records of one operation of several that the sum of this bucket takes; packed once."""
+        if op not in self._of_operation:
+            self._of_operation[op] = BucketRecords(self._timer_flags, self.purpose, **self._what | {"op": op})
+        return self._of_operation[op]
 
     def launch(self, call_site: int) -> bytes:
         """The launch record from this line of the user's; packed once a line."""

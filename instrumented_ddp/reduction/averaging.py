@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import torch
@@ -15,7 +15,7 @@ from instrumented_ddp.reduction.bucket import Bucket
 from instrumented_ddp.reduction.comm_hooks import GradBucket, Hook, result_of
 from instrumented_ddp.reduction.communicator import Communicator, communicator_of
 from instrumented_ddp.reduction.unused_parameters import UsageMap
-from instrumented_ddp.strategies.strategy import Strategy
+from instrumented_ddp.strategies.strategy import PARTS, Strategy
 from instrumented_ddp.strategies.sums import Sums, another_group
 
 
@@ -70,16 +70,58 @@ class Averaging:
             return communicator.all_reduce(buffer, records)
         seen_by_hook = GradBucket(bucket, buffer, is_last=is_last)
         if hook is None:
-            assert self._sums is not None
-            told = BucketSum(self._strategy.name, records, self._events.observer)
-            return communicator.run_hook(partial(self._sums.launch, seen_by_hook, told), records)
+            return self._launch_part(0, seen_by_hook)
         return communicator.run_hook(lambda: hook(seen_by_hook), records)
+
+    def launch_rest(self, buckets: Sequence[Bucket]) -> None:
+        """The backward is over: launch what strategies leave until then, the last bucket first."""
+        for bucket in reversed(buckets):
+            if bucket.collective is not None:
+                bucket.collective = self.second_part(bucket, bucket.buffer, bucket.collective)
+
+    def second_part(self, bucket: Bucket, buffer: torch.Tensor, first: Collective) -> Collective:
+        """Launch the second part of a bucket's sum, or of another buffer in its place, if there is one.
+
+        Returns:
+            What is to be waited for: the second part, or the first and only one.
+        """
+        if self._strategy.then is None or self.comm_hook is not None or bucket.is_sparse:
+            return first
+        return self._launch_part(1, GradBucket(bucket, buffer, is_last=False))
+
+    def _launch_part(self, part: int, seen: GradBucket) -> Collective:
+        assert self._sums is not None
+        records = self._events.records_of(seen.bucket.number)
+        op = "all_reduce" if self._strategy.then is None else PARTS[part]
+        if records is not None and self._strategy.then is not None:
+            records = records.of_operation(op)
+        told = BucketSum(self._strategy.name, records, self._events.observer, op)
+        return self._communicator_of(seen.bucket).run_hook(partial(self._sums.launch, seen, told, part), records)
 
     def wait(self, bucket: Bucket, collective: Collective) -> None:
         """Make the current stream (on CPU, the host) wait for a bucket."""
         self._communicator_of(bucket).wait(collective)
 
-    def sum_of(self, bucket: Bucket, collective: Collective) -> torch.Tensor:
+    def hand_out(
+        self, buckets: Sequence[Bucket], is_used_anywhere: Callable[[int], bool] | None, *, copies: bool
+    ) -> None:
+        """Wait for some buckets in order and hand the averages to the parameters.
+
+        Args:
+            buckets: as a rule all.
+            is_used_anywhere: see ``Bucket.copy_out``.
+            copies: if not, an optimizer has used the gradients already.
+        """
+        for bucket in buckets:
+            if bucket.collective is None:  # it was skipped, because no rank has used it
+                continue
+            result = self._sum_of(bucket, bucket.collective)
+            if copies:
+                self._events.copying_out(bucket.device)
+                bucket.copy_out(result, is_used_anywhere)
+                self._events.copied_out(bucket.number, bucket.device)
+
+    def _sum_of(self, bucket: Bucket, collective: Collective) -> torch.Tensor:
         """Wait for a bucket. Returns its buffer, or what a communication hook has put in its place."""
         self.wait(bucket, collective)
         return result_of(collective.work) if isinstance(collective.work, torch._C.Future) else bucket.buffer

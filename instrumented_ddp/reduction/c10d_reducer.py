@@ -45,13 +45,19 @@ class Shadow:
     Args:
         averaging: that has launched it.
         bucket: that it matches.
+        buffer: in place of the bucket's.
         collective: that was launched.
     """
 
-    def __init__(self, averaging: Averaging, bucket: Bucket, collective: Collective) -> None:
+    def __init__(self, averaging: Averaging, bucket: Bucket, buffer: torch.Tensor, collective: Collective) -> None:
         self._averaging = averaging
         self._bucket = bucket
+        self._buffer = buffer
         self._collective = collective
+
+    def launch_rest(self) -> None:
+        """Launch what strategies leave for the time after the backward."""
+        self._collective = self._averaging.second_part(self._bucket, self._buffer, self._collective)
 
     def wait(self) -> None:
         """Wait for it; there is no result to use."""
@@ -71,6 +77,8 @@ class C10dReducer:
         self._plans = plans
         self._count: dist.Work | None = None
         """Under way, where the ranks that still have inputs are counted."""
+        self._shadows: list[Shadow] = []
+        """Launched for the backward of the others, as far as it has got."""
 
     # -- forward and backward ------------------------------------------------------------------------------------
 
@@ -165,7 +173,13 @@ class C10dReducer:
     def _run_comm_hook(self, bucket: GradBucket) -> Shadow:
         averaging = self.reducer.averaging
         collective = averaging.launch(bucket.bucket, bucket.buffer(), is_last=bucket.is_last())
-        return Shadow(averaging, bucket.bucket, collective)
+        self._shadows.append(Shadow(averaging, bucket.bucket, bucket.buffer(), collective))
+        shadow = self._shadows[-1]
+        if bucket.is_last():
+            for each in reversed(self._shadows):
+                each.launch_rest()
+            self._shadows = []
+        return shadow
 
     def _run_allreduce_hook(self, bucket: GradBucket) -> torch._C.Future[Any]:
         return self.reducer.averaging.group.allreduce([bucket.buffer()], dist.AllreduceOptions()).get_future()

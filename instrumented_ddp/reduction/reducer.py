@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 
 from instrumented_ddp.bucket_plan import BucketPlan
-from instrumented_ddp.recording.bucket_collective import Collective
 from instrumented_ddp.recording.reduction_events import ReductionEvents, private_board
 from instrumented_ddp.reduction import error_messages
 from instrumented_ddp.reduction.averaging import Averaging
@@ -64,8 +63,7 @@ class Reducer:
         self.parameters = parameters
         self.find_unused_parameters = find_unused_parameters
         self.gradient_as_bucket_view = self.gradients_are_views = gradient_as_bucket_view
-        self._skip_all_reduce_unused_params = skip_all_reduce_unused_params
-        self._batched_grad_copy = batched_grad_copy
+        self._skip_all_reduce_unused_params, self._batched_grad_copy = skip_all_reduce_unused_params, batched_grad_copy
         self.events = events
         self.on_error: Callable[[str], None] = lambda _: None
         """Called with what is about to be raised."""
@@ -81,6 +79,9 @@ class Reducer:
         self.optimizer_runs_in_backward = False
         self.post_backward_futures: list[torch._C.Future[Any]] = []
         """Waited for before a backward is over."""
+        self.waits_later: Callable[[], bool] = lambda: False
+        self.needs_buckets: Callable[[], None] = lambda: None
+        """If the first says so, after a backward, somebody else calls ``finish``: here at the latest."""
         self._expects_gradients = self._must_finalise = False
         self.plans: list[BucketPlan] = []
         """All so far, by epoch."""
@@ -103,11 +104,13 @@ class Reducer:
             reason: ``construction``, ``rebuild``, ``mixed_precision``, ``probe`` (to measure it), ``return`` (to the
                 plan before) or ``auto`` (it is the fastest).
         """
+        self.needs_buckets()
         self.plan, self.plan_reason = plan, reason
         self.events.plan_adopted(len(self.plans), plan, reason)
         self.plans.append(plan)
         self.buckets: list[Bucket] = []  # their memory is free before that of the next ones is taken
-        self._bucket_of: dict[int, Bucket] = {}
+        self.bucket_of: dict[int, Bucket] = {}
+        """By the number of a parameter."""
         self.buckets = [
             Bucket(
                 number,
@@ -120,7 +123,7 @@ class Reducer:
             )
             for number, indices in enumerate(plan.buckets)
         ]
-        self._bucket_of = {index: bucket for bucket in self.buckets for index in bucket.indices}
+        self.bucket_of = {index: bucket for bucket in self.buckets for index in bucket.indices}
         self._board[:] = self._empty_board
         self._next_bucket = 0
 
@@ -163,12 +166,12 @@ class Reducer:
         Args:
             outputs: of the forward, if unused parameters are to be found.
         """
+        self.needs_buckets()
         self.events.gradients_expected()
         for bucket in self.buckets:
             bucket.reset()
         self._board[:] = self._empty_board
-        self._next_bucket = self.buckets_reduced = 0
-        self._expects_gradients = True
+        self._next_bucket, self.buckets_reduced, self._expects_gradients = 0, 0, True
         self.ready_order = []
         if self.usage is not None:
             self.usage.begin(outputs)
@@ -213,7 +216,7 @@ class Reducer:
             self.fail(error_messages.marked_twice(self._names[index], index))
         self._board[index] = stamp
         self._must_finalise = True
-        bucket = self._bucket_of[index]
+        bucket = self.bucket_of[index]
         if bucket.holds_large(index):
             bucket.copy_in_large(index, self.averaging.divisor())
         bucket.pending -= 1
@@ -263,37 +266,34 @@ class Reducer:
         self._finalise()
 
     def _finalise(self) -> None:
-        """Wait for every bucket in order and hand the averages to the parameters."""
+        """What is left of a reduction when the backward is over: all but the wait, if that comes later."""
         self.events.backward_over()
         self.observed_order = self.ready_order
         if isinstance(self.usage, StaticUsage):  # in the first iteration nothing was observed yet
             self.observed_order = self.ready_order + self.usage.unused if self.usage.is_known else []
         self._expects_nothing()
+        self.averaging.launch_rest(self.buckets)
+        if not self.waits_later():
+            self.finish(self.buckets)
+        if self.usage is not None:
+            self.usage.settle()
+        self.reductions += 1
+        self.events.finalised()
+
+    def finish(self, buckets: Sequence[Bucket]) -> None:
+        """Wait for some buckets in order and hand the averages to the parameters."""
         try:
-            for bucket in self.buckets:
-                if bucket.collective is not None:  # else it was skipped, because no rank has used it
-                    self._finalise_bucket(bucket, bucket.collective)
+            used = self.usage.bitmap.is_used_anywhere if self.usage is not None else None
+            self.averaging.hand_out(buckets, used, copies=not self.optimizer_runs_in_backward)
             for future in self.post_backward_futures:
                 future.wait()
         except Exception:  # of the backend, or of a communication hook
             self.events.failed()
             raise
         finally:  # no work outlives its process group, which may be gone before the next forward
-            for bucket in self.buckets:
+            for bucket in buckets:
                 bucket.collective = None
         self.post_backward_futures = []
-        if self.usage is not None:
-            self.usage.settle()
-        self.reductions += 1
-        self.events.finalised()
-
-    def _finalise_bucket(self, bucket: Bucket, collective: Collective) -> None:
-        result = self.averaging.sum_of(bucket, collective)
-        if self.optimizer_runs_in_backward:  # it has used the gradients already
-            return
-        self.events.copying_out(bucket.device)
-        bucket.copy_out(result, self.usage.bitmap.is_used_anywhere if self.usage is not None else None)
-        self.events.copied_out(bucket.number, bucket.device)
 
     def _expects_nothing(self) -> None:
         self._expects_gradients = self._must_finalise = False

@@ -48,6 +48,8 @@ class Replica:
     ) -> None:
         self._gives_up = gives_up
         self._is_over = False
+        self.is_at_rest: Callable[[], bool] = lambda: True
+        """Whether no update was left for later."""
         self._fingerprints = [fingerprint for _, fingerprint in tensors]
         self._bytes = sum(fingerprint.bytes for fingerprint in self._fingerprints)
         self._schedule = Schedule([taken_at(name) for name, _ in tensors])
@@ -68,7 +70,7 @@ class Replica:
         self._gives_up(error)
 
     def forward_begins(self, reductions: int, step: int) -> None:
-        """A forward begins that is to be reduced: parameters are at rest.
+        """A forward begins that is to be reduced, or ends if it makes updates: parameters are at rest.
 
         Of several after the same reduction the last one counts: its gradients are those that are reduced next, on all
         ranks, whatever one of them has run in between.
@@ -106,6 +108,8 @@ class Replica:
         """
         if self._now < 0:
             return
+        if not self.is_at_rest():
+            reductions = None
         if reductions is None or reductions <= self._now:
             self._rows.forget(self._taken_now)
         self._hand_over(self._end - self._first)

@@ -10,12 +10,14 @@ from typing import Final
 
 from instrumented_ddp.strategies import (
     compression,
+    decoupled,
     direct,
     double_tree,
     hierarchical,
     ladder,
     one_bit,
     parameter_server,
+    priority,
     ring,
     round_robin,
     tree,
@@ -27,6 +29,7 @@ _ALL: Final = (
     *(ladder.NAIVE, ladder.PER_PARAMETER, ladder.BUCKETED, ladder.OVERLAPPED),
     *(ring.STRATEGY, tree.STRATEGY, double_tree.STRATEGY, direct.ONE_SHOT, direct.TWO_SHOT),
     *(parameter_server.STRATEGY, round_robin.STRATEGY, compression.FP16, compression.BF16, compression.POWER_SGD),
+    *(decoupled.STRATEGY, priority.STRATEGY),
 )
 STRATEGIES: Final[Mapping[str, Callable[[], Strategy]]] = MappingProxyType(
     {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,9 @@ AllReduce = Callable[[torch.Tensor, Wire], None]
 """Replaces a flat buffer by its sum over the ranks of a wire, in the same bits on all of them: else replicas would
 drift apart."""
 
+PARTS: Final = ("reduce_scatter", "all_gather")
+"""What the two parts of a sum are recorded as."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
@@ -24,6 +27,11 @@ class Strategy:
     """As it is recorded."""
     all_reduce: AllReduce | None = None
     """How a bucket is summed; None: by the all-reduce of the backend, which also sums sparse gradients."""
+    then: AllReduce | None = None
+    """What of the sum is left for the time after the backward, if ``all_reduce`` only scatters it: the all-gather, in
+    the order in which the next forward needs the buckets. See ``PARTS``."""
+    slice_bytes: int | None = None
+    """Buckets are summed in slices of so many bytes, those first that the next forward needs first."""
     hook: Callable[[dist.ProcessGroup], tuple[object, Callable[..., Any]]] | None = None
     """Makes state and communication hook, as of ``register_comm_hook``, that average the buckets instead."""
     keeps_state: bool = False

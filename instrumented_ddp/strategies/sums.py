@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from instrumented_ddp.recording.bucket_sum import BucketSum
+from instrumented_ddp.strategies.priority import Slices
 from instrumented_ddp.strategies.strategy import Strategy
 from instrumented_ddp.strategies.wire import Wire
 
@@ -42,7 +43,8 @@ class Sums:
     """
 
     def __init__(self, strategy: Strategy, group: dist.ProcessGroup) -> None:
-        self._all_reduce = strategy.all_reduce
+        self._parts = strategy.all_reduce, strategy.then
+        self._slices = None if strategy.slice_bytes is None else Slices(strategy.slice_bytes)
         self._group = group
         self._hook: Callable[[Any], Any] | None = None
         if strategy.hook is not None:
@@ -53,42 +55,53 @@ class Sums:
         self._worker: _Worker | None = None
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
-    def launch(self, bucket: GradBucket, told: BucketSum) -> torch.futures.Future[Any]:
+    def launch(self, bucket: GradBucket, told: BucketSum, part: int = 0) -> torch.futures.Future[Any]:
         """Launch the sum of a bucket.
 
         Args:
             told: of what it is made of.
+            part: which of the strategy's parts.
 
         Returns:
             A future of its buffer when that holds the sum, or of what a hook has put in its place.
         """
         device = bucket.buffer().device
-        if self._all_reduce is not None:
+        if self._parts[part] is not None:
             told.launched(self._group, bucket.buffer())
         if device.type == "cuda":
-            return self._launch_on_stream(bucket, told, device)
+            return self._launch_on_stream(bucket, told, device, part)
         if self._worker is None:
             self._worker = _worker_of(self._group)
-        return self._worker.submit(lambda: self._run(bucket, told))
+        if self._slices is not None:
+            future, turns = self._slices.put(bucket.buffer(), self._wire(bucket, told), told)
+            for _ in range(turns):
+                self._worker.submit(self._slices.take_turn)
+            return future
+        return self._worker.submit(lambda: self._run(bucket, told, part))
 
-    def _run(self, bucket: GradBucket, told: BucketSum) -> Any:
+    def _run(self, bucket: GradBucket, told: BucketSum, part: int) -> Any:
         if self._hook is not None:
             # What it launches when an earlier part is over has to be over before the next bucket: on gloo ranks would
             # launch these in an order of their own.
             with told.hook():
                 return self._hook(bucket).wait()
-        assert self._all_reduce is not None
-        buffer = bucket.buffer()
+        run, buffer = self._parts[part], bucket.buffer()
+        assert run is not None
         with told.running():
-            self._all_reduce(buffer, Wire(self._group, range(self._group.size()), told, bucket.index()))
+            run(buffer, self._wire(bucket, told))
         return buffer
 
-    def _launch_on_stream(self, bucket: GradBucket, told: BucketSum, device: torch.device) -> torch.futures.Future[Any]:
+    def _wire(self, bucket: GradBucket, told: BucketSum) -> Wire:
+        return Wire(self._group, range(self._group.size()), told, bucket.index())
+
+    def _launch_on_stream(
+        self, bucket: GradBucket, told: BucketSum, device: torch.device, part: int
+    ) -> torch.futures.Future[Any]:
         stream = self._streams.setdefault(device, torch.cuda.Stream(device))
         stream.wait_stream(torch.cuda.current_stream(device))
         future: torch.futures.Future[Any] = torch.futures.Future(devices=[device])
         with torch.cuda.stream(stream):
-            future.set_result(self._run(bucket, told))  # who waits for it has his stream wait for this one
+            future.set_result(self._run(bucket, told, part))  # who waits for it has his stream wait for this one
         return future
 
 

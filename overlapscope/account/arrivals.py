@@ -7,7 +7,7 @@ then a *transfer*. A long wait is a straggler's doing, a long transfer a link's.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,8 @@ from overlapscope.trace.format import OPS
 from overlapscope.trace.reader import Trace
 from overlapscope.trace.turns import places_in_runs
 
-_ALL_REDUCE = OPS.index("all_reduce")
+_SHARES: Final = np.array([{"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}.get(op, 0) for op in OPS])
+"""By operation, how often ``(N - 1) / N`` of the buffer leaves each rank; 0 where it is another part."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -103,7 +104,7 @@ def arrivals_by_collective(matched: Matched) -> pd.DataFrame:
         step, bucket, op, bytes, rank, arrival_ns, end_ns, last_arrival_ns, last_rank, wait_ns (last arrival less own:
         what the last rank inflicts on this one), transfer_ns (own end less last arrival; it includes the time behind
         earlier collectives on the same link), algbw_bytes_per_s and busbw_bytes_per_s (as in nccl-tests: bytes over
-        transfer, and for all-reduce times 2(N-1)/N).
+        transfer, and for all-reduce times 2(N-1)/N, for each of its halves times (N-1)/N).
     """
     count, ranks = matched.arrival_ns.shape
     last = matched.arrival_ns.argmax(axis=1) if count else np.zeros(0, dtype=np.int64)
@@ -127,7 +128,7 @@ def arrivals_by_collective(matched: Matched) -> pd.DataFrame:
             "wait_ns": last_arrival_ns - arrival_ns,
             "transfer_ns": transfer_ns,
             "algbw_bytes_per_s": algbw,
-            "busbw_bytes_per_s": algbw * np.where(op == _ALL_REDUCE, 2 * (ranks - 1) / max(1, ranks), 1.0),
+            "busbw_bytes_per_s": algbw * np.where(_SHARES[op] > 0, _SHARES[op] * (ranks - 1) / max(1, ranks), 1.0),
         }
     )
 

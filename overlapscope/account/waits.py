@@ -1,8 +1,9 @@
 """Exposed communication: which bucket a rank waits for when its backward is over, and why that takes so long.
 
 In *finalise* a rank waits for its buckets one after the other, in the order of their launch. So at each moment there is
-one bucket that it waits for: the first that has not ended. That stretch is divided where the bucket is launched, where
-the last rank arrives, and where the collectives before it leave it a lane.
+one bucket that it waits for: the first that has not ended. Where updates are deferred to the next forward there are
+several, each of which waits for the buckets that it hands over. That stretch is divided where the bucket is launched,
+where the last rank arrives, and where the collectives before it leave it a lane.
 """
 
 from __future__ import annotations
@@ -106,6 +107,7 @@ def waits_of(trace: Trace, starts: Starts) -> Waits:
     reduced = np.flatnonzero((table["bucket"] >= 0) & table["end_ns"].notna())
     finalise = np.flatnonzero(phases["phase"] == "finalise")
     buckets = _Spans(*(table[name].to_numpy(np.int64, na_value=0) for name in ("model", "launch_ns", "end_ns")))
+    handed_over_ns = _handed_over_ns(trace)
     every_phase = _Spans(*(phases[name].to_numpy(np.int64) for name in ("model", "start_ns", "end_ns")))
     reduced_of = RowsByRank(table["rank"].to_numpy(np.int64)[reduced])
     finalise_of = RowsByRank(phases["rank"].to_numpy(np.int64)[finalise])
@@ -113,7 +115,7 @@ def waits_of(trace: Trace, starts: Starts) -> Waits:
     # One rank after the other: what belongs to one fits into the caches of a processor.
     for rank in reduced_of.ranks:
         rows, waiting = reduced[reduced_of[rank]], every_phase.of(finalise[finalise_of[rank]])
-        place = _in_finalise(buckets.of(rows), waiting)
+        place = _in_finalise(buckets.of(rows), handed_over_ns[rows], waiting)
         order = np.lexsort((buckets.start_ns[rows], place))
         order = order[place[order] >= 0]
         row, place = rows[order], place[order]
@@ -135,14 +137,32 @@ class _Spans(NamedTuple):
         return _Spans(*(column[rows] for column in self))
 
 
-def _in_finalise(buckets: _Spans, finalise: _Spans) -> Int64Array:
+def _handed_over_ns(trace: Trace) -> Int64Array:
+    """(N,) when the average that a collective came to was handed to the parameters, else when it was launched."""
+    table, copies = trace.collectives, trace.copies[trace.copies["direction"] == "out"]
+    moment_ns = table["launch_ns"].to_numpy(np.int64).copy()
+    columns = [
+        np.concatenate([table[name].to_numpy(np.int64), copies[name].to_numpy(np.int64)])
+        for name in ("bucket", "model", "rank")
+    ]
+    time_ns = np.concatenate([moment_ns, copies["end_ns"].to_numpy(np.int64)])
+    order = np.lexsort((time_ns, *columns))
+    is_copy = order >= len(table)
+    is_next = ~is_copy[:-1] & is_copy[1:]
+    for column in columns:
+        is_next &= column[order[:-1]] == column[order[1:]]
+    moment_ns[order[:-1][is_next]] = time_ns[order[1:][is_next]]
+    return moment_ns
+
+
+def _in_finalise(buckets: _Spans, handed_over_ns: Int64Array, finalise: _Spans) -> Int64Array:
     """(B,) for the completed collectives of a rank's buckets, which finalise of that rank waits for each; -1: none."""
     place = np.full(len(buckets.model), -1, dtype=np.int64)
     for model in np.unique(buckets.model):
         own, candidates = np.flatnonzero(buckets.model == model), np.flatnonzero(finalise.model == model)
         candidates = candidates[np.argsort(finalise.end_ns[candidates], kind="stable")]
-        # It waits for what has been launched since the one before it.
-        found = np.searchsorted(finalise.end_ns[candidates], buckets.start_ns[own])
+        # It waits for what it hands over, or for what has been launched since the one before it.
+        found = np.searchsorted(finalise.end_ns[candidates], handed_over_ns[own])
         is_found = found < len(candidates)
         place[own[is_found]] = candidates[found[is_found]]
     return place

@@ -23,10 +23,14 @@ def describe_models(run: Mapping[str, Any]) -> str:
 
 
 def describe_strategies(run: Mapping[str, Any]) -> str:
-    """How gradients are reduced, if not as stock's DDP does it: ``ring``.
+    """How gradients are reduced, if not as stock's DDP does it: ``ring``, ``decoupled with deferred updates``.
 
     Args:
         run: the content of ``run.json``.
     """
-    given = [(model.get("ddp_arguments") or {}).get("strategy", USUAL_STRATEGY) for model in run.get("models") or ()]
-    return ", ".join(dict.fromkeys(str(strategy) for strategy in given if strategy != USUAL_STRATEGY))
+    given = [
+        str((model.get("ddp_arguments") or {}).get("strategy", USUAL_STRATEGY))
+        + (" with deferred updates" if model.get("updates") == "deferred" else "")
+        for model in run.get("models") or ()
+    ]
+    return ", ".join(dict.fromkeys(strategy for strategy in given if strategy != USUAL_STRATEGY))

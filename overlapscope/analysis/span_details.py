@@ -129,7 +129,7 @@ def _collective(trace: Trace, begin_ns: int, row: pd.Series[Any]) -> SpanDetails
     sites = trace.call_sites
     site = sites[(sites["rank"] == row["rank"]) & (sites["call_site"] == row["call_site"])].head(1)
     return SpanDetails(
-        what=str(row["op"]).replace("all_reduce", "all-reduce"),
+        what=str(row["op"]).replace("_", "-"),
         start_ns=launch_ns if start_ns is None else start_ns,
         end_ns=since_step("end_ns"),
         bytes=int(row["bytes"]),

@@ -158,7 +158,7 @@ class Flag(IntFlag):
     """A pass under ``no_sync()``: gradients are accumulated and not reduced."""
 
 
-OPS: Final = ("none", "all_reduce", "broadcast")
+OPS: Final = ("none", "all_reduce", "broadcast", "reduce_scatter", "all_gather")
 """Collective operations, by their number in a record."""
 
 DTYPE_BYTES: Final = {

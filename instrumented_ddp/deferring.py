@@ -1,0 +1,154 @@
+"""``defer``: updates that wait until the next forward needs them, and everybody else who looks at parameters first."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import _disable_dynamo, nn  # type: ignore[attr-defined]
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from instrumented_ddp.reduction.deferral import Deferral
+from instrumented_ddp.reduction.reducer import Reducer
+from overlapscope.errors import OverlapScopeError
+
+
+class Deferring(TorchDDP):
+    """What ``DistributedDataParallel`` does about updates that wait."""
+
+    _reducer: Reducer
+    _deferral: Deferral | None = None
+
+    def defer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let each update wait until the next forward needs its parameters: what is on the wire hides under it.
+
+        ``optimizer.step()`` then only says that parameters are to be updated, with the settings of that moment, and
+        drops their gradients. They are updated in time for forwards, ``state_dict``, ``load_state_dict`` and
+        ``parameters()`` of this wrapper; ``synchronize`` has to be called before they, or gradients, are looked at in
+        other ways. Results are those of the same optimizer without this.
+
+        Args:
+            optimizer: of exactly the parameters that are reduced, each updated by its own gradient alone. To be called
+                before a learning-rate scheduler is made.
+
+        Raises:
+            OverlapScopeError: something stands in the way.
+        """
+        if why_not := self._why_not_deferred(optimizer):
+            raise OverlapScopeError(f"defer(): {why_not}")
+        step = type(optimizer).step
+        deferral = self._deferral = Deferral(self._reducer, optimizer, getattr(step, "__wrapped__", step), self.module)
+        self._reducer.waits_later = self._waits_later
+        self._reducer.needs_buckets = deferral.finish
+        optimizer.step = types.MethodType(_step_of(deferral), optimizer)  # type: ignore[method-assign]
+        optimizer.register_state_dict_pre_hook(_Calls(deferral.finish))
+        optimizer.register_load_state_dict_pre_hook(_Calls(deferral.finish))
+        for module in self.module.modules():
+            module.register_forward_pre_hook(_CallsWithModule(deferral.forward_begins))
+            module.register_state_dict_pre_hook(_Calls(deferral.finish))
+            module.register_load_state_dict_pre_hook(_Calls(deferral.finish))
+
+    def synchronize(self) -> None:
+        """Wait for what ``defer`` has left for later, if anything: gradients are averages, or parameters are updated.
+
+        Raises:
+            RuntimeError: gradients were changed before they were averaged; or what the backend says.
+        """
+        if self._deferral is not None:
+            self._deferral.finish()
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """As in torch; who asks for parameters gets those of the newest step."""
+        self.synchronize()
+        return super().named_parameters(*args, **kwargs)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As in torch; nothing is waited for."""
+        self.module.zero_grad(set_to_none)
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.synchronize()
+        state: dict[str, Any] = super().__getstate__()
+        state.pop("_deferral", None)
+        return state
+
+    def _run_ddp_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        run = super()._run_ddp_forward
+        if self._deferral is None:
+            return run(*inputs, **kwargs)
+        with self._deferral.in_forward(no_sync=not self.require_backward_grad_sync):
+            return run(*inputs, **kwargs)
+
+    def _waits_later(self) -> bool:
+        assert self._deferral is not None
+        if self._join_config.enable:  # a rank that has joined gets the parameters of another one
+            return False
+        self._deferral.backward_is_over()
+        return True
+
+    def _why_not_deferred(self, optimizer: torch.optim.Optimizer) -> str:
+        """Empty if nothing stands in the way."""
+        reducer = self._reducer
+        updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        missing = [
+            spec.name
+            for spec, parameter in zip(reducer.plan.parameters, reducer.parameters, strict=True)
+            if id(parameter) not in updated
+        ]
+        reasons = {
+            "an optimizer is deferred already": self._deferral is not None,
+            f"the optimizer does not update {', '.join(missing)}": bool(missing),
+            "the optimizer updates parameters that are not reduced": len(updated) > len(reducer.parameters),
+            "LBFGS needs all gradients at once": isinstance(optimizer, torch.optim.LBFGS),
+            "find_unused_parameters=True and static_graph=True are not supported": reducer.usage is not None,
+            "gradient_as_bucket_view=True is not supported": reducer.gradient_as_bucket_view,
+            "mixed_precision is not supported": self.mixed_precision is not None,
+            "sparse gradients are not supported": any(spec.is_sparse for spec in reducer.plan.parameters),
+            "an optimizer runs in the backward already": reducer.optimizer_runs_in_backward,
+        }
+        return next((why for why, holds in reasons.items() if holds), "")
+
+
+def _step_of(deferral: Deferral) -> Callable[..., None]:
+    """The ``step`` of an optimizer, for torch's hooks around it too."""
+
+    @torch.optim.Optimizer.profile_hook_step
+    def step(self: torch.optim.Optimizer, closure: object = None) -> None:  # noqa: ARG001 - it is a method
+        if closure is not None:
+            raise OverlapScopeError("optimizer.step(closure): a deferred optimizer can't call a closure")
+        deferral.step()
+
+    return step
+
+
+class _Calls:
+    """A hook of a module or an optimizer; copies of these, and what is unpickled, are nobody's."""
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        self._then = then
+
+    def __call__(self, *_: object) -> None:
+        self._then()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (_nothing,)
+
+
+class _CallsWithModule:
+    """The same, told which module it is."""
+
+    def __init__(self, then: Callable[[nn.Module], None]) -> None:
+        self._then = then
+
+    @_disable_dynamo
+    def __call__(self, module: nn.Module, _: object) -> None:
+        self._then(module)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (_nothing,)
+
+
+def _nothing(*_: object) -> None:
+    """What is left of a hook in a copy."""

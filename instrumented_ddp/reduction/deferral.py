@@ -1,0 +1,194 @@
+"""Updates that wait: each parameter is updated just before the next forward needs it, and not a moment sooner.
+
+So what is still on the wire when a backward is over is hidden under the next forward. This is what ByteScheduler (Peng
+et al., 2019, arXiv 1905.03960) and DeAR (Zhang et al., 2023, arXiv 2302.12445) build on. Whoever looks at parameters
+elsewhere has to call ``finish`` first; ``deferring.py`` does that wherever it can be known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from instrumented_ddp.reduction.bucket import Bucket
+from instrumented_ddp.reduction.first_uses import FirstUses
+from instrumented_ddp.reduction.reducer import Reducer
+from overlapscope.trace.format import Phase
+
+
+class _Local(NamedTuple):
+    """The gradient of one rank, as the backward has left it."""
+
+    gradient: torch.Tensor | None
+    version: int
+
+    @staticmethod
+    def of(parameter: nn.Parameter) -> _Local:
+        return _Local(parameter.grad, -1 if parameter.grad is None else parameter.grad._version)
+
+    def is_still(self, gradient: torch.Tensor | None) -> bool:
+        return gradient is self.gradient and (gradient is None or gradient._version == self.version)
+
+
+class Deferral:
+    """Waits for the buckets of one model, and updates their parameters, one by one as they are needed.
+
+    Args:
+        reducer: does not wait for its buckets any more.
+        optimizer: of all its parameters, and of no others.
+        update: the ``step`` of its class.
+        module: whose parameters these are.
+    """
+
+    def __init__(
+        self,
+        reducer: Reducer,
+        optimizer: torch.optim.Optimizer,
+        update: Callable[[torch.optim.Optimizer], object],
+        module: nn.Module,
+    ) -> None:
+        self._reducer = reducer
+        self._optimizer = optimizer
+        self._update = update
+        self._pending: dict[int, Bucket] = {}
+        self._local: list[_Local] = []
+        self._settings: list[dict[str, Any]] | None = None
+        """Of the optimizer when it was to step; None: it was not yet."""
+        self._module = module
+        self._watching: FirstUses | None = None
+        self._needs: dict[nn.Module, tuple[int, ...]] | None = None
+        self._is_no_sync = False
+
+    def is_at_rest(self) -> bool:
+        """Whether nothing is left for later, so that gradients and parameters are what they should be."""
+        return not self._pending
+
+    def backward_is_over(self) -> None:
+        """All buckets are launched. Called in place of the wait for them."""
+        self._pending = {bucket.number: bucket for bucket in self._reducer.buckets}
+        self._local = [_Local.of(parameter) for parameter in self._reducer.parameters]
+        self._settings = None
+
+    def step(self) -> None:
+        """The optimizer is to update all parameters: at once if their gradients are there, else when they are.
+
+        Gradients that are not there yet are dropped when they were used, as by ``zero_grad()``.
+
+        Raises:
+            RuntimeError: gradients were changed before they were averaged.
+        """
+        if self._settings is not None:  # what is pending has been stepped; there are no other gradients
+            return
+        if len(self._pending) < len(self._reducer.buckets):
+            self.finish()
+            self._update(self._optimizer)
+            return
+        self._check_local(range(len(self._local)))
+        self._settings = [_as_it_is(group) for group in self._optimizer.param_groups]
+        for parameter in self._reducer.parameters:
+            parameter.grad = None
+
+    @contextmanager
+    def in_forward(self, *, no_sync: bool) -> Iterator[None]:
+        """A forward runs inside; the first one is watched."""
+        self._is_no_sync = no_sync
+        if self._needs is not None or not torch.is_grad_enabled():
+            yield
+            return
+        self.finish()
+        with FirstUses(self._module, self._reducer.parameters) as self._watching:
+            yield
+        self._needs, self._watching = self._watching.needs(), None
+
+    def forward_begins(self, module: nn.Module) -> None:
+        """That of a module begins: finish what its parameters wait for."""
+        if self._watching is not None:
+            self._watching.module_begins(module)
+        if not self._pending:
+            return
+        if self._needs is None or not torch.is_grad_enabled():  # an evaluation may take short cuts around modules
+            self.finish()
+            return
+        buckets = {self._reducer.bucket_of[index] for index in self._needs.get(module, ())}
+        self._finish([bucket for bucket in self._pending.values() if bucket in buckets])
+
+    def finish(self) -> None:
+        """Finish everything: gradients are averages, or parameters are updated if the optimizer was to step.
+
+        Raises:
+            RuntimeError: gradients were changed before they were averaged; or what the backend says.
+        """
+        self._finish(list(self._pending.values()))
+
+    def _finish(self, buckets: list[Bucket]) -> None:
+        if not buckets:
+            return
+        if self._settings is None:
+            self._check_local(index for bucket in buckets for index in bucket.indices)
+        parameters = [parameter for bucket in buckets for parameter in bucket.parameters]
+        kept = [parameter.grad for parameter in parameters]
+        with self._interrupted() as enter:
+            enter(Phase.FINALISE)
+            for bucket in buckets:
+                if self._settings is not None:
+                    _drop_gradients(bucket.parameters)
+                self._reducer.finish([bucket])
+                del self._pending[bucket.number]
+            if self._settings is not None:
+                enter(Phase.OPTIMIZER)
+                self._update_only(parameters, self._settings)
+        is_updated, self._settings = self._settings is not None, self._settings if self._pending else None
+        for parameter, gradient in zip(parameters, kept, strict=True):
+            if is_updated or gradient is None:  # dropped by the user, who has left out the update
+                parameter.grad = gradient
+
+    def _update_only(self, parameters: list[nn.Parameter], settings: list[dict[str, Any]]) -> None:
+        optimizer, wanted = self._optimizer, {id(parameter) for parameter in parameters}
+        groups = [
+            {**group, "params": [parameter for parameter in group["params"] if id(parameter) in wanted]}
+            for group in settings
+        ]
+        everything, optimizer.param_groups = optimizer.param_groups, [group for group in groups if group["params"]]
+        try:
+            self._update(optimizer)
+        finally:
+            optimizer.param_groups = everything
+
+    def _check_local(self, indices: Iterable[int]) -> None:
+        for index in indices:
+            gradient = self._reducer.parameters[index].grad
+            if gradient is not None and not self._local[index].is_still(gradient):
+                name = self._reducer.plan.parameters[index].name
+                self._reducer.fail(
+                    f"The gradient of {name} was changed after the backward, but it is not averaged yet: its update "
+                    "is deferred. Call synchronize() of the DistributedDataParallel before you clip, unscale or "
+                    "change gradients."
+                )
+
+    @contextmanager
+    def _interrupted(self) -> Iterator[Callable[[Phase], None]]:
+        """As a rule a forward is under way, which goes on after the phases that are entered inside."""
+        observer = self._reducer.events.observer
+        if observer is None:
+            yield lambda _: None
+            return
+        before = observer.phase
+        yield observer.enter
+        for phase in (Phase.FINALISE, Phase.OPTIMIZER):
+            observer.leave(phase)
+        if before is not None:
+            observer.enter(before, no_sync=self._is_no_sync)
+
+
+def _as_it_is(group: dict[str, Any]) -> dict[str, Any]:
+    """The settings of some parameters, of which a scheduler may change those that are tensors in place."""
+    return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in group.items()}
+
+
+def _drop_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    for parameter in parameters:
+        parameter.grad = None
