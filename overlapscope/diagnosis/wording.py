@@ -13,7 +13,7 @@ _MOST_PLACES: Final = 4
 _PHASES: Final = {
     "forward": "in forward",
     "backward": "in backward",
-    "finalise": "waiting for buckets at the end of backward",
+    "finalise": "waiting for buckets",
     "optimizer": "in the optimizer",
 }
 

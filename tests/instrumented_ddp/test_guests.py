@@ -108,7 +108,7 @@ def test_the_memory_of_buckets_is_free_before_that_of_other_buckets_is_taken(
     held_by_reducer: list[int] = []
 
     def note(bucket: Any, *args: Any, **kwargs: Any) -> None:
-        held_by_reducer.append(len(model._reducer.buckets) + len(model._reducer._bucket_of))
+        held_by_reducer.append(len(model._reducer.buckets) + len(model._reducer.bucket_of))
         works(bucket, *args, **kwargs)
 
     monkeypatch.setattr(reducer_module.Bucket, "__init__", note)
