@@ -211,13 +211,14 @@ class Facts:
 
     def _wait_for_peer(self, rank: int, group: GroupOrder, entry: Entry) -> Wait | None:
         """The peer of a send or a recv, unless the peer is in one with this rank as well."""
-        peer = entry.signature.peer
-        if peer is None or peer == rank or peer in self.unrecorded:
-            return None
-        _, other = self.blocked.get(peer, (group, None))
-        if other is not None and other.signature.op in POINT_TO_POINT and other.signature.peer in (rank, None):
-            return None
-        return Wait(rank, group, entry, (peer,), is_point_to_point=True)
+        for one in _of_same_round(group, rank, entry):
+            peer = one.signature.peer
+            if peer is None or peer == rank or peer in self.unrecorded:
+                continue
+            _, other = self.blocked.get(peer, (group, None))
+            if other is None or other.signature.op not in POINT_TO_POINT or other.signature.peer not in (rank, None):
+                return Wait(rank, group, one, (peer,), is_point_to_point=True)
+        return None
 
     def _newest_done(self, group: GroupOrder) -> int:
         return max((e.number for window in group.windows.values() for e in window if e.state == "completed"), default=0)
@@ -243,6 +244,18 @@ class Facts:
             and not (one.exit_call is not None and is_consequence(one.exit_call.caught))
         )
         return None if has_gone_on else (group, entry)
+
+
+def _of_same_round(group: GroupOrder, rank: int, newest: Entry) -> list[Entry]:
+    """What a rank waits for with its newest send or recv, that one first: strategies launch several at once."""
+    if newest.signature.role != "segment":
+        return [newest]
+    window = reversed(group.windows.get(rank, (newest,)))
+    return [
+        entry
+        for entry in window
+        if entry.state != "completed" and entry.signature.role == "segment" and entry.number <= newest.number
+    ]
 
 
 def has_finished(one: RankEvidence) -> bool:
