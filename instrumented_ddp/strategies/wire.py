@@ -121,6 +121,10 @@ class Wire:
         """
         return Wire(self._group, [self._ranks[rank] for rank in ranks], self._told, self.bucket, self._lane, where)
 
+    def over(self, group: dist.ProcessGroup) -> Wire:
+        """A wire between all ranks of another group, for the same bucket."""
+        return Wire(group, range(group.size()), self._says_why, self.bucket, self._lane)
+
     def together(self, *parts: Callable[[Wire], None]) -> None:
         """Run several sums side by side, each with a wire of its own; one after another on a device."""
         lanes = range(self._lane, self._lane + len(parts))

@@ -1,0 +1,113 @@
+"""Parameter servers that do nothing else: workers send them their gradients, and get the sum.
+
+A worker sends each bucket once, in parts to ``k`` servers; with N workers a server sends ``N / k`` of it. So it pays
+where servers have links of their own. BytePS's ``docs/rationale.md`` compares it with a ring; Li et al., "Scaling
+distributed machine learning with the parameter server", 2014.
+
+    job = DedicatedServers(servers=1)  # on all ranks, of which the last ones serve
+    if job.serves:
+        job.serve()  # until the workers have ended
+    else:
+        model = DistributedDataParallel(model, process_group=job.workers, strategy=job.strategy)
+        ...
+        job.end()
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import partial
+from typing import Final
+
+import torch
+import torch.distributed as dist
+
+from instrumented_ddp.collective_log.purposes import Purpose, launched_for
+from instrumented_ddp.strategies.strategy import Strategy
+from instrumented_ddp.strategies.wire import Wire
+from overlapscope.errors import OverlapScopeError
+
+_DTYPES: Final = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_END: Final = -1
+
+
+class DedicatedServers:
+    """Divides the ranks of a job into workers and servers. Made on all of them, after ``init_process_group``.
+
+    Args:
+        servers: how many ranks serve, the last ones.
+        timeout: how long anybody waits for another one; None: the backend's usual one.
+
+    Raises:
+        OverlapScopeError: nobody would be left to work, or to serve.
+    """
+
+    def __init__(self, servers: int = 1, timeout: timedelta | None = None) -> None:
+        size = dist.get_world_size()
+        if not 0 < servers < size:
+            raise OverlapScopeError(f"{servers} of {size} ranks can't serve: at least one serves, and one works")
+        self._workers, self._servers = range(size - servers), range(size - servers, size)
+        self._all = dist.new_group(timeout=timeout)  # where nobody else sends anything
+        self.workers = dist.new_group(list(self._workers), timeout=timeout)
+        """The process group of the workers, for ``DistributedDataParallel``; of no use to servers."""
+        self.serves = dist.get_rank() in self._servers
+        """Whether this rank does."""
+        self.strategy = Strategy(name="dedicated_servers", all_reduce=self._push_and_pull)
+        """Of the workers."""
+
+    def serve(self) -> None:
+        """Add up what workers send, until all of them have ended.
+
+        Raises:
+            RuntimeError: a worker is gone, did not come in time, or sends something else than the others.
+        """
+        wire = Wire(self._all, range(self._all.size()), partial(launched_for, Purpose(role="segment")))
+        headers = [torch.zeros(2, dtype=torch.int64) for _ in self._workers]
+        while True:
+            _exchange(wire, "a worker", receives=list(zip(headers, self._workers, strict=True)))
+            elements, dtype = headers[0].tolist()
+            if any(header.tolist() != [elements, dtype] for header in headers):
+                told = ", ".join(f"worker {rank}: {header.tolist()}" for rank, header in enumerate(headers))
+                raise RuntimeError(f"workers send different buckets (elements, kind of number): {told}")
+            if elements == _END:
+                return
+            rooms = [torch.empty(elements, dtype=_DTYPES[dtype]) for _ in self._workers]
+            _exchange(wire, "a worker", receives=list(zip(rooms, self._workers, strict=True)))
+            total = rooms[0]
+            for arrived in rooms[1:]:
+                total += arrived
+            _exchange(wire, "a worker", sends=[(total, worker) for worker in self._workers])
+
+    def end(self) -> None:
+        """This worker has no more gradients: servers end with the last one. Called when none are under way."""
+        if not self.serves:
+            wire = Wire(self._all, range(self._all.size()), partial(launched_for, Purpose(role="segment")))
+            self._tell(wire, [_END] * len(self._servers), 0)
+
+    def _push_and_pull(self, buffer: torch.Tensor, wire: Wire) -> None:
+        """Replace a flat buffer by its sum over the workers."""
+        if buffer.dtype not in _DTYPES:
+            raise RuntimeError(f"dedicated servers don't add up {buffer.dtype}")
+        wire = wire.over(self._all)
+        parts = list(zip(buffer.tensor_split(len(self._servers)), self._servers, strict=True))
+        self._tell(wire, [part.numel() for part, _ in parts], _DTYPES.index(buffer.dtype))
+        _exchange(wire, "a server", sends=parts)
+        _exchange(wire, "a server", receives=parts)
+
+    def _tell(self, wire: Wire, elements: list[int], dtype: int) -> None:
+        """What comes next, to each server."""
+        headers = [torch.tensor([number, dtype]) for number in elements]
+        _exchange(wire, "a server", sends=list(zip(headers, self._servers, strict=True)))
+
+
+def _exchange(
+    wire: Wire,
+    whom: str,
+    sends: list[tuple[torch.Tensor, int]] | None = None,
+    receives: list[tuple[torch.Tensor, int]] | None = None,
+) -> None:
+    try:
+        wire.exchange(sends=sends or (), receives=receives or ())
+    except RuntimeError as error:
+        ranks = ", ".join(str(rank) for _, rank in (sends or receives or ()))
+        raise RuntimeError(f"{whom} is gone or did not come in time (of ranks {ranks}): {error}") from error
