@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +16,7 @@ from instrumented_ddp.recording.settings import settings_of_model
 from instrumented_ddp.strategies.known import strategy_of
 from instrumented_ddp.strategies.ladder import OVERLAPPED
 from instrumented_ddp.strategies.strategy import Strategy
+from overlapscope.errors import OverlapScopeError
 from overlapscope.model.plan_file import PlanFile
 
 TORCH_SIGNATURE: Final = inspect.signature(TorchDDP.__init__)
@@ -70,6 +72,8 @@ class Arguments:
         if chosen.bucket_cap_mb is not None:
             refuse_caps_beside(f"strategy={strategy!r}", given | {"bucket_plan": bucket_plan})
             given["bucket_cap_mb"] = chosen.bucket_cap_mb
+        if chosen.order is not None:
+            _refuse_other_orders(chosen, given, bucket_plan)
         wants_auto = is_auto(given)
         if wants_auto:
             given["bucket_cap_mb"] = None
@@ -89,4 +93,19 @@ class Arguments:
             is_auto=wants_auto,
             settings=settings_of_model(bound.arguments, wrapper="instrumented_ddp") | of_strategy,
             described=described,
+        )
+
+
+def _refuse_other_orders(
+    strategy: Strategy, given: Mapping[str, Any], bucket_plan: str | Path | PlanFile | None
+) -> None:
+    """Where buckets are given, or not rebuilt after the first backward, a strategy has no say in their order."""
+    if bucket_plan is not None:
+        raise OverlapScopeError(
+            f"strategy={strategy.name!r} and bucket_plan both set the order of the buckets; leave one of them out"
+        )
+    if given.get("find_unused_parameters") and not given.get("static_graph"):
+        raise OverlapScopeError(
+            f"strategy={strategy.name!r} orders buckets after the first backward, when find_unused_parameters=True "
+            "leaves them as they are; leave one of them out, or add static_graph=True"
         )

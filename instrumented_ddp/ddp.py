@@ -38,6 +38,7 @@ from instrumented_ddp.reduction.logging_data import Logger
 from instrumented_ddp.reduction.reducer import Reducer
 from instrumented_ddp.replicas.replica import Replica
 from instrumented_ddp.session import session_for
+from instrumented_ddp.strategies.parameter_averaging import ParameterAveraging
 from instrumented_ddp.strategies.strategy import Strategy
 from overlapscope.model.plan_file import PlanFile
 from overlapscope.trace.environment import OnIncident
@@ -174,7 +175,10 @@ class DistributedDataParallel(Deferring):
             given=self._planned,
             wish=self._wish,
             wished=self._wished_schedule(),
+            order=self._strategy.order,
         )
+        if self._strategy.averages_parameters:
+            self._parameter_averaging = ParameterAveraging(parameters, self.process_group)
         if self._strategy.keeps_state:
             self._plans.keep_plan(f"strategy {self._strategy.name} keeps something of each bucket")
         self.reducer = C10dReducer(self._reducer, self._plans)
@@ -227,7 +231,8 @@ class DistributedDataParallel(Deferring):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        for name in ("recorder", "_bypass", "_replica", "_reducer", "_plans"):  # another process has its own
+        not_pickled = ("recorder", "_bypass", "_replica", "_reducer", "_plans", "_parameter_averaging")
+        for name in not_pickled:  # another process has its own
             state.pop(name, None)
         state["_session"] = None
         return state

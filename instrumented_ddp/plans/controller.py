@@ -7,7 +7,7 @@ gradients; unless gradients may come in another order each time.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from instrumented_ddp.bucket_plan import BucketPlan, plan_buckets
 from instrumented_ddp.collective_log.purposes import Purpose, launched_for
@@ -26,6 +26,7 @@ class PlanController:
         given: the rebuilt plan, if it is known already.
         wish: what this process was asked to do with its plans.
         wished: the schedule for that.
+        order: see ``Strategy.order``.
     """
 
     def __init__(
@@ -37,11 +38,13 @@ class PlanController:
         given: BucketPlan | None,
         wish: Wish,
         wished: WishedSchedule | None,
+        order: Callable[[Sequence[int]], Sequence[int]] | None = None,
     ) -> None:
         self._reducer = reducer
         self._purpose = Purpose(role="plan", model=model)
         self._limits_bytes = limits_bytes
         self._given = given
+        self._order = order
         self._wish = wish
         self.wished = wished
         """To be followed as soon as ranks agree on it."""
@@ -69,6 +72,8 @@ class PlanController:
         order = reducer.observed_order
         if not self.should_rebuild or not order:
             return False
+        if self._order is not None:
+            order = list(self._order(order))
         with launched_for(self._purpose):
             group, device = reducer.averaging.group, reducer.parameters[0].device
             # Construction may have left it out (init_sync=False), and a plan is rank 0's numbers of parameters.

@@ -127,8 +127,8 @@ class Averaging:
         return result_of(collective.work) if isinstance(collective.work, torch._C.Future) else bucket.buffer
 
     def divisor(self) -> int | None:
-        """What gradients are divided by in this backward; None if that is left to a communication hook."""
-        if self.comm_hook is not None or self._strategy.hook is not None:
+        """What gradients are divided by in this backward; None if that is left to a communication hook, or not done."""
+        if self.comm_hook is not None or self._strategy.hook is not None or self._strategy.averages_parameters:
             return None
         if self._participants is None:
             self._participants = self.count_participants()

@@ -71,7 +71,7 @@ class Reducer:
         self._empty_board = private_board(len(parameters))
         self._hooks = GradientHooks(parameters)
         self.averaging = Averaging(group, {p.device for p in parameters}, events, strategy)
-        self._overlaps = strategy.overlaps
+        self._overlaps, self._leaves_gradients = strategy.overlaps, strategy.averages_parameters
         self.usage = Usage(self._hooks.accumulators, self._usage_map()) if find_unused_parameters else None
         """Of parameters, where they need not all be used, or more than once."""
         self.buffer_dtype: torch.dtype | None = None
@@ -251,7 +251,7 @@ class Reducer:
         if bucket is self.buckets[0]:
             self.events.launches_first()
         unused = self.usage.unused if self.usage is not None else ()
-        if self._skip_all_reduce_unused_params and set(bucket.indices) <= set(unused):
+        if self._leaves_gradients or (self._skip_all_reduce_unused_params and set(bucket.indices) <= set(unused)):
             return
         bucket.collective = self.averaging.launch(bucket, bucket.buffer, is_last=bucket is self.buckets[-1])
         self.buckets_reduced += 1

@@ -13,9 +13,11 @@ from instrumented_ddp.strategies import (
     decoupled,
     direct,
     double_tree,
+    gradient_order,
     hierarchical,
     ladder,
     one_bit,
+    parameter_averaging,
     parameter_server,
     priority,
     ring,
@@ -30,6 +32,7 @@ _ALL: Final = (
     *(ring.STRATEGY, tree.STRATEGY, double_tree.STRATEGY, direct.ONE_SHOT, direct.TWO_SHOT),
     *(parameter_server.STRATEGY, round_robin.STRATEGY, compression.FP16, compression.BF16, compression.POWER_SGD),
     *(decoupled.STRATEGY, priority.STRATEGY),
+    *(gradient_order.REVERSE, gradient_order.FORWARD, parameter_averaging.STRATEGY),
 )
 STRATEGIES: Final[Mapping[str, Callable[[], Strategy]]] = MappingProxyType(
     {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -40,5 +40,9 @@ class Strategy:
     """Whether buckets are launched while autograd computes; if not, when it is done."""
     bucket_cap_mb: float | None = None
     """How large buckets are; 0 is a bucket for each parameter. None: as whoever uses it says."""
+    order: Callable[[Sequence[int]], Sequence[int]] | None = None
+    """From the order in which gradients were seen to come, by the number of their parameters, that of the buckets."""
+    averages_parameters: bool = False
+    """Gradients are left as they are: parameters are averaged after each step of their optimizer."""
     groups: int = 1
     """So many process groups of all ranks take turns with the buckets."""

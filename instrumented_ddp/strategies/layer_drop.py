@@ -1,0 +1,61 @@
+"""Layers that are left out by chance while training, the same ones on all ranks (Fan et al., 2019; LayerDrop).
+
+To send less, buckets have to be left out as a whole (section 6.2.2 of the DDP paper): a bucket that has a single used
+parameter is reduced with all the others in it. So ranks have to agree, and the wrapper has to be told to leave out what
+nobody used::
+
+    net = nn.Sequential(first, LayerDrop(layers, probability=0.5, seed=0), last)
+    model = DistributedDataParallel(net, find_unused_parameters=True, skip_all_reduce_unused_params=True)  # torch 2.8
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+class LayerDrop(nn.ModuleList):
+    """Runs its layers one after the other, but for those that are left out; all of them in an evaluation.
+
+    Args:
+        layers: of which each one's output fits the next one's input.
+        probability: that a layer is left out.
+        seed: the same on all ranks, and used by nothing else. None: the first rank of a group decides each time, and
+            tells the others, which costs a broadcast.
+        group: the ranks that agree; None: all.
+    """
+
+    def __init__(
+        self,
+        layers: Iterable[nn.Module],
+        probability: float,
+        *,
+        seed: int | None = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__(layers)
+        self._probability = probability
+        self._group = group
+        self._is_told = seed is None
+        self._chance = torch.Generator()
+        if seed is None:
+            self._chance.seed()
+        else:
+            self._chance.manual_seed(seed)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Whatever its layers make of it."""
+        for layer, is_kept in zip(self, self._kept(), strict=True):
+            x = layer(x) if is_kept else x
+        return x
+
+    def _kept(self) -> list[bool]:
+        if not self.training:
+            return [True] * len(self)
+        kept = (torch.rand(len(self), generator=self._chance) >= self._probability).to(torch.uint8)
+        if self._is_told:
+            dist.broadcast(kept, group=self._group, group_src=0)
+        return [bool(one) for one in kept.tolist()]

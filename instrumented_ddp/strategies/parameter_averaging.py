@@ -1,0 +1,56 @@
+"""Not the same as averaging gradients: each rank updates by its own, and then parameters are averaged.
+
+With plain SGD that comes to the same, as it does with momentum, because both are linear in the gradients. It does not
+where an optimizer is not, as Adam: each rank's state follows gradients of its own (section 2.2 of the DDP paper). And
+it can't overlap with the backward, nor go on under ``join()``. The averages are all-reduces like those of a user's own
+in the recording.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from instrumented_ddp.strategies.strategy import Strategy
+
+STRATEGY = Strategy(name="parameter_averaging", averages_parameters=True)
+
+
+class ParameterAveraging:
+    """Averages parameters after each step of an optimizer that updates any of them, as long as this is held.
+
+    Args:
+        parameters: of one model.
+        group: the ranks that have replicas of it.
+    """
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], group: dist.ProcessGroup) -> None:
+        self._parameters = parameters
+        self._numbers = {id(parameter) for parameter in parameters}
+        self._group = group
+        self_of = weakref.ref(self)
+
+        def stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            if (averaging := self_of()) is not None:
+                averaging.stepped(optimizer)
+
+        weakref.finalize(self, register_optimizer_step_post_hook(stepped).remove).atexit = False
+
+    @torch.no_grad()
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has updated: average, if that was our parameters. Called on all ranks."""
+        if not any(id(parameter) in self._numbers for group in optimizer.param_groups for parameter in group["params"]):
+            return
+        alike: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+        for parameter in self._parameters:
+            alike.setdefault((parameter.dtype, parameter.device), []).append(parameter.detach())
+        for tensors in alike.values():
+            flat = torch.cat([tensor.flatten() for tensor in tensors])
+            dist.all_reduce(flat, group=self._group)
+            flat /= self._group.size()
+            parts = flat.split([tensor.numel() for tensor in tensors])
+            torch._foreach_copy_(tensors, [part.view_as(one) for part, one in zip(parts, tensors, strict=True)])
