@@ -108,7 +108,10 @@ def span_label(lane: Lane, category: int, row: int, collectives: pd.DataFrame) -
         return ""
     collective = collectives.iloc[row]
     bucket = collective["bucket"]
-    return f"bucket {bucket}" if bucket >= 0 else _WITHOUT_BUCKET.get(collective["op"], "")
+    if bucket < 0:
+        return _WITHOUT_BUCKET.get(collective["op"], "")
+    half = str(collective["op"]).replace("_", "-")
+    return f"bucket {bucket}" if half == "all-reduce" else f"bucket {bucket}: {half}"
 
 
 def unfinished_columns(timeline: Timeline, layout: LaneLayout) -> Columns:

@@ -77,7 +77,7 @@ def advise(analysis: Analysis, calibration: Path | None = None) -> Advice:
     if (strategy := describe_strategies(trace.run)) not in _PREDICTED:
         raise OverlapScopeError(
             f"{trace.path}: gradients were reduced by strategy {strategy}, and what other bucket sizes would take is "
-            "only known of the backend's own all-reduce; record a few steps without it"
+            "only known of the usual one, the backend's own all-reduce; record a few steps without it"
         )
     if source := imported_from(trace.run):
         raise OverlapScopeError(
