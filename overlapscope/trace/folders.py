@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.checksum import has_checksum, read_json_text
-from overlapscope.trace.format import ENDED_FILE, EVENTS_FILE, GROUP_PATTERN, SEAL_FILE
+from overlapscope.trace.format import ENDED_FILE, EVENTS_FILE, GROUP_PATTERN, POINT_TO_POINT_PATTERN, SEAL_FILE
 from overlapscope.trace.log import Problem
 
 Row = TypeVar("Row")
@@ -53,8 +53,8 @@ def _rank_folders_in(path: Path) -> dict[int, Path]:
 
 
 def has_group_logs(folder: Path) -> bool:
-    """Whether a rank left a collective log."""
-    return any(folder.glob(GROUP_PATTERN))
+    """Whether a rank left a collective log, if only of sends and receives, as a parameter server does."""
+    return any(next(folder.glob(pattern), None) for pattern in (GROUP_PATTERN, POINT_TO_POINT_PATTERN))
 
 
 def is_over(folder: Path) -> bool:

@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from instrumented_ddp import DistributedDataParallel
+from instrumented_ddp import DistributedDataParallel, attach
 from instrumented_ddp.strategies.dedicated_servers import DedicatedServers
+from overlapscope.diagnosis.diagnosis import Diagnosis
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.reader import read_trace
 from tests.cluster.collective_logs import logged
@@ -107,3 +108,16 @@ def ask_for_too_many() -> str:
 def test_somebody_has_to_work() -> None:
     said = "2 of 2 ranks can't serve: at least one serves, and one works"
     assert run_ranks(ask_for_too_many, 2) == [said, said]
+
+
+def train_attached(folder: str) -> None:
+    attach(folder)
+    train_with_servers(1)
+
+
+def test_a_server_that_is_recorded_too_has_nothing_wrong_with_it(tmp_path: Path) -> None:
+    run_ranks(train_attached, 3, str(tmp_path))
+    assert [problem.severity for problem in read_trace(tmp_path).problems] == ["note"]
+    diagnosis = Diagnosis.of(tmp_path)
+    assert diagnosis is not None
+    assert diagnosis.verdict.kind == "healthy"
