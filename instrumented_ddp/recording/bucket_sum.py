@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from copy import copy
 from dataclasses import replace
 
 import torch
@@ -42,6 +43,13 @@ class BucketSum:
         self._step = 0 if observer is None else observer.step
         self._timer: DeviceTimer | None = None
         self._announced: Announced | None = None
+        self._ranks: Sequence[int] | None = None
+
+    def over(self, group: dist.ProcessGroup) -> BucketSum:
+        """The same sum, told of rounds in another group than that of those who need it."""
+        told = copy(self)
+        told._ranks = dist.get_process_group_ranks(group)
+        return told
 
     def launched(self, group: dist.ProcessGroup, buffer: torch.Tensor) -> None:
         """The sum is about to begin, or to wait for those before it: written down in the order of launches."""
@@ -97,9 +105,10 @@ class BucketSum:
         if observer is None or records is None or self._announced is None:
             return None, b"", None
         try:
+            ranks = self._ranks or self._announced.log.header.ranks
             known = records.segments.get(segment)
             if known is None:
-                known = records.segments[segment] = self._made(segment, records, self._announced.log.header.ranks)
+                known = records.segments[segment] = self._made(segment, records, ranks)
             return *known, None if self._timer is None else self._timer.mark()
         except Exception as error:
             observer.gives_up(error)

@@ -16,13 +16,13 @@ distributed machine learning with the parameter server", 2014.
 from __future__ import annotations
 
 from datetime import timedelta
-from functools import partial
 from typing import Final
 
 import torch
 import torch.distributed as dist
 
 from instrumented_ddp.collective_log.purposes import Purpose, launched_for
+from instrumented_ddp.recording.bucket_sum import BucketSum
 from instrumented_ddp.strategies.strategy import Strategy
 from instrumented_ddp.strategies.wire import Wire
 from overlapscope.errors import OverlapScopeError
@@ -61,7 +61,10 @@ class DedicatedServers:
         Raises:
             RuntimeError: a worker is gone, did not come in time, or sends something else than the others.
         """
-        wire = Wire(self._all, range(self._all.size()), partial(launched_for, Purpose(role="segment")))
+        with launched_for(Purpose(role="segment")):
+            self._serve(self._wire())
+
+    def _serve(self, wire: Wire) -> None:
         headers = [torch.zeros(2, dtype=torch.int64) for _ in self._workers]
         while True:
             _exchange(wire, "a worker", receives=list(zip(headers, self._workers, strict=True)))
@@ -81,8 +84,12 @@ class DedicatedServers:
     def end(self) -> None:
         """This worker has no more gradients: servers end with the last one. Called when none are under way."""
         if not self.serves:
-            wire = Wire(self._all, range(self._all.size()), partial(launched_for, Purpose(role="segment")))
-            self._tell(wire, [_END] * len(self._servers), 0)
+            with launched_for(Purpose(role="segment")):
+                self._tell(self._wire(), [_END] * len(self._servers), 0)
+
+    def _wire(self) -> Wire:
+        """For what is said outside the sum of a bucket."""
+        return Wire(self._all, range(self._all.size()), BucketSum(self.strategy.name, None, None))
 
     def _push_and_pull(self, buffer: torch.Tensor, wire: Wire) -> None:
         """Replace a flat buffer by its sum over the workers."""
@@ -91,8 +98,10 @@ class DedicatedServers:
         wire = wire.over(self._all)
         parts = list(zip(buffer.tensor_split(len(self._servers)), self._servers, strict=True))
         self._tell(wire, [part.numel() for part, _ in parts], _DTYPES.index(buffer.dtype))
-        _exchange(wire, "a server", sends=parts)
-        _exchange(wire, "a server", receives=parts)
+        with wire.phase("push", rounds=1):
+            _exchange(wire, "a server", sends=parts)
+        with wire.phase("pull", rounds=1):
+            _exchange(wire, "a server", receives=parts)
 
     def _tell(self, wire: Wire, elements: list[int], dtype: int) -> None:
         """What comes next, to each server."""

@@ -123,7 +123,7 @@ class Wire:
 
     def over(self, group: dist.ProcessGroup) -> Wire:
         """A wire between all ranks of another group, for the same bucket."""
-        return Wire(group, range(group.size()), self._says_why, self.bucket, self._lane)
+        return Wire(group, range(group.size()), self._told.over(group), self.bucket, self._lane, self._where)
 
     def together(self, *parts: Callable[[Wire], None]) -> None:
         """Run several sums side by side, each with a wire of its own; one after another on a device."""
