@@ -72,6 +72,10 @@ class Arguments:
         if chosen.bucket_cap_mb is not None:
             refuse_caps_beside(f"strategy={strategy!r}", given | {"bucket_plan": bucket_plan})
             given["bucket_cap_mb"] = chosen.bucket_cap_mb
+        if chosen.pads_to is not None and (bucket_plan is not None or is_auto(given)):
+            raise OverlapScopeError(f"strategy={chosen.name!r} sizes its buckets itself: give it bucket_cap_mb at most")
+        if chosen.pads_to is not None and given.get("mixed_precision") is not None:
+            raise OverlapScopeError(f"strategy={chosen.name!r} and mixed_precision exclude each other; leave one out")
         if chosen.order is not None:
             _refuse_other_orders(chosen, given, bucket_plan)
         wants_auto = is_auto(given)

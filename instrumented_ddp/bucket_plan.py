@@ -12,6 +12,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 
@@ -47,6 +48,16 @@ class ParameterSpec:
         return self.name, self.shape, dtype_name(self.dtype)
 
 
+class Traffic(NamedTuple):
+    """What is communicated of a bucket."""
+
+    op: str
+    """As in ``overlapscope.trace.format.OPS``."""
+    dtype: torch.dtype
+    elements: int
+    """Of the whole buffer."""
+
+
 @dataclass(frozen=True)
 class BucketPlan:
     """An ordered list of buckets, each an ordered list of parameter numbers."""
@@ -58,6 +69,15 @@ class BucketPlan:
     def hash(self) -> str:
         """SHA-256 over names, shapes and dtypes in the order in which they are reduced."""
         return fingerprint([[self.parameters[index].signature for index in bucket] for bucket in self.buckets])
+
+    def reduced(self, number: int) -> Traffic:
+        """What is communicated of a bucket's gradients."""
+        bucket = [self.parameters[index] for index in self.buckets[number]]
+        return Traffic("all_reduce", bucket[0].dtype, sum(parameter.elements for parameter in bucket))
+
+    def gathered(self, number: int) -> Traffic | None:  # noqa: ARG002
+        """What is communicated of its parameters, after an update that each rank makes of its shard alone."""
+        return None
 
 
 def describe_parameters(

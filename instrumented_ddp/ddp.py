@@ -27,17 +27,18 @@ from instrumented_ddp.plans.first_plan import Caps, first_plan
 from instrumented_ddp.plans.probing import Probing, is_asked_to_probe
 from instrumented_ddp.plans.schedule import WishedSchedule
 from instrumented_ddp.recording.bypass import Bypass
-from instrumented_ddp.recording.model_events import ModelEvents
+from instrumented_ddp.recording.model_events import events_of
 from instrumented_ddp.recording.recorder import Recorder
-from instrumented_ddp.recording.reduction_events import ReductionEvents
-from instrumented_ddp.recording.runtime_stats import RuntimeStats
 from instrumented_ddp.recording.warnings_to import warnings_to
 from instrumented_ddp.reduction.agreement import Wish, check_same_parameters
+from instrumented_ddp.reduction.bucket import Bucket
 from instrumented_ddp.reduction.c10d_reducer import C10dReducer
 from instrumented_ddp.reduction.logging_data import Logger
 from instrumented_ddp.reduction.reducer import Reducer
 from instrumented_ddp.replicas.replica import Replica
 from instrumented_ddp.session import session_for
+from instrumented_ddp.sharded.buckets import sharded_buckets
+from instrumented_ddp.sharded.shards import Shards
 from instrumented_ddp.strategies.parameter_averaging import ParameterAveraging
 from instrumented_ddp.strategies.strategy import Strategy
 from overlapscope.model.plan_file import PlanFile
@@ -78,6 +79,7 @@ class DistributedDataParallel(Deferring):
     """Writes the trace of this process, if there is one."""
     _bypass: Bypass | None = None
     _replica: Replica | None = None
+    shards: Shards | None = None
 
     def __init__(
         self,
@@ -145,18 +147,23 @@ class DistributedDataParallel(Deferring):
             is_default=self.bucket_bytes_cap_default,
             listed_bytes=tuple(getattr(self, "bucket_bytes_cap_list", ())),  # torch 2.13
         )
-        is_final = self.find_unused_parameters and not static_graph
+        is_sharded, ranks = self._strategy.pads_to is not None, self.process_group.size()
+        is_final = is_sharded or (self.find_unused_parameters and not static_graph)
         plan, self._planned = first_plan(
             self._specs,
             caps,
             self._given_plan,
             self._planned,
+            buckets=sharded_buckets(self.module, parameters, self._specs, caps, ranks) if is_sharded else None,
             is_final=is_final,
             has_to_agree=self._has_to_agree,
             group=self.process_group,
             device=self.device,
         )
         self._given_plan = None  # its file may be gone where the wrapper is unpickled
+        if self._strategy.pads_to is not None:
+            self.shards = Shards(self.module, parameters, plan, self.process_group, self._strategy.pads_to)
+            plan = self.shards.layout
         self._reducer = Reducer(
             parameters,
             plan,
@@ -165,8 +172,9 @@ class DistributedDataParallel(Deferring):
             gradient_as_bucket_view=self.gradient_as_bucket_view,
             skip_all_reduce_unused_params=getattr(self, "skip_all_reduce_unused_params", False),  # torch 2.8
             batched_grad_copy=getattr(self, "batched_grad_copy", False),  # torch 2.13
-            events=self._make_events(parameters),
+            events=events_of(self.recorder, self._model_number, parameters),
             strategy=self._strategy,
+            make_bucket=Bucket if self.shards is None else self.shards.make_bucket,
         )
         self._plans = PlanController(
             self._reducer,
@@ -186,6 +194,8 @@ class DistributedDataParallel(Deferring):
             self._reducer.register_hooks()
             if self._session is not None and self.recorder is not None:
                 self._replica = self._session.replicas.add(self._model_number, self, self._reducer)
+        if self.shards is not None:
+            self.shards.reduce_with(self._reducer, self, self._replica)
         # Hooks live as long as the parameters, which may be wrapped again after this wrapper is gone.
         weakref.finalize(self, self._reducer.remove_hooks).atexit = False
         if self.mixed_precision is not None:  # torch calls our reducer by these numbers
@@ -201,6 +211,7 @@ class DistributedDataParallel(Deferring):
             any(isinstance(module, nn.SyncBatchNorm) for module in self.module.modules()),
             static_graph,
         )
+        self._plans.has_rebuilt = is_sharded  # parameters lie where the first plan has put them
         if is_final:
             in_module_order = range(len(parameters))
             self._plans.begin_schedule(in_module_order[::-1], everybody_would=self._everybody_would)
@@ -214,13 +225,6 @@ class DistributedDataParallel(Deferring):
         if self.recorder is not None:
             self.recorder.note_of_model(self._model_number, "updates", "deferred")
 
-    def _make_events(self, parameters: list[nn.Parameter]) -> ReductionEvents:
-        device = parameters[0].device
-        stats = RuntimeStats(device)
-        if self.recorder is None:
-            return ReductionEvents(stats, len(parameters))
-        return ModelEvents(self.recorder, self._model_number, device, stats, len(parameters))
-
     def _wished_schedule(self) -> WishedSchedule | None:
         """What is asked for, also where nothing can be recorded after all: other ranks were told of it."""
         if self._wish is Wish.PROBE:
@@ -231,7 +235,7 @@ class DistributedDataParallel(Deferring):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        not_pickled = ("recorder", "_bypass", "_replica", "_reducer", "_plans", "_parameter_averaging")
+        not_pickled = ("recorder", "_bypass", "_replica", "_reducer", "_plans", "_parameter_averaging", "shards")
         for name in not_pickled:  # another process has its own
             state.pop(name, None)
         state["_session"] = None
@@ -248,6 +252,8 @@ class DistributedDataParallel(Deferring):
     @_disable_dynamo
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
         recorder = self.recorder
+        if self.shards is not None:
+            self.shards.forward_begins(no_sync=not self.require_backward_grad_sync, is_joined=self._join_config.enable)
         if recorder is None or self._session is None:
             self._follow_schedule()
             return super()._pre_forward(*inputs, **kwargs)

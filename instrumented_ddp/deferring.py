@@ -99,6 +99,7 @@ class Deferring(TorchDDP):
         ]
         reasons = {
             "an optimizer is deferred already": self._deferral is not None,
+            "the strategy sharded overlaps the next forward already": reducer.plan.gathered(0) is not None,
             f"the optimizer does not update {', '.join(missing)}": bool(missing),
             "the optimizer updates parameters that are not reduced": len(updated) > len(reducer.parameters),
             "LBFGS needs all gradients at once": isinstance(optimizer, torch.optim.LBFGS),

@@ -57,6 +57,7 @@ def first_plan(
     given: str | Path | PlanFile | None,
     known: BucketPlan | None = None,
     *,
+    buckets: tuple[tuple[int, ...], ...] | None = None,
     is_final: bool,
     has_to_agree: bool,
     group: dist.ProcessGroup,
@@ -67,6 +68,7 @@ def first_plan(
     Args:
         given: what takes the place of caps, from the second plan on, or at once if the first is final.
         known: what was given to the wrapper that this one was unpickled from.
+        buckets: in place of those that caps make.
         is_final: buckets are never rebuilt.
         has_to_agree: ranks compare their plans; called on all of them.
 
@@ -77,6 +79,8 @@ def first_plan(
         OverlapScopeError: the given plan can't be read, or is for another module. On all ranks, in rank 0's words.
     """
     plan, planned, why_not = plan_in_module_order(specs, caps.first_bytes(is_final=is_final)), known, ""
+    if buckets is not None:
+        plan = BucketPlan(tuple(specs), buckets)
     if given is not None and group.rank() == 0:
         try:
             planned = plan_for(specs, given)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from instrumented_ddp.bucket_plan import BucketPlan
@@ -14,6 +16,20 @@ from instrumented_ddp.recording.runtime_stats import RuntimeStats
 from instrumented_ddp.recording.timing import HostTimer, Mark
 from overlapscope.trace.board import HAS_COME
 from overlapscope.trace.format import Phase
+
+
+def events_of(observer: Observer | None, model: int, parameters: Sequence[torch.nn.Parameter]) -> ReductionEvents:
+    """Who listens to the reducer of a model that is recorded, or that nobody records.
+
+    Args:
+        model: its number in the recording.
+        parameters: of the reducer.
+    """
+    device = parameters[0].device
+    stats = RuntimeStats(device)
+    if observer is None:
+        return ReductionEvents(stats, len(parameters))
+    return ModelEvents(observer, model, device, stats, len(parameters))
 
 
 class ModelEvents(ReductionEvents):
@@ -56,6 +72,10 @@ class ModelEvents(ReductionEvents):
     def records_of(self, bucket: int) -> BucketRecords | None:
         """What is written of a bucket, packed with the plan."""
         return None if self._plan is None else self._plan.buckets[bucket]
+
+    def gather_records_of(self, bucket: int) -> BucketRecords | None:
+        """What is written of the all-gather of its parameters, packed with the plan."""
+        return None if self._plan is None else self._plan.gathers[bucket]
 
     @property
     def bitmap_records(self) -> BucketRecords | None:

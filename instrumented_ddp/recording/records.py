@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from instrumented_ddp.bucket_plan import BucketPlan, dtype_name
+from instrumented_ddp.bucket_plan import BucketPlan, Traffic, dtype_name
 from instrumented_ddp.collective_log.purposes import Purpose
 from overlapscope.trace.format import NO_CALL_SITE, NO_INDEX, Flag, Kind, Phase, pack_body
 from overlapscope.trace.segments import Segment
@@ -19,17 +19,21 @@ class PlanRecords:
         self._common: dict[str, Any] = {"model": model, "plan_epoch": epoch, "plan_hash": int(plan.hash[:8], 16)}
         all_elements = sum(parameter.elements for parameter in plan.parameters)
         self.plan = pack_body(Kind.PLAN, elements=all_elements, **self._common)
-        self.buckets = [
-            BucketRecords(
-                timer_flags,
-                Purpose(role="bucket", model=model, plan_epoch=epoch, plan_hash=plan.hash, bucket=number),
-                index=number,
-                dtype=dtype_name(plan.parameters[bucket[0]].dtype),
-                elements=sum(plan.parameters[index].elements for index in bucket),
-                **self._common,
-            )
-            for number, bucket in enumerate(plan.buckets)
+        numbers = range(len(plan.buckets))
+        purposes = [
+            Purpose(role="bucket", model=model, plan_epoch=epoch, plan_hash=plan.hash, bucket=number)
+            for number in numbers
         ]
+
+        def records_of(number: int, traffic: Traffic) -> BucketRecords:
+            what = {"dtype": dtype_name(traffic.dtype), "elements": traffic.elements, **self._common}
+            return BucketRecords(timer_flags, purposes[number], traffic.op, index=number, **what)
+
+        self.buckets = [records_of(number, plan.reduced(number)) for number in numbers]
+        self.gathers = [
+            None if (traffic := plan.gathered(number)) is None else records_of(number, traffic) for number in numbers
+        ]
+        """Of what is gathered of the parameters of each bucket, if anything is."""
         self.gradient_ready = [
             pack_body(
                 Kind.GRADIENT_READY,

@@ -49,6 +49,10 @@ class ReductionEvents:
         """What is written of a bucket's all-reduce."""
         return None
 
+    def gather_records_of(self, bucket: int) -> BucketRecords | None:  # noqa: ARG002
+        """What is written of the all-gather of its parameters."""
+        return None
+
     @property
     def bitmap_records(self) -> BucketRecords | None:
         """What is written of the all-reduce of the bitmap of used parameters."""

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from instrumented_ddp.recording.bucket_collective import Collective
 from instrumented_ddp.recording.bucket_sum import BucketSum
+from instrumented_ddp.recording.records import BucketRecords
 from instrumented_ddp.recording.reduction_events import ReductionEvents
 from instrumented_ddp.reduction.bucket import Bucket
 from instrumented_ddp.reduction.comm_hooks import GradBucket, Hook, result_of
@@ -85,16 +86,25 @@ class Averaging:
         Returns:
             What is to be waited for: the second part, or the first and only one.
         """
-        if self._strategy.then is None or self.comm_hook is not None or bucket.is_sparse:
+        is_over = self._strategy.then is None or self._strategy.pads_to is not None
+        if is_over or self.comm_hook is not None or bucket.is_sparse:
             return first
         return self._launch_part(1, GradBucket(bucket, buffer, is_last=False))
 
+    def gather(self, bucket: Bucket, parameters: torch.Tensor) -> Collective:
+        """Have ranks exchange their parts of a bucket's parameters, where the optimizer is sharded."""
+        records = self._events.gather_records_of(bucket.number)
+        return self._run_part(1, GradBucket(bucket, parameters, is_last=False), records, PARTS[1])
+
     def _launch_part(self, part: int, seen: GradBucket) -> Collective:
-        assert self._sums is not None
         records = self._events.records_of(seen.bucket.number)
-        op = "all_reduce" if self._strategy.then is None else PARTS[part]
-        if records is not None and self._strategy.then is not None:
-            records = records.of_operation(op)
+        if self._strategy.then is None:
+            return self._run_part(part, seen, records, "all_reduce")
+        op = PARTS[part]
+        return self._run_part(part, seen, None if records is None else records.of_operation(op), op)
+
+    def _run_part(self, part: int, seen: GradBucket, records: BucketRecords | None, op: str) -> Collective:
+        assert self._sums is not None
         told = BucketSum(self._strategy.name, records, self._events.observer, op)
         return self._communicator_of(seen.bucket).run_hook(partial(self._sums.launch, seen, told, part), records)
 

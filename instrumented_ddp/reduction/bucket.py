@@ -9,6 +9,7 @@ bucket is ready and are copied together, because a call from Python costs more t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Final
 
 import torch
@@ -29,6 +30,8 @@ class Bucket:
         is_sparse: it holds the sparse gradient of its one parameter; the gradient itself is its buffer.
         gradients_are_views: ``parameter.grad`` is a view of the buffer. Gradients that are there already move in.
         is_divided_as_a_whole: torch's ``batched_grad_copy``: copies are divided by N as well, with the whole buffer.
+        storage: a flat tensor to use; one of its own if it is not given.
+        starts: of its parameters in that, in elements; one behind the other if they are not given.
     """
 
     __slots__ = (
@@ -37,6 +40,7 @@ class Bucket:
         "_large",
         "_shares",
         "_small",
+        "_starts",
         "_storage",
         "buffer",
         "collective",
@@ -60,6 +64,8 @@ class Bucket:
         is_sparse: bool,
         gradients_are_views: bool,
         is_divided_as_a_whole: bool,
+        storage: torch.Tensor | None = None,
+        starts: Sequence[int] | None = None,
     ) -> None:
         self.number = number
         self.indices = indices
@@ -70,17 +76,19 @@ class Bucket:
         self._shares: dict[int, torch.Tensor] = {}
         first = parameters[0]
         self.device = first.device
-        elements = 0 if is_sparse else sum(parameter.numel() for parameter in parameters)
-        self._storage = torch.empty(elements, dtype=dtype or first.dtype, device=first.device)
+        if storage is None:
+            elements = 0 if is_sparse else sum(parameter.numel() for parameter in parameters)
+            storage = torch.empty(elements, dtype=dtype or first.dtype, device=first.device)
+        self._storage, self._starts = storage, starts
         self._make_views()
         if gradients_are_views and not is_sparse:
             self._move_gradients_in()
         self.reset()
 
     def _make_views(self) -> None:
-        self.buffer = _as_real(self._storage)
+        self.buffer = as_real(self._storage)
         """What travels; complex numbers travel as pairs of real ones."""
-        self.views = [] if self.is_sparse else _views_like(self._storage, self.parameters)
+        self.views = [] if self.is_sparse else views_like(self._storage, self.parameters, self._starts)
         slots = list(zip(self.indices, self.parameters, self.views, strict=not self.is_sparse))
         self._large = {
             index: (parameter, view)
@@ -266,7 +274,8 @@ def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
-def _as_real(flat: torch.Tensor) -> torch.Tensor:
+def as_real(flat: torch.Tensor) -> torch.Tensor:
+    """A view of complex numbers as pairs of real ones; others as they are."""
     return torch.view_as_real(flat).flatten() if flat.is_complex() else flat
 
 
@@ -276,11 +285,22 @@ def _as_dtype(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return flat
 
 
-def _views_like(flat: torch.Tensor, parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:
-    """One view of the buffer a parameter, with the memory layout that its gradient has (channels last, say)."""
-    views, offset = [], 0
-    for parameter in parameters:
-        strides = torch.empty_like(parameter, device="meta").stride()
-        views.append(flat.as_strided(parameter.shape, strides, offset))
-        offset += parameter.numel()
-    return views
+def views_like(
+    flat: torch.Tensor, parameters: Sequence[torch.nn.Parameter], starts: Sequence[int] | None = None
+) -> list[torch.Tensor]:
+    """One view of a flat buffer a parameter, with the memory layout that its gradient has (channels last, say).
+
+    Args:
+        starts: of the parameters, in elements; one behind the other if they are not given.
+    """
+    if starts is None:
+        starts = [0, *accumulate(parameter.numel() for parameter in parameters[:-1])]
+    return [
+        flat.as_strided(parameter.shape, strides_of(parameter), flat.storage_offset() + start)
+        for parameter, start in zip(parameters, starts, strict=True)
+    ]
+
+
+def strides_of(parameter: torch.Tensor) -> tuple[int, ...]:
+    """How its gradient lies in memory, which is dense."""
+    return torch.empty_like(parameter, device="meta").stride()

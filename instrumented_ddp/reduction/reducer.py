@@ -45,6 +45,7 @@ class Reducer:
         batched_grad_copy: divide a bucket as a whole; gradients are copied a bucket at a time either way.
         events: told of everything that happens.
         strategy: how buckets are summed, and when.
+        make_bucket: called as ``Bucket`` is.
     """
 
     def __init__(
@@ -59,17 +60,16 @@ class Reducer:
         batched_grad_copy: bool,
         events: ReductionEvents,
         strategy: Strategy,
+        make_bucket: Callable[..., Bucket] = Bucket,
     ) -> None:
-        self.parameters = parameters
-        self.find_unused_parameters = find_unused_parameters
+        self.parameters, self._make_bucket = parameters, make_bucket
+        self.find_unused_parameters, self.events = find_unused_parameters, events
         self.gradient_as_bucket_view = self.gradients_are_views = gradient_as_bucket_view
         self._skip_all_reduce_unused_params, self._batched_grad_copy = skip_all_reduce_unused_params, batched_grad_copy
-        self.events = events
         self.on_error: Callable[[str], None] = lambda _: None
         """Called with what is about to be raised."""
         self._names, self._board = [parameter.name for parameter in plan.parameters], events.board
-        self._empty_board = private_board(len(parameters))
-        self._hooks = GradientHooks(parameters)
+        self._empty_board, self._hooks = private_board(len(parameters)), GradientHooks(parameters)
         self.averaging = Averaging(group, {p.device for p in parameters}, events, strategy)
         self._overlaps, self._leaves_gradients = strategy.overlaps, strategy.averages_parameters
         self.usage = Usage(self._hooks.accumulators, self._usage_map()) if find_unused_parameters else None
@@ -112,7 +112,7 @@ class Reducer:
         self.bucket_of: dict[int, Bucket] = {}
         """By the number of a parameter."""
         self.buckets = [
-            Bucket(
+            self._make_bucket(
                 number,
                 indices,
                 [self.parameters[index] for index in indices],

@@ -49,7 +49,9 @@ class Replica:
         self._gives_up = gives_up
         self._is_over = False
         self.is_at_rest: Callable[[], bool] = lambda: True
-        """Whether no update was left for later."""
+        """Whether no update was left for later, or is on its way."""
+        self.come_to_rest: Callable[[], None] = lambda: None
+        """Called before fingerprints are taken as a forward begins."""
         self._fingerprints = [fingerprint for _, fingerprint in tensors]
         self._bytes = sum(fingerprint.bytes for fingerprint in self._fingerprints)
         self._schedule = Schedule([taken_at(name) for name, _ in tensors])
@@ -94,6 +96,7 @@ class Replica:
             self._taken_now = self._agenda.popleft()[1] if is_due else ()
             self._next = self._agenda[0][0] if self._agenda else self._end
         if self._taken_now and self._can_take():
+            self.come_to_rest()
             began_ns = time.thread_time_ns()
             with torch.no_grad(), torch._C.DisableTorchFunction():
                 self._take(self._taken_now, step)

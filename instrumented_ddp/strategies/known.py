@@ -22,6 +22,7 @@ from instrumented_ddp.strategies import (
     priority,
     ring,
     round_robin,
+    sharded,
     tree,
 )
 from instrumented_ddp.strategies.strategy import Strategy
@@ -31,7 +32,7 @@ _ALL: Final = (
     *(ladder.NAIVE, ladder.PER_PARAMETER, ladder.BUCKETED, ladder.OVERLAPPED),
     *(ring.STRATEGY, tree.STRATEGY, double_tree.STRATEGY, direct.ONE_SHOT, direct.TWO_SHOT),
     *(parameter_server.STRATEGY, round_robin.STRATEGY, compression.FP16, compression.BF16, compression.POWER_SGD),
-    *(decoupled.STRATEGY, priority.STRATEGY),
+    *(decoupled.STRATEGY, priority.STRATEGY, sharded.STRATEGY),
     *(gradient_order.REVERSE, gradient_order.FORWARD, parameter_averaging.STRATEGY),
 )
 STRATEGIES: Final[Mapping[str, Callable[[], Strategy]]] = MappingProxyType(

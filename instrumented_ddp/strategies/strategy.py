@@ -32,6 +32,9 @@ class Strategy:
     the order in which the next forward needs the buckets. See ``PARTS``."""
     slice_bytes: int | None = None
     """Buckets are summed in slices of so many bytes, those first that the next forward needs first."""
+    pads_to: int | None = None
+    """Set if the optimizer is sharded (``instrumented_ddp.sharded``): buckets are padded to a multiple of so many
+    elements, and ``then`` is not for gradients, but for the parameters that each rank has updated its part of."""
     hook: Callable[[dist.ProcessGroup], tuple[object, Callable[..., Any]]] | None = None
     """Makes state and communication hook, as of ``register_comm_hook``, that average the buckets instead."""
     keeps_state: bool = False

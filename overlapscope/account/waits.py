@@ -138,9 +138,14 @@ class _Spans(NamedTuple):
 
 
 def _handed_over_ns(trace: Trace) -> Int64Array:
-    """(N,) when the average that a collective came to was handed to the parameters, else when it was launched."""
+    """(N,) when the average that a collective came to was handed to the parameters, else when it was launched.
+
+    Parameters that are gathered are handed to nobody: these are waited for until they are there.
+    """
     table, copies = trace.collectives, trace.copies[trace.copies["direction"] == "out"]
     moment_ns = table["launch_ns"].to_numpy(np.int64).copy()
+    gathered = ((table["op"] == "all_gather") & table["end_ns"].notna()).to_numpy(dtype=bool)
+    moment_ns[gathered] = table["end_ns"].to_numpy(np.int64, na_value=0)[gathered]
     columns = [
         np.concatenate([table[name].to_numpy(np.int64), copies[name].to_numpy(np.int64)])
         for name in ("bucket", "model", "rank")

@@ -136,8 +136,7 @@ def cycles_of(trace: Trace, account: Account, first_step: int = 0) -> Cycles | N
         return None
     matched = account.matched
     ranks = matched.ranks
-    is_all_reduce = matched.op == OPS.index("all_reduce")
-    reduced, broadcast = matched.of(is_all_reduce), matched.of(~is_all_reduce)
+    reduced, broadcast = (matched.of(matched.op == OPS.index(op)) for op in ("all_reduce", "broadcast"))
     steps = _steps_alike(reduced)
     steps = steps[np.isin(steps - 1, reduced.step) & (steps > first_step)]
     if len(ranks) < 2 or not len(steps):

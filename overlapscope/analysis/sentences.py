@@ -145,6 +145,13 @@ def why_none(trace: Trace) -> Reason:
             advice="Ranks on one host share a clock, and ranks on several hosts compare theirs while they train: "
             "record the run again with all of its ranks, rank 0 among them.",
         )
+    if (trace.collectives["op"] == "all_gather").any():
+        return Reason(
+            headline="This is not known of sharded parameters",
+            message="A straggler is found by the all-reduces of gradients. Here ranks exchange shards of gradients and "
+            "of parameters, and wait for each other twice in a step.",
+            advice="The timeline and the account of a step show who waits for whom.",
+        )
     return Reason(
         headline="There are too few steps to compare",
         message="This needs two steps in a row with the same all-reduces on all ranks, after the warm-up. "

@@ -138,7 +138,7 @@ class Phase(IntEnum):
     BACKWARD = 2
     """Time from the first gradient of the module's output until autograd is done, without the wait for buckets."""
     FINALISE = 3
-    """The wait for buckets that are still on the wire, and the copies back."""
+    """The wait for buckets that are still on the wire, and the copies back; in a forward, for sharded parameters."""
     OPTIMIZER = 4
     EVALUATION = 5
     """A forward pass without gradients."""

@@ -114,7 +114,8 @@ def _with_the_rest(draw: st.DrawFn, ranks: int, steps: Rows, phases: Rows) -> Tr
     collectives: Rows = []
     for number in range(draw(st.integers(0, 6))):
         bucket = draw(st.sampled_from([-1, 0, 1, 2]))
-        what = {"step": number // 3, "bucket": bucket, "op": "broadcast" if bucket < 0 else "all_reduce"}
+        op = "broadcast" if bucket < 0 else draw(st.sampled_from(["all_reduce", "all_gather"]))
+        what = {"step": number // 3, "bucket": bucket, "op": op}
         what |= {"model": draw(st.integers(0, 1)), "group": draw(st.integers(0, 1))}
         for rank in range(ranks):
             launch_ns, took_ns = draw(MOMENTS), draw(st.integers(-2, 20))

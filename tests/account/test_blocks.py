@@ -65,7 +65,10 @@ class Oracle:
         )
 
     def awaited(self, finalise: Any, moment: int) -> Any:
-        """The first of the buckets launched since the finalise before this one that has not ended."""
+        """The first of the buckets launched since the finalise before this one that has not ended.
+
+        Of those that are gathered, which a forward waits for in several places: that have ended since.
+        """
         earlier = [
             each.end_ns
             for each in self.phases
@@ -76,7 +79,8 @@ class Oracle:
             for each in self.ended
             if each.bucket >= 0
             and each.model == finalise.model
-            and max(earlier, default=-1) < each.launch_ns <= finalise.end_ns
+            and max(earlier, default=-1) < (each.end_ns if each.op == "all_gather" else each.launch_ns)
+            and (each.end_ns if each.op == "all_gather" else each.launch_ns) <= finalise.end_ns
             and each.end_ns > moment
         ]
         return min(waiting, key=lambda each: (each.launch_ns, each.Index), default=None)

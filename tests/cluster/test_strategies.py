@@ -35,7 +35,7 @@ Weights = list[npt.NDArray[np.float32]]
 LOSSY = {"fp16", "bf16", "power_sgd", "one_bit"}
 OF_ONE_SIZE = {"naive", "per_parameter"}
 """A bucket a parameter, whatever else is asked for."""
-EXACT = sorted(STRATEGIES.keys() - LOSSY)
+EXACT = sorted(STRATEGIES.keys() - LOSSY - {"sharded"})  # which needs an optimizer of its own, see test_sharded.py
 SUBJECTS = (
     "backward_passes",
     "parameter_kinds",

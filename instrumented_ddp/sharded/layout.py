@@ -1,0 +1,151 @@
+"""Parameters -> contiguous buffers, buckets and shards. Pure functions: no tensors are made, nothing is communicated.
+
+The rules are Megatron's (``_compute_per_buffer_param_layout`` in ``megatron/core/optimizer/distrib_optimizer.py``, with
+the paddings of ``param_layout.py``): a buffer for each dtype, parameters in the opposite of the module's order, each
+beginning at a multiple of 64 elements; a bucket is closed by the parameter that fills it, and ends at a multiple of
+the number of ranks and of 128 elements, so that it can be cut into a shard for each rank; a shared embedding has a
+bucket of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from instrumented_ddp.bucket_plan import BucketPlan, ParameterSpec, Traffic
+
+START_ELEMENTS: Final = 64
+"""Parameters begin at multiples of this."""
+_LEAST_BUCKET: Final = 40_000_000
+_LEAST_BUCKET_PER_RANK: Final = 1_000_000
+_HALF: Final = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fragment:
+    """A part of a parameter that lies in one shard. Elements are counted as they lie in memory."""
+
+    parameter: int
+    bucket: int
+    begin: int
+    end: int
+    """In the parameter."""
+    place: int
+    """Of its first element in the bucket."""
+
+
+@dataclass(frozen=True)
+class Layout(BucketPlan):
+    """A bucket plan whose buckets have a place in memory, and a shard for each rank.
+
+    Args:
+        parameters: of the module.
+        buckets: as in any plan.
+        ranks: among whom buckets are divided.
+        pads_to: a bucket's size is a multiple of this, and of ``ranks``.
+    """
+
+    ranks: int
+    pads_to: int
+
+    def starts(self, number: int) -> tuple[int, ...]:
+        """Where the parameters of a bucket begin in it, in elements."""
+        return _starts(self._sizes(number))
+
+    def elements(self, number: int) -> int:
+        """Of a bucket, padding included."""
+        starts, sizes = self.starts(number), self._sizes(number)
+        return _up(starts[-1] + sizes[-1], math.lcm(self.ranks, self.pads_to))
+
+    def dtype(self, number: int) -> torch.dtype:
+        """Of a bucket's parameters."""
+        return self.parameters[self.buckets[number][0]].dtype
+
+    @property
+    def buffers(self) -> tuple[tuple[int, ...], ...]:
+        """The buckets of each contiguous buffer, one behind the other."""
+        found: dict[torch.dtype, list[int]] = {}
+        for number in range(len(self.buckets)):
+            found.setdefault(self.dtype(number), []).append(number)
+        return tuple(map(tuple, found.values()))
+
+    def shard(self, number: int, rank: int) -> slice:
+        """The elements of a bucket that belong to a rank."""
+        elements = self.elements(number) // self.ranks
+        return slice(rank * elements, (rank + 1) * elements)
+
+    def fragments(self, rank: int) -> Iterator[Fragment]:
+        """What a rank has of each parameter, bucket by bucket; nothing of those that lie in other shards."""
+        for number, bucket in enumerate(self.buckets):
+            shard = self.shard(number, rank)
+            for index, start in zip(bucket, self.starts(number), strict=True):
+                place, end = max(start, shard.start), min(start + self.parameters[index].elements, shard.stop)
+                if place < end:
+                    yield Fragment(parameter=index, bucket=number, begin=place - start, end=end - start, place=place)
+
+    def reduced(self, number: int) -> Traffic:
+        """What is communicated of a bucket's gradients."""
+        return Traffic("reduce_scatter", gradient_dtype(self.dtype(number)), self.elements(number))
+
+    def gathered(self, number: int) -> Traffic:
+        """What is communicated of its parameters."""
+        return Traffic("all_gather", self.dtype(number), self.elements(number))
+
+    def _sizes(self, number: int) -> list[int]:
+        return [self.parameters[index].elements for index in self.buckets[number]]
+
+
+def gradient_dtype(dtype: torch.dtype) -> torch.dtype:
+    """In which gradients of parameters are summed, and the optimizer computes: at least single precision."""
+    return torch.float32 if dtype in _HALF else dtype
+
+
+def default_bucket_elements(ranks: int) -> int:
+    """A bucket is full with so many: more with more ranks, as each shard should be worth a message."""
+    return max(_LEAST_BUCKET, _LEAST_BUCKET_PER_RANK * ranks)
+
+
+def fill_buckets(
+    parameters: Sequence[ParameterSpec], bucket_elements: int, alone: Collection[int] = ()
+) -> tuple[tuple[int, ...], ...]:
+    """The buckets, in the order in which their gradients are expected.
+
+    Args:
+        bucket_elements: with these a bucket is full, padding before parameters included.
+        alone: parameters that have a bucket of their own.
+    """
+    by_dtype: dict[torch.dtype, list[int]] = {}
+    for index in reversed(range(len(parameters))):
+        by_dtype.setdefault(parameters[index].dtype, []).append(index)
+    buckets: list[tuple[int, ...]] = []
+    for indices in by_dtype.values():
+        bucket: list[int] = []
+        end = 0
+        for index in indices:
+            if index in alone and bucket:
+                buckets.append(tuple(bucket))
+                bucket, end = [], 0
+            bucket.append(index)
+            end = _up(end, START_ELEMENTS) + parameters[index].elements
+            if index in alone or end >= bucket_elements:
+                buckets.append(tuple(bucket))
+                bucket, end = [], 0
+        if bucket:
+            buckets.append(tuple(bucket))
+    return tuple(sorted(buckets, key=min, reverse=True))
+
+
+def _starts(sizes: Sequence[int]) -> tuple[int, ...]:
+    starts, end = [], 0
+    for size in sizes:
+        starts.append(_up(end, START_ELEMENTS))
+        end = starts[-1] + size
+    return tuple(starts)
+
+
+def _up(elements: int, multiple: int) -> int:
+    return -(-elements // multiple) * multiple

@@ -1,0 +1,168 @@
+"""Any element-wise optimizer of torch's, each rank of which updates its own shard of the parameters.
+
+Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020, stage 1 (and 2, as
+gradients are reduced to shards too).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.utils import get_total_norm
+
+from instrumented_ddp.sharded.shards import Shards
+from overlapscope.errors import OverlapScopeError
+
+_NOT_ELEMENT_WISE: Final = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
+"""Of torch's: what they do to an element depends on others of its parameter."""
+
+
+class ShardedOptimizer(torch.optim.Optimizer):
+    """Updates the parameters of a model with the strategy ``sharded``. Made on all ranks alike.
+
+    ``step()`` uses up the gradients. It returns when this rank's shards are updated and the others' are on their way:
+    forwards wait for them, module by module, and so does ``state_dict()``. Whoever reads parameters elsewhere calls
+    ``wait()`` first.
+
+    Args:
+        model: ``DistributedDataParallel(module, strategy="sharded")``.
+        optimizer_class: such as ``torch.optim.AdamW`` or ``torch.optim.SGD``; it treats each element on its own.
+        params: parameters or groups of them, as for the optimizer itself; None: all that are trained.
+        settings: its arguments.
+
+    Raises:
+        OverlapScopeError: the model isn't sharded, the optimizer isn't element-wise, or a parameter is another model's.
+
+    Example::
+
+        model = DistributedDataParallel(module, strategy="sharded")
+        optimizer = ShardedOptimizer(model, torch.optim.AdamW, lr=1e-3)
+    """
+
+    def __init__(
+        self,
+        model: nn.parallel.DistributedDataParallel,
+        optimizer_class: type[torch.optim.Optimizer],
+        params: Iterable[nn.Parameter] | Iterable[dict[str, Any]] | None = None,
+        **settings: Any,
+    ) -> None:
+        shards = getattr(model, "shards", None)
+        if not isinstance(shards, Shards):
+            raise OverlapScopeError(
+                "ShardedOptimizer needs a model whose gradients are reduced to shards: "
+                "instrumented_ddp.DistributedDataParallel(module, strategy='sharded')"
+            )
+        if any(one.__name__ in _NOT_ELEMENT_WISE for one in optimizer_class.__mro__):
+            raise OverlapScopeError(
+                f"{optimizer_class.__name__} needs whole parameters, and a shard cuts them: use one that treats each "
+                "element on its own, such as AdamW or SGD"
+            )
+        self.shards = shards
+        self.group: dist.ProcessGroup = model.process_group
+        groups = _groups_of(shards.parameters if params is None else params)
+        inner = [{**group, "params": self._mains_of(group["params"])} for group in groups]
+        self.inner = optimizer_class(inner, **settings)
+        """That of this rank's shards."""
+        for group, made in zip(groups, self.inner.param_groups, strict=True):
+            group.update({name: value for name, value in made.items() if name != "params"})
+        self._is_made = False
+        super().__init__(groups, self.inner.defaults)
+        self._is_made = shards.has_optimizer = True
+
+    def _mains_of(self, parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
+        numbers = {parameter: number for number, parameter in enumerate(self.shards.parameters)}
+        try:
+            wanted = {numbers[parameter] for parameter in parameters}
+        except KeyError:
+            raise OverlapScopeError("ShardedOptimizer was given a parameter that the model doesn't train") from None
+        return [one.main for one in self.shards.owned if one.fragment.parameter in wanted]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Not after it was made.
+
+        Raises:
+            OverlapScopeError: it was.
+        """
+        if getattr(self, "_is_made", False):
+            raise OverlapScopeError("ShardedOptimizer takes all its groups when it is made")
+        super().add_param_group(param_group)
+
+    # -- an update -----------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update this rank's shards, and have ranks exchange them.
+
+        Args:
+            closure: computes the loss and the gradients first.
+
+        Returns:
+            What it returns.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
+            inner.update({name: value for name, value in group.items() if name != "params"})
+        self.inner.step()
+        self.shards.updated()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients, of shards and those that were accumulated under ``no_sync()``."""
+        self.shards.drop_gradients()
+        super().zero_grad(set_to_none)
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Scale the gradients so that the norm of all of them, on all ranks, is at most this. Called on all ranks.
+
+        Returns:
+            The norm before that, as of ``torch.nn.utils.clip_grad_norm_``.
+        """
+        gradients = [one.main.grad for one in self.shards.owned if one.main.grad is not None]
+        device = self.shards.parameters[0].device
+        norm = get_total_norm(gradients, norm_type).to(device, torch.float64)
+        is_largest = norm_type == float("inf")
+        total = norm if is_largest else norm**norm_type
+        dist.all_reduce(total, dist.ReduceOp.MAX if is_largest else dist.ReduceOp.SUM, group=self.group)
+        norm = (total if is_largest else total ** (1 / norm_type)).to(torch.float32)
+        torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0)) if gradients else None
+        return norm
+
+    def wait(self) -> None:
+        """Wait until the shards of the others are there, as whoever reads parameters outside of a forward has to."""
+        self.shards.wait_for_all()
+
+    # -- what would be a part of it only -------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Each rank has a part of it.
+
+        Raises:
+            OverlapScopeError: always; it says what to do.
+        """
+        raise OverlapScopeError("each rank has a part of the state: use instrumented_ddp.sharded.checkpoint.save")
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # noqa: ARG002
+        """Each rank has a part of it.
+
+        Raises:
+            OverlapScopeError: always; it says what to do.
+        """
+        raise OverlapScopeError("each rank has a part of the state: use instrumented_ddp.sharded.checkpoint.load")
+
+
+def _groups_of(params: Iterable[Any]) -> list[dict[str, Any]]:
+    given = list(params)
+    if not all(isinstance(one, dict) for one in given):
+        return [{"params": given}]
+    return [{**group, "params": [*_several(group["params"])]} for group in given]
+
+
+def _several(params: Any) -> Iterable[Any]:
+    return [params] if isinstance(params, torch.Tensor) else params

@@ -1,0 +1,454 @@
+"""A sharded optimizer comes to what stock's DDP and the same optimizer come to, and sends what its layout says."""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+from torch.utils.checkpoint import checkpoint
+
+from instrumented_ddp import DistributedDataParallel, ShardedOptimizer
+from overlapscope.analysis.advice import advise
+from overlapscope.analysis.analysis import Analysis
+from overlapscope.diagnosis.from_logs import read_evidence
+from overlapscope.diagnosis.judge import judge
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.format import REPORTS_FILE, rank_folder
+from overlapscope.trace.reader import read_trace
+from tests.cluster.collective_logs import logged
+from tests.cluster.ranks import run_ranks
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+Weights = dict[str, npt.NDArray[Any]]
+
+
+class Tied(nn.Module):
+    """An embedding that the head shares, attention (which reads a weight of a module that it never calls), sizes from
+    one element to many, and a parameter of double precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 24)
+        self.attention = nn.MultiheadAttention(24, 2)
+        self.wide = nn.Sequential(nn.Linear(24, 301), nn.Tanh(), nn.Linear(301, 24))
+        self.norm = nn.BatchNorm1d(24)
+        self.head = nn.Linear(24, 11, bias=False)
+        self.head.weight = self.embedding.weight
+        self.scale = nn.Parameter(torch.ones(()))
+        self.precise = nn.Parameter(torch.ones(3, dtype=torch.float64))
+        self.frozen = nn.Parameter(torch.ones(5), requires_grad=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        x = x + self.attention(x, x, x)[0]
+        x = self.norm(x + self.wide(x))
+        return self.head(x) * self.scale + self.precise.sum()
+
+
+class Unusual(nn.Module):
+    """A recurrent layer, a weight that is computed from others, complex numbers, and a part that is computed twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent = nn.LSTM(6, 10, 2)
+        self.normed = weight_norm(nn.Linear(10, 4))
+        self.turned = nn.Linear(4, 4, dtype=torch.complex64)
+        self.twice = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.normed(self.recurrent(x)[0])
+        return checkpoint(self.twice, self.turned(x.to(torch.complex64)).abs(), use_reentrant=False)
+
+
+class Branches(nn.Module):
+    """One of which is never used, and one by rank 0 alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.sometimes, self.never = nn.Linear(7, 5), nn.Linear(7, 5), nn.Linear(7, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.used(x) + (self.sometimes(x) if dist.get_rank() == 0 else 0)
+
+
+OPTIMIZERS: dict[str, Callable[..., tuple[type[torch.optim.Optimizer], dict[str, Any]]]] = {
+    # The gradient of a key's bias is 0 but for rounding: a larger eps keeps Adam from making a step of that.
+    "adamw": lambda: (torch.optim.AdamW, {"lr": 0.01, "eps": 1e-3}),
+    "sgd": lambda: (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01, "nesterov": True}),
+}
+
+
+def wrap(module: nn.Module, name: str, *, is_sharded: bool, **settings: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
+    optimizer_class, arguments = OPTIMIZERS[name]()
+    plain = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    groups = [{"params": plain[:2], "lr": 0.002}, {"params": plain[2:]}]
+    if not is_sharded:
+        return nn.parallel.DistributedDataParallel(module, **settings), optimizer_class(groups, **arguments)
+    ddp = DistributedDataParallel(module, strategy="sharded", **{"bucket_cap_mb": 0.01} | settings)
+    return ddp, ShardedOptimizer(ddp, optimizer_class, groups, **arguments)
+
+
+def train(name: str, is_sharded: bool, accumulate: int = 1, clip: float | None = None) -> Weights:
+    torch.manual_seed(0)
+    ddp, optimizer = wrap(Tied(), name, is_sharded=is_sharded)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+    data = torch.Generator().manual_seed(dist.get_rank())
+    for _ in range(5):
+        for turn in range(accumulate):
+            ddp.require_backward_grad_sync = turn == accumulate - 1
+            ddp(torch.randint(0, 11, (6, 4), generator=data).flatten().view(-1)).square().mean().backward()
+        if clip is not None and is_sharded:
+            optimizer.clip_grad_norm_(clip)
+        elif clip is not None:
+            nn.utils.clip_grad_norm_(ddp.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+    with torch.no_grad():
+        ddp.eval()(torch.arange(4))
+    return {key: value.numpy().copy() for key, value in ddp.module.state_dict().items()}
+
+
+def assert_same(ours: list[Weights], stock: Weights, *, to_the_bit: bool) -> None:
+    for rank in ours:
+        for key, value in rank.items():
+            if "running" in key:  # each rank's own statistics; rank 0's are compared
+                continue
+            np.testing.assert_array_equal(value, ours[0][key], err_msg=key)
+    for key, value in ours[0].items():
+        tolerance = {"rtol": 0, "atol": 0} if to_the_bit else {"rtol": 2e-4, "atol": 1e-5}
+        np.testing.assert_allclose(value, stock[key], err_msg=key, **tolerance)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_ranks_come_to_what_stock_comes_to_and_two_of_them_to_the_same_bits(name: str, world_size: int) -> None:
+    (stock, *_) = run_ranks(train, world_size, name, False)
+    assert_same(run_ranks(train, world_size, name, True), stock, to_the_bit=world_size == 2)
+
+
+def test_gradients_accumulated_under_no_sync_come_to_the_same_bits() -> None:
+    (stock, _) = run_ranks(train, 2, "adamw", False, 3)
+    assert_same(run_ranks(train, 2, "adamw", True, 3), stock, to_the_bit=True)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_gradients_are_clipped_by_the_norm_of_all_shards(world_size: int) -> None:
+    (stock, *_) = run_ranks(train, world_size, "sgd", False, 1, 0.1)
+    assert_same(run_ranks(train, world_size, "sgd", True, 1, 0.1), stock, to_the_bit=False)
+    (unclipped, *_) = run_ranks(train, world_size, "sgd", False)
+    assert not np.allclose(stock["wide.0.weight"], unclipped["wide.0.weight"], rtol=2e-4)
+
+
+def train_unusual(is_sharded: bool, is_compiled: bool) -> Weights:
+    torch.manual_seed(0)
+    caps = {"bucket_cap_mb": 2} if is_compiled else {}  # what a compiler makes of them has to be larger
+    ddp, optimizer = wrap(Unusual(), "adamw", is_sharded=is_sharded, **caps)
+    model = torch.compile(ddp, backend="eager") if is_compiled else ddp
+    data = torch.Generator().manual_seed(dist.get_rank())
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.randn(5, 3, 6, generator=data)).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(5):
+        assert optimizer.step(closure).item() > 0
+    return {key: value.numpy().copy() for key, value in ddp.module.state_dict().items()}
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_unusual_modules_come_to_the_same_bits(is_compiled: bool) -> None:
+    (stock, _) = run_ranks(train_unusual, 2, False, is_compiled)
+    assert_same(run_ranks(train_unusual, 2, True, is_compiled), stock, to_the_bit=True)
+
+
+def train_branches(is_sharded: bool) -> Weights:
+    torch.manual_seed(0)
+    ddp, optimizer = wrap(Branches(), "sgd", is_sharded=is_sharded, find_unused_parameters=True)
+    for step in range(4):
+        ddp(torch.full((3, 7), float(step))).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {key: value.numpy().copy() for key, value in ddp.module.state_dict().items()}
+
+
+def test_parameters_without_a_gradient_on_any_rank_are_left_alone_as_by_stock() -> None:
+    (stock, _) = run_ranks(train_branches, 2, False)
+    assert_same(run_ranks(train_branches, 2, True), stock, to_the_bit=True)
+
+
+def train_reduced_twice(is_sharded: bool) -> Weights:
+    """Two backwards are reduced, and their averages are added, before there is an update."""
+    torch.manual_seed(0)
+    ddp, optimizer = wrap(nn.Linear(9, 9), "sgd", is_sharded=is_sharded)
+    for step in range(6):
+        ddp(torch.full((3, 9), 0.1 * step + dist.get_rank())).square().mean().backward()
+        if step % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    return {key: value.numpy().copy() for key, value in ddp.module.state_dict().items()}
+
+
+def test_averages_of_several_backwards_add_up_until_they_are_used() -> None:
+    (stock, _) = run_ranks(train_reduced_twice, 2, False)
+    assert_same(run_ranks(train_reduced_twice, 2, True), stock, to_the_bit=False)
+
+
+def train_half_precision(is_sharded: bool) -> tuple[Weights, set[torch.dtype]]:
+    """Stock: single precision throughout, and the weights rounded after each update, as the forward sees them."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 33), nn.Linear(33, 5))
+    net = net.to(torch.bfloat16)
+    ddp, optimizer = wrap(net, "sgd", is_sharded=is_sharded)
+    start = {key: value.float().numpy().copy() for key, value in net.state_dict().items()}
+    for _ in range(200):
+        ddp(torch.ones(4, 16, dtype=torch.bfloat16)).sum().backward()
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-7
+        optimizer.step()
+        optimizer.zero_grad()
+    end = ddp.module.state_dict()
+    moved = {key: value.float().numpy() - start[key] for key, value in end.items()}
+    return moved, {value.dtype for value in end.values()}
+
+
+def test_half_precision_has_main_weights_that_small_updates_are_not_lost_in() -> None:
+    for moved, dtypes in run_ranks(train_half_precision, 2, True):
+        assert dtypes == {torch.bfloat16}
+        assert all(np.any(value != 0) for key, value in moved.items() if "weight" in key)
+
+
+def bytes_of_state() -> int:
+    net = nn.Sequential(*(nn.Linear(128, 128) for _ in range(8)))
+    ddp, optimizer = wrap(net, "adamw", is_sharded=True)
+    ddp(torch.ones(2, 128)).sum().backward()
+    optimizer.step()
+    state = optimizer.inner.state.values()
+    return sum(value.nbytes for one in state for value in one.values() if value.dim())
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_rank_keeps_its_share_of_the_optimizers_state(world_size: int) -> None:
+    ours = run_ranks(bytes_of_state, world_size)
+    everything = 2 * 4 * 8 * (128 * 128 + 128)
+    assert sum(ours) == everything
+    assert max(ours) <= 1.02 * everything / world_size  # buckets of few elements end with padding
+
+
+def memories_of_parameters() -> list[tuple[torch.dtype, int]]:
+    ddp = DistributedDataParallel(Tied(), strategy="sharded", bucket_cap_mb=0.01)
+    assert len(ddp.shards.layout.buckets) > 3
+    return [(p.dtype, p.untyped_storage().data_ptr()) for p in ddp.parameters() if p.requires_grad]
+
+
+def test_parameters_of_a_dtype_lie_in_one_buffer() -> None:
+    (memories,) = run_ranks(memories_of_parameters, 1)
+    assert len(set(memories)) == len({dtype for dtype, _ in memories}) == 2
+
+
+def train_and_leave_the_wrapper() -> tuple[Weights, Weights]:
+    """Weights as soon as the wrapper is gone, although shards were on their way, and after another one's training."""
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Linear(200, 200) for _ in range(4)))
+    found = []
+    for _ in range(2):
+        ddp, optimizer = wrap(net, "sgd", is_sharded=True)
+        ddp(torch.ones(2, 200)).square().mean().backward()
+        optimizer.step()
+        del ddp, optimizer
+        gc.collect()
+        assert not net._forward_pre_hooks
+        found.append({name: value.detach().numpy().copy() for name, value in net.named_parameters()})
+    return found[0], found[1]
+
+
+def test_a_module_whose_wrapper_is_gone_is_whole_and_can_be_wrapped_again() -> None:
+    first, second = run_ranks(train_and_leave_the_wrapper, 2)
+    for ours, theirs in zip(first, second, strict=True):
+        assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+    assert not np.array_equal(first[0]["0.weight"], first[1]["0.weight"])
+
+
+# -- as it is recorded -----------------------------------------------------------------------------------------------
+
+
+class TwoPrecisions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.single, self.short = nn.Linear(17, 33), nn.Linear(33, 65, dtype=torch.bfloat16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.short(self.single(x).to(torch.bfloat16))
+
+
+def train_recorded(folder: str) -> list[tuple[int, int]]:
+    """Elements of each bucket, and bytes of one of its parameters."""
+    torch.manual_seed(0)
+    net = TwoPrecisions()
+    ddp = DistributedDataParallel(net, strategy="sharded", bucket_cap_mb=0.0001, trace=folder)
+    optimizer = ShardedOptimizer(ddp, torch.optim.SGD, lr=0.01)
+    for _ in range(3):
+        ddp(torch.ones(2, 17)).sum().backward()
+        optimizer.step()
+    ddp(torch.ones(2, 17))
+    layout = ddp.shards.layout
+    return [(layout.elements(number), layout.dtype(number).itemsize) for number in range(len(layout.buckets))]
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_as_many_bytes_are_sent_as_the_layout_says_padding_included(tmp_path: Path, world_size: int) -> None:
+    (buckets, *_) = run_ranks(train_recorded, world_size, str(tmp_path))
+    assert len(buckets) > 2
+    trace = read_trace(tmp_path)
+    assert trace.problems == ()
+    of_step = trace.collectives.query("rank == 0 and step == 1 and bucket >= 0")
+    seen = {op: rows.sort_values("bucket")["bytes"].tolist() for op, rows in of_step.groupby("op", observed=True)}
+    assert seen == {
+        "reduce_scatter": [4 * elements for elements, _ in buckets],
+        "all_gather": [itemsize * elements for elements, itemsize in buckets],
+    }
+    expected = 3 * (world_size - 1) * sum(elements * (4 + itemsize) for elements, itemsize in buckets) // world_size
+    for rank in range(world_size):
+        entries = [what for what, _ in logged(tmp_path, rank) if what.op == "send"]
+        assert {what.role for what in entries} == {"segment"}
+        assert {what.peer for what in entries} == {(rank + 1) % world_size}
+        assert sum(what.bytes for what in entries) == expected
+
+
+def test_advice_on_buckets_says_that_it_does_not_apply(tmp_path: Path) -> None:
+    run_ranks(train_recorded, 2, str(tmp_path))
+    with pytest.raises(OverlapScopeError, match="gradients were reduced by strategy sharded"):
+        advise(Analysis(read_trace(tmp_path)))
+
+
+class Layers:
+    """A loop over a model with many buckets."""
+
+    def __init__(self, folder: str, **settings: Any) -> None:
+        net = nn.Sequential(*(nn.Linear(64, 64) for _ in range(6)))
+        self.ddp = DistributedDataParallel(net, strategy="sharded", bucket_cap_mb=0.01, trace=folder, **settings)
+        self.optimizer = ShardedOptimizer(self.ddp, torch.optim.AdamW, lr=0.01)
+
+    def step(self) -> None:
+        self.ddp(torch.randn(8, 64)).square().mean().backward()
+        self.optimizer.step()
+
+
+def train_healthily(folder: str) -> None:
+    loop = Layers(folder)
+    for _ in range(100):
+        loop.step()
+
+
+def test_a_healthy_recording_is_healthy_and_its_waits_are_exposed_communication(tmp_path: Path) -> None:
+    run_ranks(train_healthily, 2, str(tmp_path))
+    verdict = judge(read_evidence(tmp_path)[0])
+    assert verdict.kind == "healthy"
+    trace = read_trace(tmp_path)
+    account = Analysis(trace).account
+    waited_for = trace.collectives["op"].iloc[account.waits.collective]
+    assert set(waited_for) == {"reduce_scatter", "all_gather"}
+    inside = trace.phases.query("phase in ('forward', 'finalise')").sort_values(["rank", "start_ns"])
+    for _, own in inside.groupby("rank"):
+        assert (own["start_ns"].to_numpy()[1:] >= own["end_ns"].to_numpy()[:-1]).all()
+
+
+def reports_of(folder: Path, rank: int) -> list[dict[str, Any]]:
+    path = rank_folder(folder, rank) / REPORTS_FILE
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def hang_in_update(folder: str) -> None:
+    """Until that is reported."""
+    loop = Layers(folder)
+    for number in range(40):
+        if number == 20 and dist.get_rank() == 1:
+            loop.optimizer.inner.register_step_pre_hook(lambda *_: sleep_until_reported(Path(folder)))
+        loop.step()
+
+
+def sleep_until_reported(folder: Path) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not reports_of(folder, 0):
+        time.sleep(0.05)
+
+
+def test_a_rank_that_hangs_before_it_sends_its_shards_is_named_by_those_whose_forward_waits(tmp_path: Path) -> None:
+    run_ranks(hang_in_update, 3, str(tmp_path))
+    message = reports_of(tmp_path, 0)[0]["message"]
+    assert message.startswith("Rank 1 has made no progress")
+    assert "in the optimizer of step 20" in message
+
+
+# -- what can't be ---------------------------------------------------------------------------------------------------
+
+
+def refusals() -> list[str]:
+    said = []
+
+    def refused(act: Callable[[], object]) -> None:
+        try:
+            act()
+        except OverlapScopeError as error:
+            said.append(str(error))
+
+    def without_optimizer() -> None:
+        ddp = DistributedDataParallel(nn.Linear(2, 2), strategy="sharded")
+        ddp(torch.ones(1, 2)).sum().backward()
+        ddp(torch.ones(1, 2))
+
+    def moved() -> None:
+        ddp = DistributedDataParallel(nn.Linear(2, 2), strategy="sharded")
+        ddp.double()(torch.ones(1, 2))
+
+    def joined() -> None:
+        ddp = DistributedDataParallel(nn.Linear(2, 2), strategy="sharded")
+        with ddp.join():
+            ddp(torch.ones(1, 2))
+
+    tied = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    tied[1].weight.data = tied[0].weight.data
+    sharded = DistributedDataParallel(nn.Linear(2, 2), strategy="sharded")
+    refused(lambda: ShardedOptimizer(DistributedDataParallel(nn.Linear(2, 2)), torch.optim.SGD, lr=1))
+    refused(lambda: ShardedOptimizer(sharded, torch.optim.LBFGS))
+    refused(lambda: ShardedOptimizer(sharded, torch.optim.SGD, nn.Linear(2, 2).parameters(), lr=1))
+    refused(lambda: ShardedOptimizer(sharded, torch.optim.SGD, lr=1).state_dict())
+    refused(lambda: DistributedDataParallel(nn.Embedding(3, 3, sparse=True), strategy="sharded"))
+    refused(lambda: DistributedDataParallel(tied, strategy="sharded"))
+    refused(lambda: DistributedDataParallel(nn.Linear(2, 2), strategy="sharded", bucket_cap_mb="auto"))
+    refused(without_optimizer)
+    refused(moved)
+    refused(joined)
+    return said
+
+
+def test_what_a_sharded_optimizer_cannot_do_is_refused_in_one_line() -> None:
+    (said,) = run_ranks(refusals, 1)
+    assert all("\n" not in line for line in said)
+    begins = [line.split(":")[0][:60] for line in said]
+    assert begins == [
+        "ShardedOptimizer needs a model whose gradients are reduced t",
+        "LBFGS needs whole parameters, and a shard cuts them",
+        "ShardedOptimizer was given a parameter that the model doesn'",
+        "each rank has a part of the state",
+        "strategy='sharded' can't have this module",
+        "strategy='sharded' can't have this module",
+        "strategy='sharded' sizes its buckets itself",
+        "gradients were reduced to shards, and no optimizer uses them",
+        "parameter bias has been moved out of the buffer that ranks e",
+        "a sharded optimizer can't train under join()",
+    ]
