@@ -11,7 +11,7 @@ import torch.distributed as dist
 from meeting import Task
 from workloads import WORKLOADS, loss_of
 
-from instrumented_ddp import DistributedDataParallel
+from instrumented_ddp import DistributedDataParallel, ShardedOptimizer
 from instrumented_ddp.strategies.known import strategy_of
 from instrumented_ddp.strategies.strategy import Strategy
 from overlapscope.lab.trials.trial import Trial
@@ -23,6 +23,16 @@ def strategy_for(trial: Trial) -> Strategy:
     return strategy if trial.groups is None else replace(strategy, groups=trial.groups)
 
 
+def optimizer_for(model: DistributedDataParallel, strategy: Strategy, learning_rate: float) -> torch.optim.Optimizer:
+    """SGD, as a strategy needs it: on parts of the parameters, or updating each when the next forward needs it."""
+    if strategy.pads_to is not None:
+        return ShardedOptimizer(model, torch.optim.SGD, lr=learning_rate, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)
+    if strategy.then is not None or strategy.slice_bytes is not None:
+        model.defer(optimizer)
+    return optimizer
+
+
 def train(trial: Trial, task: Task, device: torch.device) -> list[torch.Tensor]:
     """Train, and return the loss of each forward pass."""
     torch.manual_seed(trial.seed)
@@ -30,9 +40,10 @@ def train(trial: Trial, task: Task, device: torch.device) -> list[torch.Tensor]:
     settings: dict[str, Any] = {} if trial.bucket_cap_mb is None else {"bucket_cap_mb": trial.bucket_cap_mb}
     if device.type == "cuda":
         settings["device_ids"] = [device.index]
-    model = DistributedDataParallel(workload.module.to(device), strategy=strategy_for(trial), **settings)
+    strategy = strategy_for(trial)
+    model = DistributedDataParallel(workload.module.to(device), strategy=strategy, **settings)
     learning_rate = workload.learning_rate if trial.learning_rate is None else trial.learning_rate
-    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)
+    optimizer = optimizer_for(model, strategy, learning_rate)
     generator = torch.Generator().manual_seed(1000 * trial.seed + task.rank)  # every rank draws other samples
     batch = trial.batch or workload.batch
     losses = []

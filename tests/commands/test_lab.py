@@ -65,6 +65,7 @@ def test_an_earlier_recording_is_not_overwritten(tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 def test_a_fault_is_explained_run_diagnosed_and_compared_with_the_truth(tmp_path: Path) -> None:
     ran = overlapscope_process("lab", "fault", "failed-rank", "--ranks", "2", "-o", tmp_path)
     assert "One rank ends with an exception." in ran.stdout

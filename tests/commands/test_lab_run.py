@@ -71,6 +71,7 @@ def test_figures_say_what_holds_and_are_drawn_if_a_folder_is_given(tmp_path: Pat
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

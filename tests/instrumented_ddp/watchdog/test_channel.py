@@ -72,6 +72,7 @@ def serve(pipe: Connection) -> None:
     pipe.recv()
 
 
+@pytest.mark.slow
 def test_a_store_whose_host_is_stopped_is_waited_for_a_moment_only_and_found_again():
     ours, theirs = CONTEXT.Pipe()
     process = CONTEXT.Process(target=serve, args=(theirs,))
