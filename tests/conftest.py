@@ -14,8 +14,10 @@ settings.load_profile("without a deadline")
 
 
 def pytest_configure() -> None:
-    """Let Ctrl-C reach what tests start: nohup and CI runners have it ignored, which is inherited."""
+    """Let signals reach what tests start: nohup and CI runners have some ignored, which is inherited."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)  # ignored by the tests themselves all the same
 
 
 @pytest.hookimpl(optionalhook=True)  # for whoever runs without xdist

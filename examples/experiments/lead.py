@@ -50,7 +50,9 @@ def lead(rank: Rank, args: argparse.Namespace) -> int:
         )
     results = Results(args.output / experiment.name)
     work = _Work(rank, experiment, results)
-    number_of_done = len(trials) - len(left_to_do(trials, results.done))
+    if not left_to_do(trials, results.done):
+        print(f"all {len(trials)} trials had been done", flush=True)
+        return 0
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         results.check(work.look_around(wanted.backend))
@@ -62,8 +64,6 @@ def lead(rank: Rank, args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 130
-    if number_of_done == len(trials):
-        print(f"all {len(trials)} trials had been done", flush=True)
     return 0
 
 
