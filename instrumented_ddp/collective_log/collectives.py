@@ -27,7 +27,7 @@ from instrumented_ddp.collective_log.device_completion import OnEnd
 from instrumented_ddp.collective_log.dispatch import Call, Interception
 from instrumented_ddp.collective_log.loop_place import LoopPlace, frames_of
 from instrumented_ddp.collective_log.position import Position
-from instrumented_ddp.collective_log.purposes import Launch, Purpose, current_launch
+from instrumented_ddp.collective_log.purposes import Launch, Purpose, current_launch, purpose_of_group
 from instrumented_ddp.collective_log.signatures import SignatureTable
 from instrumented_ddp.collective_log.tensor_names import TensorNames
 from overlapscope.errors import OverlapScopeError
@@ -126,7 +126,7 @@ class Collectives:
     def _announce(self, call: Call) -> Announced:
         self.completions.look_at_oldest()
         launch = current_launch() or self.recognise(call)
-        purpose = None if launch is None else launch.purpose
+        purpose = purpose_of_group(call.group) or (None if launch is None else launch.purpose)
         call_site, names = self._line_and_names(call, purpose)
         self.before_each()
         position = self.position

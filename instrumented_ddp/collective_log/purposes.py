@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ class _Purposes(threading.local):
 
 
 _purposes: Final = _Purposes()
+_of_groups: Final[weakref.WeakKeyDictionary[dist.ProcessGroup, Purpose]] = weakref.WeakKeyDictionary()
 
 
 @contextmanager
@@ -58,6 +60,19 @@ def launched_for(what: Purpose | Launch | None) -> Iterator[None]:
         yield
     finally:
         _purposes.current = before
+
+
+def keep_for(group: dist.ProcessGroup, purpose: Purpose) -> None:
+    """Whatever is launched in a group is for this purpose.
+
+    For torch's hooks: what they launch in callbacks comes from whichever thread has seen an earlier part end.
+    """
+    _of_groups[group] = purpose
+
+
+def purpose_of_group(group: dist.ProcessGroup) -> Purpose | None:
+    """What a group was kept for, if it was."""
+    return _of_groups.get(group)
 
 
 def current_launch() -> Launch | None:

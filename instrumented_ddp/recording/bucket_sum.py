@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 
@@ -83,10 +83,6 @@ class BucketSum:
             self._ended(failed=True)
             raise
         self._ended(failed=False)
-
-    def hook(self) -> AbstractContextManager[None]:
-        """What is launched inside is a part of the sum, which torch's own hook makes."""
-        return launched_for(None if self._records is None else replace(self._records.purpose, role="segment"))
 
     @contextmanager
     def round(self, segment: Segment) -> Iterator[None]:

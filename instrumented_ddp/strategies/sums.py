@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 import torch
 import torch.distributed as dist
 
+from instrumented_ddp.collective_log.purposes import Purpose, keep_for
 from instrumented_ddp.recording.bucket_sum import BucketSum
 from instrumented_ddp.strategies.priority import Slices
 from instrumented_ddp.strategies.strategy import Strategy
@@ -50,6 +51,7 @@ class Sums:
         if strategy.hook is not None:
             # Collectives are matched by their order in a group: the thread's need one where nobody else launches any.
             self._group = another_group(group)
+            keep_for(self._group, Purpose(role="segment", strategy=strategy.name))
             state, hook = strategy.hook(self._group)
             self._hook = partial(hook, state)
         self._worker: _Worker | None = None
@@ -83,8 +85,7 @@ class Sums:
         if self._hook is not None:
             # What it launches when an earlier part is over has to be over before the next bucket: on gloo ranks would
             # launch these in an order of their own.
-            with told.hook():
-                return self._hook(bucket).wait()
+            return self._hook(bucket).wait()
         run, buffer = self._parts[part], bucket.buffer()
         assert run is not None
         with told.running():

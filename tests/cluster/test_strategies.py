@@ -329,3 +329,17 @@ def test_a_strategy_is_a_setting_of_the_model_unless_it_is_the_usual_one(
     run_ranks(train_recorded, 2, strategy, str(tmp_path))
     (line,) = (tmp_path / "rank_0" / "parameters.jsonl").read_text().splitlines()
     assert json.loads(line)["settings"].get("strategy") == recorded
+
+
+def train_with_power_sgd(folder: str) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Linear(64, 64) for _ in range(6)))
+    ddp = DistributedDataParallel(net, strategy="power_sgd", bucket_cap_mb=0.02, trace=folder)
+    for _ in range(30):
+        ddp(torch.randn(4, 64)).square().mean().backward()
+
+
+def test_what_a_hook_launches_is_a_part_of_the_sum_whichever_thread_launches_it(tmp_path):
+    run_ranks(train_with_power_sgd, 2, str(tmp_path))
+    for rank in range(2):
+        assert "user" not in {what.role for what, _ in logged(tmp_path, rank)}
