@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-import time
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,16 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from instrumented_ddp import DistributedDataParallel
-from instrumented_ddp.strategies import priority, ring
-from instrumented_ddp.strategies.strategy import Strategy
-from instrumented_ddp.strategies.wire import Wire
-from overlapscope.account.blocks import BLOCKS, account_of
-from overlapscope.analysis.advice import advise
-from overlapscope.analysis.analysis import Analysis
-from overlapscope.diagnosis.diagnosis import Diagnosis
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.reader import read_trace
-from tests.cluster.collective_logs import logged
 from tests.cluster.ranks import run_ranks
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -210,77 +197,6 @@ def test_so_it_is_on_three_ranks(strategy: str) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-# -- what is recorded ------------------------------------------------------------------------------------------------
-
-
-class Pause(nn.Module):
-    """A part of a model that takes a while and has no parameters: something to hide communication under."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(...) -> (...)"""
-        time.sleep(0.05)
-        return x
-
-
-def slow_ring(buffer: torch.Tensor, wire: Wire) -> None:
-    time.sleep(0.02)
-    ring.all_reduce(buffer, wire)
-
-
-def train_recorded(strategy: str, folder: str, *, looks: bool) -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(Pause(), nn.Linear(17, 65), nn.Linear(65, 33), nn.Linear(33, 3))
-    given = Strategy(name="slow", all_reduce=slow_ring) if strategy == "slow" else strategy
-    ddp = DistributedDataParallel(net, strategy=given, bucket_cap_mb=SMALL_BUCKETS_MB, trace=folder)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
-    ddp.defer(optimizer)
-    for _ in range(6):
-        ddp(torch.ones(4, 17)).square().sum().backward()
-        optimizer.step()
-        if looks and dist.get_rank() == 0:
-            ddp.state_dict()
-
-
-def test_what_hides_under_the_next_forward_is_not_exposed(tmp_path: Path) -> None:
-    run_ranks(partial(train_recorded, looks=False), 2, "slow", str(tmp_path))
-    trace = read_trace(tmp_path)
-    assert trace.problems == ()
-    account = account_of(trace)
-    settled = account.step >= 3  # buckets are rebuilt, and the first forward was watched
-    assert (account.hidden_ns[settled, BLOCKS.index("forward")] > 0).all()
-    waited = account.waits.collective
-    assert set(trace.collectives["step"].to_numpy()[waited] + 1 - account.step[account.wait_row]) <= {0, 1}
-    phases = trace.phases.query("rank == 0 and step == 4")["phase"].tolist()
-    # From the first module on a bucket is waited for, its parameters are updated, and the forward goes on.
-    assert phases.count("finalise") - 1 == phases.count("forward") - 1 > 1
-    assert phases[:4] == ["data_wait", "forward", "finalise", "optimizer"]
-
-
-def test_a_decoupled_sum_is_recorded_as_its_two_halves(tmp_path: Path) -> None:
-    run_ranks(partial(train_recorded, looks=False), 2, "decoupled", str(tmp_path))
-    trace = read_trace(tmp_path)
-    sums = trace.collectives.query("bucket >= 0 and rank == 0")
-    assert sums["end_ns"].notna().all()
-    for _, of_step in sums.groupby("step"):
-        first = of_step[of_step["op"] == "reduce_scatter"].sort_values("launch_ns")
-        second = of_step[of_step["op"] == "all_gather"].sort_values("launch_ns")
-        assert len(first) + len(second) == len(of_step)
-        assert first["bucket"].tolist() == second["bucket"].tolist()[::-1] == list(range(len(first)))
-        assert second["launch_ns"].min() >= first["launch_ns"].max()
-
-
-@pytest.mark.parametrize("strategy", ["overlapped", "decoupled", "priority"])
-def test_ranks_that_look_at_their_parameters_at_different_times_have_not_drifted_apart(
-    tmp_path: Path, strategy: str
-) -> None:
-    run_ranks(partial(train_recorded, looks=True), 2, strategy, str(tmp_path))
-    diagnosis = Diagnosis.of(tmp_path)
-    assert diagnosis is not None
-    assert diagnosis.verdict.kind == "healthy"
-    with pytest.raises(OverlapScopeError, match=f"reduced by strategy {strategy} with deferred updates"):
-        advise(Analysis(read_trace(tmp_path)))
-
-
 # -- what can't be ---------------------------------------------------------------------------------------------------
 
 
@@ -329,32 +245,3 @@ def test_what_can_not_be_deferred_is_refused_in_one_line() -> None:
         "defer(): find_unused_parameters=True and static_graph=True are not supported",
         "defer(): gradient_as_bucket_view=True is not supported",
     ]
-
-
-# -- bytes -----------------------------------------------------------------------------------------------------------
-
-
-def train_in_slices(folder: str) -> None:
-    strategy = replace(priority.STRATEGY, slice_bytes=400)
-    ddp = DistributedDataParallel(nn.Linear(40, 11), strategy=strategy, trace=folder)
-    ddp(torch.ones(2, 40)).sum().backward()
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_priority_sends_slices_around_a_ring_and_rank_0_says_which(tmp_path: Path, ranks: int) -> None:
-    run_ranks(train_in_slices, ranks, str(tmp_path))
-    slices = [100] * 4 + [51]  # elements, of 451
-    sent = [[what for what, _ in logged(tmp_path, rank) if what.op == "send"] for rank in range(ranks)]
-    assert {what.role for of_rank in sent for what in of_rank} == {"segment"}
-    said = [what.peer for what in sent[0] if what.dtype == "int64"]
-    assert sorted(said) == sorted([*range(1, ranks)] * len(slices))
-    around = [what.elements for of_rank in sent for what in of_rank if what.dtype == "float32"]
-    assert sum(around) == 2 * (ranks - 1) * sum(slices)
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_decoupled_sends_what_a_ring_sends(tmp_path: Path, ranks: int) -> None:
-    run_ranks(partial(train_recorded, looks=False), ranks, "decoupled", str(tmp_path))
-    halves = read_trace(tmp_path).collectives.query("rank == 0 and op == 'all_gather'")
-    sent = [what for rank in range(ranks) for what, _ in logged(tmp_path, rank) if what.op == "send"]
-    assert sum(what.elements for what in sent) == 2 * (ranks - 1) * halves["elements"].sum()
