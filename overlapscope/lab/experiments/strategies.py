@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from overlapscope.interval import Interval
-from overlapscope.lab.experiments.charts import Bars, Figure
+from overlapscope.lab.experiments.charts import Bars, Figure, is_known
 from overlapscope.lab.experiments.estimates import (
     bar_of,
     change,
@@ -59,6 +59,8 @@ def verdict(by_name: dict[str, pd.DataFrame], order: list[str]) -> str:
     """
     first, *others = order
     step = step_of(by_name[first])
+    if not is_known(step):
+        return f"{first} had the shortest steps, {format_ns(step.value)}, of too few repetitions to name the fastest"
     equal = [name for name in others if not is_told(change(by_name[first], by_name[name]))]
     text = f"{first} is the fastest with steps of {format_ns(step.value)} ({format_interval_ns(step)})"
     if equal:

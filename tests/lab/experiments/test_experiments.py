@@ -135,6 +135,13 @@ def test_the_winner_is_named_with_those_that_may_be_as_fast_and_what_it_gains():
     assert [bar.label for bar in figure.charts[0].bars] == ["fp16", "ring", "overlapped"]
 
 
+def test_of_too_few_repetitions_no_winner_is_named():
+    figure = strategies.draw(together(rows_of([100, 101], strategy="overlapped"), rows_of([80, 81], strategy="fp16")))
+    assert figure.here == (
+        "convnet, 2 ranks, gloo: fp16 had the shortest steps, 80.5 ms, of too few repetitions to name the fastest.",
+    )
+
+
 def test_the_default_is_not_compared_with_itself():
     figure = strategies.draw(together(rows_of([100] * 3), rows_of([200] * 3, strategy="ring")))
     assert figure.here == ("convnet, 2 ranks, gloo: overlapped is the fastest with steps of 100 ms (100 to 100 ms).",)
