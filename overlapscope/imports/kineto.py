@@ -61,6 +61,8 @@ class Profile:
     """kind (of ``_SPANS``), name, thread, start_ns, end_ns, in order of start"""
     collectives: pd.DataFrame
     """id, op, elements (0: unknown), dtype, group, thread, start_ns, end_ns of their launches, in order of start"""
+    trained: pd.DataFrame
+    """start_ns of operators whose gradient is computed later, by the flows that lead there; empty in old traces"""
     launches: pd.DataFrame
     """correlation, thread, start_ns"""
     kernels: pd.DataFrame
@@ -122,6 +124,7 @@ def read_profile(path: Path, progress: Progress | None = None) -> Profile:
         ),
         spans=rows.spans.table(),
         collectives=collectives if len(collectives) else rows.calls.table(),
+        trained=rows.trained.table(),
         launches=rows.launches.table(),
         kernels=kernels,
     )
@@ -196,17 +199,20 @@ class _Rows:
         self.collectives = _Growing(*launched)
         self.calls = _Growing(*launched)
         """The same of the operators themselves: gloo says no more of its collectives."""
+        self.trained = _Growing("start_ns")
         self.launches = _Growing("correlation", "thread", "start_ns")
         self.kernels = _Growing("kind", "stream", "correlation", "id", "op", "start_ns", "end_ns")
 
     def take(self, events: Iterable[Event]) -> None:
         self._add(events)
-        for table in (self.spans, self.collectives, self.calls, self.launches, self.kernels):
+        for table in (self.spans, self.collectives, self.calls, self.trained, self.launches, self.kernels):
             table.pack()
 
     def _add(self, events: Iterable[Event]) -> None:
         for event in events:
             if event.get("ph") != "X":
+                if event.get("ph") == "s" and event.get("cat") == "fwdbwd":
+                    self.trained.rows.append((_ns(event["ts"]),))
                 continue
             category, name = event.get("cat"), event.get("name", "")
             if category in ("cpu_op", "user_annotation", "Operator"):

@@ -21,8 +21,10 @@ class Pass:
     step: int
     """Counted from the first one of the profile."""
     forward: Span
+    is_trained: bool
+    """Else it is an evaluation."""
     backward: Span | None
-    """None if there was none, as in an evaluation."""
+    """None if another forward comes before it, as where a module is called after another one."""
     copies_in_ns: Int64Array
     """(n,) when a gradient had been copied into its bucket."""
     copies_out_ns: Int64Array
@@ -77,6 +79,7 @@ def steps_of(profile: Profile) -> Steps:
 
 def _passes(profile: Profile, forwards: Int64Array, optimizers: Int64Array, ends_ns: Int64Array) -> tuple[Pass, ...]:
     autograd, copies_in, copies_out = (_spans(profile, kind) for kind in ("autograd", "copy_in", "copy_out"))
+    trained = profile.trained.to_numpy(dtype=np.int64).reshape(-1, 1)
     begins_ns = np.sort(np.concatenate([forwards[:, 0], optimizers[:, 0]]))
 
     def between(spans: Int64Array, begin_ns: int, end_ns: int) -> Int64Array:
@@ -93,6 +96,7 @@ def _passes(profile: Profile, forwards: Int64Array, optimizers: Int64Array, ends
             Pass(
                 step=step,
                 forward=(begin_ns, end_ns),
+                is_trained=len(between(trained, begin_ns, end_ns)) > 0 if len(trained) else len(own) > 0,
                 backward=(int(own[:, 0].min()), int(own[:, 1].max())) if len(own) else None,
                 copies_in_ns=between(copies_in, end_ns, until_ns)[:, 1],
                 copies_out_ns=between(copies_out, end_ns, until_ns),

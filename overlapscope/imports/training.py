@@ -161,7 +161,7 @@ class _Writing:
         clock = self._clock
         forward = clock(one.forward[0]), clock(one.forward[1])
         if one.backward is None:
-            return [(Phase.EVALUATION, forward, Flag.NONE)]
+            return [(Phase.FORWARD if one.is_trained else Phase.EVALUATION, forward, Flag.NONE)]
         backward = clock(one.backward[0]), clock(one.backward[1])
         spans = [(Phase.FORWARD, forward, Flag.NONE)]
         spans.append((Phase.BACKWARD, backward, Flag.NONE if buckets else Flag.NO_SYNC))

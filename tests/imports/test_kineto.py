@@ -103,6 +103,21 @@ def event(
     return {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "ts": ts, "dur": dur, "args": args or {}}
 
 
+def test_of_forwards_in_a_row_those_are_trained_whose_operators_lead_to_a_backward(tmp_path):
+    """An evaluation at 5-8 us, then two modules one after the other, and one backward of both."""
+    forwards = [("DistributedDataParallel.forward", begin, 3) for begin in (5, 10, 14)]
+    annotations = [("ProfilerStep#0", 0, 100), *forwards, ("Optimizer.step#SGD.step", 60, 20)]
+    events = [event("user_annotation", *each) for each in annotations]
+    events += [event("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 30, 10, tid=2)]
+    events += [
+        {"ph": "s", "cat": "fwdbwd", "name": "fwdbwd", "id": ts, "pid": 1, "tid": 1, "ts": ts} for ts in (11, 15)
+    ]
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
+    records = training_of(read_profile(tmp_path / "trace.json")).records
+    phases = [Phase(each["index"]).name for each in records[records["kind"] == Kind.PHASE]]
+    assert phases == ["DATA_WAIT", "EVALUATION", "FORWARD", "FORWARD", "BACKWARD", "OPTIMIZER"]
+
+
 @pytest.mark.parametrize(
     ("name", "rank"),
     [("rank3.json", 3), ("trace_rank-12.json.gz", 12), ("Rank_0_of_2.json", 0), ("trace.json", None)],
