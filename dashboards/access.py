@@ -10,7 +10,9 @@ import hashlib
 import hmac
 import json
 import secrets
+from base64 import b64decode
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from enum import Enum
 from ipaddress import ip_address
 from pathlib import Path
@@ -83,7 +85,9 @@ class Access:
         return None
 
     def knows(self, request: HTTPServerRequest) -> bool:
-        """Whether who sent a request has logged in."""
+        """Whether who sent a request has logged in, or shows what lets in."""
+        if self._admits_program(request.headers.get("Authorization", "")):
+            return True
         cookie = request.cookies.get(self.cookie_name)
         value = cookie.value if cookie else None
         return decode_signed_value(self.secret, self.cookie_name, value, max_age_days=_LOGIN_DAYS) is not None
@@ -93,6 +97,18 @@ class Access:
         if self.token is not None and hmac.compare_digest(token.encode(), self.token.encode()):
             return True
         return user in self.passwords and hmac.compare_digest(password.encode(), self.passwords[user].encode())
+
+    def _admits_program(self, authorization: str) -> bool:
+        """Whether a header lets in who keeps no cookies, such as Prometheus or curl."""
+        scheme, _, credentials = authorization.partition(" ")
+        if scheme.lower() == "bearer":
+            return self.admits(token=credentials)
+        if scheme.lower() != "basic":
+            return False
+        with suppress(ValueError):  # not base64, or not text
+            user, _, password = b64decode(credentials, validate=True).decode().partition(":")
+            return self.admits(user=user, password=password)
+        return False
 
     def login_cookie(self) -> bytes:
         """The value of the cookie of somebody who is let in."""

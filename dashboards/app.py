@@ -19,6 +19,7 @@ from dashboards.access import Access, is_loopback
 from dashboards.experiment_files import experiment_routes
 from dashboards.experiments import experiments_in
 from dashboards.gate import SERVER_OPTIONS, guard, login_options
+from dashboards.metrics import metrics_routes
 from dashboards.news import news_routes
 from dashboards.pages import buckets, compare, experiments, order, overview, problem, stragglers, timeline
 from dashboards.pages import runs as runs_page
@@ -110,6 +111,7 @@ def serve(
     access: Access | None = None,
     prefix: str = "",
     show: bool = True,
+    metrics: bool = False,
 ) -> None:
     """Serve recordings until Ctrl-C.
 
@@ -120,6 +122,7 @@ def serve(
         access: who may use it; everybody who reaches the address if not given.
         prefix: what the path of every address begins with.
         show: open a browser.
+        metrics: also answer Prometheus.
 
     Raises:
         OverlapScopeError: the address and port can't be listened on.
@@ -128,7 +131,7 @@ def serve(
     runs = Runs(folders)
     chosen = _free_port(address, range(DEFAULT_PORT, DEFAULT_PORT + 100)) if port is None else port
     try:
-        server = start_server(runs, address, chosen, access=access, prefix=prefix)
+        server = start_server(runs, address, chosen, access=access, prefix=prefix, metrics=metrics)
     except OSError as error:
         raise OverlapScopeError(f"can't listen on {address} port {chosen}: {error.strerror or error}") from None
     first_page = prepare(runs)
@@ -187,7 +190,7 @@ def _prepare_alone(recording: Recording) -> str:
 
 
 def start_server(
-    runs: Runs, address: str, port: int, *, access: Access | None = None, prefix: str = ""
+    runs: Runs, address: str, port: int, *, access: Access | None = None, prefix: str = "", metrics: bool = False
 ) -> pn.io.server.Server:
     """Start a server that listens; it answers when its ``io_loop`` runs."""
     access = access or Access()
@@ -209,7 +212,12 @@ def start_server(
         show=False,
         start=False,
         verbose=False,
-        extra_patterns=[*news_routes(runs), *table_routes(runs), *experiment_routes(runs.folders)],
+        extra_patterns=[
+            *news_routes(runs),
+            *table_routes(runs),
+            *experiment_routes(runs.folders),
+            *(metrics_routes(runs) if metrics else ()),
+        ],
         # A page that was closed gives its memory back soon, but one on a slow line has time to open its websocket.
         check_unused_sessions_milliseconds=5_000,
         unused_session_lifetime_milliseconds=60_000,

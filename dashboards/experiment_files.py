@@ -16,8 +16,8 @@ from dashboards.charts.png import png_file
 from dashboards.charts.svg import svg_file
 from dashboards.experiments import FoundExperiment, experiments_in
 from dashboards.place import file_stem
-from dashboards.saving import csv_parts, parquet_of
 from overlapscope.errors import OverlapScopeError
+from overlapscope.exports.table_files import csv_parts, parquet_of
 
 
 def experiment_routes(folders: Sequence[Path]) -> list[tuple[str, type[RequestHandler], dict[str, Any]]]:

@@ -13,6 +13,7 @@ from overlapscope.analysis.summary import Summary
 from overlapscope.analysis.trend import trend_by_step
 from overlapscope.diagnosis.wording import capitalised
 from overlapscope.errors import OverlapScopeError
+from overlapscope.exports.open_metrics import Sample, samples_of
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +41,8 @@ class JudgedRun:
     """Ranks of which something is known."""
     times: StepTimes | None = None
     """Step times over the whole recording."""
+    samples: tuple[Sample, ...] = ()
+    """All figures, for Prometheus."""
     took_s: float = 0.0
     """How long it took to find out."""
 
@@ -78,6 +81,7 @@ def _judged(snapshot: Snapshot, began_s: float) -> JudgedRun:
         steps=None if summary is None else int(trace.steps["step"].max()) + 1,
         ranks=len(trace.ranks),
         times=None if summary is None else _times(summary),
+        samples=tuple(samples_of(snapshot, diagnosis)),
         took_s=time.monotonic() - began_s,
     )
 

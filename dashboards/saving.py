@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 import pandas as pd
@@ -13,7 +12,6 @@ from tornado.web import RequestHandler, authenticated
 
 from dashboards.pages.buckets import choice_of
 from dashboards.pages.order import group_of_address
-from dashboards.pages.rank_choice import format_ranks
 from dashboards.pages.runs import runs_table
 from dashboards.pages.shell import Arguments, is_whole, render_alone
 from dashboards.place import RUN_ROUTE, Place, file_stem
@@ -31,11 +29,10 @@ from dashboards.tables import (
     steps_table,
 )
 from overlapscope.analysis import sentences
+from overlapscope.analysis.rank_numbers import format_ranks
 from overlapscope.analysis.stragglers import Stragglers
 from overlapscope.errors import OverlapScopeError
-
-_CSV_ROWS: Final = 20_000
-"""Rows that are written at a time: a table of millions need not be in memory as text too."""
+from overlapscope.exports.table_files import csv_parts, parquet_of
 
 MakeTable = Callable[[Snapshot, Arguments], pd.DataFrame]
 """The table of a recording, for the query of the page; an OverlapScopeError if there is none."""
@@ -152,17 +149,3 @@ class _TableHandler(AuthRequestHandler):
                 advice="Go back to the page, and reload it: it shows what there is.",
             )
         )
-
-
-def csv_parts(frame: pd.DataFrame) -> Iterator[bytes]:
-    """A table as CSV, some rows at a time."""
-    for begin in range(0, max(1, len(frame)), _CSV_ROWS):
-        rows = frame.iloc[begin : begin + _CSV_ROWS]
-        yield rows.to_csv(index=False, header=not begin, lineterminator="\n").encode()
-
-
-def parquet_of(frame: pd.DataFrame) -> bytes:
-    """A table as Parquet."""
-    buffer = io.BytesIO()
-    frame.to_parquet(buffer, index=False)
-    return buffer.getvalue()

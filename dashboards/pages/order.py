@@ -10,12 +10,13 @@ from bokeh.document import Document
 
 from dashboards.pages.account import account_variables
 from dashboards.pages.order_details import describe_number
-from dashboards.pages.rank_choice import MAX_RANKS, format_ranks, parse_ranks
+from dashboards.pages.rank_choice import MAX_RANKS
 from dashboards.pages.report_rows import report_rows
 from dashboards.pages.shell import Arguments, render
 from dashboards.pages.standings import NOTEWORTHY, standings
 from dashboards.plots.order import OrderPlot, Selected
 from dashboards.recording import Snapshot
+from overlapscope.analysis.rank_numbers import format_ranks, parse_ranks
 from overlapscope.diagnosis.attempts import others_text
 from overlapscope.diagnosis.categories import BUCKET_SLOTS
 from overlapscope.diagnosis.diagnosis import Diagnosis

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
@@ -10,6 +9,7 @@ from typing import Final, Literal, get_args
 import pandas as pd
 
 from dashboards.pages.shell import Arguments
+from overlapscope.analysis.rank_numbers import format_ranks, parse_ranks
 
 MAX_RANKS: Final = 16
 """As many as a window can show readably and draw quickly."""
@@ -97,40 +97,6 @@ def _by_host(
         of_host.setdefault(host_of[rank], []).append(rank)
     shown = [rank for host, own in of_host.items() for rank in (own if host in opened else own[:1])]
     return shown, {own[0]: (host, len(own)) for host, own in of_host.items() if len(own) > 1}
-
-
-def parse_ranks(text: str, known: Sequence[int]) -> tuple[list[int], list[str]]:
-    """Read ranks and ranges of them, such as ``0-7, 12``.
-
-    Args:
-        known: the existing ranks.
-
-    Returns:
-        Each known rank once, in the order given; and the parts of the text that mean none.
-    """
-    found: dict[int, None] = {}
-    unknown = []
-    for part in re.split(r"[,\s]+", text):
-        bounds = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part)
-        if bounds is None:
-            continue
-        first, last = int(bounds[1]), int(bounds[2] or bounds[1])
-        meant = [rank for rank in known if first <= rank <= last]
-        found.update(dict.fromkeys(meant))
-        if not meant:
-            unknown.append(part)
-    return list(found), unknown
-
-
-def format_ranks(ranks: Sequence[int]) -> str:
-    """Ranks in the form that ``parse_ranks`` reads: ``0-7, 12``."""
-    parts: list[list[int]] = []
-    for rank in ranks:
-        if parts and rank == parts[-1][-1] + 1:
-            parts[-1].append(rank)
-        else:
-            parts.append([rank])
-    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
 
 
 def suggest_ranks(ranks: pd.DataFrame) -> list[tuple[str, str]]:

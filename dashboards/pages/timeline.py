@@ -9,13 +9,14 @@ from typing import Any, Final
 from bokeh.document import Document
 
 from dashboards.pages.account import account_variables
-from dashboards.pages.rank_choice import RankChoice, choose_ranks, format_ranks, suggest_ranks
+from dashboards.pages.rank_choice import RankChoice, choose_ranks, suggest_ranks
 from dashboards.pages.selection import describe_selected
 from dashboards.pages.shell import Arguments, is_order_alone, render, render_part
 from dashboards.plots.timeline import MIN_VIEW_NS, TimelinePlot, step_at, step_view
 from dashboards.plots.timeline_content import View
 from dashboards.recording import Snapshot
 from overlapscope.analysis.lanes import LANE_NAMES, Timeline
+from overlapscope.analysis.rank_numbers import format_ranks
 from overlapscope.analysis.step_strip import step_strip
 from overlapscope.analysis.summary import Summary
 from overlapscope.trace.reader import Trace

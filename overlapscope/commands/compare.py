@@ -23,8 +23,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from overlapscope.commands.arguments import steps
 from overlapscope.commands.reading import report_problems
-from overlapscope.errors import OverlapScopeError
 from overlapscope.progress import Progress
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     for side in ("base", "new"):
         parser.add_argument(
             f"--{side}-steps",
-            type=_steps,
+            type=steps,
             default=(None, None),
             metavar="FIRST:END",
             help=f"steps of {side.upper()} to compare, as a slice of Python's: 10:50 are 10 to 49 (default: all)",
@@ -113,15 +113,6 @@ def _choice(steps: tuple[int | None, int | None], plan: int | None) -> Choice:
     from overlapscope.analysis.compare.side import Choice
 
     return Choice(first=steps[0], end=steps[1], plan=plan)
-
-
-def _steps(text: str) -> tuple[int | None, int | None]:
-    from overlapscope.analysis.compare.side import steps_in
-
-    try:
-        return steps_in(text)
-    except OverlapScopeError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _percentage(text: str) -> float:

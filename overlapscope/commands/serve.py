@@ -41,6 +41,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         help="a folder that 'overlapscope record -o' wrote or will write, or a folder of such folders; several of them",
     )
+    parser.add_argument(
+        "--metrics", action="store_true", help="also answer scrapes of Prometheus, at /metrics; see docs/export.md"
+    )
     prepare_server(parser)
 
 
@@ -86,6 +89,7 @@ def run(args: argparse.Namespace) -> int:
         access=access,
         prefix=args.prefix,
         show=not args.no_browser,
+        metrics=args.metrics,
     )
     return 0
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from dashboards.pages.rank_choice import choose_ranks, format_ranks, parse_ranks, suggest_ranks
+from dashboards.pages.rank_choice import choose_ranks, suggest_ranks
+from overlapscope.analysis.rank_numbers import format_ranks, parse_ranks
 
 
 def ranks(count, per_host=8):

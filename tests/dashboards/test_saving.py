@@ -11,12 +11,13 @@ from urllib.parse import quote
 import pandas as pd
 import pytest
 
-from dashboards import saving
 from dashboards.access import Access
 from dashboards.pages.runs import row_view
 from dashboards.recording import Recording, Snapshot
 from dashboards.runs import Runs
-from dashboards.saving import TABLES, csv_parts, parquet_of
+from dashboards.saving import TABLES
+from overlapscope.exports import table_files
+from overlapscope.exports.table_files import csv_parts, parquet_of
 from tests.dashboards.running import Answer, Running, running
 from tests.dashboards.test_order_page import faulty
 from tests.segments import write_ring_recording
@@ -165,7 +166,7 @@ def test_who_has_to_log_in_elsewhere_gets_no_table_and_no_news(folder: Path, mon
 
 
 def test_a_long_table_is_written_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saving, "_CSV_ROWS", 3)
+    monkeypatch.setattr(table_files, "_ROWS", 3)
     for rows in (0, 1, 3, 7):
         frame = pd.DataFrame({"step": range(rows), "said": ['a "b", c'] * rows})
         assert b"".join(csv_parts(frame)).decode() == frame.to_csv(index=False)

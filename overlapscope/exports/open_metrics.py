@@ -1,0 +1,102 @@
+"""What is known of runs as OpenMetrics text, for Prometheus, which node_exporter reads as well.
+
+Names and suffixes are those of prometheus.io/docs/practices/naming: seconds and ratios. Means are those of all pages;
+what is not known has no sample.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from overlapscope.analysis.analysis import Analysis
+from overlapscope.diagnosis.diagnosis import Diagnosis
+
+FAMILIES: Final = {
+    "overlapscope_step_seconds": "Mean time of a step.",
+    "overlapscope_block_seconds": "Mean time of a block of the account of a step; the blocks sum to the step.",
+    "overlapscope_exposed_seconds": "Mean exposed communication of a step, by what is waited for.",
+    "overlapscope_hidden_seconds": "Mean communication of a step under which something else goes on.",
+    "overlapscope_overlap_ratio": "Hidden over all communication.",
+    "overlapscope_steps_counted": "How many steps the means are of: those that are alike.",
+    "overlapscope_newest_step": "Number of the newest step that a rank has finished.",
+    "overlapscope_ranks": "How many ranks left a recording.",
+    "overlapscope_ranks_expected": "How many ranks train together.",
+    "overlapscope_straggler_cost_seconds": "What a rank, host or link that others wait for adds to a step.",
+    "overlapscope_live": "1 while it is being recorded, else 0.",
+    "overlapscope_incidents": "Reports of watchdogs that have not been withdrawn.",
+    "overlapscope_fault": "1 if something is wrong with the job, 0 if not.",
+    "overlapscope_verdict": "1 for what the diagnosis says of the job.",
+}
+"""By name of a gauge, its help."""
+
+Labels = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A number of a run."""
+
+    family: str
+    value: float
+    labels: Labels = field(default_factory=dict)
+
+
+def samples_of(analysis: Analysis, diagnosis: Diagnosis | None) -> Iterator[Sample]:
+    """What is known of a run.
+
+    Args:
+        diagnosis: None if the recording has no collective logs: then nothing is said of faults.
+    """
+    trace, summary = analysis.trace, analysis.summary
+    yield Sample("overlapscope_ranks", len(trace.ranks))
+    if trace.expected_ranks:
+        yield Sample("overlapscope_ranks_expected", len(trace.expected_ranks))
+    if len(trace.steps):
+        yield Sample("overlapscope_newest_step", int(trace.steps["step"].max()))
+    yield Sample("overlapscope_steps_counted", summary.steps)
+    if summary.steps:
+        yield Sample("overlapscope_step_seconds", summary.mean.step.value / 1e9)
+        for name, mean in summary.mean.blocks.items():
+            yield Sample("overlapscope_block_seconds", mean.value / 1e9, {"block": name})
+        for reason, mean in summary.exposed_for.items():
+            yield Sample("overlapscope_exposed_seconds", mean.value / 1e9, {"reason": reason})
+        yield Sample("overlapscope_hidden_seconds", summary.hidden.value / 1e9)
+        yield Sample("overlapscope_overlap_ratio", summary.overlap_ratio)
+    for finding in analysis.stragglers.findings if analysis.stragglers is not None else ():
+        link = "" if finding.link is None else f"{finding.link.rank} to {finding.link.peer_rank}"
+        ranks = ",".join(map(str, finding.ranks))
+        labels = {"cause": finding.cause, "ranks": ranks, "host": finding.host or "", "link": link}
+        yield Sample("overlapscope_straggler_cost_seconds", finding.cost.value / 1e9, labels)
+    if diagnosis is not None:
+        verdict = diagnosis.verdict
+        yield Sample("overlapscope_incidents", sum(report.retracted_ns is None for report in diagnosis.reports))
+        yield Sample("overlapscope_fault", int(verdict.is_fault))
+        yield Sample("overlapscope_verdict", 1, {"kind": verdict.kind, "certainty": verdict.certainty})
+
+
+def text_of(samples: Mapping[str, Sequence[Sample]]) -> str:
+    """The exposition of several runs, as github.com/prometheus/OpenMetrics has it.
+
+    Args:
+        samples: by name of a run.
+    """
+    lines = []
+    for name, help_text in FAMILIES.items():
+        of_runs = [(run, one) for run, known in samples.items() for one in known if one.family == name]
+        kept = [(run, one) for run, one in of_runs if math.isfinite(one.value)]
+        if not kept:
+            continue
+        lines += [f"# TYPE {name} gauge", f"# HELP {name} {help_text}"]
+        lines += [f"{name}{{{_labels({'run': run, **one.labels})}}} {one.value:.9g}" for run, one in kept]
+    return "\n".join([*lines, "# EOF", ""])
+
+
+def _labels(labels: Labels) -> str:
+    return ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,281 @@
+"""A recording as trace viewers draw it: tracks of slices that never overlap, counters, and what belongs together.
+
+Viewers take slices of a track that overlap for calls within each other, and misdraw those that are not. So what
+overlaps, such as two all-reduces at a time, lies on tracks side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from overlapscope.account.arrivals import arrivals_by_collective, match_collectives
+from overlapscope.account.intervals import Int64Array
+from overlapscope.analysis.analysis import Analysis
+from overlapscope.analysis.density import SpanIndex, index_spans
+from overlapscope.analysis.lanes import LanesByRank, buckets_of_gradients
+from overlapscope.trace.reader import Trace
+
+COUNTERS: Final = {"exposed communication": "exposed_ns", "hidden communication": "hidden_ns"}
+"""By the name of a counter, the figure of the account that it shows for each step."""
+
+_NO_FACTS: Final = ("start_ns", "end_ns", "name", "way", "together")
+"""Columns of slices that are no facts."""
+
+_BUCKET: Final = ["rank", "model", "step", "bucket"]
+_PLAN: Final = ["model", "plan_epoch", "bucket"]
+_PARAMETERS_NAMED: Final = 8
+_REDUCES: Final = ("all_reduce", "reduce_scatter")
+"""Operations that are on a bucket's way from its gradients to their averages."""
+
+
+class Slice(NamedTuple):
+    """One slice, as files have it."""
+
+    start_ns: int
+    end_ns: int
+    name: str
+    facts: dict[str, Any]
+    """What is known of it, as plain values."""
+    links: tuple[str, ...]
+    """Slices that have one of these in common belong together: arrows lead from each to the next."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Track:
+    """A row of a viewer: slices that don't overlap, by their start."""
+
+    rank: int
+    name: str
+    row: int
+    """From 0: those of one name lie side by side."""
+    slices: pd.DataFrame
+    """start_ns, end_ns (of the common clock), name, and a column for whatever is known of some, missing of others.
+
+    Slices of a rank with the same ``way`` are stations of one reduction of a bucket, slices of several ranks with the
+    same ``together`` are one collective; both are missing where there is nothing to go with.
+    """
+    is_instants: bool
+    """Whether each is a moment."""
+
+    def __iter__(self) -> Iterator[Slice]:
+        columns = {str(name): _plain(column) for name, column in self.slices.items()}
+        facts = [(name, values) for name, values in columns.items() if name not in _NO_FACTS]
+        nothing = [None] * len(self.slices)
+        ways, together = columns.get("way", nothing), columns.get("together", nothing)
+        for at, times in enumerate(zip(columns["start_ns"], columns["end_ns"], columns["name"], strict=True)):
+            known = {name: values[at] for name, values in facts if values[at] is not None}
+            links = {f"way {self.rank} {ways[at]}": ways[at], f"together {together[at]}": together[at]}
+            yield Slice(*times, known, tuple(link for link, number in links.items() if number is not None))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Counter:
+    """A number of each step of a rank."""
+
+    rank: int
+    name: str
+    samples: pd.DataFrame
+    """time_ns (where the step begins), value (milliseconds)"""
+
+
+class Tracks:
+    """The tracks of a recording.
+
+    Args:
+        analysis: of the recording.
+        steps: only what goes on while these do, as a slice of their numbers.
+    """
+
+    def __init__(self, analysis: Analysis, steps: slice = slice(None)) -> None:
+        trace = analysis.trace
+        self._steps = trace.steps[_is_in(trace.steps["step"], steps)]
+        self._is_all = steps == slice(None)
+        self._figures = analysis.summary.figures
+        self._lanes = LanesByRank(trace)
+        collectives = _collectives(trace)
+        self._of_lane = {
+            "phases": _phases(trace),
+            "gradients": _gradients(trace),
+            "buckets": pd.concat([_waits(collectives), _copies(trace, collectives)], ignore_index=True),
+            "communication": collectives.drop(columns=["rank", "plan_epoch"]),
+        }
+        self._others = {
+            "rounds": _rounds(trace),
+            "garbage collection": trace.pauses.assign(
+                name="collection of generation " + trace.pauses["generation"].astype(str)
+            ),
+            "own collectives": trace.user_collectives.assign(name="waits for a collective of the script"),
+        }
+
+    def of_rank(self, rank: int) -> Iterator[Track | Counter]:
+        """Those of a rank, from top to bottom; none if it has none of the steps."""
+        steps = self._steps[self._steps["rank"] == rank]
+        if steps.empty and not self._is_all:
+            return
+        whole = np.iinfo(np.int64)
+        window = (whole.min, whole.max) if self._is_all else (int(steps["start_ns"].min()), int(steps["end_ns"].max()))
+        names = "step " + steps["step"].astype(str)
+        yield from _side_by_side(rank, "steps", steps[["start_ns", "end_ns", "step"]].assign(name=names))
+        timeline = self._lanes.timeline([rank])
+        for lane in timeline.lanes:
+            facts = self._of_lane[lane.name]
+            yield from _tracks(rank, lane.name, lane.spans, facts, timeline.begin_ns, window, lane.is_instants)
+        for name, table in self._others.items():
+            own = table[(table["rank"] == rank) & _is_near(table["start_ns"], table["end_ns"], window)]
+            yield from _side_by_side(rank, name, own.drop(columns="rank"))
+        figures = self._figures[self._figures["rank"] == rank].merge(steps[["step", "start_ns"]], on="step")
+        for name, figure in COUNTERS.items():
+            samples = pd.DataFrame({"time_ns": figures["start_ns"], "value": figures[figure] / 1e6})
+            yield Counter(rank=rank, name=name, samples=samples.sort_values("time_ns", ignore_index=True))
+
+
+def _plain(column: pd.Series[Any]) -> list[Any]:
+    """A column as values of Python, None where they are missing."""
+    return column.astype("object").where(column.notna(), None).tolist()
+
+
+def _is_in(numbers: pd.Series[int], which: slice) -> pd.Series[bool]:
+    first = 0 if which.start is None else which.start
+    return (numbers >= first) & (numbers < (np.inf if which.stop is None else which.stop))
+
+
+def _tracks(
+    rank: int,
+    name: str,
+    spans: SpanIndex,
+    facts: pd.DataFrame,
+    begin_ns: int,
+    window: tuple[int, int],
+    is_instants: bool = False,
+) -> Iterator[Track]:
+    """One for each row of a lane.
+
+    Args:
+        facts: what is known of each of the spans' rows.
+        begin_ns: time 0 of the spans.
+        window: what is not in it is left out.
+    """
+    near = _is_near(spans.starts_ns + begin_ns, spans.ends_ns + begin_ns, window)
+    for row in np.unique(spans.stack[near]).tolist():
+        at = np.flatnonzero(near & (spans.stack == row))
+        times = {"start_ns": spans.starts_ns[at] + begin_ns, "end_ns": spans.ends_ns[at] + begin_ns}
+        slices = facts.iloc[spans.rows[at]].reset_index(drop=True).assign(**times)
+        yield Track(rank=rank, name=name, row=row, slices=slices, is_instants=is_instants)
+
+
+def _is_near(starts_ns: Any, ends_ns: Any, window: tuple[int, int]) -> Any:
+    """Which spans have a part in the window."""
+    return ((ends_ns > window[0]) | (starts_ns >= window[0])) & (starts_ns < window[1])
+
+
+def _side_by_side(rank: int, name: str, table: pd.DataFrame) -> Iterator[Track]:
+    starts_ns, ends_ns = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
+    spans = index_spans(starts_ns, ends_ns, np.zeros(len(table)), np.arange(len(table)))
+    whole = np.iinfo(np.int64)
+    yield from _tracks(rank, name, spans, table, 0, (whole.min, whole.max))
+
+
+def _phases(trace: Trace) -> pd.DataFrame:
+    names = trace.phases["phase"].astype(str).str.replace("_", " ")
+    return trace.phases[["step", "model", "no_sync"]].assign(name=names)
+
+
+def _gradients(trace: Trace) -> pd.DataFrame:
+    gradients, keys = trace.gradients, ["model", "plan_epoch", "parameter"]
+    known = trace.plans.drop_duplicates(keys)[[*keys, "name"]].astype(dict.fromkeys(keys, "int64"))
+    names = gradients[keys].merge(known, on=keys, how="left")["name"].to_numpy()
+    unnamed = "parameter " + gradients["parameter"].astype(str)
+    return gradients[["step", "model"]].assign(
+        name=pd.Series(names, index=gradients.index).fillna(unnamed) + " is ready",
+        bucket=_or_missing(buckets_of_gradients(gradients, trace.plans)),
+    )
+
+
+def _collectives(trace: Trace) -> pd.DataFrame:
+    """What is known of each row of ``trace.collectives``."""
+    table = trace.collectives
+    bucket = _or_missing(table["bucket"].to_numpy())
+    op = table["op"].astype(str)
+    is_of_bucket = bucket.notna().to_numpy()
+    names = op.where(~is_of_bucket, op + " of bucket " + bucket.astype(str))
+    is_over = table["end_ns"].notna()
+    facts = table[["rank", "plan_epoch", "step", "model", "group", "dtype", "elements", "bytes"]].assign(
+        name=names.where(is_over, names + ", not completed"),
+        bucket=bucket,
+        parameters=_parameters(trace, table.assign(bucket=bucket)),
+        call_site=_lines(trace),
+        way=_or_missing(np.where(is_of_bucket & op.isin(_REDUCES), np.arange(len(table)), -1)),
+        together=_or_missing(np.full(len(table), -1)),
+        start_is_bound=table["start_is_bound"],
+        end_uncertainty_ns=table["end_uncertainty_ns"],
+    )
+    matched = match_collectives(trace)
+    rows, arrivals = matched.rows.ravel(), arrivals_by_collective(matched)
+    for column in ("wait_ns", "transfer_ns", "last_rank", "busbw_bytes_per_s"):
+        facts[column] = pd.Series(arrivals[column].to_numpy(), index=facts.index[rows]).reindex(facts.index)
+    facts = facts.astype(dict.fromkeys(("wait_ns", "transfer_ns", "last_rank"), "Int64"))
+    if matched.rows.shape[1] > 1:
+        facts.loc[facts.index[rows], "together"] = np.repeat(np.arange(len(matched.rows)), matched.rows.shape[1])
+    return facts
+
+
+def _waits(collectives: pd.DataFrame) -> pd.DataFrame:
+    """What is known of the wait of each collective's bucket for its launch."""
+    names = "bucket " + collectives["bucket"].astype(str) + " waits for its launch"
+    facts = collectives[["step", "model", "bucket", "bytes", "dtype", "parameters", "way"]].assign(name=names)
+    return facts.astype({"bytes": "Int64"})  # copies have none
+
+
+def _copies(trace: Trace, collectives: pd.DataFrame) -> pd.DataFrame:
+    """What is known of each row of ``trace.copies``."""
+    copies = trace.copies
+    turns = [*_BUCKET, "turn"]
+    reduced = collectives[collectives["way"].notna()]
+    reduced = reduced.assign(turn=reduced.groupby(_BUCKET).cumcount())[[*turns, "way"]]
+    turn = copies.groupby([*_BUCKET, "direction"], observed=True).cumcount()
+    way = copies[_BUCKET].assign(turn=turn).merge(reduced.astype(dict.fromkeys(turns, "int64")), on=turns, how="left")
+    return copies[["step", "model", "bucket"]].assign(
+        name="bucket " + copies["bucket"].astype(str) + " is copied " + copies["direction"].astype(str),
+        parameters=_parameters(trace, copies),
+        way=way["way"].set_axis(copies.index),
+    )
+
+
+def _rounds(trace: Trace) -> pd.DataFrame:
+    table = trace.segments
+    of = table["rounds"].where(table["rounds"] > 0).astype("Int64").astype(str).replace("<NA>", "?")
+    name = table["phase"] + " of bucket " + table["bucket"].astype(str) + ", round " + table["round"].astype(str)
+    return table.drop(columns=["plan_epoch", "lane", "phase", "round", "rounds"]).assign(name=name + " of " + of)
+
+
+def _parameters(trace: Trace, table: pd.DataFrame) -> pd.Series[Any]:
+    """The parameters of each row's bucket, as text."""
+    by_bucket = trace.plans.sort_values("position").groupby(_PLAN)["name"].agg(_some)
+    keys = pd.MultiIndex.from_frame(table[_PLAN].astype("Int64").fillna(-1).astype("int64"))
+    return pd.Series(by_bucket.reindex(keys).to_numpy(), index=table.index, dtype="object")
+
+
+def _some(names: pd.Series[str]) -> str:
+    more = len(names) - _PARAMETERS_NAMED
+    return ", ".join(names.iloc[:_PARAMETERS_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _lines(trace: Trace) -> pd.Series[Any]:
+    """Where each collective was launched: file, line and function."""
+    sites = trace.call_sites
+    text = sites["file"] + ":" + sites["line"].astype(str) + " (" + sites["function"] + ")"
+    known = text.set_axis(pd.MultiIndex.from_frame(sites[["rank", "call_site"]]))
+    known = known[~known.index.duplicated()]
+    keys = pd.MultiIndex.from_frame(trace.collectives[["rank", "call_site"]].astype("int64"))
+    return pd.Series(known.reindex(keys).to_numpy(), index=trace.collectives.index, dtype="object")
+
+
+def _or_missing(numbers: Int64Array) -> pd.Series[int]:
+    """Whole numbers, those below 0 missing."""
+    series = pd.Series(numbers).astype("Int64")
+    return series.mask(series < 0)
