@@ -44,7 +44,7 @@ def train(ranks: Ranks, model: str, rounds: int, slower: str | None) -> list[lis
         if slower is not None:
             threading.Thread(target=_slow_down_when_asked, args=(ranks, folder, slower), daemon=True).start()
         arguments = [name, model, str(rounds), "0" if slower is None else "1", *map(str, ranks.carriers)]
-        ranks.run([sys.executable, "-m", "benchmarks.auto_training", *arguments], environment, TIME_LIMIT_S)
+        ranks.run(["-m", "benchmarks.auto_training", *arguments], environment, TIME_LIMIT_S)
         return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD_SIZE)]
 
 

@@ -164,7 +164,7 @@ def _run(
 ) -> None:
     wait_until_quiet(LONGEST_WAIT_S)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **(variables or {})}
-    ranks.run([sys.executable, "-m", module, *arguments], environment, time_limit_s)
+    ranks.run(["-m", module, *arguments], environment, time_limit_s)
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -44,9 +44,9 @@ LONGEST_WAIT_S: Final = 60
 def record(ranks: Ranks, folder: Path, steps: int) -> None:
     """Train once, in new processes."""
     with tempfile.TemporaryDirectory() as rendezvous:
-        program = [sys.executable, "-m", "tests.cluster.straggling", str(folder), "--steps", str(steps)]
-        program += ["--rendezvous", f"{rendezvous}/file"]
-        ranks.run(program, os.environ | {"OMP_NUM_THREADS": "1"}, TIME_LIMIT_S)
+        arguments = ["-m", "tests.cluster.straggling", str(folder), "--steps", str(steps)]
+        arguments += ["--rendezvous", f"{rendezvous}/file"]
+        ranks.run(arguments, os.environ | {"OMP_NUM_THREADS": "1"}, TIME_LIMIT_S)
 
 
 def record_pairs(folder: Path, pairs: int, steps: int, sides: tuple[str, ...]) -> None:

@@ -15,7 +15,6 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from examples.train_convnet import make_resnet
 from examples.train_gpt import GPT
 
 
@@ -42,6 +41,8 @@ def make_mlp() -> Workload:
 
 def make_convnet() -> Workload:
     """The ResNet of examples/train_convnet.py."""
+    from examples.train_convnet import make_resnet  # which imports scikit-learn
+
     return Workload(make_resnet(32), {"input": torch.randn(32, 1, 8, 8)}, _mean_square)
 
 
@@ -83,6 +84,8 @@ def make_wide_mlp_of_small_batch() -> Workload:
 
 def make_wide_convnet() -> Workload:
     """29 MB of gradients, most of them the last block's: the ResNet of examples/train_convnet.py, but wider."""
+    from examples.train_convnet import make_resnet
+
     return Workload(make_resnet(160), {"input": torch.randn(24, 1, 8, 8)}, _mean_square)
 
 

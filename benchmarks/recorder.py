@@ -19,9 +19,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -40,8 +39,9 @@ from torch.autograd.graph import get_gradient_edge
 import instrumented_ddp
 from overlapscope.trace.format import Kind, pack_body
 from overlapscope.trace.writer import EventLog
+from tests.cluster.processes import Program, run_together
 
-ROOT: Final = Path(__file__).parents[1]
+TIME_LIMIT_S: Final = 300
 BARE: Final = "no DDP"
 WAYS: Final = (BARE, "a bare hook", "stock", "stock, recorded", "ours", "ours, recorded")
 SHAPES: Final = {"many": (300, 1000.0), "buckets": (300, 0.0103), "few": (1, 1000.0)}
@@ -100,9 +100,9 @@ def measure(way: str, steps: int) -> dict[str, tuple[float, float]]:
 
 def measured_apart(way: str, steps: int) -> dict[str, tuple[float, float]]:
     """The same in a new process."""
-    command = [sys.executable, "-m", "benchmarks.recorder", "--way", way, "--steps", str(steps)]
-    ran = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=300, check=True)
-    measured: dict[str, tuple[float, float]] = json.loads(ran.stdout.splitlines()[-1])
+    program = Program(["-m", "benchmarks.recorder", "--way", way, "--steps", str(steps)], os.environ)
+    (printed,) = run_together([program], TIME_LIMIT_S)
+    measured: dict[str, tuple[float, float]] = json.loads(printed.splitlines()[-1])
     return measured
 
 

@@ -45,7 +45,7 @@ from overlapscope.commands.child_process import plain_environment, recording_env
 from overlapscope.trace.environment import DETAILS, Detail, with_startup
 from overlapscope.trace.format import EVENTS_FILE, rank_folder
 from overlapscope.trace.log import newest_step
-from tests.cluster.processes import run_together
+from tests.cluster.processes import Program, run_together
 
 WORLD_SIZE: Final = 2
 TIME_LIMIT_S: Final = 1800
@@ -81,10 +81,13 @@ def run(model: str, way: Way, steps: int, detail: Detail) -> Run:
         environment |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         # A store over TCP, as with torchrun: watchdogs ask it.
         environment |= {"WORLD_SIZE": str(WORLD_SIZE), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        program = [sys.executable, "-m", "benchmarks.timed_training", temporary, way.wrapper, model, str(steps)]
+        arguments = ["-m", "benchmarks.timed_training", temporary, way.wrapper, model, str(steps)]
         cores = sorted(os.sched_getaffinity(0))
-        commands = [["env", f"RANK={rank}", *program, str(cores[rank % len(cores)])] for rank in range(WORLD_SIZE)]
-        run_together(commands, environment, TIME_LIMIT_S)
+        programs = [
+            Program([*arguments, str(cores[rank % len(cores)])], environment | {"RANK": str(rank)})
+            for rank in range(WORLD_SIZE)
+        ]
+        run_together(programs, TIME_LIMIT_S)
         is_recorded = (newest_step(rank_folder(traces, 0) / EVENTS_FILE) or 0) >= steps
         assert is_recorded == way.is_recorded, f"{way}: recorded is {is_recorded}"
         return [Timed.read(folder / f"{rank}.json") for rank in range(WORLD_SIZE)]

@@ -1,15 +1,20 @@
-"""Every benchmark runs to its end, at a tiny size: its figures mean nothing here, but they can be had."""
+"""Every benchmark runs to its end, at a tiny size: its figures mean nothing here, but they can be had.
+
+For them all processes may be forked from a server that has imported torch already.
+"""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+import signal
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.browser.chromium import CHROMIUM
+from tests.cluster.warm_process import WarmProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
@@ -57,17 +62,23 @@ def run(name: str, arguments: str, folder: Path) -> str:
     """What a benchmark has printed."""
     if name in IN_BROWSER and not CHROMIUM.exists():
         pytest.skip(f"{CHROMIUM} is not installed")
-    command = [sys.executable, "-m", f"benchmarks.{name}", *arguments.replace("FOLDER", str(folder)).split()]
-    ran = subprocess.run(
-        ["timeout", str(TIME_LIMIT_S), *command],  # which also ends what it has started
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "BENCHMARKS_PATIENCE_S": "0"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert ran.returncode == 0, ran.stdout
-    return ran.stdout
+    command = ["-m", f"benchmarks.{name}", *arguments.replace("FOLDER", str(folder)).split()]
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "BENCHMARKS_PATIENCE_S": "0",
+        "BENCHMARKS_START": "forkserver",
+    }
+    with tempfile.TemporaryFile() as output:
+        benchmark = WarmProcess(command, environment, output, folder=ROOT, leads_group=True)
+        try:
+            code = benchmark.wait(TIME_LIMIT_S)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(benchmark.pid, signal.SIGKILL)  # which also ends what it has started
+        output.seek(0)
+        printed = output.read().decode()
+    assert code == 0, printed
+    return printed
 
 
 @pytest.mark.parametrize("name", ALONE)

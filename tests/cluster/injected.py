@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Final
 from overlapscope.analysis.stragglers import Finding
 from overlapscope.lab.network.hosts import INTERFACE, Hosts
 from tests.cluster.faults import Fault, GcPauses, Pause, SlowCompute, SlowData, SlowLink, to_json
-from tests.cluster.processes import run_together
+from tests.cluster.processes import Program, run_together
 
 WORLD_SIZE: Final = 4
 STEPS: Final = 150
@@ -35,12 +34,14 @@ def train(faults: Sequence[Fault], folder: Path, hosts: Hosts | None = None, ste
     delays = to_json([fault for fault in faults if not isinstance(fault, SlowLink)])
     interface = INTERFACE if hosts else "lo"
     environment = os.environ | {"WORLD_SIZE": str(WORLD_SIZE), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": interface}
-    script = [sys.executable, "-m", "tests.cluster.straggling", str(folder), "--steps", str(steps), "--faults", delays]
+    arguments = ["-m", "tests.cluster.straggling", str(folder), "--steps", str(steps), "--faults", delays]
     with tempfile.TemporaryDirectory() as rendezvous:
-        script += ["--rendezvous", f"{rendezvous}/file"]
-        prefixes = [hosts.command(rank) if hosts else [] for rank in range(WORLD_SIZE)]
-        commands = [[*prefix, "env", f"RANK={rank}", *script] for rank, prefix in enumerate(prefixes)]
-        run_together(commands, environment, TIME_LIMIT_S)
+        arguments += ["--rendezvous", f"{rendezvous}/file"]
+        programs = [
+            Program(arguments, environment | {"RANK": str(rank)}, hosts.namespaces[rank] if hosts else None)
+            for rank in range(WORLD_SIZE)
+        ]
+        run_together(programs, TIME_LIMIT_S, "forkserver")
 
 
 def names(finding: Finding, fault: Fault) -> bool:

@@ -18,7 +18,7 @@ from typing import Final
 from overlapscope.lab.network import link as links
 from overlapscope.lab.network.hosts import INTERFACE, Hosts
 from overlapscope.lab.network.link import Link, LinkCheck, hosts_over
-from tests.cluster.processes import run_together
+from tests.cluster.processes import METHOD, Method, Program, run_together
 
 LINKS: Final = {
     "loopback": Link(),
@@ -56,16 +56,21 @@ class Ranks:
             (prefixes[one], prefixes[other]), (addresses[one], addresses[other]), self.interface, self.carriers
         )
 
-    def run(self, command: Sequence[str], environment: Mapping[str, str], time_limit_s: float) -> None:
-        """Run a command on all ranks at once, with RANK, WORLD_SIZE and the interface for gloo in its environment.
+    def run(
+        self, arguments: Sequence[str], environment: Mapping[str, str], time_limit_s: float, method: Method = METHOD
+    ) -> None:
+        """Run Python on all ranks at once, with RANK, WORLD_SIZE and the interface for gloo in its environment.
 
         Raises:
             RuntimeError: it has failed on one; says how its output ends.
             TimeoutError: it took longer than it may.
         """
         shared = {"WORLD_SIZE": str(len(self.prefixes)), "GLOO_SOCKET_IFNAME": self.interface}
-        commands = [[*prefix, "env", f"RANK={rank}", *command] for rank, prefix in enumerate(self.prefixes)]
-        run_together(commands, {**environment, **shared}, time_limit_s)
+        programs = [
+            Program(arguments, {**environment, **shared, "RANK": str(rank)}, prefix[-1] if prefix else None)
+            for rank, prefix in enumerate(self.prefixes)
+        ]
+        run_together(programs, time_limit_s, method)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -53,7 +52,7 @@ def test_ranks_know_who_they_are_and_by_which_interface_they_are_linked(tmp_path
     )
     for name, link in LINKS.items():
         with ranks_over(link, 2) as ranks:
-            ranks.run([sys.executable, "-c", script], os.environ, time_limit_s=30)
+            ranks.run(["-c", script], os.environ, time_limit_s=30)
         assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"0": "2", "1": "2"}, name
 
 
