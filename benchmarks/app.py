@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.browser import Server, opened_page, served
 from benchmarks.thousand_ranks import write_recording
 from benchmarks.timeline import WATCH, painted_s
+from tests.cluster.processes import METHOD
 
 PAGES: Final = ("", "timeline", "buckets", "stragglers", "order")
 _FORGOTTEN_AFTER_S: Final = 75
@@ -124,7 +125,7 @@ def main() -> None:
         ranks, steps = map(int, size.split("x"))
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
-            writer = multiprocessing.get_context("spawn").Process(target=write_recording, args=(folder, ranks, steps))
+            writer = multiprocessing.get_context(METHOD).Process(target=write_recording, args=(folder, ranks, steps))
             writer.start()
             writer.join()
             print(f"{ranks} ranks, {steps} steps", flush=True)

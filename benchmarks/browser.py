@@ -14,6 +14,7 @@ import psutil
 from playwright.sync_api import Page, ViewportSize, sync_playwright
 
 from tests.browser.chromium import ARGUMENTS, CHROMIUM
+from tests.cluster.processes import METHOD
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Server:
 @contextmanager
 def served(folder: Path) -> Iterator[Server]:
     """Serve a recording from when all is ready, as it is when ``overlapscope serve`` prints its address."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context(METHOD)
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(folder, theirs), daemon=True)
     process.start()

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 import time
@@ -25,7 +24,6 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
@@ -33,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from examples.train_gpt import GPT, draw_batch, read_sources
 from instrumented_ddp import DistributedDataParallel
 from overlapscope.trace.reader import read_trace
+from tests.cluster.ranks import run_ranks
 
 WARM_UP_STEPS = 5
 
@@ -68,10 +67,9 @@ class Signals:
                 self._running.remove((work, number))
 
 
-def run_rank(rank: int, folder: str, steps: int) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+def report_of(steps: int, folder: str) -> str | None:
+    """Train on one rank; what rank 0 has to say."""
+    rank = dist.get_rank()
     model = DistributedDataParallel(
         GPT(width=192, layers=6, heads=6, context=64), bucket_cap_mb=1, trace=f"{folder}/traces"
     )
@@ -93,21 +91,22 @@ def run_rank(rank: int, folder: str, steps: int) -> None:
             step()
     unix_minus_monotonic_ns = time.time_ns() - time.monotonic_ns()
     model._session.close()
-    if rank == 0:
-        profiler.export_chrome_trace(f"{folder}/profile.json")
-        profiled = json.loads(Path(f"{folder}/profile.json").read_text())
-        events = [event for event in profiled["traceEvents"] if event.get("name") == "gloo:all_reduce"]
-        events.sort(key=lambda event: event["ts"])
-        true_ns = np.array([round((e["ts"] + e["dur"]) * 1000) for e in events]) + profiled["baseTimeNanoseconds"]
-        reduced = read_trace(f"{folder}/traces").collectives.query("rank == 0 and op == 'all_reduce'")
-        recorded_ns = reduced["end_ns"].to_numpy(dtype=np.int64) + unix_minus_monotonic_ns
-        print(f"{len(true_ns)} all-reduces; lateness in ms\n{'':10} {'p5':>8} {'p50':>8} {'p90':>8} {'max':>8}")
-        signal_ns = {"recorded": recorded_ns, "callback": signals.callback_ns, "look": signals.look_ns}
-        for name, every_end_ns in signal_ns.items():
-            ends_ns = np.array(every_end_ns)[-len(true_ns) :]  # without the warm-up's
-            lateness_ms = (ends_ns - true_ns)[ends_ns > 0] / 1e6
-            print(f"{name:10} " + " ".join(f"{np.percentile(lateness_ms, p):8.3f}" for p in (5, 50, 90, 100)))
-    dist.destroy_process_group()
+    if rank != 0:
+        return None
+    profiler.export_chrome_trace(f"{folder}/profile.json")
+    profiled = json.loads(Path(f"{folder}/profile.json").read_text())
+    events = [event for event in profiled["traceEvents"] if event.get("name") == "gloo:all_reduce"]
+    events.sort(key=lambda event: event["ts"])
+    true_ns = np.array([round((e["ts"] + e["dur"]) * 1000) for e in events]) + profiled["baseTimeNanoseconds"]
+    reduced = read_trace(f"{folder}/traces").collectives.query("rank == 0 and op == 'all_reduce'")
+    recorded_ns = reduced["end_ns"].to_numpy(dtype=np.int64) + unix_minus_monotonic_ns
+    lines = [f"{len(true_ns)} all-reduces; lateness in ms", f"{'':10} {'p5':>8} {'p50':>8} {'p90':>8} {'max':>8}"]
+    signal_ns = {"recorded": recorded_ns, "callback": signals.callback_ns, "look": signals.look_ns}
+    for name, every_end_ns in signal_ns.items():
+        ends_ns = np.array(every_end_ns)[-len(true_ns) :]  # without the warm-up's
+        lateness_ms = (ends_ns - true_ns)[ends_ns > 0] / 1e6
+        lines.append(f"{name:10} " + " ".join(f"{np.percentile(lateness_ms, p):8.3f}" for p in (5, 50, 90, 100)))
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -115,7 +114,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(run_rank, (folder, args.steps), nprocs=2)
+        for report in run_ranks(report_of, 2, args.steps, folder):
+            if isinstance(report, Exception):
+                raise report
+            if report:
+                print(report)
 
 
 if __name__ == "__main__":

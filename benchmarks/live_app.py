@@ -31,6 +31,7 @@ from benchmarks.app import PAGES, browser_memory_gb
 from benchmarks.browser import opened_page, served
 from overlapscope.trace import host
 from overlapscope.trace.format import RANK_FILE, rank_folder, write_json
+from tests.cluster.processes import METHOD
 from tests.synthetic import make_rank, write_step
 
 STEPS_PER_S: Final = 10
@@ -154,7 +155,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     args = parser.parse_args()
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context(METHOD)
     is_ready = context.Event()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "traces"

@@ -28,6 +28,7 @@ from benchmarks.browser import opened_page, served
 from overlapscope.analysis.analysis import Analysis
 from overlapscope.analysis.sentences import describe
 from overlapscope.trace.reader import read_trace
+from tests.cluster.processes import METHOD
 from tests.simulated_job import MS, Job, write_logs
 
 WATCH = """
@@ -112,7 +113,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=5, help="how often to open each page")
     parser.add_argument("--seconds", type=float, default=10, help="how long to move the map")
     args = parser.parse_args()
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context(METHOD)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         for step, arguments in ((write_recording, (folder, args.ranks, args.steps)), (judge, (folder,))):

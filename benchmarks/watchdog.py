@@ -38,6 +38,7 @@ from instrumented_ddp import DistributedDataParallel
 from instrumented_ddp.recording.housekeeper import Housekeeper
 from instrumented_ddp.session import session_of_this_process
 from instrumented_ddp.watchdog.watchdog import Watchdog
+from tests.cluster.processes import METHOD
 
 WORLD_SIZE: Final = 2
 MODELS: Final = TINY_MODELS | SMALL_MODELS | KNOWN_MODELS
@@ -134,13 +135,13 @@ def run_rank(
 
 def measure(model: str, pairs: int, block_s: float, warm_up_s: float, times: float, start: int) -> Found:
     """Start the ranks, wait for what they find."""
-    queue: SimpleQueue[Found | None] = torch.multiprocessing.get_context("spawn").SimpleQueue()
+    queue: SimpleQueue[Found | None] = torch.multiprocessing.get_context(METHOD).SimpleQueue()
     found: Found | None = None
     with tempfile.TemporaryDirectory() as folder:
         with socket.create_server(("127.0.0.1", 0)) as free:
             Path(folder, "address").write_text(f"tcp://127.0.0.1:{free.getsockname()[1]}")
         arguments = model, pairs, block_s, warm_up_s, times, start, folder, queue
-        ranks = torch.multiprocessing.spawn(run_rank, arguments, nprocs=WORLD_SIZE, join=False)
+        ranks = torch.multiprocessing.start_processes(run_rank, arguments, WORLD_SIZE, join=False, start_method=METHOD)
         has_ended = False
         while not has_ended:
             has_ended = ranks.join(timeout=0.2)

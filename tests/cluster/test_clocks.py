@@ -8,9 +8,9 @@ namespaces of the kernel simulates nothing at all; their clocks are shifted, and
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +19,12 @@ import pytest
 from overlapscope.trace.format import CLOCK_FILE, EVENTS_FILE, Kind, rank_folder
 from overlapscope.trace.log import read_log
 from overlapscope.trace.reader import Trace, read_trace
+from tests.cluster.processes import Program, run_together
 from tests.cluster.ranks import run_ranks
 from tests.cluster.training_on_played_clock import real_times, train
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
-ROOT = Path(__file__).parents[2]
-TRAIN = [sys.executable, "-m", "tests.cluster.training_on_played_clock"]
 TIME_LIMIT_S = 120
 SECONDS = 2.5
 
@@ -34,19 +33,10 @@ Clock = tuple[int, float, str] | None
 """By how many nanoseconds it is ahead, how much faster it is, and of which boot; None for the host's."""
 
 
-def training(folder: Path, world_size: int, clocks: dict[int, Clock]) -> list[str]:
-    """The command that trains on these ranks of a job."""
-    return [*TRAIN, str(folder), str(SECONDS), str(world_size), json.dumps(clocks)]
-
-
-def run_together(*commands: list[str]) -> None:
-    started = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) for command in commands]
-    try:
-        written = [process.communicate(timeout=TIME_LIMIT_S)[1] for process in started]
-    finally:
-        for process in started:
-            process.kill()  # and its ranks, which end when it has
-    assert [process.returncode for process in started] == [0] * len(started), written
+def training(folder: Path, world_size: int, clocks: dict[int, Clock], *ahead_s: int) -> Program:
+    """The program that trains on these ranks of a job, which end when it has."""
+    arguments = [str(folder), str(SECONDS), str(world_size), json.dumps(clocks), *map(str, ahead_s)]
+    return Program(["-m", "tests.cluster.training_on_played_clock", *arguments], os.environ)
 
 
 def assert_true_within_the_error(folder: Path, trace: Trace, rank: int, shift_ns: int = 0) -> None:
@@ -77,7 +67,7 @@ def of_four_hosts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("of_four_hosts")
     clocks: dict[int, Clock] = {0: None, 1: (SHIFT_NS, 100e-6, "host 1"), 2: (-SHIFT_NS, -100e-6, "host 2")}
     clocks |= dict.fromkeys((3, 4), (7_000_000_000, 0.0, "host 3"))
-    run_together(training(folder, 5, clocks))
+    run_together([training(folder, 5, clocks)], TIME_LIMIT_S, "forkserver")
     return folder
 
 
@@ -121,21 +111,20 @@ def test_ranks_of_one_boot_ping_nobody(tmp_path: Path) -> None:
 
 
 AHEAD_S = 1000
-IN_TIME_NAMESPACE = ["unshare", "--time", "--fork", "--kill-child", "--monotonic", str(AHEAD_S)]
 
 
 def has_time_namespaces() -> bool:
     try:
-        return (
-            subprocess.run([*IN_TIME_NAMESPACE, "true"], capture_output=True, timeout=10, check=False).returncode == 0
-        )
+        command = ["unshare", "--time", "--fork", "--kill-child", "--monotonic", str(AHEAD_S), "true"]
+        return subprocess.run(command, capture_output=True, timeout=10, check=False).returncode == 0
     except OSError:
         return False
 
 
 @pytest.mark.skipif(not has_time_namespaces(), reason="no time namespace can be made here (needs root and Linux 5.6)")
 def test_equal_boot_ids_in_different_time_namespaces_are_different_clocks(tmp_path: Path) -> None:
-    run_together(training(tmp_path, 2, {0: None}), [*IN_TIME_NAMESPACE, *training(tmp_path, 2, {1: None})])
+    programs = [training(tmp_path, 2, {0: None}), training(tmp_path, 2, {1: None}, AHEAD_S)]
+    run_together(programs, TIME_LIMIT_S, "forkserver")
     trace = read_trace(tmp_path / "traces")
     first, second = trace.ranks["boot"]
     assert second.startswith(f"{first} time:[")

@@ -1,10 +1,11 @@
 """Train on ranks whose clocks are played: shifted, drifting, and of another boot.
 
-    python -m tests.cluster.training_on_played_clock FOLDER SECONDS WORLD_SIZE RANKS
+    python -m tests.cluster.training_on_played_clock FOLDER SECONDS WORLD_SIZE RANKS [AHEAD_S]
 
 RANKS is JSON: of each rank that this process is to start, ``[shift_ns, drift, boot]``, or null, which leaves its clock
 as it is. Ranks are forked once torch is imported, and import what is ours when their clocks are played. Each leaves
-``truth_RANK.json`` in the folder, for ``real_times``.
+``truth_RANK.json`` in the folder, for ``real_times``. With AHEAD_S they are in a time namespace of their own, whose
+monotonic clock is ahead by so many seconds; that needs root.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import torch.distributed.optim
 from torch import nn
 
 PR_SET_PDEATHSIG = 1
+CLONE_NEWTIME = 0x80
 
 
 class PlayedClock:
@@ -74,12 +76,26 @@ def train(recording: Path, seconds: float) -> None:
     model._session.close()
 
 
+def forget_what_is_ours() -> None:
+    """Have it imported anew: a process that was forked may have it already, with the clock that there was then."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("instrumented_ddp", "overlapscope")]:
+        del sys.modules[name]
+
+
+def let_children_be_ahead(seconds: int) -> None:
+    """Those that are forked from here on are in another time namespace. (``unshare --time`` needs a new program.)"""
+    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWTIME) != 0:
+        raise OSError(ctypes.get_errno(), "unshare(CLONE_NEWTIME)")
+    Path("/proc/self/timens_offsets").write_text(f"monotonic {seconds} 0\n")
+
+
 def run_rank(folder: Path, seconds: float, world_size: int, rank: int, played: tuple[int, float, str] | None) -> None:
     """The life of a rank, which ends with the process that has started it."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     clock = PlayedClock(time.monotonic_ns)
     if played:
-        time.monotonic_ns = clock.now_ns  # before anything of ours is imported
+        time.monotonic_ns = clock.now_ns
+        forget_what_is_ours()
         clock.turn(*played[:2])
     clock.save(folder / f"truth_{rank}.json")
     from overlapscope.trace import host
@@ -96,6 +112,8 @@ def main() -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     fork = multiprocessing.get_context("fork")
+    if sys.argv[5:]:
+        let_children_be_ahead(int(sys.argv[5]))
     ranks = [
         fork.Process(target=run_rank, args=(folder, seconds, world_size, int(rank), played))
         for rank, played in json.loads(sys.argv[4]).items()

@@ -95,6 +95,7 @@ def _run(
     import os
     import runpy
     import sys
+    import types
 
     multiprocessing.set_start_method("fork", force=True)  # as in any process: for the workers of data loaders
     # Otherwise multiprocessing would start a second server for what this process starts, against what it says itself.
@@ -121,7 +122,8 @@ def _run(
             case ["-m", module, *_]:
                 sys.argv = arguments[1:]
                 sys.path.insert(0, folder)
-                runpy.run_module(module, run_name="__main__", alter_sys=True)
+                sys.modules["__main__"] = sys.modules["__mp_main__"] = types.ModuleType("__main__")
+                runpy._run_module_as_main(module)  # what the interpreter calls
             case ["-c", text, *_]:
                 sys.argv = ["-c", *arguments[2:]]
                 sys.path.insert(0, folder)
