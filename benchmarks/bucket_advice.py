@@ -176,13 +176,13 @@ def _line_of(spans: Spans) -> Any:
     return fit_line(spans.bytes, spans.time_ns)
 
 
-def searched(truth: Truth) -> Iterator[list[str]]:
+def searched(truth: Truth, searches: int) -> Iterator[list[str]]:
     """Rows of the search by trying, after some samples and after all."""
     places = np.flatnonzero(~np.isnan(truth.caps_mb))
     steps_ns = [truth.steps_ns[place] for place in places]
-    searches = [search(truth.caps_mb[places].tolist(), steps_ns, seed).chosen for seed in range(SEARCHES)]
+    found = [search(truth.caps_mb[places].tolist(), steps_ns, seed).chosen for seed in range(searches)]
     for samples in (5, 10, SAMPLES):
-        chosen = places[[each[samples - 1] for each in searches]]
+        chosen = places[[each[samples - 1] for each in found]]
         step_ns = truth.step_ns[chosen].mean()
         most_often = int(np.bincount(chosen).argmax())
         yield [
@@ -201,7 +201,7 @@ def _measured_otherwise(truth: Truth) -> Iterator[list[str]]:
         yield [each.label, *[""] * 4, "", over, f"{1 - step_ns / truth.step_ns[truth.default]:+.1%}"]
 
 
-def print_case(console: Console, folder: Path, *, each_size: bool) -> None:
+def print_case(console: Console, folder: Path, *, each_size: bool, searches: int) -> None:
     truth = read_truth(folder)
     found = list(scores(folder, truth))
     table = _table(
@@ -211,7 +211,7 @@ def print_case(console: Console, folder: Path, *, each_size: bool) -> None:
         table.add_column(heading, justify="right")
     for score in found:
         table.add_row(*score.cells(truth))
-    for cells in (*searched(truth), *_measured_otherwise(truth)):
+    for cells in (*searched(truth, searches), *_measured_otherwise(truth)):
         table.add_row(*cells)
     console.print(table)
     if each_size:
@@ -248,11 +248,14 @@ def main() -> None:
     )
     parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER")
     parser.add_argument("--sizes", action="store_true", help="show each size as well")
+    parser.add_argument(
+        "--searches", type=int, default=SEARCHES, help=f"by trying, that means are taken of (default: {SEARCHES})"
+    )
     args = parser.parse_args()
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, 160)
     for folder in args.folders:
-        print_case(console, folder, each_size=args.sizes)
+        print_case(console, folder, each_size=args.sizes, searches=args.searches)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ TIME_LIMIT_S = 300
 STARTED_BY_OTHERS = {"auto_training", "healthy_training", "recorded_training", "swept_training", "timed_training"}
 SWEPT = {
     "bucket_sweep": "FOLDER --model tiny --link loopback --caps 0.2 0.5 1 --rounds 2 --seconds 1 --calibrate-mb 1",
-    "bucket_advice": "FOLDER",
+    "bucket_advice": "FOLDER --searches 1",
     "bucket_page": "FOLDER/traces/probe --moves 3",
 }
 """One after the other: a sweep, and what is made of it."""
