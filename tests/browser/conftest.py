@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +13,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Request, WebSocket, expect, sync_playwright
 
 from tests.browser.chromium import ARGUMENTS, CHROMIUM
+from tests.browser.warm_servers import WarmServer
 from tests.synthetic import write_recording
 
 START_LIMIT_S = 60
@@ -28,20 +26,16 @@ OpenPage = Callable[..., Page]
 @contextlib.contextmanager
 def served(folder: Path, log: Path, *options: str) -> Iterator[str]:
     """The address of ``overlapscope serve`` over a folder, in a process that ends with the test."""
-    start = "from overlapscope.cli import entry_point; entry_point()"
-    command = [sys.executable, "-c", start, "serve", str(folder), "--port", "0", "--no-browser", *options]
-    with log.open("w") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    server = WarmServer([str(folder), "--port", "0", "--no-browser", *options], log)
     try:
         until = time.monotonic() + START_LIMIT_S
         while not (found := re.search(r"http://\S+", log.read_text())):
-            assert process.poll() is None, log.read_text()
+            assert server.is_running(), log.read_text()
             assert time.monotonic() < until, "the server did not start"
             time.sleep(0.05)
         yield found.group()
     finally:
-        process.terminate()
-        process.wait(20)
+        server.end(20)
 
 
 @pytest.fixture(scope="session")
