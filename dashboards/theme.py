@@ -11,6 +11,7 @@ launch themselves is the darkest on the light theme and the lightest on the dark
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Final, Literal
 
 from bokeh.model import Model
@@ -180,8 +181,9 @@ def late_palette(theme: ThemeName) -> list[str]:
     return ["#00000000", *(Magma256[place] for place in places)]
 
 
+@cache
 def browser_colours() -> dict[str, dict[str, Any]]:
-    """Everything that the page's script needs to paint plots in either theme."""
+    """Everything that the page's script needs to paint plots in either theme: always the same, not to be changed."""
     names: tuple[ThemeName, ...] = ("light", "dark")
     return {
         name: {

@@ -93,8 +93,9 @@ def render(
         ),
         **variables,
     )
-    for root in roots:
-        document.add_root(root)
+    with document.models.freeze():  # else what all roots refer to is looked up again for each of them
+        for root in roots:
+            document.add_root(root)
     document.js_on_event("connection_lost", CustomJS(code="window.overlapscope.comeBack()"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from bokeh.document import Document
@@ -56,6 +57,16 @@ def test_every_route_builds_a_page_that_loads_nothing_from_elsewhere(snapshot, r
     head = page.partition("<body")[0]
     assert "http://" not in head.replace("http://www.w3.org", "")
     assert "https://" not in head
+
+
+@pytest.mark.parametrize("route", ["/", "/timeline"])
+def test_what_plots_refer_to_is_looked_up_once_for_all_of_a_page(snapshot, route, monkeypatch):
+    document = Document()
+    look = Mock(wraps=document.models.recompute)
+    monkeypatch.setattr(document.models, "recompute", look)
+    ROUTES[route](document, snapshot, {})
+    assert len(document.roots) > 1
+    look.assert_called_once_with()
 
 
 def test_a_recording_without_a_finished_step_says_so(tmp_path):
