@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -18,66 +16,48 @@ from tests.commands.command_line import COMMAND, REPOSITORY
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 TIME_LIMIT_S = 240
-OPTIONS = ["lab", "run", "breakdown", "--model", "small-transformer", "--repetitions", "1", "--steps", "10"]
+OPTIONS = ["lab", "run", "breakdown", "--repetitions", "1", "--steps", "10"]
+MODELS = ["--model", "small-transformer", "--model", "small-convnet"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def with_a_disk_of_its_own(rank: int, folder: Path) -> list[str]:
+    """What runs a command on every rank, of which one sees an empty disk in place of a folder."""
+    empty_disk = f'exec unshare --mount sh -c \'mount -t tmpfs none {folder} && exec "$@"\' sh "$@"'
+    return ["sh", "-c", f'[ "$RANK" != {rank} ] || {empty_disk}; exec "$@"', "sh"]
 
 
-def start(command: list[str], variables: Mapping[str, str]) -> subprocess.Popen[str]:
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **variables}
-    return subprocess.Popen(
-        command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a process a disk of its own")
-def test_ranks_that_share_no_disk_send_their_recordings(tmp_path: Path):
-    """Rank 1 sees an empty disk where rank 0 keeps the results."""
-    port = str(free_port())
-    meeting = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    command = [*COMMAND, *OPTIONS, "-o", str(tmp_path)]
-    own_disk = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs none {tmp_path} && exec "$@"', "sh"]
-    ranks = [
-        start(command, {**meeting, "RANK": "0"}),
-        start([*own_disk, *command], {**meeting, "RANK": "1"}),
-    ]
-    try:
-        output = [rank.communicate(timeout=TIME_LIMIT_S)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], output
-    rows = read_results(tmp_path / "breakdown")
-    assert rows["failure"].tolist() == ["", ""]
-    for recording in rows["recording"]:
-        assert list(find_rank_folders(tmp_path / "breakdown" / recording)) == [0, 1]
-
-
-def test_under_torchrun_the_command_is_the_rank(tmp_path: Path):
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
-    job = start([*launcher, *COMMAND, *OPTIONS, "-o", str(tmp_path)], {})
-    output, _ = job.communicate(timeout=TIME_LIMIT_S)
-    assert job.returncode == 0, output
-    rows = read_results(tmp_path / "breakdown")
-    assert rows["failure"].tolist() == ["", ""]
-    assert rows["ranks"].tolist() == [2, 2]
-    assert rows["argv"][0][:4].tolist() == ["overlapscope", "lab", "run", "breakdown"]
-
-
-def test_a_trial_that_fails_takes_no_other_with_it(tmp_path: Path):
-    """Here it is the data of one of two models."""
-    broken = tmp_path / "packages" / "sklearn"
+def test_under_torchrun_ranks_may_share_no_disk_and_a_trial_that_fails_takes_no_other_with_it(tmp_path: Path):
+    """One job, as starting one takes long. What fails is the data of one of two models."""
+    broken, output = tmp_path / "packages" / "sklearn", tmp_path / "lab"
     broken.mkdir(parents=True)
+    output.mkdir()
     (broken / "__init__.py").write_text("raise RuntimeError('the digits are gone')")
-    command = [*COMMAND, *OPTIONS, "--model", "small-convnet", "--ranks", "2", "-o", str(tmp_path / "lab")]
-    job = start(command, {"PYTHONPATH": str(broken.parent)})
-    output, _ = job.communicate(timeout=TIME_LIMIT_S)
-    assert job.returncode == 0, output
-    rows = read_results(tmp_path / "lab" / "breakdown")
-    failures = dict(zip(rows["model"], rows["failure"], strict=True))
-    assert failures == {"small-transformer": "", "small-convnet": "the digits are gone"}
-    assert output.count("failed: the digits are gone") == 2
+    is_root = os.geteuid() == 0  # who else can't give a process a disk
+    launcher = [*TORCHRUN, *(with_a_disk_of_its_own(1, output) if is_root else [])]
+    environment = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(broken.parent)}
+    job = subprocess.run(
+        [*launcher, *COMMAND, *OPTIONS, *MODELS, "-o", str(output)],
+        cwd=REPOSITORY,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIME_LIMIT_S,
+    )
+    assert job.returncode == 0, job.stdout
+
+    # The command was the rank: it has started none itself.
+    rows = read_results(output / "breakdown")
+    assert rows["ranks"].tolist() == [2] * 4
+    assert all(argv[:4].tolist() == ["overlapscope", "lab", "run", "breakdown"] for argv in rows["argv"])
+
+    failures = rows.groupby("model")["failure"].agg(list).to_dict()
+    assert failures == {"small-transformer": [""] * 2, "small-convnet": ["the digits are gone"] * 2}
+    assert job.stdout.count("failed: the digits are gone") == 2
+
+    # Rank 1 has sent its recording, if it has a disk of its own.
+    for recording in rows.query("failure == ''")["recording"]:
+        assert list(find_rank_folders(output / "breakdown" / recording)) == [0, 1]
+    folder = output / "breakdown" / rows.query("failure != ''")["recording"].iloc[0]
+    assert (folder / "1-trial.log").exists() != is_root
