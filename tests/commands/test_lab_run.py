@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -14,11 +15,14 @@ import pytest
 from overlapscope.account.blocks import BLOCKS
 from overlapscope.cli import main
 from overlapscope.lab.experiments.known import EXPERIMENTS
+from overlapscope.lab.scripts import experiment_script
 from overlapscope.lab.trials.results import RESULTS_FILE, Results, read_results
-from tests.commands.command_line import COMMAND, REPOSITORY
+from tests.commands.command_line import COMMAND, REPOSITORY, overlapscope
 from tests.lab.experiments.rows import CONDITIONS, trial
+from tests.lab.warm_ranks import WarmRank
 
-TINY = ["lab", "run", "breakdown", "--model", "small-transformer", "--repetitions", "2", "--steps", "10"]
+TINY = ["lab", "run", "breakdown", "--model", "small-transformer", "--repetitions", "1", "--steps", "10"]
+"""Two trials."""
 TIME_LIMIT_S = 240
 BLOCK_COLUMNS = [f"{name}_ns" for name in BLOCKS]
 
@@ -72,17 +76,9 @@ def test_figures_say_what_holds_and_are_drawn_if_a_folder_is_given(tmp_path: Pat
 
 @pytest.mark.cluster
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--model", "resnet-9000"], "resnet-9000: no such model; there are convnet, transformer, small-convnet"),
-        (["--strategy", "wishes"], "wishes: no such strategy; there are naive, per_parameter"),
-        (["--backend", "foo"], "ranks can't reduce anything together over foo: Unknown backend type foo"),
-    ],
-)
-def test_what_only_the_ranks_know_is_refused_by_them_in_one_line(arguments, said, tmp_path):
+def test_what_only_the_ranks_know_is_refused_by_them_in_one_line(tmp_path: Path):
     ran = subprocess.run(
-        [*COMMAND, "lab", "run", "breakdown", *arguments, "-o", str(tmp_path)],
+        [*COMMAND, "lab", "run", "breakdown", "--backend", "foo", "-o", str(tmp_path)],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
@@ -90,6 +86,47 @@ def test_what_only_the_ranks_know_is_refused_by_them_in_one_line(arguments, said
     )
     assert ran.returncode == 1
     (line,) = ran.stderr.splitlines()
+    assert line.startswith("overlapscope lab: ranks can't reduce anything together over foo: Unknown backend type foo")
+    assert not [*tmp_path.rglob("*.parquet")]
+
+
+WITH_ARGUMENTS = """
+import runpy, sys
+sys.argv = {argv!r}
+sys.path[0] = {folder!r}
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def run_ranks_alone(arguments: list[str], folder: Path) -> tuple[list[int], list[str]]:
+    """The exit codes of both ranks of an experiment and what they say. They start at once, as nothing starts them."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": "2"}
+    rank = experiment_script("rank.py")
+    script = folder / "rank_with_arguments.py"
+    script.write_text(WITH_ARGUMENTS.format(argv=[str(rank), *arguments], folder=str(rank.parent)))
+    ranks = [WarmRank(script, {**os.environ, **meeting, "RANK": str(number)}) for number in range(2)]
+    try:
+        said = [line for each in ranks if each.stdout for line in each.stdout.read().splitlines()]
+    finally:
+        for each in ranks:
+            each.kill()
+    return [each.wait() for each in ranks], said
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--model", "resnet-9000"], "resnet-9000: no such model; there are convnet, transformer, small-convnet"),
+        (["--strategy", "wishes"], "wishes: no such strategy; there are naive, per_parameter"),
+    ],
+)
+def test_names_that_only_the_ranks_know_are_refused_by_them_in_one_line(arguments, said, tmp_path):
+    codes, (line,) = run_ranks_alone(["breakdown", *arguments, "-o", str(tmp_path)], tmp_path)
+    assert codes == [1, 0]
     assert line.startswith(f"overlapscope lab: {said}")
     assert not [*tmp_path.rglob("*.parquet")]
 
@@ -115,28 +152,23 @@ def test_an_experiment_that_was_interrupted_goes_on_where_it_was(tmp_path: Path)
     assert "the same command goes on" in errors
     assert "Traceback" not in errors
     kept = read_results(path.parent)
-    assert 1 <= len(kept) < 4
+    assert len(kept) == 1
 
     again = subprocess.run(
         [*COMMAND, *TINY, "-o", str(tmp_path)], cwd=REPOSITORY, capture_output=True, text=True, timeout=TIME_LIMIT_S
     )
     assert again.returncode == 0, again.stderr
-    assert again.stderr.count(" of 4: ") == 4 - len(kept)
+    assert again.stderr.count(" of 2: ") == 1
     rows = read_results(path.parent)
-    assert rows["failure"].tolist() == [""] * 4
+    assert rows["failure"].tolist() == [""] * 2
     assert rows["trial"].is_unique
     pd.testing.assert_frame_equal(rows[: len(kept)][["trial", "step_ns"]], kept[["trial", "step_ns"]])
     assert rows[BLOCK_COLUMNS].sum(axis=1).to_numpy() == pytest.approx(rows["step_ns"].to_numpy())
     assert all(len(losses) == 10 for losses in rows["losses"])
 
     # A number is what every other command says of the same recording.
-    summary = subprocess.run(
-        [*COMMAND, "summary", str(path.parent / rows["recording"][0]), "--json"],
-        cwd=REPOSITORY, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=True,
-    )  # fmt: skip
+    summary = overlapscope("summary", path.parent / rows["recording"][0], "--json")
     assert str(int(rows["step_ns"][0]))[:6] in summary.stdout
 
-    done = subprocess.run(
-        [*COMMAND, *TINY, "-o", str(tmp_path)], cwd=REPOSITORY, capture_output=True, text=True, timeout=TIME_LIMIT_S
-    )
-    assert "all 4 trials had been done" in done.stdout
+    codes, said = run_ranks_alone([*TINY[2:], "-o", str(tmp_path)], tmp_path)
+    assert (codes, said) == ([0, 0], ["all 2 trials had been done"])
