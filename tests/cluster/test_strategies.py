@@ -25,7 +25,7 @@ from overlapscope.analysis.rounds import Rounds
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.reader import read_trace
 from tests.cluster.collective_logs import logged
-from tests.cluster.ranks import run_ranks
+from tests.cluster.ranks import Ranks, run_ranks
 from tests.cluster.same_as_stock.values import differences_of_values
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -73,13 +73,14 @@ def train(strategy: str | Strategy | None, steps: int = 6) -> Weights:
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_all_ranks_come_to_what_stocks_ddp_comes_to_and_to_the_same_bits(world_size: int) -> None:
-    (stock, *_) = run_ranks(train, world_size, None)
-    for strategy in EXACT:
-        first, *others = run_ranks(train, world_size, strategy)
-        for other in others:
-            assert all(np.array_equal(a, b) for a, b in zip(first, other, strict=True)), strategy
-        for ours, theirs in zip(first, stock, strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6, err_msg=strategy)
+    with Ranks(world_size) as ranks:
+        (stock, *_) = ranks.call(train, None)
+        for strategy in EXACT:
+            first, *others = ranks.call(train, strategy)
+            for other in others:
+                assert all(np.array_equal(a, b) for a, b in zip(first, other, strict=True)), strategy
+            for ours, theirs in zip(first, stock, strict=True):
+                np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6, err_msg=strategy)
 
 
 @pytest.mark.parametrize(
