@@ -16,7 +16,7 @@ from torch import nn
 
 from instrumented_ddp import DistributedDataParallel
 from overlapscope.errors import OverlapScopeError
-from tests.cluster.ranks import run_ranks
+from tests.cluster.ranks import Ranks, run_ranks
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -173,25 +173,32 @@ def same(ours: Weights, theirs: Weights) -> bool:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_results_are_those_of_the_same_training_without_deferred_updates_to_the_bit(loop: str) -> None:
-    expected = run_ranks(trained, 2, "overlapped", loop, False)
+def test_results_are_those_of_the_same_training_without_deferred_updates_to_the_bit(
+    ranks_of_module: Callable[[int], Ranks], loop: str
+) -> None:
+    call = ranks_of_module(2).call
+    expected = call(trained, "overlapped", loop, False)
     for strategy in ("decoupled", "priority"):
-        for ours, theirs in zip(run_ranks(trained, 2, strategy, loop, True), expected, strict=True):
+        for ours, theirs in zip(call(trained, strategy, loop, True), expected, strict=True):
             assert same(ours, theirs), strategy
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("optimizer", Optimizers)
-def test_any_strategy_and_optimizer_can_be_deferred(strategy: str, optimizer: str) -> None:
-    expected = run_ranks(trained, 2, strategy, "_plain", False, optimizer)
-    for ours, theirs in zip(run_ranks(trained, 2, strategy, "_plain", True, optimizer), expected, strict=True):
+def test_any_strategy_and_optimizer_can_be_deferred(
+    ranks_of_module: Callable[[int], Ranks], strategy: str, optimizer: str
+) -> None:
+    call = ranks_of_module(2).call
+    expected = call(trained, strategy, "_plain", False, optimizer)
+    for ours, theirs in zip(call(trained, strategy, "_plain", True, optimizer), expected, strict=True):
         assert same(ours, theirs)
 
 
 @pytest.mark.parametrize("strategy", ["decoupled", "priority"])
-def test_so_it_is_on_three_ranks(strategy: str) -> None:
-    expected, *_ = run_ranks(trained, 3, "ring", "_plain", False)
-    first, *others = run_ranks(trained, 3, strategy, "_plain", True)
+def test_so_it_is_on_three_ranks(ranks_of_module: Callable[[int], Ranks], strategy: str) -> None:
+    call = ranks_of_module(3).call
+    expected, *_ = call(trained, "ring", "_plain", False)
+    first, *others = call(trained, strategy, "_plain", True)
     assert all(same(first, other) for other in others)
     for ours, theirs in zip(first, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
@@ -211,8 +218,11 @@ def change_a_gradient() -> str:
     return ""
 
 
-def test_gradients_that_are_changed_before_they_are_averaged_are_an_error() -> None:
-    for said in run_ranks(change_a_gradient, 2):
+def test_gradients_that_are_changed_before_they_are_averaged_are_an_error(
+    ranks_of_module: Callable[[int], Ranks],
+) -> None:
+    call = ranks_of_module(2).call
+    for said in call(change_a_gradient):
         assert said.startswith("The gradient of scale was changed after the backward, but it is not averaged yet")
 
 

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from instrumented_ddp import DistributedDataParallel, ShardedOptimizer
 from overlapscope.errors import OverlapScopeError
-from tests.cluster.ranks import run_ranks
+from tests.cluster.ranks import Ranks, run_ranks
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -124,21 +124,28 @@ def assert_same(ours: list[Weights], stock: Weights, *, to_the_bit: bool) -> Non
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_ranks_come_to_what_stock_comes_to_and_two_of_them_to_the_same_bits(name: str, world_size: int) -> None:
-    (stock, *_) = run_ranks(train, world_size, name, False)
-    assert_same(run_ranks(train, world_size, name, True), stock, to_the_bit=world_size == 2)
+def test_ranks_come_to_what_stock_comes_to_and_two_of_them_to_the_same_bits(
+    ranks_of_module: Callable[[int], Ranks], name: str, world_size: int
+) -> None:
+    call = ranks_of_module(world_size).call
+    (stock, *_) = call(train, name, False)
+    assert_same(call(train, name, True), stock, to_the_bit=world_size == 2)
 
 
-def test_gradients_accumulated_under_no_sync_come_to_the_same_bits() -> None:
-    (stock, _) = run_ranks(train, 2, "adamw", False, 3)
-    assert_same(run_ranks(train, 2, "adamw", True, 3), stock, to_the_bit=True)
+def test_gradients_accumulated_under_no_sync_come_to_the_same_bits(ranks_of_module: Callable[[int], Ranks]) -> None:
+    call = ranks_of_module(2).call
+    (stock, _) = call(train, "adamw", False, 3)
+    assert_same(call(train, "adamw", True, 3), stock, to_the_bit=True)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_gradients_are_clipped_by_the_norm_of_all_shards(world_size: int) -> None:
-    (stock, *_) = run_ranks(train, world_size, "sgd", False, 1, 0.1)
-    assert_same(run_ranks(train, world_size, "sgd", True, 1, 0.1), stock, to_the_bit=False)
-    (unclipped, *_) = run_ranks(train, world_size, "sgd", False)
+def test_gradients_are_clipped_by_the_norm_of_all_shards(
+    ranks_of_module: Callable[[int], Ranks], world_size: int
+) -> None:
+    call = ranks_of_module(world_size).call
+    (stock, *_) = call(train, "sgd", False, 1, 0.1)
+    assert_same(call(train, "sgd", True, 1, 0.1), stock, to_the_bit=False)
+    (unclipped, *_) = call(train, "sgd", False)
     assert not np.allclose(stock["wide.0.weight"], unclipped["wide.0.weight"], rtol=2e-4)
 
 
@@ -176,9 +183,12 @@ def train_branches(is_sharded: bool) -> Weights:
     return {key: value.numpy().copy() for key, value in ddp.module.state_dict().items()}
 
 
-def test_parameters_without_a_gradient_on_any_rank_are_left_alone_as_by_stock() -> None:
-    (stock, _) = run_ranks(train_branches, 2, False)
-    assert_same(run_ranks(train_branches, 2, True), stock, to_the_bit=True)
+def test_parameters_without_a_gradient_on_any_rank_are_left_alone_as_by_stock(
+    ranks_of_module: Callable[[int], Ranks],
+) -> None:
+    call = ranks_of_module(2).call
+    (stock, _) = call(train_branches, False)
+    assert_same(call(train_branches, True), stock, to_the_bit=True)
 
 
 def train_reduced_twice(is_sharded: bool) -> Weights:
@@ -193,9 +203,10 @@ def train_reduced_twice(is_sharded: bool) -> Weights:
     return {key: value.numpy().copy() for key, value in ddp.module.state_dict().items()}
 
 
-def test_averages_of_several_backwards_add_up_until_they_are_used() -> None:
-    (stock, _) = run_ranks(train_reduced_twice, 2, False)
-    assert_same(run_ranks(train_reduced_twice, 2, True), stock, to_the_bit=False)
+def test_averages_of_several_backwards_add_up_until_they_are_used(ranks_of_module: Callable[[int], Ranks]) -> None:
+    call = ranks_of_module(2).call
+    (stock, _) = call(train_reduced_twice, False)
+    assert_same(call(train_reduced_twice, True), stock, to_the_bit=False)
 
 
 def train_half_precision(is_sharded: bool) -> tuple[Weights, set[torch.dtype]]:
@@ -216,8 +227,11 @@ def train_half_precision(is_sharded: bool) -> tuple[Weights, set[torch.dtype]]:
     return moved, {value.dtype for value in end.values()}
 
 
-def test_half_precision_has_main_weights_that_small_updates_are_not_lost_in() -> None:
-    for moved, dtypes in run_ranks(train_half_precision, 2, True):
+def test_half_precision_has_main_weights_that_small_updates_are_not_lost_in(
+    ranks_of_module: Callable[[int], Ranks],
+) -> None:
+    call = ranks_of_module(2).call
+    for moved, dtypes in call(train_half_precision, True):
         assert dtypes == {torch.bfloat16}
         assert all(np.any(value != 0) for key, value in moved.items() if "weight" in key)
 
@@ -232,8 +246,11 @@ def bytes_of_state() -> int:
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_a_rank_keeps_its_share_of_the_optimizers_state(world_size: int) -> None:
-    ours = run_ranks(bytes_of_state, world_size)
+def test_a_rank_keeps_its_share_of_the_optimizers_state(
+    ranks_of_module: Callable[[int], Ranks], world_size: int
+) -> None:
+    call = ranks_of_module(world_size).call
+    ours = call(bytes_of_state)
     everything = 2 * 4 * 8 * (128 * 128 + 128)
     assert sum(ours) == everything
     assert max(ours) <= 1.02 * everything / world_size  # buckets of few elements end with padding

@@ -72,15 +72,17 @@ def train(strategy: str | Strategy | None, steps: int = 6) -> Weights:
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_all_ranks_come_to_what_stocks_ddp_comes_to_and_to_the_same_bits(world_size: int) -> None:
-    with Ranks(world_size) as ranks:
-        (stock, *_) = ranks.call(train, None)
-        for strategy in EXACT:
-            first, *others = ranks.call(train, strategy)
-            for other in others:
-                assert all(np.array_equal(a, b) for a, b in zip(first, other, strict=True)), strategy
-            for ours, theirs in zip(first, stock, strict=True):
-                np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6, err_msg=strategy)
+def test_all_ranks_come_to_what_stocks_ddp_comes_to_and_to_the_same_bits(
+    ranks_of_module: Callable[[int], Ranks], world_size: int
+) -> None:
+    call = ranks_of_module(world_size).call
+    (stock, *_) = call(train, None)
+    for strategy in EXACT:
+        first, *others = call(train, strategy)
+        for other in others:
+            assert all(np.array_equal(a, b) for a, b in zip(first, other, strict=True)), strategy
+        for ours, theirs in zip(first, stock, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6, err_msg=strategy)
 
 
 @pytest.mark.parametrize(
@@ -91,9 +93,12 @@ def test_all_ranks_come_to_what_stocks_ddp_comes_to_and_to_the_same_bits(world_s
         *((strategy, "several_models") for strategy in ("double_tree", "round_robin")),
     ],
 )
-def test_on_two_ranks_whatever_stocks_ddp_can_do_comes_to_the_same_bits(strategy: str, subject: str) -> None:
+def test_on_two_ranks_whatever_stocks_ddp_can_do_comes_to_the_same_bits(
+    ranks_of_module: Callable[[int], Ranks], strategy: str, subject: str
+) -> None:
+    call = ranks_of_module(2).call
     make_ddp = partial(DistributedDataParallel, strategy=strategy)
-    assert run_ranks(differences_of_values, 2, subject, make_ddp) == [[], []]
+    assert call(differences_of_values, subject, make_ddp) == [[], []]
 
 
 # -- bytes -----------------------------------------------------------------------------------------------------------
@@ -258,8 +263,11 @@ def learn(strategy: str) -> tuple[list[float], list[bytes]]:
 
 
 @pytest.mark.parametrize("strategy", sorted(LOSSY))
-def test_with_fewer_bytes_replicas_stay_the_same_and_a_task_is_learnt(strategy: str) -> None:
-    ranks = run_ranks(learn, 2, strategy)
+def test_with_fewer_bytes_replicas_stay_the_same_and_a_task_is_learnt(
+    ranks_of_module: Callable[[int], Ranks], strategy: str
+) -> None:
+    call = ranks_of_module(2).call
+    ranks = call(learn, strategy)
     assert ranks[0][1] == ranks[1][1]
     losses = np.mean([losses for losses, _ in ranks], axis=0)
     assert losses[-20:].mean() < 0.6 * losses[:5].mean()
@@ -281,8 +289,11 @@ def train_beside_other_collectives(strategy: str) -> Weights:
 
 
 @pytest.mark.parametrize("strategy", ["ring", "fp16", "power_sgd", "one_bit"])
-def test_other_collectives_are_not_mistaken_for_those_of_a_strategy(strategy: str) -> None:
-    first, second = run_ranks(train_beside_other_collectives, 2, strategy)
+def test_other_collectives_are_not_mistaken_for_those_of_a_strategy(
+    ranks_of_module: Callable[[int], Ranks], strategy: str
+) -> None:
+    call = ranks_of_module(2).call
+    first, second = call(train_beside_other_collectives, strategy)
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
 
