@@ -15,7 +15,8 @@ from tests.cluster.ranks import Ranks
 def ranks_of_module() -> Iterator[Callable[[int], Ranks]]:
     """Gives so many ranks, the same ones to all tests of a module: forking and meeting takes longer than most calls.
 
-    For calls that leave nothing behind. A recording would, as its session lasts until its process ends.
+    For calls that leave nothing behind: one that records has to close its session, which else lasts until its
+    process ends.
     """
     with ExitStack() as at_the_end:
 

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from instrumented_ddp import DistributedDataParallel
+from instrumented_ddp.session import session_of_this_process
 from instrumented_ddp.strategies.hierarchical import Hierarchical
 from instrumented_ddp.strategies.known import STRATEGIES
 from instrumented_ddp.strategies.strategy import Strategy
@@ -140,6 +141,16 @@ def train_recorded(strategy: str, folder: str) -> None:
     ddp = make(strategy, net, trace=folder)
     for _ in range(3):
         ddp(torch.ones(2, 17)).sum().backward()
+    close_recording()
+
+
+def close_recording() -> None:
+    """So that the same ranks can make another one."""
+    dist.barrier()
+    session = session_of_this_process()
+    assert session is not None
+    session.close()
+    dist.barrier()
 
 
 def split(elements: int, parts: int) -> list[int]:
@@ -149,8 +160,10 @@ def split(elements: int, parts: int) -> list[int]:
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 @pytest.mark.parametrize("strategy", SENT)
-def test_as_many_bytes_are_sent_as_the_formula_says(tmp_path: Path, strategy: str, world_size: int) -> None:
-    run_ranks(train_recorded, world_size, strategy, str(tmp_path))
+def test_as_many_bytes_are_sent_as_the_formula_says(
+    ranks_of_module: Callable[[int], Ranks], tmp_path: Path, strategy: str, world_size: int
+) -> None:
+    ranks_of_module(world_size).call(train_recorded, strategy, str(tmp_path))
     trace = read_trace(tmp_path)
     assert trace.problems == ()
     buckets = trace.collectives.query("op == 'all_reduce' and rank == 0")["elements"]
@@ -169,15 +182,17 @@ def test_as_many_bytes_are_sent_as_the_formula_says(tmp_path: Path, strategy: st
         assert sum(sent.values()) == 2 * (world_size - 1) * 4 * buckets.sum()
 
 
-def test_a_ring_only_talks_to_its_neighbours(tmp_path: Path) -> None:
-    run_ranks(train_recorded, 4, "ring", str(tmp_path))
+def test_a_ring_only_talks_to_its_neighbours(ranks_of_module: Callable[[int], Ranks], tmp_path: Path) -> None:
+    ranks_of_module(4).call(train_recorded, "ring", str(tmp_path))
     for rank in range(4):
         peers = {(what.op, what.peer) for what, _ in logged(tmp_path, rank) if what.op in ("send", "recv")}
         assert peers == {("send", (rank + 1) % 4), ("recv", (rank - 1) % 4)}
 
 
-def test_each_round_of_a_ring_is_with_its_neighbours_and_has_its_number(tmp_path: Path) -> None:
-    run_ranks(train_recorded, 4, "ring", str(tmp_path))
+def test_each_round_of_a_ring_is_with_its_neighbours_and_has_its_number(
+    ranks_of_module: Callable[[int], Ranks], tmp_path: Path
+) -> None:
+    ranks_of_module(4).call(train_recorded, "ring", str(tmp_path))
     segments = read_trace(tmp_path).segments
     assert (segments["sent_to"].astype(int) == (segments["rank"] + 1) % 4).all()
     assert (segments["received_from"].astype(int) == (segments["rank"] - 1) % 4).all()
@@ -192,8 +207,10 @@ def test_each_round_of_a_ring_is_with_its_neighbours_and_has_its_number(tmp_path
 
 
 @pytest.mark.parametrize("strategy", ["ring", "double_tree", "hierarchical", "parameter_server"])
-def test_the_rounds_of_a_sum_lie_within_its_all_reduce(tmp_path: Path, strategy: str) -> None:
-    run_ranks(train_recorded, 3, strategy, str(tmp_path))
+def test_the_rounds_of_a_sum_lie_within_its_all_reduce(
+    ranks_of_module: Callable[[int], Ranks], tmp_path: Path, strategy: str
+) -> None:
+    ranks_of_module(3).call(train_recorded, strategy, str(tmp_path))
     trace = read_trace(tmp_path)
     table = Rounds(trace).table
     assert (table["row"] >= 0).all()
@@ -204,8 +221,10 @@ def test_the_rounds_of_a_sum_lie_within_its_all_reduce(tmp_path: Path, strategy:
 
 
 @pytest.mark.parametrize("strategy", ["ring", "double_tree"])
-def test_in_the_collective_log_a_sum_is_an_all_reduce_by_its_strategy(tmp_path: Path, strategy: str) -> None:
-    run_ranks(train_recorded, 2, strategy, str(tmp_path))
+def test_in_the_collective_log_a_sum_is_an_all_reduce_by_its_strategy(
+    ranks_of_module: Callable[[int], Ranks], tmp_path: Path, strategy: str
+) -> None:
+    ranks_of_module(2).call(train_recorded, strategy, str(tmp_path))
     reduced = read_trace(tmp_path).collectives.query("op == 'all_reduce'")
     for rank in range(2):
         sums = [(what, entry) for what, entry in logged(tmp_path, rank) if what.role == "bucket"]
@@ -300,11 +319,14 @@ def test_other_collectives_are_not_mistaken_for_those_of_a_strategy(
 def train_with_one_bit(folder: str) -> None:
     ddp = DistributedDataParallel(nn.Linear(640, 10), strategy="one_bit", trace=folder)
     ddp(torch.ones(2, 640)).sum().backward()
+    close_recording()
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_one_bit_sends_a_bit_an_element_and_a_scale(tmp_path: Path, world_size: int) -> None:
-    run_ranks(train_with_one_bit, world_size, str(tmp_path))
+def test_one_bit_sends_a_bit_an_element_and_a_scale(
+    ranks_of_module: Callable[[int], Ranks], tmp_path: Path, world_size: int
+) -> None:
+    ranks_of_module(world_size).call(train_with_one_bit, str(tmp_path))
     part = math.ceil(6410 / world_size / 8) + 4
     for rank in range(world_size):
         sent = [what.bytes for what, _ in logged(tmp_path, rank) if what.op == "send"]
@@ -336,9 +358,9 @@ def ask_for_both() -> list[str]:
 
 @pytest.mark.parametrize(("strategy", "recorded"), [("ring", "ring"), ("overlapped", None)])
 def test_a_strategy_is_a_setting_of_the_model_unless_it_is_the_usual_one(
-    tmp_path: Path, strategy: str, recorded: str | None
+    ranks_of_module: Callable[[int], Ranks], tmp_path: Path, strategy: str, recorded: str | None
 ) -> None:
-    run_ranks(train_recorded, 2, strategy, str(tmp_path))
+    ranks_of_module(2).call(train_recorded, strategy, str(tmp_path))
     (line,) = (tmp_path / "rank_0" / "parameters.jsonl").read_text().splitlines()
     assert json.loads(line)["settings"].get("strategy") == recorded
 
