@@ -87,6 +87,9 @@ def test_if_the_last_attempt_fails_too_its_verdict_is_that_of_the_job(tmp_path: 
     assert code == 1
     assert first.verdict.kind == second.verdict.kind == "failed"
     assert f"{first.line}\n{second.line}\n\n{second.verdict.sentence}\n" in said
+    assert second.verdict.sentence.startswith("Rank 1 failed")
+    assert "ValueError: a bad batch" in second.verdict.sentence
+    assert said.splitlines()[-2].startswith("overlapscope record: recorded 2 ranks")
 
 
 def test_a_script_that_starts_its_ranks_twice_leaves_two_recordings(tmp_path: Path) -> None:
