@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from overlapscope.analysis.analysis import Analysis
@@ -32,7 +32,8 @@ FAMILIES: Final = {
 }
 """By name of a gauge, its help."""
 
-Labels = Mapping[str, str]
+Labels = tuple[tuple[str, str], ...]
+"""Names and values."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Sample:
 
     family: str
     value: float
-    labels: Labels = field(default_factory=dict)
+    labels: Labels = ()
 
 
 def samples_of(analysis: Analysis, diagnosis: Diagnosis | None) -> Iterator[Sample]:
@@ -60,21 +61,21 @@ def samples_of(analysis: Analysis, diagnosis: Diagnosis | None) -> Iterator[Samp
     if summary.steps:
         yield Sample("overlapscope_step_seconds", summary.mean.step.value / 1e9)
         for name, mean in summary.mean.blocks.items():
-            yield Sample("overlapscope_block_seconds", mean.value / 1e9, {"block": name})
+            yield Sample("overlapscope_block_seconds", mean.value / 1e9, (("block", name),))
         for reason, mean in summary.exposed_for.items():
-            yield Sample("overlapscope_exposed_seconds", mean.value / 1e9, {"reason": reason})
+            yield Sample("overlapscope_exposed_seconds", mean.value / 1e9, (("reason", reason),))
         yield Sample("overlapscope_hidden_seconds", summary.hidden.value / 1e9)
         yield Sample("overlapscope_overlap_ratio", summary.overlap_ratio)
     for finding in analysis.stragglers.findings if analysis.stragglers is not None else ():
         link = "" if finding.link is None else f"{finding.link.rank} to {finding.link.peer_rank}"
         ranks = ",".join(map(str, finding.ranks))
-        labels = {"cause": finding.cause, "ranks": ranks, "host": finding.host or "", "link": link}
+        labels = (("cause", finding.cause), ("ranks", ranks), ("host", finding.host or ""), ("link", link))
         yield Sample("overlapscope_straggler_cost_seconds", finding.cost.value / 1e9, labels)
     if diagnosis is not None:
         verdict = diagnosis.verdict
         yield Sample("overlapscope_incidents", sum(report.retracted_ns is None for report in diagnosis.reports))
         yield Sample("overlapscope_fault", int(verdict.is_fault))
-        yield Sample("overlapscope_verdict", 1, {"kind": verdict.kind, "certainty": verdict.certainty})
+        yield Sample("overlapscope_verdict", 1, (("kind", verdict.kind), ("certainty", verdict.certainty)))
 
 
 def text_of(samples: Mapping[str, Sequence[Sample]]) -> str:
@@ -90,12 +91,12 @@ def text_of(samples: Mapping[str, Sequence[Sample]]) -> str:
         if not kept:
             continue
         lines += [f"# TYPE {name} gauge", f"# HELP {name} {help_text}"]
-        lines += [f"{name}{{{_labels({'run': run, **one.labels})}}} {one.value:.9g}" for run, one in kept]
+        lines += [f"{name}{{{_labels((('run', run), *one.labels))}}} {one.value:.9g}" for run, one in kept]
     return "\n".join([*lines, "# EOF", ""])
 
 
 def _labels(labels: Labels) -> str:
-    return ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+    return ",".join(f'{name}="{_escaped(value)}"' for name, value in labels)
 
 
 def _escaped(value: str) -> str:
