@@ -107,11 +107,15 @@ def run_ranks_alone(arguments: list[str], folder: Path) -> tuple[list[int], list
     script = folder / "rank_with_arguments.py"
     script.write_text(WITH_ARGUMENTS.format(argv=[str(rank), *arguments], folder=str(rank.parent)))
     ranks = [WarmRank(script, {**os.environ, **meeting, "RANK": str(number)}) for number in range(2)]
+    until = time.monotonic() + TIME_LIMIT_S
     try:
-        said = [line for each in ranks if each.stdout for line in each.stdout.read().splitlines()]
+        while any(each.poll() is None for each in ranks):
+            assert time.monotonic() < until
+            time.sleep(0.05)
     finally:
         for each in ranks:
             each.kill()
+    said = [line for each in ranks if each.stdout for line in each.stdout.read().splitlines()]
     return [each.wait() for each in ranks], said
 
 
