@@ -95,6 +95,9 @@ def main() -> None:
     )
     (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(asdict(timed)))
     dist.barrier()
+    # Before its process group: stock's reducer holds on to that, and would end it with the GIL, for which gloo's thread
+    # may be waiting to end its newest work.
+    del step
     dist.destroy_process_group()
 
 
