@@ -71,7 +71,9 @@ def run(name: str, arguments: str, folder: Path) -> str:
     with tempfile.TemporaryFile() as output:
         benchmark = WarmProcess(command, environment, output, folder=ROOT, leads_group=True)
         try:
-            code = benchmark.wait(TIME_LIMIT_S)
+            with suppress(TimeoutError):  # and say what it has printed by then
+                benchmark.wait(TIME_LIMIT_S)
+            code = benchmark.poll()
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(benchmark.pid, signal.SIGKILL)  # which also ends what it has started
