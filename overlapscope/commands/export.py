@@ -102,8 +102,10 @@ def _write_trace(analysis: Analysis, args: argparse.Namespace, progress: Progres
         written = kind(file, args.traces.resolve().name)
         for done, rank in enumerate(ranks):
             progress.count(done, len(ranks))
-            host, device = about.loc[rank, ["host", "device"]]
-            slices += written.add_rank(rank, str(host), str(device), tracks.of_rank(rank))
+            host, device, clock = about.loc[rank, ["host", "device", "clock"]]
+            # Whom the file is sent to does not see what is said here.
+            what = f"{device}, clock not aligned" if clock == "none" else str(device)
+            slices += written.add_rank(rank, str(host), what, tracks.of_rank(rank))
         if not slices:
             raise OverlapScopeError(f"{args.traces}: nothing was recorded in these steps")
         written.close()

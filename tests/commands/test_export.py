@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from overlapscope.trace.format import EVENTS_FILE, rank_folder
+from overlapscope.trace.format import EVENTS_FILE, RANK_FILE, RUN_FILE, rank_folder, write_json
 from overlapscope.trace.reader import read_trace
 from tests.commands.command_line import overlapscope
 from tests.synthetic import write_recording
@@ -85,6 +85,28 @@ def test_where_nothing_can_be_written_it_is_said_in_a_line(traces: Path, tmp_pat
     ran = overlapscope("export", traces, "-o", tmp_path / "nowhere" / "a")
     said = f"{tmp_path / 'nowhere' / 'a'}: can't be written (No such file or directory)"
     assert (ran.returncode, ran.stderr) == (1, f"overlapscope export: {said}\n")
+
+
+def edited(path: Path, **changes: object) -> None:
+    write_json(path, json.loads(path.read_text()) | changes)
+
+
+def test_a_rank_whose_clock_is_not_known_says_so_in_the_file(traces: Path, tmp_path: Path) -> None:
+    edited(rank_folder(traces, 2) / RANK_FILE, boot_id="another host's")
+    for rank in range(3):  # or the all-reduces would align it
+        edited(
+            rank_folder(traces, rank) / RUN_FILE, models=[{"model": 0, "class": "GPT", "comm_hook": "of the user's"}]
+        )
+    ran = overlapscope("export", traces, "-o", tmp_path / "a.json", "--format", "chrome")
+    assert "can't be aligned with rank 0" in ran.stderr
+    events = json.loads((tmp_path / "a.json").read_text())["traceEvents"]
+    assert [event["args"]["name"] for event in events if event["name"] == "process_name"] == [
+        "rank 0 (node0, cpu)",
+        "rank 1 (node0, cpu)",
+        "rank 2 (node0, cpu, clock not aligned)",
+    ]
+    arrows = [event for event in events if event["ph"] in "stf"]
+    assert {event["pid"] for event in arrows if event["name"] == "together"} == {0, 1}
 
 
 def test_what_is_missing_is_said_beside_what_is_written(traces: Path, tmp_path: Path) -> None:
