@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from dashboards.pages.order import reason_variables
@@ -193,6 +194,19 @@ def medians_of(trace: Trace, steps: range) -> dict[str, float]:
     return found | {"step": float(np.median((own["end_ns"] - own["start_ns"]) / 1e3))}
 
 
+def between_at_begin(recorded: Trace, imported: Trace, steps: range) -> pd.Series[float]:
+    """By rank and step, microseconds by which an import's forward and data wait together exceed those recorded.
+
+    Of the same steps: medians of each do not add up to the median of both where steps differ, as on a busy machine.
+    """
+    both = []
+    for trace in (imported, recorded):
+        phases = trace.phases[trace.phases["step"].isin(steps) & trace.phases["phase"].isin(["forward", "data_wait"])]
+        both.append(((phases["end_ns"] - phases["start_ns"]) / 1e3).groupby([phases["rank"], phases["step"]]).sum())
+    assert (both[0].index == both[1].index).all()
+    return both[0] - both[1]
+
+
 TRAINING = """
 import os, sys, torch, torch.distributed as dist
 from torch import nn
@@ -230,8 +244,7 @@ def test_a_profile_and_our_own_recording_of_the_same_steps_agree(tmp_path):
     assert theirs["optimizer"] == pytest.approx(ours["optimizer"], rel=0.03, abs=300)
     # A forward's annotation begins before DDP has looked at what it was given, ours when it calls the module: that part
     # of a step is data wait in ours.
-    between = theirs["forward"] - ours["forward"]
-    assert ours["data_wait"] - theirs["data_wait"] == pytest.approx(between, abs=1000)
+    assert between_at_begin(recorded, imported, steps).median() == pytest.approx(0, abs=1000)
 
     def buckets(trace: Trace) -> list[tuple[int, int]]:
         reduced = trace.collectives[(trace.collectives["bucket"] >= 0) & trace.collectives["step"].isin(steps)]
