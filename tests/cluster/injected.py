@@ -11,7 +11,7 @@ from typing import Final
 from overlapscope.analysis.stragglers import Finding
 from overlapscope.lab.network.hosts import INTERFACE, Hosts
 from tests.cluster.faults import Fault, GcPauses, Pause, SlowCompute, SlowData, SlowLink, to_json
-from tests.cluster.processes import Program, run_together
+from tests.cluster.processes import METHOD, Method, Program, run_together
 
 WORLD_SIZE: Final = 4
 STEPS: Final = 150
@@ -29,7 +29,9 @@ CASES: Final[dict[str, tuple[Fault, ...]]] = {
 }
 
 
-def train(faults: Sequence[Fault], folder: Path, hosts: Hosts | None = None, steps: int = STEPS) -> None:
+def train(
+    faults: Sequence[Fault], folder: Path, hosts: Hosts | None = None, steps: int = STEPS, method: Method = METHOD
+) -> None:
     """Record one training, a rank on each host or all of them on this one."""
     delays = to_json([fault for fault in faults if not isinstance(fault, SlowLink)])
     interface = INTERFACE if hosts else "lo"
@@ -41,7 +43,7 @@ def train(faults: Sequence[Fault], folder: Path, hosts: Hosts | None = None, ste
             Program(arguments, environment | {"RANK": str(rank)}, hosts.namespaces[rank] if hosts else None)
             for rank in range(WORLD_SIZE)
         ]
-        run_together(programs, TIME_LIMIT_S, "forkserver")
+        run_together(programs, TIME_LIMIT_S, method)
 
 
 def names(finding: Finding, fault: Fault) -> bool:

@@ -46,7 +46,7 @@ def findings_in(case: str, folder: Path) -> tuple[Finding, ...]:
     with cluster_of(WORLD_SIZE) if links else nullcontext() as hosts:
         for link in links:
             hosts.slow_down(link.rank, link.rate)
-        train(faults, folder, hosts)
+        train(faults, folder, hosts, method="forkserver")
     stragglers = Analysis(read_trace(folder)).stragglers
     assert stragglers is not None
     return stragglers.findings
