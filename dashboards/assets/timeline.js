@@ -235,12 +235,21 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
 
   // --- selecting spans ------------------------------------------------------------------------------------------
   let selection = null
+  const samePlacePx = 5
+  let tapped = null
   const panel = window.overlapscope.selectionPanel({clear: () => clearSelection(), zoomTo: () => zoomToSelection()})
 
   function select(event) {
+    tapped = event
     const span = spanAt(event.x, event.y)
     if (!span) return clearSelection()
     plot.chosen.data = {lane: [span.lane], row: [span.row], name: [""]}
+  }
+
+  // Two quick clicks are one double click to Bokeh, wherever they were.
+  function selectOrShowAll(event) {
+    const isElsewhere = tapped && Math.hypot(event.sx - tapped.sx, event.sy - tapped.sy) > samePlacePx
+    return isElsewhere ? select(event) : showAll()
   }
 
   function clearSelection() {
@@ -291,7 +300,8 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   on(plot.tooltip, "data", fillTip)
   on(plot.selection, "data", selected)
   on(plot.picked, "data", () => show(plot.picked.data.from_ns[0], plot.picked.data.to_ns[0]))
-  for (const figure of [root, axis]) figure.on_event("doubletap", showAll)
+  axis.on_event("doubletap", showAll)
+  root.on_event("doubletap", selectOrShowAll)
   root.on_event("mousemove", point)
   root.on_event("tap", select)
   area.addEventListener("mouseleave", () => {

@@ -74,6 +74,17 @@ def test_a_selection_is_cleared(open_page, address, how):
     page.wait_for_function(f"{OUTLINES}.left.length === 0")
 
 
+def test_two_quick_clicks_at_two_places_are_two_clicks(open_page, address):
+    page = open_timeline(open_page, f"{address}timeline?step=7")
+    before, y = shown_range(page), communication_middle_px(page)
+    nowhere = place_of(page, BUCKET_1_OF_STEP_7 + 3.5 * MS, y)
+    bucket = place_of(page, BUCKET_1_OF_STEP_7, y)
+    page.mouse.click(*nowhere)
+    page.mouse.click(*bucket)
+    expect(page.locator("#selection").get_by_role("heading")).to_have_text("All-reduce · bucket 1 of step 7 on rank 0")
+    assert shown_range(page) == before
+
+
 def test_f_zooms_to_the_selection_and_back_undoes_it(open_page, address):
     page = open_timeline(open_page, f"{address}timeline?step=7")
     page.wait_for_function("location.search.includes('from=')")
