@@ -24,7 +24,7 @@ FAMILIES: Final = {
     "overlapscope_newest_step": "Number of the newest step that a rank has finished.",
     "overlapscope_ranks": "How many ranks left a recording.",
     "overlapscope_ranks_expected": "How many ranks train together.",
-    "overlapscope_straggler_cost_seconds": "What a rank, host or link that others wait for adds to a step.",
+    "overlapscope_straggler_cost_seconds": "What late ranks, a slow link or long transfers (of nobody) add to a step.",
     "overlapscope_live": "1 while it is being recorded, else 0.",
     "overlapscope_incidents": "Reports of watchdogs that have not been withdrawn.",
     "overlapscope_fault": "1 if something is wrong with the job, 0 if not.",
