@@ -70,7 +70,7 @@ class EventStream:
         self._gzip: _Unpack | None = zlib.decompressobj(wbits=_WITH_GZIP_HEADER) if is_compressed else None
 
     def batches(self) -> Iterator[list[Event]]:
-        """All events, some ten thousand at a time, in the order of the file.
+        """All events, some ten thousand at a time, in the order of the file. Integers beyond 64 bits are floats.
 
         Raises:
             OverlapScopeError: this is no trace.

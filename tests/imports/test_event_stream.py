@@ -15,6 +15,7 @@ from overlapscope.errors import OverlapScopeError
 from overlapscope.imports import event_stream
 from overlapscope.imports.event_stream import EventStream
 
+INTEGERS = st.integers(-(2**63), 2**64 - 1)  # of 64 bits, signed or not: no profiler writes larger ones
 TEXTS = st.text(max_size=12) | st.sampled_from(['{"ph": ', '"ph"', "},{", "]", "\\", '"'])
 EVENTS = st.lists(
     st.builds(
@@ -25,7 +26,7 @@ EVENTS = st.lists(
         ),
         TEXTS,
         st.integers(0, 10**12),
-        st.dictionaries(TEXTS, st.lists(st.integers()) | TEXTS | st.dictionaries(TEXTS, TEXTS), max_size=3),
+        st.dictionaries(TEXTS, st.lists(INTEGERS) | TEXTS | st.dictionaries(TEXTS, TEXTS), max_size=3),
         st.booleans(),
     ),
     max_size=30,
