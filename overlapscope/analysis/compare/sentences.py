@@ -81,17 +81,17 @@ def _numbers(found: Comparison, part: str) -> str:
 
 
 def _where(found: Comparison) -> str:
-    """The blocks that differ beyond noise in the same direction, the largest first."""
+    """The blocks that differ beyond noise in that direction, the largest first; by the mean, as in tables, if sure."""
     is_longer = found.step.surest.is_longer
-    sure = [
-        (abs(found.changes[name].surest.ns.value), name)
-        for name in BLOCKS
-        if (found.changes[name].surest.is_longer if is_longer else found.changes[name].surest.is_shorter)
-    ]
-    named = [
-        f"{BLOCK_LABELS[name]} ({signed_ns(found.changes[name].surest.ns.value)})"
-        for _, name in sorted(sure, reverse=True)[:_MOST_NAMED]
-    ]
+    sure: list[tuple[float, str]] = []
+    for name in BLOCKS:
+        change = found.changes[name]
+        in_mean, in_either = (each.is_longer if is_longer else each.is_shorter for each in (change.mean, change.surest))
+        if in_either:
+            time_ns = (change.mean if in_mean else change.middle).ns.value
+            where = "" if in_mean else f" in the middle {MIDDLE} of steps"
+            sure.append((abs(time_ns), f"{BLOCK_LABELS[name]} ({signed_ns(time_ns)}{where})"))
+    named = [text for _, text in sorted(sure, reverse=True)[:_MOST_NAMED]]
     return f" The difference is in {', '.join(named)}." if named else " No single block differs beyond noise."
 
 

@@ -9,6 +9,7 @@ import pytest
 from overlapscope.account.blocks import BLOCKS
 from overlapscope.account.waits import REASONS
 from overlapscope.analysis.analysis import Analysis
+from overlapscope.analysis.compare.changes import Change
 from overlapscope.analysis.compare.comparison import Comparison, compare
 from overlapscope.analysis.compare.sentences import verdict
 from overlapscope.analysis.compare.side import PARTS, Choice, plans_to_compare
@@ -52,6 +53,19 @@ def test_what_takes_longer_is_named_with_how_sure_that_is() -> None:
     (sentence,) = verdict(found, ["step"], 0.0)
     assert sentence.startswith("Slower: 13.0 ms → 13.4 ms, +3.")
     assert "The difference is in forward (+" in sentence
+
+
+def test_the_blocks_that_differ_are_named_with_the_numbers_of_the_table() -> None:
+    found = compared(forward_ms=4.4)
+    longer = replace(found.changes["forward"].mean, noise=Interval(value=4e5, low=1e5, high=7e5))
+    surer = replace(longer, noise=Interval(value=5e5, low=4e5, high=6e5))
+    found.changes["forward"] = Change(mean=longer, middle=surer)
+    assert verdict(found, ["step"], 0.0)[0].endswith(" The difference is in forward (+400 µs).")
+    could_be_chance = replace(longer, noise=Interval(value=4e5, low=-1e5, high=9e5))
+    found.changes["forward"] = Change(mean=could_be_chance, middle=surer)
+    assert verdict(found, ["step"], 0.0)[0].endswith(
+        " The difference is in forward (+500 µs in the middle 80 % of steps)."
+    )
 
 
 def test_what_is_quicker_is_no_regression() -> None:
