@@ -87,5 +87,5 @@ def _judged(snapshot: Snapshot, began_s: float) -> JudgedRun:
 
 
 def _times(summary: Summary) -> StepTimes:
-    trend = trend_by_step(summary.figures, "step_time_ns")
+    trend = trend_by_step(summary.finished_together, "step_time_ns")
     return StepTimes.of(int(trend["step"].iloc[0]), int(trend["last_step"].iloc[-1]), trend["mean"].to_numpy())

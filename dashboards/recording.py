@@ -50,6 +50,8 @@ class Snapshot(Analysis):
 
     def __init__(self, trace: Trace, before: Snapshot | None = None) -> None:
         super().__init__(trace)
+        self.is_live = False
+        """Whether the job goes on, as far as its files show."""
         is_asked = before is not None and "forecast" in before.__dict__
         self._before: Snapshot | None = before if before is None or is_asked else before._before
         self._diagnosed_s = 0.0
@@ -181,6 +183,7 @@ class Recording:
             self._whole = reading
         else:
             self._newest = reading
+        reading.snapshot.is_live = self._newsroom.newest().is_live
         reading.snapshot.forget_outdated()
         return reading.snapshot
 

@@ -76,7 +76,7 @@ window.overlapscope.watchNews = () => {
     let isLive = true
     try {
       if (document.visibilityState === "visible") {
-        const answer = await fetch("news", {cache: "no-store"})
+        const answer = await fetch(document.body.dataset.news, {cache: "no-store"})
         const news = await answer.json()
         isLive = news.is_live
         show(news)

@@ -92,7 +92,7 @@ window.overlapscope = (() => {
   async function reload() {
     try {
       // Any answer will do, but one of a proxy that has lost the server too.
-      const {status} = await fetch("news", {cache: "no-store", redirect: "manual"})
+      const {status} = await fetch(document.body.dataset.news, {cache: "no-store", redirect: "manual"})
       if (status < 500) return window.overlapscope.openAgain()
     } catch {
       // Nobody answers.

@@ -277,7 +277,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   }
 
   function selected() {
-    const {from_ns, to_ns, markup, note, name} = plot.selection.data
+    const {from_ns, to_ns, markup, note, name, top_px, bottom_px} = plot.selection.data
     if (element("search-note")) element("search-note").textContent = note[0]
     if (!markup[0]) return
     selectedName = name[0]
@@ -285,6 +285,14 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     selection = {from: from_ns[0], to: to_ns[0]}
     hideTip()
     panel.show(markup[0])
+    keepInSight(top_px[0], bottom_px[0])
+  }
+
+  // The panel takes its place from the lanes.
+  function keepInSight(top, bottom) {
+    const ranks = element("ranks")
+    const outlinePx = 4
+    ranks.scrollTop = Math.min(Math.max(ranks.scrollTop, bottom + outlinePx - ranks.clientHeight), top)
   }
 
   function search(input) {

@@ -52,7 +52,7 @@ _SHORTCUTS: Final = (
 def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_plain: bool = False) -> None:
     """Fill a document with the page, for the size and options that the address asks for."""
     if is_order_alone(snapshot.trace):
-        _build_reason(document, snapshot, "only collectives were recorded, no gradient buckets")
+        _build_reason(document, snapshot, "only collectives were recorded, no gradient buckets", is_plain=is_plain)
         return
     choice = choice_of(arguments)
     shown = snapshot.forecast_by_now(choice.options)
@@ -62,6 +62,7 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
             "computing.html",
             title="Buckets",
             trace=snapshot.trace,
+            is_plain=is_plain,
             message="The model is being fitted to the recording and tried with other bucket sizes. This takes a few "
             "seconds, once; the page then reloads by itself.",
         )
@@ -70,7 +71,7 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
         forecast = shown.forecast.result()
         curve = forecast.curve(choice.options).result()
     except OverlapScopeError as error:
-        _build_reason(document, shown, str(error))
+        _build_reason(document, shown, str(error), is_plain=is_plain)
         return
     plot = BucketsPlot(forecast, choice, curve, lambda chosen, step: describe(shown.summary, forecast, chosen, step))
     document.js_on_event("document_ready", plot.start_script)
@@ -190,7 +191,7 @@ def _figures(forecast: Forecast, chosen: Chosen, step: Step) -> str:
 
 
 def _against_now(gain: Interval) -> Headline:
-    value, low, high = (_signed(-share) for share in (gain.value, gain.low, gain.high))
+    value, low, high = (_signed(-share) for share in (gain.value, gain.high, gain.low))
     return Headline(
         label="Versus now",
         value=value,
@@ -209,12 +210,13 @@ def _range_text(least: int, most: int) -> str:
     return f"of {format_bytes(most)}" if least == most else f"{format_bytes(least)} to {format_bytes(most)}"
 
 
-def _build_reason(document: Document, snapshot: Snapshot, reason: str) -> None:
+def _build_reason(document: Document, snapshot: Snapshot, reason: str, *, is_plain: bool) -> None:
     render(
         document,
         "problem.html",
         title="Buckets",
         trace=snapshot.trace,
+        is_plain=is_plain,
         **reason_variables(snapshot.trace, reason),
     )
 

@@ -107,16 +107,16 @@ def _worth_by_now(snapshot: Snapshot) -> dict[str, Any]:
     """What is worth doing, as far as that is known by now."""
     if not snapshot.summary.steps or snapshot.stragglers is None:
         return worth_variables(snapshot, None)
-    # Of a job that runs every look is at another recording, and would fit another model.
-    is_running = not snapshot.trace.ranks["closed"].all()
+    # Of a job that goes on every look is at another recording, and would fit another model.
+    is_live = snapshot.is_live and not snapshot.trace.ranks["closed"].all()
     advice, is_known = None, True
-    if not is_running:
+    if not is_live:
         try:
             forecast = soon(snapshot.forecast)
             advice, is_known = (None, False) if forecast is None else (forecast.advice, True)
         except Exception as error:  # the page Buckets says why; this one has enough to say without it
             _log.debug("no advice on buckets: %r", error)
-    return worth_variables(snapshot, advice) | {"is_worth_known": is_known, "is_running": is_running}
+    return worth_variables(snapshot, advice) | {"is_worth_known": is_known, "is_live": is_live}
 
 
 def worth_variables(snapshot: Snapshot, advice: Advice | None) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def worth_variables(snapshot: Snapshot, advice: Advice | None) -> dict[str, Any]
     Args:
         advice: on bucket sizes, if there is one.
     """
-    nothing = {"worth_doing": [], "is_worth_known": True, "is_running": False, "why_unknown": ""}
+    nothing = {"worth_doing": [], "is_worth_known": True, "is_live": False, "why_unknown": ""}
     if not snapshot.summary.steps:
         return nothing | {"has_mean": False}
     if snapshot.stragglers is None:

@@ -30,17 +30,18 @@ _LOOK_EVERY_MS: Final = 2_000
 
 COLUMNS: Final = (
     ("name", "Run", "text"),
-    ("started", "Started", "text"),
+    ("started", "Started", "text roomy"),
     ("model", "Model", "text wide"),
-    ("ranks", "Ranks", ""),
+    ("ranks", "Ranks", "roomy"),
     ("device", "Device", "text wide"),
-    ("steps", "Steps", ""),
+    ("steps", "Steps", "roomy"),
     ("step", "Step time", ""),
-    ("exposed", "Exposed", ""),
+    ("exposed", "Exposed", "roomy"),
     ("times", "Trend", "text"),
     ("verdict", "Verdict", "text"),
 )
-"""Key, label and classes of each column; the picture of step times can't be sorted by."""
+"""Key, label and classes of each column; the picture of step times can't be sorted by. ``wide`` ones need a wide
+window, ``roomy`` ones are not on a phone."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from overlapscope.model.plan import DEFAULT_CAP_BYTES
 
 CURVE_COLUMNS: Final = ("x", "predicted", "low", "high")
 MARK_COLUMNS: Final = ("x", "y", "text", "align", "x_offset", "y_offset")
+FREE_COLUMNS: Final = ("x", "align", "x_offset", "y", "text")
 MEASURED_COLUMNS: Final = ("x", "y", "low", "high")
 
 Range = tuple[float, float]
@@ -83,11 +84,15 @@ def mark_columns(curve: Curve, sizes_mb: Range) -> dict[str, Any]:
 
 
 def free_columns(curve: Curve, sizes_mb: Range) -> dict[str, Any]:
-    """The best plan, if no single size gives it."""
+    """The best plan, if no single size gives it: named where the mark of the best size is not."""
     place = curve.special["best"]
-    is_free = place >= len(curve.sizes) and place != curve.special["default"]
-    rows = [(sizes_mb[0], float(curve.predicted_ns[place]), "best plan, unequal buckets")] if is_free else []
-    return {name: [row[at] for row in rows] for at, name in enumerate(("x", "y", "text"))}
+    if place < len(curve.sizes) or place == curve.special["default"]:
+        return {name: [] for name in FREE_COLUMNS}
+    best_mb = _x_mb(curve, curve.fastest)
+    is_left = best_mb is None or best_mb > np.sqrt(sizes_mb[0] * sizes_mb[1])
+    at = (sizes_mb[0], "left", 6) if is_left else (sizes_mb[1], "right", -6)
+    row = (*at, float(curve.predicted_ns[place]), "best plan, unequal buckets")
+    return {name: [value] for name, value in zip(FREE_COLUMNS, row, strict=True)}
 
 
 def measured_columns(curve: Curve) -> dict[str, Any]:

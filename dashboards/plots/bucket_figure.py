@@ -70,7 +70,9 @@ def draw_curve(
     paint(band.glyph, fill_color="accent")
     best = plot.hspan(y="y", source=free, line_width=1.5, line_dash=[6, 4])
     paint(best.glyph, line_color="hidden")
-    name = plot.text(x="x", y="y", text="text", source=free, x_offset=6, y_offset=9, **SMALL_TEXT)
+    name = plot.text(
+        x="x", y="y", text="text", source=free, text_align="align", x_offset="x_offset", y_offset=9, **SMALL_TEXT
+    )
     paint(name.glyph, text_color="hidden")
     now = plot.vspan(x="x", source=chosen, line_width=1.5)
     paint(now.glyph, line_color="accent")

@@ -83,7 +83,7 @@ class BucketsPlot:
         self.shown = shown_ranks(recorded)
         self.layout = BucketLayout(ranks=len(self.shown))
         self.curve = ColumnDataSource(data=dict.fromkeys(bucket_curve.CURVE_COLUMNS, ()))
-        self.free = ColumnDataSource(data={"x": [], "y": [], "text": []})
+        self.free = ColumnDataSource(data={name: [] for name in bucket_curve.FREE_COLUMNS})
         self.marks = ColumnDataSource(data=dict.fromkeys(bucket_curve.MARK_COLUMNS, ()))
         self.measured = ColumnDataSource(data=dict.fromkeys(bucket_curve.MEASURED_COLUMNS, ()))
         self.point = ColumnDataSource(data={"x": [], "y": []})

@@ -33,6 +33,8 @@ from overlapscope.trace.reader import Trace
 Describe = Callable[[int, int, pd.DataFrame], str]
 """Markup of all that is known of a span, by the number of its lane, its row, and the way of its bucket."""
 
+ANSWER_COLUMNS: Final = ("from_ns", "to_ns", "markup", "note", "name", "top_px", "bottom_px")
+"""What the page is told of a selection; the heights are those of its lane, from the top of all lanes."""
 _THIN_UNIT_PX: Final = 8
 """Height of a unit of the lanes below which thick lines would hide the spans."""
 
@@ -64,7 +66,7 @@ class TimelineSelection:
         self.marks = ColumnDataSource(name="flow", data=no_columns(*FLOW_MARK_COLUMNS))
         self.chosen = dialogue.question("chosen", ("lane", "row", "name"), self._on_chosen)
         self.sought = dialogue.question("sought", ("text", "from_ns"), self._on_sought)
-        self.answer = dialogue.answer("selection", ("from_ns", "to_ns", "markup", "note", "name"))
+        self.answer = dialogue.answer("selection", ANSWER_COLUMNS)
 
     def draw(self, plot: Any) -> None:
         """Add outlines and ways to the figure of the lanes."""
@@ -107,12 +109,15 @@ class TimelineSelection:
         fill(self.meetings, meeting_columns(flow, timeline, layout))
         fill(self.marks, flow_mark_columns(flow, timeline, layout))
         place = int(np.flatnonzero(spans.rows == row)[0])
+        top, below = layout.lane_units(lane)
         self.answer.data = {
             "from_ns": [int(spans.starts_ns[place])],
             "to_ns": [int(spans.ends_ns[place])],
             "markup": ["" if self._describe is None else self._describe(lane, row, flow)],
             "note": [""],
             "name": [name_of(self._trace, timeline, lane, row)],
+            "top_px": [top * layout.unit_px],
+            "bottom_px": [below * layout.unit_px],
         }
 
     def select_named(self, name: str) -> None:
@@ -152,4 +157,5 @@ class TimelineSelection:
 
     def _say(self, note: str) -> None:
         """A word in place of a selection."""
-        self.answer.data = {"from_ns": [0], "to_ns": [0], "markup": [""], "note": [note], "name": [""]}
+        said = {"markup": "", "note": note, "name": ""}
+        self.answer.data = {name: [said.get(name, 0)] for name in ANSWER_COLUMNS}

@@ -72,7 +72,7 @@ class TrendPlot:
 
     def update(self, summary: Summary) -> None:
         """Show another recording."""
-        per_step = summary.figures
+        per_step = summary.finished_together
         trend = trend_by_step(per_step, self.shown.column)
         self.source.data = {
             **{name: trend[name].to_numpy() for name in ("step", "low", "mean", "high")},
@@ -92,7 +92,7 @@ class TrendPlot:
         if warm_up is not None:
             self.warm_up.update(right=warm_up + 0.5)
         # The first steps are often ten times as long; a chart scaled to them would show nothing else.
-        usual = per_step.loc[summary.is_alike, self.shown.column].dropna()
+        usual = summary.figures.loc[summary.is_alike, self.shown.column].dropna()
         high = 1.0 if self.shown.is_share else 1.2 * float(np.quantile(usual, 0.99)) if len(usual) else 0.0
         self.y_range.end = 1.04 if self.shown.is_share else high or 1e6
 

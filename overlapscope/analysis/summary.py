@@ -101,6 +101,12 @@ class Summary:
         rows = self.figures.loc[self.figures["step"] == number, [f"{name}_ns" for name in BLOCKS]]
         return mean_step_of(rows.to_numpy(np.float64).mean(axis=0, keepdims=True)) if len(rows) else None
 
+    @property
+    def finished_together(self) -> pd.DataFrame:
+        """``figures`` without steps that some rank never finished: no mean of all ranks; all if there are no others."""
+        is_finished = self.figures["step"].isin(self.alike.finished)
+        return self.figures[is_finished] if is_finished.any() else self.figures
+
     def means_by_rank(self) -> pd.DataFrame:
         """One row per rank: rank, steps_counted, and the means of ``figures``; the ratio is one of means."""
         counted = self.figures[self.is_alike].drop(columns=["step", "overlap_ratio"])

@@ -93,7 +93,7 @@ def count_of(prediction: Prediction) -> str:
 
 def change_of(gain: Interval) -> str:
     """The change of the step time, with its interval."""
-    return f"{_signed(-gain.value)} %, 90 % interval {_signed(-gain.low)} to {_signed(-gain.high)} %"
+    return f"{_signed(-gain.value)} %, 90 % interval {_signed(-gain.high)} to {_signed(-gain.low)} %"
 
 
 def band(low_mb: float | None, high_mb: float | None) -> str:

@@ -120,3 +120,30 @@ def test_everything_that_is_counted_adds_up(steps: int) -> None:
     (row,) = found.means_by_rank().to_dict("records")
     assert row["step_time_ns"] == pytest.approx(found.mean.step.value)
     assert row["overlap_ratio"] == pytest.approx(found.overlap_ratio)
+
+
+def test_a_step_that_a_rank_never_finished_is_in_no_trend_of_all_ranks() -> None:
+    steps = [
+        {
+            "rank": rank,
+            "step": step,
+            "start_ns": 10 * MS * step,
+            "end_ns": 10 * MS * step + (10 if step < 6 else 1) * MS,
+        }
+        for rank in range(2)
+        for step in range(7)
+        if (rank, step) != (0, 6)
+    ]
+    trace = recording(steps=steps, phases=[], collectives=[], ranks=2)
+    found = summarise(trace, account_of(trace))
+    assert set(found.figures["step"]) == set(range(7))
+    assert set(found.finished_together["step"]) == set(range(6))
+
+
+def test_steps_of_which_none_was_finished_by_all_ranks_are_in_trends() -> None:
+    steps = [
+        {"rank": rank, "step": rank, "start_ns": 10 * MS * rank, "end_ns": 10 * MS * (rank + 1)} for rank in range(2)
+    ]
+    trace = recording(steps=steps, phases=[], collectives=[], ranks=2)
+    found = summarise(trace, account_of(trace))
+    assert set(found.finished_together["step"]) == {0, 1}

@@ -69,7 +69,7 @@ def open_page(browser: Browser) -> Iterator[OpenPage]:
         page = browser.new_context(viewport={"width": 1300, "height": 800}, color_scheme=theme).new_page()  # type: ignore[arg-type]
         page.on("request", check)
         page.on("websocket", check)
-        page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+        page.on("console", lambda said: wrong.append(f"{said.text} {said.location}") if said.type == "error" else None)
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.goto(url)
         return page

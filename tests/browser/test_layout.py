@@ -31,13 +31,14 @@ HIDDEN_FACTS = """() => [...document.querySelectorAll(".facts span")].filter((fa
 
 @pytest.fixture(scope="module")
 def ordered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A recording with steps and an order of collectives, of three ranks."""
+    """A recording with steps and an order of collectives, of three ranks, in a folder of recordings."""
     folder = tmp_path_factory.mktemp("layout")
-    write_recording(folder / "traces", ranks=3, steps=30)
-    write_order(folder / "traces", dict.fromkeys(range(3), steps(30)))
-    end(folder / "traces", range(3))
+    recording = folder / "traces" / "ordered"
+    write_recording(recording, ranks=3, steps=30)
+    write_order(recording, dict.fromkeys(range(3), steps(30)))
+    end(recording, range(3))
     with served(folder / "traces", folder / "server.log") as url:
-        yield url
+        yield f"{url}runs/ordered/-/"
 
 
 def settled(page: Page, question: str) -> list[str]:
@@ -54,7 +55,7 @@ def ready(page: Page) -> Page:
 
 
 @pytest.mark.parametrize("path", [*PAGES, "buckets?plan=present"])
-def test_nothing_is_cut_off_and_on_a_phone_nothing_is_beside_the_page(
+def test_nothing_is_cut_off_and_nothing_is_beside_or_below_the_page(
     open_page: OpenPage, ordered: str, path: str
 ) -> None:
     page = ready(open_page(ordered + path))
@@ -62,6 +63,7 @@ def test_nothing_is_cut_off_and_on_a_phone_nothing_is_beside_the_page(
         page.set_viewport_size({"width": width, "height": 900})
         page.wait_for_function(f"document.documentElement.clientWidth === {width}")
         assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert page.evaluate("document.documentElement.scrollHeight") == 900  # what is longer scrolls below the header
         if width >= 800:
             assert settled(page, CUT) == []
             assert settled(page, HIDDEN_FACTS) == []

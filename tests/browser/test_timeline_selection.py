@@ -53,6 +53,19 @@ def test_a_click_pins_what_is_known_of_a_span_on_every_rank(open_page, address):
     expect(panel).to_be_visible()
 
 
+def test_what_was_clicked_stays_in_sight_beside_the_panel(open_page, address):
+    page = open_timeline(open_page, f"{address}timeline?step=7")
+    page.set_viewport_size({"width": 1200, "height": 640})
+    label = page.locator(".rank").last.locator(".lane", has_text="communication")
+    height_px = page.locator(".rank").first.bounding_box()["height"]
+    page.mouse.click(*place_of(page, BUCKET_1_OF_STEP_7, communication_middle_px(page) + height_px))
+    expect(page.locator("#selection").get_by_role("heading")).to_contain_text("on rank 1")
+    expect(page.locator("#ranks")).not_to_have_js_property("scrollTop", 0)
+    below_px = page.locator("#ranks").bounding_box()
+    lane_px = label.bounding_box()
+    assert lane_px["y"] + lane_px["height"] <= below_px["y"] + below_px["height"]
+
+
 def test_all_of_a_chosen_bucket_is_outlined_on_every_rank(open_page, address):
     page = open_timeline(open_page, f"{address}timeline?step=7")
     choose_bucket_1_of_step_7(page)
