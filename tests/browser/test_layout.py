@@ -29,6 +29,11 @@ HIDDEN_FACTS = """() => [...document.querySelectorAll(".facts span")].filter((fa
 """Facts of the run whose end is not to be seen."""
 
 
+BOXES = """() => [...document.querySelectorAll(".rank")].map((rank) =>
+  [rank, ...document.querySelectorAll("#lanes, .axis")].map((each) => each.getBoundingClientRect()))"""
+"""Where the name of each rank is, and the lanes and the axis of all of them."""
+
+
 @pytest.fixture(scope="module")
 def ordered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A recording with steps and an order of collectives, of three ranks, in a folder of recordings."""
@@ -86,6 +91,14 @@ def test_on_paper_a_page_goes_on_to_its_end(open_page: OpenPage, ordered: str, p
     assert page.evaluate(hidden) == 0
     assert page.evaluate("document.documentElement.scrollHeight > innerHeight")
     assert page.pdf().count(b"/Type /Page\n") >= sheets
+
+
+def test_on_paper_the_lanes_stay_beside_their_names_and_below_their_axis(open_page: OpenPage, ordered: str) -> None:
+    page = ready(open_page(f"{ordered}timeline"))
+    page.emulate_media(media="print")
+    page.wait_for_function(f"""({BOXES})().every(([name, axis, lanes]) =>
+      name.top < lanes.bottom && name.right <= lanes.left + 1 && Math.abs(axis.right - lanes.right) <= 1)""")
+    expect(page.locator(".tools")).to_be_hidden()
 
 
 def test_pointing_at_a_trend_moves_nothing(open_page: OpenPage, ordered: str) -> None:
