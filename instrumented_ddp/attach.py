@@ -12,10 +12,11 @@ Example::
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -24,11 +25,16 @@ from torch.distributed.distributed_c10d import _get_default_group
 
 from instrumented_ddp.recording.metadata import describe_rank, describe_run
 from instrumented_ddp.session import Session, goes_unrecorded, open_session, session_of_this_process
+from instrumented_ddp.stock.after_import import after_import
 from instrumented_ddp.stock.ddp import observe_stock_ddp
 from instrumented_ddp.stock.plain_steps import PlainSteps
 from instrumented_ddp.watchdog.joining import joining
 from overlapscope.trace.environment import Recording, recording_from_environment
 from overlapscope.trace.format import RANK_FILE, RUN_FILE, write_json
+
+_log = logging.getLogger(__name__)
+
+_FSDP: Final = "torch.distributed.fsdp._fully_shard._fsdp_state"
 
 _trace: str | None = None
 _is_waiting_for_groups = False
@@ -91,6 +97,16 @@ def _record(session: Session, recording: Recording) -> None:
     session.is_provisional = _trace is None
     PlainSteps(session)
     observe_stock_ddp(session)
+    after_import(_FSDP, functools.partial(_observe_fsdp, session))
+
+
+def _observe_fsdp(session: Session) -> None:
+    try:
+        from instrumented_ddp.stock.fsdp import observe_fsdp  # imports torch's, which takes half a second
+
+        observe_fsdp(session)
+    except (ImportError, AttributeError) as error:
+        _log.warning("rank %d: fully_shard is not followed, as this torch has it otherwise: %s", session.rank, error)
 
 
 def _device_of(group: dist.ProcessGroup) -> torch.device:

@@ -50,7 +50,7 @@ class Announced:
     device: torch.device
     launch: Launch | None
     is_awaited: bool
-    """Whether the user's own line goes on when it is over, which on the host is now."""
+    """Whether who launches it goes on when it is over, which on the host is now."""
 
     def ended(self, now_ns: int, failed: bool) -> None:
         """The collective was seen to be over."""
@@ -123,9 +123,11 @@ class Collectives:
             self._on_error(error)
             return None
 
-    def _announce(self, call: Call) -> Announced:
+    def _announce(self, call: Call) -> Announced | None:
         self.completions.look_at_oldest()
         launch = current_launch() or self.recognise(call)
+        if self._stopped:  # as that has failed: an entry without its purpose would differ from other ranks'
+            return None
         purpose = purpose_of_group(call.group) or (None if launch is None else launch.purpose)
         call_site, names = self._line_and_names(call, purpose)
         self.before_each()
@@ -147,10 +149,9 @@ class Collectives:
             phase=position.phase,
             flags=position.flags | (AWAITED if is_awaited else 0) | self._flag_of_iteration(),
         )
-        is_meant = launch is not None and launch.group in (None, call.group)
-        return Announced(
-            log=log, number=entry, device=call.device, launch=launch if is_meant else None, is_awaited=is_awaited
-        )
+        meant = launch if launch is not None and launch.group in (None, call.group) else None
+        is_awaited = is_awaited or (meant is not None and meant.is_awaited)
+        return Announced(log=log, number=entry, device=call.device, launch=meant, is_awaited=is_awaited)
 
     def _flag_of_iteration(self) -> int:
         if not self.position.has_updated:
@@ -187,8 +188,11 @@ class Collectives:
                 self.completions.add_on_device(work, announced.device, announced.ended)
             elif work is None:
                 announced.ended(now_ns, failed=False)
-            elif announced.is_awaited:
-                announced.ended(*_waited_for(work))
+            elif announced.is_awaited:  # some works of gloo's say that they have ended to nobody else
+                now_ns, failed = _waited_for(work)
+                if on_end is not None:
+                    on_end(now_ns, failed)
+                announced.ended(now_ns, failed)
             elif on_end is None:
                 self.completions.add(work, announced.ended, is_bucket=False)
             else:

@@ -40,6 +40,8 @@ class Launch:
     """In this group; None: in any."""
     launched: Callable[[dist.Work], OnEnd | None] | None = None
     """Called with its work; returns who is to be told of its end, on the host."""
+    is_awaited: bool = False
+    """On the host: who launches it goes on when it is over."""
 
 
 class _Purposes(threading.local):

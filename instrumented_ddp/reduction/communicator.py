@@ -130,7 +130,10 @@ class HostCommunicator:
     def launched(self, collective: Collective, work: dist.Work) -> OnEnd | None:
         """The end that the collective log sees is the bucket's."""
         # The future and not the work, as in torch: a process group written in Python may have its own idea of an end.
-        collective.work = work.get_future()
+        try:
+            collective.work = work.get_future()
+        except RuntimeError:  # not every work of gloo's has one
+            collective.work = work
         collective.is_watched = True
         return collective.ended
 

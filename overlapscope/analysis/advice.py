@@ -15,7 +15,7 @@ from overlapscope.account.blocks import Account
 from overlapscope.account.mean_step import MeanStep
 from overlapscope.account.means import mean_of
 from overlapscope.analysis.analysis import Analysis
-from overlapscope.analysis.models import describe_strategies
+from overlapscope.analysis.models import FULLY_SHARD, describe_strategies
 from overlapscope.analysis.observations import lanes_of, observations_of, reduced_models
 from overlapscope.analysis.summary import Summary
 from overlapscope.errors import OverlapScopeError
@@ -74,6 +74,11 @@ def advise(analysis: Analysis, calibration: Path | None = None) -> Advice:
         OverlapScopeError: the recording doesn't hold enough, or the calibration is of another job.
     """
     trace, stragglers = analysis.trace, analysis.stragglers
+    if describe_strategies(trace.run) == FULLY_SHARD:
+        raise OverlapScopeError(
+            f"{trace.path}: the buckets of {FULLY_SHARD} are the modules that it was called on, so there is no size to "
+            "choose"
+        )
     if (strategy := describe_strategies(trace.run)) not in _PREDICTED:
         raise OverlapScopeError(
             f"{trace.path}: gradients were reduced by strategy {strategy}, and what other bucket sizes would take is "

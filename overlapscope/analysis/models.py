@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 USUAL_STRATEGY: Final = "overlapped"
+FULLY_SHARD: Final = "fully_shard"
+"""What models that torch's FSDP2 shards are recorded with."""
 
 
 def describe_models(run: Mapping[str, Any]) -> str:

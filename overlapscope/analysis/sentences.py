@@ -149,7 +149,7 @@ def why_none(trace: Trace) -> Reason:
         return Reason(
             headline="This is not known of sharded parameters",
             message="A straggler is found by the all-reduces of gradients. Here ranks exchange shards of gradients and "
-            "of parameters, and wait for each other twice in a step.",
+            "of parameters, and wait for each other more than once in a step.",
             advice="The timeline and the account of a step show who waits for whom.",
         )
     return Reason(

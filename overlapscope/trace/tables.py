@@ -171,7 +171,9 @@ def _collectives(launches: Records, completions: Records, readies: Records, rank
     """One row per launch; the completion and the bucket's readiness are those of the same turn in the same step."""
     elements = launches["elements"].astype(np.int64)
     done = _of_same_turn(launches, completions, match_op=True)
-    ready = _of_same_turn(launches, readies, match_op=False)
+    gathers = launches["op"] == OPS.index("all_gather")  # of parameters: no gradient has to be ready for them
+    ready = np.full(len(launches), -1)
+    ready[~gathers] = _of_same_turn(launches[~gathers], readies, match_op=False)
     uncertainty = _taken(completions["end_uncertainty_ns"].astype(np.int64), done)
     is_bound = _taken((completions["flags"] & Flag.START_IS_LOWER_BOUND).astype(np.int64), done)
     return _frame(

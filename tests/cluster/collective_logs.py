@@ -15,12 +15,12 @@ Logged = list[tuple[Signature, Any]]
 
 
 def logged(folder: Path, rank: int = 0) -> Logged:
-    """All collectives of a rank, group by group in the order of their first use."""
+    """All collectives of a rank, group by group in the order of their first use, of the groups that it is in."""
     logs = read_collective_logs(find_rank_folders(folder))
     assert not [problem for problem in logs.problems if problem.severity == "error"]
     signatures = logs.signatures(rank)
     found: Logged = []
-    for group in logs.groups.values():
+    for group in (each for each in logs.groups.values() if rank in each.files):
         entries: Entries = group.files[rank].read(1, group.files[rank].newest)
         found += [(signatures[int(entry["signature"])], entry) for entry in entries]
     return found

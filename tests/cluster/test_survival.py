@@ -16,6 +16,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from instrumented_ddp import DistributedDataParallel, attach
@@ -39,6 +41,7 @@ from instrumented_ddp.recording.steps import Steps
 from instrumented_ddp.session import session_of_this_process
 from instrumented_ddp.stock.ddp import StockDDP
 from instrumented_ddp.stock.model import StockModel
+from instrumented_ddp.stock.sharded_model import ShardedModel
 from instrumented_ddp.watchdog.own_state import OwnState
 from overlapscope.diagnosis.from_logs import read_evidence
 from overlapscope.diagnosis.judge import judge
@@ -92,6 +95,16 @@ OF_STOCK = {
     "a stock bucket": (StockModel, "_bucket_is_ready"),
     "a stock launch": (StockDDP, "_launch_of_reducer"),
 }
+OF_FSDP = {
+    "a sharded model": (ShardedModel, "__init__"),
+    "its forward begins": (ShardedModel, "forward_begins"),
+    "its forward ends": (ShardedModel, "forward_ends"),
+    "its launch": (ShardedModel, "launch_of"),
+    "its wait": (ShardedModel, "wait_begins"),
+    "its group goes on": (ShardedModel, "have_come"),
+    "its backward is over": (ShardedModel, "_backward_is_over"),
+    "its gradients are ready": (ShardedModel, "_bucket_is_ready"),
+}
 OF_RING = {
     "a sum is described": (bucket_sum, "Call"),
     "a sum is announced": (Collectives, "_announce"),
@@ -100,7 +113,7 @@ OF_RING = {
     "a record is written": (EventLog, "append"),
     "an entry has ended": (GroupLog, "completed"),
 }
-BY_KIND = {"ours": CALLBACKS, "stock": CALLBACKS | OF_STOCK, "ring": OF_RING}
+BY_KIND = {"ours": CALLBACKS, "stock": CALLBACKS | OF_STOCK, "ring": OF_RING, "fsdp": OF_FSDP}
 FAILS_LATER = {"the records of a later plan"}
 """From the second call on."""
 SILENT = {"a line", "names", "the position in the data", "the module is taken", "whether the module was bypassed"}
@@ -147,8 +160,11 @@ def train(wrap: Callable[[nn.Module], nn.Module]) -> State:
         loss = torch.ones(1)
         dist.all_reduce(loss)
         optimizer.step()
-        model.module  # noqa: B018 - a user may look behind the wrapper
-    return [value for parameter in model.parameters() for value in parameter.flatten().tolist()]
+        getattr(model, "module", None)  # a user may look behind the wrapper
+    weights = [
+        parameter.full_tensor() if isinstance(parameter, DTensor) else parameter for parameter in model.parameters()
+    ]
+    return [value for weight in weights for value in weight.flatten().tolist()]
 
 
 def train_with_each_fault(traces: str, kind: str) -> dict[str, tuple[State, list[str]]]:
@@ -163,6 +179,9 @@ def train_with_each_fault(traces: str, kind: str) -> dict[str, tuple[State, list
         if kind == "stock":
             attach(folder)
             state = train(partial(nn.parallel.DistributedDataParallel, bucket_cap_mb=SMALL_CAP_MB))
+        elif kind == "fsdp":
+            attach(folder)
+            state = train(fully_shard)
         else:
             wrap = partial(DistributedDataParallel, bucket_cap_mb=SMALL_CAP_MB, trace=folder)
             state = train(partial(wrap, strategy="ring") if kind == "ring" else wrap)

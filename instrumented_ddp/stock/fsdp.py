@@ -1,0 +1,213 @@
+"""Observes every model that is sharded by torch's ``fully_shard`` (FSDP2), without replacing anything it does.
+
+Only methods are wrapped that torch looks up when it calls them: the hooks of a module hold on to its others. Importing
+this module imports torch's, see ``after_import``.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch.distributed.distributed_c10d import _get_default_group
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+
+from instrumented_ddp.bucket_plan import describe_parameters
+from instrumented_ddp.collective_log.dispatch import Call
+from instrumented_ddp.collective_log.purposes import Launch
+from instrumented_ddp.session import Session
+from instrumented_ddp.stock.sharded_model import ShardedModel, plan_of
+
+Method = Callable[..., Any]
+Unit = tuple[ShardedModel, int]
+"""A model, and which of its buckets."""
+
+
+class _AtWork(threading.local):
+    unit: Unit | None = None
+    """What this thread communicates for."""
+    is_awaited = False
+    """Whether it waits for what it launches."""
+
+
+class StockFSDP:
+    """The sharded models of this process.
+
+    Args:
+        session: of this process.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._models: weakref.WeakKeyDictionary[FSDPState, ShardedModel] = weakref.WeakKeyDictionary()
+        self._units: weakref.WeakKeyDictionary[FSDPParamGroup, Unit] = weakref.WeakKeyDictionary()
+        self._at_work = _AtWork()
+        self._others_recognise = session.collectives.recognise
+        session.collectives.recognise = self._recognise
+
+    # -- models --------------------------------------------------------------------------------------------------
+
+    def lazy_init(self, original: Method, state: FSDPState) -> None:
+        """``_lazy_init``: of the state whose module is called first, which is the root of all."""
+        is_new = state._is_root is None
+        original(state)
+        if is_new:
+            with self._training_goes_on():
+                self._add(state)
+
+    def _add(self, root: FSDPState) -> None:
+        groups = [group for state in reversed(root._state_ctx.all_states) for group in reversed(_groups_of(state))]
+        if not groups:
+            return
+        module = root._modules[0]
+        parameters = [one.sharded_param for group in groups for one in group.fsdp_params]
+        specs = describe_parameters(module, parameters, [False] * len(parameters))
+        places = iter(range(len(parameters)))
+        plan = plan_of(specs, groups, [tuple(next(places) for _ in group.fsdp_params) for group in groups])
+        settings = {"wrapper": "fully_shard", "groups": str(len(groups))}
+        number = self.session.add_model(module, specs, settings)
+        recorder = self.session.record(_get_default_group(), root._device)
+        if recorder is None:
+            return
+        recorder.add_model(number, module, parameters, {"strategy": "fully_shard"})
+        model = self._models[root] = ShardedModel(number, plan, root._device, recorder)
+        self._units.update({group: (model, place) for place, group in enumerate(groups)})
+
+    # -- passes --------------------------------------------------------------------------------------------------
+
+    def root_pre_forward(self, original: Method, state: FSDPState, *args: Any) -> Any:
+        """``_root_pre_forward``: also called of the others, which are within a pass of the root."""
+        was_running = state._state_ctx.iter_forward_root is not None
+        moved = original(state, *args)
+        model, recorder = self._models.get(state), self.session.recorder
+        if model is not None and recorder is not None and not was_running:
+            with self._training_goes_on():
+                model.backwards.forward_begins()
+                recorder.forward_is_called()
+                recorder.note_caller()
+                if torch.is_grad_enabled():
+                    self.session.training_forward(has_uneven_inputs=False)
+                model.forward_begins(no_sync=not any(group.reduce_grads for group in _groups_of(state)))
+        return moved
+
+    def post_forward(self, original: Method, state: FSDPState, output: Any) -> Any:
+        """``_register_pre_backward_hook``: a forward has ended."""
+        model = self._models.get(state)
+        if model is not None and state._state_ctx.iter_forward_root is state:
+            with self._training_goes_on():
+                model.forward_ends(output)
+        return original(state, output)
+
+    # -- parameter groups ----------------------------------------------------------------------------------------
+
+    def gather(self, original: Method, group: FSDPParamGroup, async_op: bool = False) -> None:
+        """``unshard``: launches, and on the host waits at once unless it is told not to."""
+        with self._communicates_for(group, is_awaited=not async_op):
+            original(group, async_op)
+
+    def wait(self, original: Method, group: FSDPParamGroup) -> None:
+        """``wait_for_unshard``: on the host only for what was launched ahead."""
+        result = group._all_gather_result
+        is_late = result is not None and (result.all_gather_work is not None or group.device.type != "cpu")
+        unit = self._units.get(group) if is_late else None
+        with self._training_goes_on():
+            if unit is not None:
+                unit[0].wait_begins()
+        original(group)
+        with self._training_goes_on():
+            if unit is not None:
+                unit[0].have_come(unit[1])
+
+    def reduce(self, original: Method, group: FSDPParamGroup, *args: Any, **kwargs: Any) -> None:
+        """``post_backward``: launches, and on the host waits at once."""
+        with self._communicates_for(group, is_awaited=True):
+            original(group, *args, **kwargs)
+
+    @contextmanager
+    def _communicates_for(self, group: FSDPParamGroup, *, is_awaited: bool) -> Iterator[None]:
+        unit, at_work = self._units.get(group), self._at_work
+        before = at_work.unit, at_work.is_awaited
+        is_awaited = is_awaited and group.device.type == "cpu"  # on a device streams wait
+        at_work.unit, at_work.is_awaited = unit, is_awaited
+        try:
+            yield
+        finally:
+            at_work.unit, at_work.is_awaited = before
+            with self._training_goes_on():
+                if unit is not None and is_awaited:
+                    unit[0].have_come(unit[1])
+
+    def _recognise(self, call: Call) -> Launch | None:
+        unit = self._at_work.unit
+        if unit is None:
+            return self._others_recognise(call)
+        with self._training_goes_on():
+            return unit[0].launch_of(unit[1], call, is_awaited=self._at_work.is_awaited)
+        return None
+
+    @contextmanager
+    def _training_goes_on(self) -> Iterator[None]:
+        """What goes wrong here is our mistake, and no reason to stop."""
+        try:
+            yield
+        except Exception as error:
+            self.session.gives_up(error)
+
+
+def _groups_of(state: FSDPState) -> list[FSDPParamGroup]:
+    several = getattr(state, "_fsdp_param_groups", None)  # torch 2.11: one for each mesh of its parameters
+    if several is not None:
+        return list(several)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+
+
+_WRAPPED: Final[dict[type, dict[str, Method]]] = {
+    FSDPState: {
+        "_lazy_init": StockFSDP.lazy_init,
+        "_root_pre_forward": StockFSDP.root_pre_forward,
+        "_register_pre_backward_hook": StockFSDP.post_forward,
+    },
+    FSDPParamGroup: {
+        "unshard": StockFSDP.gather,
+        "wait_for_unshard": StockFSDP.wait,
+        "post_backward": StockFSDP.reduce,
+    },
+}
+"""Methods of torch's classes, and what observes them."""
+
+_of_this_process: StockFSDP | None = None
+
+
+def observe_fsdp(session: Session) -> None:
+    """Observe all models that are sharded in this process from now on.
+
+    Raises:
+        AttributeError: torch's classes are not as expected; nothing was wrapped.
+    """
+    global _of_this_process
+    if _of_this_process is None:
+        observed = {
+            (owner, name): _observed(getattr(owner, name), observation)
+            for owner, methods in _WRAPPED.items()
+            for name, observation in methods.items()
+        }
+        for (owner, name), method in observed.items():
+            setattr(owner, name, method)
+    _of_this_process = StockFSDP(session)
+
+
+def _observed(original: Method, observation: Method) -> Method:
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        observer = _of_this_process
+        if observer is None or not observer.session.is_recording:
+            return original(self, *args, **kwargs)
+        return observation(observer, original, self, *args, **kwargs)
+
+    return method

@@ -1,0 +1,202 @@
+"""One model that torch's ``fully_shard`` has sharded (FSDP2). Its parameter groups are its buckets.
+
+The parameters of a group are all-gathered before its forward, once more before its backward unless they were kept, and
+their gradients are reduce-scattered when its backward is over; with replicas of the shards, all-reduced then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from instrumented_ddp.bucket_plan import BucketPlan, ParameterSpec, Traffic
+from instrumented_ddp.collective_log.dispatch import Call
+from instrumented_ddp.collective_log.purposes import Launch
+from instrumented_ddp.recording.backward_phase import Backwards
+from instrumented_ddp.recording.bucket_collective import Collective
+from instrumented_ddp.recording.guard import surviving
+from instrumented_ddp.recording.recorder import Recorder
+from instrumented_ddp.recording.records import BucketRecords
+from instrumented_ddp.recording.reduction_events import private_board
+from instrumented_ddp.reduction.communicator import Communicator, communicator_of
+from overlapscope.trace.board import HAS_COME
+from overlapscope.trace.format import Phase
+
+_INTERRUPTED = (Phase.FORWARD, Phase.EVALUATION, Phase.BACKWARD)
+"""Phases that go on when what they need has come."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitPlan(BucketPlan):
+    """The parameter groups, those whose gradients come first in front."""
+
+    reduces: tuple[Traffic, ...]
+    gathers: tuple[Traffic | None, ...]
+
+    def reduced(self, number: int) -> Traffic:
+        """What is communicated of a group's gradients."""
+        return self.reduces[number]
+
+    def gathered(self, number: int) -> Traffic | None:
+        """What is communicated of its parameters."""
+        return self.gathers[number]
+
+
+class ShardedModel:
+    """Tells the recorder what the parameter groups of a model do.
+
+    Args:
+        number: of the model in its process.
+        plan: its groups.
+        device: where it computes.
+        recorder: of this process.
+    """
+
+    def __init__(self, number: int, plan: UnitPlan, device: torch.device, recorder: Recorder) -> None:
+        self.number = number
+        self.is_no_sync = False
+        """Whether the gradients of the pass that runs stay where they are."""
+        self.backwards = Backwards(recorder, self._autograd_is_done)
+        self._recorder = recorder
+        self._plan = plan
+        self._device = device
+        self._records = recorder.plan_takes_effect(number, 0, plan, "construction")
+        self._board = recorder.board(number, len(plan.parameters))
+        self._empty_board = private_board(len(plan.parameters))
+        self._communicators: dict[dist.ProcessGroup, Communicator] = {}
+        self._under_way: list[tuple[int, Communicator, Collective]] = []
+        self._interrupted: Phase | None = None
+
+    # -- passes --------------------------------------------------------------------------------------------------
+
+    def forward_begins(self, *, no_sync: bool) -> None:
+        """The root is called."""
+        self.is_no_sync = no_sync
+        self._under_way.clear()  # of a pass that has failed
+        if torch.is_grad_enabled() and not no_sync:
+            self._board[:] = self._empty_board
+        self._recorder.enter(self._phase_of_forward, no_sync=no_sync)
+
+    def forward_ends(self, output: Any) -> None:
+        """The root is about to return."""
+        self._recorder.leave(self._phase_of_forward)
+        if torch.is_grad_enabled():
+            self.backwards.expect(output, no_sync=self.is_no_sync)
+
+    @property
+    def _phase_of_forward(self) -> Phase:
+        return Phase.FORWARD if torch.is_grad_enabled() else Phase.EVALUATION
+
+    def _autograd_is_done(self, no_sync: bool) -> None:
+        self._recorder.enter(Phase.FINALISE, no_sync=no_sync)
+        # FSDP's own callback, which waits for the gradients, is behind this one: go behind that in turn.
+        is_over = surviving(partial(self._backward_is_over, no_sync), self._recorder.gives_up)
+        torch.autograd.Variable._execution_engine.queue_callback(is_over)
+
+    def _backward_is_over(self, no_sync: bool) -> None:
+        self._recorder.leave(Phase.FINALISE)
+        self._have_ended(range(len(self._plan.buckets)))
+        if not no_sync:
+            self._recorder.gradients_are_reduced(self.number)
+
+    # -- groups --------------------------------------------------------------------------------------------------
+
+    def launch_of(self, number: int, call: Call, *, is_awaited: bool) -> Launch | None:
+        """What a collective is that is about to be launched for a group.
+
+        Args:
+            is_awaited: who launches it goes on when it is over, see ``have_come``.
+        """
+        gathers = self._records.gathers[number]
+        if call.op == "all_gather" and gathers is not None:
+            records = gathers
+        elif call.op == self._plan.reduced(number).op:
+            records = self._records.buckets[number]
+            self._bucket_is_ready(number, records)
+        elif call.op == "all_reduce":  # among the replicas of a shard
+            records = self._records.buckets[number].of_operation(call.op)
+        else:
+            return None
+        communicator = self._communicators.get(call.group)
+        if communicator is None:
+            communicator = communicator_of(self._device, call.group, self._recorder)
+            self._communicators[call.group] = communicator
+        collective = communicator.announce(records)
+        self._under_way.append((number, communicator, collective))
+        if is_awaited:
+            self.wait_begins()
+        launched = partial(communicator.launched, collective)
+        return Launch(purpose=records.purpose, launched=launched, is_awaited=is_awaited)
+
+    def _bucket_is_ready(self, number: int, records: BucketRecords) -> None:
+        for index in self._plan.buckets[number]:
+            self._board[index] = HAS_COME
+        timer = self._recorder.timer_on(self._device)
+        now = timer.mark()
+        timer.write(records.ready, self._recorder.step, now, now)
+
+    # -- waiting -------------------------------------------------------------------------------------------------
+
+    def wait_begins(self) -> None:
+        """Nothing is computed until something has come."""
+        phase = self._recorder.phase
+        if phase in _INTERRUPTED:
+            self._interrupted = phase
+            self._recorder.enter(Phase.FINALISE, no_sync=self.is_no_sync)
+
+    def have_come(self, number: int) -> None:
+        """What was launched for a group has ended, and was waited for."""
+        self._have_ended([number])
+        if self._interrupted is not None:
+            self._recorder.enter(self._interrupted, no_sync=self.is_no_sync)
+            self._interrupted = None
+
+    def _have_ended(self, numbers: Sequence[int]) -> None:
+        for number, communicator, collective in self._under_way:
+            if number in numbers:
+                communicator.waited(collective)
+        self._under_way = [one for one in self._under_way if one[0] not in numbers]
+
+
+def plan_of(specs: Sequence[ParameterSpec], groups: Sequence[Any], indices: Sequence[tuple[int, ...]]) -> UnitPlan:
+    """The plan of some parameter groups.
+
+    Args:
+        groups: ``FSDPParamGroup``, in the order in which their gradients are expected.
+        indices: of the parameters of each.
+    """
+    return UnitPlan(
+        parameters=tuple(specs),
+        buckets=tuple(indices),
+        reduces=tuple(_reduced(group) for group in groups),
+        gathers=tuple(_gathered(group) for group in groups),
+    )
+
+
+def _reduced(group: Any) -> Traffic:
+    trained = [one for one in group.fsdp_params if one.sharded_param.requires_grad] or group.fsdp_params
+    dtype = group._reduce_dtype or trained[0].orig_dtype
+    op = "reduce_scatter" if _shards_of(group) > 1 else "all_reduce"
+    return Traffic(op, dtype, _elements(group, trained))
+
+
+def _gathered(group: Any) -> Traffic | None:
+    if _shards_of(group) == 1:
+        return None
+    first = group.fsdp_params[0]
+    return Traffic("all_gather", first.param_dtype or first.orig_dtype, _elements(group, group.fsdp_params))
+
+
+def _shards_of(group: Any) -> int:
+    """Among how many ranks the parameters of a group are divided; 1 if each has them all."""
+    return int(getattr(group.mesh_info, "shard_mesh_size", 1))
+
+
+def _elements(group: Any, parameters: Sequence[Any]) -> int:
+    """Of all shards, with what they are padded by."""
+    return _shards_of(group) * sum(int(one.padded_sharded_param_size.numel()) for one in parameters)

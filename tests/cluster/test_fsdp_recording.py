@@ -1,0 +1,165 @@
+"""What is recorded of models that torch's ``fully_shard`` has sharded, in scripts that know nothing of us."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from instrumented_ddp import attach
+from overlapscope.analysis.advice import advise
+from overlapscope.analysis.analysis import Analysis
+from overlapscope.diagnosis.from_logs import read_evidence
+from overlapscope.diagnosis.judge import judge
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.reader import Trace, read_trace
+from tests.cluster.collective_logs import logged
+from tests.cluster.ranks import run_ranks
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+STEPS = 5
+
+
+class Block(nn.Module):
+    """An odd number of rows, so that shards are padded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(7, 11), nn.Linear(11, 7, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.outer(self.inner(x).relu())
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.head = nn.Linear(7, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def sharded(**settings: object) -> Net:
+    torch.manual_seed(0)
+    net = Net()
+    for part in (*net.blocks, net):
+        fully_shard(part, **settings)  # type: ignore[call-overload]
+    return net
+
+
+def train(net: Net, *, passes: int = 1) -> list[float]:
+    """The losses; only the last pass of a step is reduced."""
+    torch.manual_seed(dist.get_rank())
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    losses = []
+    for _ in range(STEPS):
+        for number in range(passes):
+            net.set_requires_gradient_sync(number == passes - 1)  # type: ignore[operator]
+            loss = net(torch.randn(4, 7)).square().mean()
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def plain(folder: str) -> list[float]:
+    if folder:
+        attach(folder)
+    return train(sharded())
+
+
+def of_step(trace: Trace, step: int) -> pd.DataFrame:
+    return trace.collectives.query("rank == 0 and bucket >= 0 and step == @step")
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_groups_are_gathered_before_forward_and_backward_and_reduced_once(tmp_path: Path, world_size: int) -> None:
+    recorded = run_ranks(plain, world_size, str(tmp_path))
+    assert recorded == run_ranks(plain, world_size, "")
+    trace = read_trace(tmp_path)
+    assert trace.problems == ()
+    assert len(trace.steps) == world_size * STEPS
+    seen = of_step(trace, 2)
+    # The root's own parameters stay after the forward. The last block's backward comes first; that of the first one is
+    # over with the whole, as its input needs no gradient.
+    assert list(zip(seen["op"], seen["bucket"], strict=True)) == [
+        ("all_gather", 2),
+        ("all_gather", 1),
+        ("all_gather", 0),
+        ("all_gather", 0),
+        ("all_gather", 1),
+        ("reduce_scatter", 0),
+        ("reduce_scatter", 2),
+        ("reduce_scatter", 1),
+    ]
+    shards = [-(-rows // world_size) * world_size * columns for rows, columns in ((11, 7), (11, 1), (7, 11))]
+    assert set(seen.query("bucket < 2")["bytes"]) == {4 * sum(shards)}
+    assert seen["end_ns"].notna().all()
+    assert (seen["ready_ns"].notna() == (seen["op"] == "reduce_scatter")).all()
+    assert all(entry["completed_ns"] for _, entry in logged(tmp_path))
+    verdict = judge(read_evidence(tmp_path)[0])
+    assert (verdict.kind, verdict.sentence.split(":")[0]) == ("healthy", "All ranks finished")
+
+
+def test_on_the_host_nothing_is_hidden_as_who_launches_waits(tmp_path: Path) -> None:
+    run_ranks(plain, 2, str(tmp_path))
+    trace = read_trace(tmp_path)
+    waits = trace.phases.query("rank == 0 and step == 2 and phase == 'finalise'")
+    launched = of_step(trace, 2)
+    for start_ns, end_ns in zip(launched["launch_ns"], launched["end_ns"], strict=True):
+        overlap = waits["end_ns"].clip(upper=end_ns) - waits["start_ns"].clip(lower=start_ns)
+        assert overlap.clip(lower=0).sum() >= 0.5 * (end_ns - start_ns)
+    assert Analysis(trace).summary.steps
+
+
+def accumulating(folder: str) -> None:
+    attach(folder)
+    train(sharded(), passes=3)
+
+
+def test_passes_whose_gradients_stay_are_no_steps_and_reduce_nothing(tmp_path: Path) -> None:
+    run_ranks(accumulating, 2, str(tmp_path))
+    trace = read_trace(tmp_path)
+    assert len(trace.steps) == 2 * STEPS
+    ops = of_step(trace, 2)["op"].tolist()
+    assert ops.count("reduce_scatter") == 3
+    assert ops.count("all_gather") > 2 * 3
+    backwards = trace.phases.query("rank == 0 and step == 2 and phase == 'backward'")
+    assert backwards["no_sync"].any()
+    assert not backwards["no_sync"].all()
+
+
+def with_replicas(folder: str) -> None:
+    attach(folder)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    train(sharded(mesh=mesh, mp_policy=policy))
+
+
+def test_shards_with_replicas_are_all_reduced_too_and_precisions_are_those_of_what_is_sent(tmp_path: Path) -> None:
+    run_ranks(with_replicas, 4, str(tmp_path))
+    trace = read_trace(tmp_path)
+    assert trace.problems == ()
+    of_bucket = of_step(trace, 2).query("bucket == 0")
+    assert of_bucket["op"].tolist() == ["all_gather", "all_gather", "reduce_scatter", "all_reduce"]
+    assert of_bucket["dtype"].tolist() == ["bfloat16", "bfloat16", "float32", "float32"]
+    groups = {(entry[0].op, entry[0].role) for entry in logged(tmp_path) if entry[0].bucket == 0}
+    assert groups == {("all_gather", "bucket"), ("reduce_scatter", "bucket"), ("all_reduce", "bucket")}
+
+
+def test_no_size_of_buckets_is_advised_where_there_are_none(tmp_path: Path) -> None:
+    run_ranks(plain, 2, str(tmp_path))
+    with pytest.raises(OverlapScopeError, match="there is no size to choose"):
+        advise(Analysis(read_trace(tmp_path)))
