@@ -106,16 +106,16 @@ def waits_of(trace: Trace, starts: Starts) -> Waits:
     table, phases = trace.collectives, trace.phases
     reduced = np.flatnonzero((table["bucket"] >= 0) & table["end_ns"].notna())
     finalise = np.flatnonzero(phases["phase"] == "finalise")
-    buckets = _Spans(*(table[name].to_numpy(np.int64, na_value=0) for name in ("model", "launch_ns", "end_ns")))
+    buckets = _Spans(*(table[name].to_numpy(np.int64, na_value=0) for name in ("launch_ns", "end_ns")))
     handed_over_ns = _handed_over_ns(trace)
-    every_phase = _Spans(*(phases[name].to_numpy(np.int64) for name in ("model", "start_ns", "end_ns")))
+    every_phase = _Spans(*(phases[name].to_numpy(np.int64) for name in ("start_ns", "end_ns")))
     reduced_of = RowsByRank(table["rank"].to_numpy(np.int64)[reduced])
     finalise_of = RowsByRank(phases["rank"].to_numpy(np.int64)[finalise])
     found = [_no_waits()]
     # One rank after the other: what belongs to one fits into the caches of a processor.
     for rank in reduced_of.ranks:
         rows, waiting = reduced[reduced_of[rank]], every_phase.of(finalise[finalise_of[rank]])
-        place = _in_finalise(buckets.of(rows), handed_over_ns[rows], waiting)
+        place = _in_finalise(buckets.end_ns[rows], handed_over_ns[rows], waiting)
         order = np.lexsort((buckets.start_ns[rows], place))
         order = order[place[order] >= 0]
         row, place = rows[order], place[order]
@@ -128,7 +128,6 @@ def waits_of(trace: Trace, starts: Starts) -> Waits:
 class _Spans(NamedTuple):
     """Collectives or phases, each (n,)."""
 
-    model: Int64Array
     start_ns: Int64Array
     """Of a collective its launch."""
     end_ns: Int64Array
@@ -160,17 +159,21 @@ def _handed_over_ns(trace: Trace) -> Int64Array:
     return moment_ns
 
 
-def _in_finalise(buckets: _Spans, handed_over_ns: Int64Array, finalise: _Spans) -> Int64Array:
-    """(B,) for the completed collectives of a rank's buckets, which finalise of that rank waits for each; -1: none."""
-    place = np.full(len(buckets.model), -1, dtype=np.int64)
-    for model in np.unique(buckets.model):
-        own, candidates = np.flatnonzero(buckets.model == model), np.flatnonzero(finalise.model == model)
-        candidates = candidates[np.argsort(finalise.end_ns[candidates], kind="stable")]
-        # It waits for what it hands over, or for what has been launched since the one before it.
-        found = np.searchsorted(finalise.end_ns[candidates], handed_over_ns[own])
-        is_found = found < len(candidates)
-        place[own[is_found]] = candidates[found[is_found]]
-    return place
+def _in_finalise(end_ns: Int64Array, handed_over_ns: Int64Array, finalise: _Spans) -> Int64Array:
+    """(B,) for the completed collectives of a rank's buckets, which finalise of that rank waits for each; -1: none.
+
+    It waits for what it hands over, or for what has been launched since the one before it: of whichever model, as
+    phases don't say of which they are. Where one follows the other at once, as those of several models do, it is the
+    one in which the collective ends.
+    """
+    by_end = np.argsort(finalise.end_ns, kind="stable")
+    starts_ns, ends_ns = finalise.start_ns[by_end], finalise.end_ns[by_end]
+    number = np.arange(len(by_end))
+    goes_on = np.append(starts_ns[1:] == ends_ns[:-1], False)[: len(by_end)]
+    last = np.minimum.accumulate(np.where(goes_on, len(by_end), number)[::-1])[::-1]
+    first = np.searchsorted(ends_ns, handed_over_ns)
+    found = np.maximum(first, np.searchsorted(ends_ns, end_ns))
+    return np.append(by_end, -1)[np.minimum(found, np.append(last, len(by_end))[first])]
 
 
 def _edges(row: Int64Array, place: Int64Array, end_ns: Int64Array, finalise: _Spans, starts: Starts) -> Int64Array:

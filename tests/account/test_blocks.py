@@ -65,25 +65,32 @@ class Oracle:
         )
 
     def awaited(self, finalise: Any, moment: int) -> Any:
-        """The first of the buckets launched since the finalise before this one that has not ended.
-
-        Of those that are gathered, which a forward waits for in several places: that have ended since.
-        """
-        earlier = [
-            each.end_ns
-            for each in self.phases
-            if each.phase == "finalise" and each.model == finalise.model and each.end_ns < finalise.end_ns
-        ]
+        """The first of the buckets that this finalise waits for, and that has not ended."""
         waiting = [
             each
             for each in self.ended
-            if each.bucket >= 0
-            and each.model == finalise.model
-            and max(earlier, default=-1) < (each.end_ns if each.op == "all_gather" else each.launch_ns)
-            and (each.end_ns if each.op == "all_gather" else each.launch_ns) <= finalise.end_ns
-            and each.end_ns > moment
+            if each.bucket >= 0 and self.finalise_of(each) is finalise and each.end_ns > moment
         ]
         return min(waiting, key=lambda each: (each.launch_ns, each.Index), default=None)
+
+    def finalise_of(self, bucket: Any) -> Any:
+        """The first that ends after the launch, or one that follows it without a gap, if the bucket ends there.
+
+        Of those that are gathered, which a forward waits for in several places: the first after the end.
+        """
+        moment = bucket.end_ns if bucket.op == "all_gather" else bucket.launch_ns
+        later = iter(
+            sorted(
+                (each for each in self.phases if each.phase == "finalise" and each.end_ns >= moment),
+                key=lambda each: each.end_ns,
+            )
+        )
+        found = next(later, None)
+        for other in later:
+            if found.end_ns >= bucket.end_ns or other.start_ns != found.end_ns:
+                break
+            found = other
+        return found
 
     def reason(self, row: Any, moment: int) -> str:
         """Why a collective has not ended."""
