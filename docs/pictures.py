@@ -43,7 +43,7 @@ class Picture:
 
 
 PICTURES: Final = (
-    Picture(name="timeline", served="gpt", address="timeline", ready="#status:has-text('in view')", height_px=612),
+    Picture(name="timeline", served="gpt", address="timeline", ready="#status:has-text('in view')", height_px=648),
     Picture(name="stragglers", served="two-slow-ranks", address="stragglers", ready=".bk-Figure", height_px=835),
     Picture(
         name="compare", served="", address="compare?base=healthy&new=two-slow-ranks", ready=".waterfall", height_px=616
