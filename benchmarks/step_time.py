@@ -87,7 +87,11 @@ def run(model: str, way: Way, steps: int, detail: Detail) -> Run:
             Program([*arguments, str(cores[rank % len(cores)])], environment | {"RANK": str(rank)})
             for rank in range(WORLD_SIZE)
         ]
-        run_together(programs, TIME_LIMIT_S)
+        try:
+            run_together(programs, TIME_LIMIT_S)
+        except (RuntimeError, TimeoutError) as error:
+            error.add_note(f"in a run of {model} with {way}")
+            raise
         is_recorded = (newest_step(rank_folder(traces, 0) / EVENTS_FILE) or 0) >= steps
         assert is_recorded == way.is_recorded, f"{way}: recorded is {is_recorded}"
         return [Timed.read(folder / f"{rank}.json") for rank in range(WORLD_SIZE)]
