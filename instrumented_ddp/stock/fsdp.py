@@ -62,7 +62,7 @@ class StockFSDP:
                 self._add(state)
 
     def _add(self, root: FSDPState) -> None:
-        groups = [group for state in reversed(root._state_ctx.all_states) for group in reversed(_groups_of(state))]
+        groups = _groups_below(root)[::-1]
         if not groups:
             return
         module = root._modules[0]
@@ -93,7 +93,7 @@ class StockFSDP:
                 recorder.note_caller()
                 if torch.is_grad_enabled():
                     self.session.training_forward(has_uneven_inputs=False)
-                model.forward_begins(no_sync=not any(group.reduce_grads for group in _groups_of(state)))
+                model.forward_begins(no_sync=not any(group.reduce_grads for group in _groups_below(state)))
         return moved
 
     def post_forward(self, original: Method, state: FSDPState, output: Any) -> Any:
@@ -158,6 +158,11 @@ class StockFSDP:
             yield
         except Exception as error:
             self.session.gives_up(error)
+
+
+def _groups_below(root: FSDPState) -> list[FSDPParamGroup]:
+    """In the order of modules. The root itself has none if others have all its parameters."""
+    return [group for state in root._state_ctx.all_states for group in _groups_of(state)]
 
 
 def _groups_of(state: FSDPState) -> list[FSDPParamGroup]:

@@ -77,7 +77,8 @@ class ShardedModel:
     def forward_begins(self, *, no_sync: bool) -> None:
         """The root is called."""
         self.is_no_sync = no_sync
-        self._under_way.clear()  # of a pass that has failed
+        gathers = self._records.gathers  # which may have been asked for ahead; the rest is of a pass that has failed
+        self._under_way = [one for one in self._under_way if one[2].records is gathers[one[0]]]
         if torch.is_grad_enabled() and not no_sync:
             self._board[:] = self._empty_board
         self._recorder.enter(self._phase_of_forward, no_sync=no_sync)

@@ -141,6 +141,23 @@ def test_passes_whose_gradients_stay_are_no_steps_and_reduce_nothing(tmp_path: P
     assert not backwards["no_sync"].all()
 
 
+def without_own_parameters(folder: str) -> None:
+    attach(folder)
+    net = sharded()
+    around = nn.Sequential(net.blocks[0], nn.Sequential(nn.Linear(7, 3)))
+    fully_shard(around[1])
+    fully_shard(around)
+    train(around)
+
+
+def test_a_root_whose_parameters_are_all_in_other_groups_is_reduced_like_others(tmp_path: Path) -> None:
+    run_ranks(without_own_parameters, 2, str(tmp_path))
+    trace = read_trace(tmp_path)
+    assert len(trace.steps) == 2 * STEPS
+    assert not trace.phases["no_sync"].any()
+    assert of_step(trace, 2)["op"].tolist().count("reduce_scatter") == 2
+
+
 def with_replicas(folder: str) -> None:
     attach(folder)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
