@@ -28,6 +28,11 @@ class Backwards:
         self._step = 0
         """In which the newest began: who catches an exception may update all the same."""
 
+    @property
+    def is_running(self) -> bool:
+        """Whether autograd has begun with one, and has not said that it is done."""
+        return self._is_running
+
     def gives_up(self, error: Exception) -> None:
         """Something of ours went wrong: the recording ends here."""
         self._observer.gives_up(error)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 P = ParamSpec("P")
@@ -46,3 +47,16 @@ def surviving(callback: Callable[P, None], gives_up: Callable[[Exception], None]
             gives_up(error)
 
     return guarded
+
+
+@contextmanager
+def training_goes_on(gives_up: Callable[[Exception], None]) -> Iterator[None]:
+    """The same for what is inside.
+
+    Args:
+        gives_up: called with what was raised.
+    """
+    try:
+        yield
+    except Exception as error:
+        gives_up(error)

@@ -65,10 +65,15 @@ class BucketRecords:
         self._of_operation: dict[str, BucketRecords] = {}
         self._launch = {NO_CALL_SITE: pack_body(Kind.LAUNCH, **self._what)}
 
-    def of_operation(self, op: str) -> BucketRecords:
-        """The records of one operation of several that the sum of this bucket takes; packed once."""
+    def of_operation(self, op: str, elements: int | None = None) -> BucketRecords:
+        """The records of one operation of several that the sum of this bucket takes; packed once.
+
+        Args:
+            elements: of its buffer; None: those of the bucket.
+        """
         if op not in self._of_operation:
-            self._of_operation[op] = BucketRecords(self._timer_flags, self.purpose, **self._what | {"op": op})
+            what = self._what | {"op": op} | ({} if elements is None else {"elements": elements})
+            self._of_operation[op] = BucketRecords(self._timer_flags, self.purpose, **what)
         return self._of_operation[op]
 
     def launch(self, call_site: int) -> bytes:

@@ -11,8 +11,8 @@ import functools
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from functools import partial
 from types import FrameType
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from instrumented_ddp.bucket_plan import describe_parameters
 from instrumented_ddp.collective_log.dispatch import Call
 from instrumented_ddp.collective_log.purposes import Launch, Purpose, launched_for
 from instrumented_ddp.ddp import DistributedDataParallel
+from instrumented_ddp.recording.guard import training_goes_on
 from instrumented_ddp.recording.metadata import is_plain
 from instrumented_ddp.recording.recorder import Recorder
 from instrumented_ddp.recording.settings import settings_of_model
@@ -31,14 +32,13 @@ from instrumented_ddp.recording.warnings_to import warnings_to
 from instrumented_ddp.replicas.replica import Replica
 from instrumented_ddp.session import Session
 from instrumented_ddp.stock.model import StockModel
+from instrumented_ddp.stock.wrapping import Method, wrap_methods
 from overlapscope.trace.format import Phase
 
 _ENGINE: Final = ("torch.autograd.graph", "")
 """Modules whose frame is behind what the reducer launches: none at all on autograd's own threads, as on CUDA."""
 _WRAPPER: Final = "torch.nn.parallel.distributed"
 _SIGNATURE: Final = inspect.signature(TorchDDP.__init__)
-
-Method = Callable[..., Any]
 
 
 class StockDDP:
@@ -50,6 +50,7 @@ class StockDDP:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._training_goes_on = partial(training_goes_on, session.gives_up)
         self._models: weakref.WeakKeyDictionary[TorchDDP, StockModel] = weakref.WeakKeyDictionary()
         self._described: weakref.WeakKeyDictionary[TorchDDP, tuple[int, Any, Any]] = weakref.WeakKeyDictionary()
         self._arguments: weakref.WeakKeyDictionary[TorchDDP, dict[str, Any]] = weakref.WeakKeyDictionary()
@@ -61,14 +62,9 @@ class StockDDP:
         """Whose forward is being prepared."""
         session.collectives.recognise = self._recognise
 
-    @property
-    def is_over(self) -> bool:
-        """The process is no longer recorded, or something went wrong."""
-        return not self._session.is_recording
-
-    def observes(self, ddp: object) -> bool:
+    def observes(self, instance: object) -> bool:
         """Whether an instance is torch's own, and the process still recorded."""
-        return not self.is_over and not isinstance(ddp, DistributedDataParallel)
+        return self._session.is_recording and not isinstance(instance, DistributedDataParallel)
 
     # -- construction --------------------------------------------------------------------------------------------
 
@@ -238,14 +234,6 @@ class StockDDP:
                 return model.bitmap_is_launched()
         return None
 
-    @contextmanager
-    def _training_goes_on(self) -> Iterator[None]:
-        """What goes wrong here is our mistake, and no reason to stop."""
-        try:
-            yield
-        except Exception as error:
-            self._session.gives_up(error)
-
 
 def _module_that_calls() -> str:
     """The module whose frame is next to the dispatcher; empty if there is none."""
@@ -279,17 +267,5 @@ def observe_stock_ddp(session: Session) -> None:
     """Observe all instances of torch's own DDP that this process makes from now on."""
     global _of_this_process
     if _of_this_process is None:
-        for name, observation in _WRAPPED.items():
-            setattr(TorchDDP, name, _observed(getattr(TorchDDP, name), observation))
+        wrap_methods({TorchDDP: _WRAPPED}, lambda: _of_this_process)
     _of_this_process = StockDDP(session)
-
-
-def _observed(original: Method, observation: Method) -> Method:
-    @functools.wraps(original)
-    def method(ddp: TorchDDP, *args: Any, **kwargs: Any) -> Any:
-        observer = _of_this_process
-        if observer is None or not observer.observes(ddp):
-            return original(ddp, *args, **kwargs)
-        return observation(observer, original, ddp, *args, **kwargs)
-
-    return method

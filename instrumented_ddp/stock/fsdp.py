@@ -6,11 +6,11 @@ this module imports torch's, see ``after_import``.
 
 from __future__ import annotations
 
-import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -21,10 +21,11 @@ from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from instrumented_ddp.bucket_plan import describe_parameters
 from instrumented_ddp.collective_log.dispatch import Call
 from instrumented_ddp.collective_log.purposes import Launch
+from instrumented_ddp.recording.guard import training_goes_on
 from instrumented_ddp.session import Session
 from instrumented_ddp.stock.sharded_model import ShardedModel, plan_of
+from instrumented_ddp.stock.wrapping import Method, wrap_methods
 
-Method = Callable[..., Any]
 Unit = tuple[ShardedModel, int]
 """A model, and which of its buckets."""
 
@@ -44,12 +45,17 @@ class StockFSDP:
     """
 
     def __init__(self, session: Session) -> None:
-        self.session = session
+        self._session = session
+        self._training_goes_on = partial(training_goes_on, session.gives_up)
         self._models: weakref.WeakKeyDictionary[FSDPState, ShardedModel] = weakref.WeakKeyDictionary()
         self._units: weakref.WeakKeyDictionary[FSDPParamGroup, Unit] = weakref.WeakKeyDictionary()
         self._at_work = _AtWork()
         self._others_recognise = session.collectives.recognise
         session.collectives.recognise = self._recognise
+
+    def observes(self, instance: object) -> bool:  # noqa: ARG002
+        """Whether the process is still recorded."""
+        return self._session.is_recording
 
     # -- models --------------------------------------------------------------------------------------------------
 
@@ -71,8 +77,8 @@ class StockFSDP:
         places = iter(range(len(parameters)))
         plan = plan_of(specs, groups, [tuple(next(places) for _ in group.fsdp_params) for group in groups])
         settings = {"wrapper": "fully_shard", "groups": str(len(groups))}
-        number = self.session.add_model(module, specs, settings)
-        recorder = self.session.record(_get_default_group(), root._device)
+        number = self._session.add_model(module, specs, settings)
+        recorder = self._session.record(_get_default_group(), root._device)
         if recorder is None:
             return
         recorder.add_model(number, module, parameters, {"strategy": "fully_shard"})
@@ -85,16 +91,16 @@ class StockFSDP:
         """``_root_pre_forward``: also called of the others, which are within a pass of the root."""
         was_running = state._state_ctx.iter_forward_root is not None
         moved = original(state, *args)
-        model, recorder = self._models.get(state), self.session.recorder
-        if model is not None and recorder is not None and not was_running:
+        model = self._models.get(state)
+        if model is not None and not was_running:
             with self._training_goes_on():
-                model.backwards.forward_begins()
-                recorder.forward_is_called()
-                recorder.note_caller()
-                if torch.is_grad_enabled():
-                    self.session.training_forward(has_uneven_inputs=False)
-                model.forward_begins(no_sync=not any(group.reduce_grads for group in _groups_below(state)))
+                self._begin(model, no_sync=not any(group.reduce_grads for group in _groups_below(state)))
         return moved
+
+    def _begin(self, model: ShardedModel, *, no_sync: bool) -> None:
+        model.forward_begins(no_sync=no_sync)
+        if torch.is_grad_enabled():
+            self._session.training_forward(has_uneven_inputs=False)
 
     def post_forward(self, original: Method, state: FSDPState, output: Any) -> Any:
         """``_register_pre_backward_hook``: a forward has ended."""
@@ -108,6 +114,10 @@ class StockFSDP:
 
     def gather(self, original: Method, group: FSDPParamGroup, async_op: bool = False) -> None:
         """``unshard``: launches, and on the host waits at once unless it is told not to."""
+        unit = self._units.get(group)
+        with self._training_goes_on():
+            if unit is not None and unit[0].backward_was_left:  # torch does not call the root's hooks then
+                self._begin(unit[0], no_sync=unit[0].is_no_sync)
         with self._communicates_for(group, is_awaited=not async_op):
             original(group, async_op)
 
@@ -151,14 +161,6 @@ class StockFSDP:
             return unit[0].launch_of(unit[1], call, is_awaited=self._at_work.is_awaited)
         return None
 
-    @contextmanager
-    def _training_goes_on(self) -> Iterator[None]:
-        """What goes wrong here is our mistake, and no reason to stop."""
-        try:
-            yield
-        except Exception as error:
-            self.session.gives_up(error)
-
 
 def _groups_below(root: FSDPState) -> list[FSDPParamGroup]:
     """In the order of modules. The root itself has none if others have all its parameters."""
@@ -197,22 +199,5 @@ def observe_fsdp(session: Session) -> None:
     """
     global _of_this_process
     if _of_this_process is None:
-        observed = {
-            (owner, name): _observed(getattr(owner, name), observation)
-            for owner, methods in _WRAPPED.items()
-            for name, observation in methods.items()
-        }
-        for (owner, name), method in observed.items():
-            setattr(owner, name, method)
+        wrap_methods(_WRAPPED, lambda: _of_this_process)
     _of_this_process = StockFSDP(session)
-
-
-def _observed(original: Method, observation: Method) -> Method:
-    @functools.wraps(original)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        observer = _of_this_process
-        if observer is None or not observer.session.is_recording:
-            return original(self, *args, **kwargs)
-        return observation(observer, original, self, *args, **kwargs)
-
-    return method

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,9 @@ from instrumented_ddp.reduction.communicator import Communicator, communicator_o
 from overlapscope.trace.board import HAS_COME
 from overlapscope.trace.format import Phase
 
-_INTERRUPTED = (Phase.FORWARD, Phase.EVALUATION, Phase.BACKWARD)
+_NO_TASK: Final = -1
+"""Of autograd, as torch says it."""
+_INTERRUPTED: Final = (Phase.FORWARD, Phase.EVALUATION, Phase.BACKWARD)
 """Phases that go on when what they need has come."""
 
 
@@ -61,7 +63,7 @@ class ShardedModel:
         self.number = number
         self.is_no_sync = False
         """Whether the gradients of the pass that runs stay where they are."""
-        self.backwards = Backwards(recorder, self._autograd_is_done)
+        self._backwards = Backwards(recorder, self._autograd_is_done)
         self._recorder = recorder
         self._plan = plan
         self._device = device
@@ -74,8 +76,16 @@ class ShardedModel:
 
     # -- passes --------------------------------------------------------------------------------------------------
 
+    @property
+    def backward_was_left(self) -> bool:
+        """Whether an exception came out of the newest backward, and was caught."""
+        return self._backwards.is_running and torch._C._current_graph_task_id() == _NO_TASK
+
     def forward_begins(self, *, no_sync: bool) -> None:
         """The root is called."""
+        self._backwards.forward_begins()
+        self._recorder.forward_is_called()
+        self._recorder.note_caller()
         self.is_no_sync = no_sync
         gathers = self._records.gathers  # which may have been asked for ahead; the rest is of a pass that has failed
         self._under_way = [one for one in self._under_way if one[2].records is gathers[one[0]]]
@@ -87,7 +97,7 @@ class ShardedModel:
         """The root is about to return."""
         self._recorder.leave(self._phase_of_forward)
         if torch.is_grad_enabled():
-            self.backwards.expect(output, no_sync=self.is_no_sync)
+            self._backwards.expect(output, no_sync=self.is_no_sync)
 
     @property
     def _phase_of_forward(self) -> Phase:
@@ -120,7 +130,8 @@ class ShardedModel:
             records = self._records.buckets[number]
             self._bucket_is_ready(number, records)
         elif call.op == "all_reduce":  # among the replicas of a shard
-            records = self._records.buckets[number].of_operation(call.op)
+            elements = sum(tensor.numel() for tensor in call.tensors)
+            records = self._records.buckets[number].of_operation(call.op, elements)
         else:
             return None
         communicator = self._communicators.get(call.group)

@@ -74,12 +74,12 @@ def advise(analysis: Analysis, calibration: Path | None = None) -> Advice:
         OverlapScopeError: the recording doesn't hold enough, or the calibration is of another job.
     """
     trace, stragglers = analysis.trace, analysis.stragglers
-    if describe_strategies(trace.run) == FULLY_SHARD:
+    if (strategy := describe_strategies(trace.run)) == FULLY_SHARD:
         raise OverlapScopeError(
             f"{trace.path}: the buckets of {FULLY_SHARD} are the modules that it was called on, so there is no size to "
             "choose"
         )
-    if (strategy := describe_strategies(trace.run)) not in _PREDICTED:
+    if strategy not in _PREDICTED:
         raise OverlapScopeError(
             f"{trace.path}: gradients were reduced by strategy {strategy}, and what other bucket sizes would take is "
             "only known of the usual one, the backend's own all-reduce; record a few steps without it"

@@ -100,7 +100,11 @@ def stacks_of(folder: Path, seen: str | None) -> str:
     return "\n".join(text for text in (*texts, seen or "") if text.strip())
 
 
-def _next_bucket(records: Records, backward: Any) -> int:
+def _next_bucket(records: Records, backward: Any) -> int | None:
+    """None in a pass that has waited in between: its buckets were not all launched since, nor need they be in order."""
+    before = records[(records["kind"] == Kind.ENTER) & (records["sequence"] < backward["sequence"])]
+    if len(before) and before[-1]["index"] == Phase.FINALISE:
+        return None
     is_launch = (records["kind"] == Kind.LAUNCH) & (records["sequence"] > backward["sequence"])
     launched = records["index"][is_launch & (records["index"] != NO_INDEX)]
     return int(launched.max()) + 1 if len(launched) else 0

@@ -168,12 +168,16 @@ def _copies(copies_in: Records, copies_out: Records, rank: int) -> pd.DataFrame:
 
 
 def _collectives(launches: Records, completions: Records, readies: Records, rank: int) -> pd.DataFrame:
-    """One row per launch; the completion and the bucket's readiness are those of the same turn in the same step."""
+    """One row per launch; the completion and the bucket's readiness are those of the same turn in the same step.
+
+    What is gathered are parameters, for which no gradient has to be ready.
+    """
     elements = launches["elements"].astype(np.int64)
     done = _of_same_turn(launches, completions, match_op=True)
-    gathers = launches["op"] == OPS.index("all_gather")  # of parameters: no gradient has to be ready for them
     ready = np.full(len(launches), -1)
-    ready[~gathers] = _of_same_turn(launches[~gathers], readies, match_op=False)
+    for op in set(np.unique(launches["op"]).tolist()) - {OPS.index("all_gather")}:
+        of_op = launches["op"] == op  # a bucket may take several operations, each of which has a first turn
+        ready[of_op] = _of_same_turn(launches[of_op], readies, match_op=False)
     uncertainty = _taken(completions["end_uncertainty_ns"].astype(np.int64), done)
     is_bound = _taken((completions["flags"] & Flag.START_IS_LOWER_BOUND).astype(np.int64), done)
     return _frame(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pandas as pd
@@ -17,7 +18,11 @@ from overlapscope.analysis.advice import advise
 from overlapscope.analysis.analysis import Analysis
 from overlapscope.diagnosis.from_logs import read_evidence
 from overlapscope.diagnosis.judge import judge
+from overlapscope.diagnosis.rank_standing import standing_of
 from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.folders import read_json
+from overlapscope.trace.format import EVENTS_FILE, LEFT_BACKWARDS_FILE, Kind, Phase, rank_folder
+from overlapscope.trace.log import newest_records
 from overlapscope.trace.reader import Trace, read_trace
 from tests.cluster.collective_logs import logged
 from tests.cluster.ranks import run_ranks
@@ -58,14 +63,14 @@ def sharded(**settings: object) -> Net:
     return net
 
 
-def train(net: Net, *, passes: int = 1) -> list[float]:
-    """The losses; only the last pass of a step is reduced."""
+def train(net: nn.Module, *, passes: int = 1, reduces_each: bool = False) -> list[float]:
+    """The losses; of the passes of a step the last one is reduced, or each."""
     torch.manual_seed(dist.get_rank())
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
     losses = []
     for _ in range(STEPS):
         for number in range(passes):
-            net.set_requires_gradient_sync(number == passes - 1)  # type: ignore[operator]
+            net.set_requires_gradient_sync(reduces_each or number == passes - 1)  # type: ignore[operator]
             loss = net(torch.randn(4, 7)).square().mean()
             loss.backward()
         optimizer.step()
@@ -141,6 +146,42 @@ def test_passes_whose_gradients_stay_are_no_steps_and_reduce_nothing(tmp_path: P
     assert not backwards["no_sync"].all()
 
 
+def failing_once(folder: str) -> None:
+    attach(folder)
+    net = sharded()
+    optimizer = torch.optim.Adam(net.parameters())
+
+    def fail(gradient: torch.Tensor) -> torch.Tensor:
+        raise MemoryError
+
+    for step in range(STEPS):
+        hidden = torch.randn(4, 7, requires_grad=True)
+        loss = net(hidden).square().mean()
+        if step == 2:
+            hidden.register_hook(fail)
+        with suppress(MemoryError):
+            loss.backward()
+            optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_an_exception_that_is_caught_on_its_way_out_of_a_backward_is_known(tmp_path: Path) -> None:
+    run_ranks(failing_once, 2, str(tmp_path))
+    for rank in range(2):
+        (left,) = read_json(rank_folder(tmp_path, rank) / LEFT_BACKWARDS_FILE, [])["backwards"]
+        assert left["step"] == 2
+        assert left["function"] == "failing_once"
+
+
+def test_before_which_bucket_a_backward_hangs_is_said_only_until_its_first_wait(tmp_path: Path) -> None:
+    run_ranks(plain, 2, str(tmp_path))
+    records = newest_records(rank_folder(tmp_path, 0) / EVENTS_FILE, 10_000)
+    of_step = records[(records["kind"] == Kind.ENTER) & (records["step"] == 2) & (records["index"] == Phase.BACKWARD)]
+    first, *later = [standing_of(records[records["sequence"] <= one["sequence"]], None) for one in of_step]
+    assert (first.phase, first.bucket) == ("backward", 0)
+    assert {(one.phase, one.bucket) for one in later} == {("backward", None)}
+
+
 def without_own_parameters(folder: str) -> None:
     attach(folder)
     net = sharded()
@@ -162,7 +203,7 @@ def with_replicas(folder: str) -> None:
     attach(folder)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    train(sharded(mesh=mesh, mp_policy=policy))
+    train(sharded(mesh=mesh, mp_policy=policy), passes=2, reduces_each=True)
 
 
 def test_shards_with_replicas_are_all_reduced_too_and_precisions_are_those_of_what_is_sent(tmp_path: Path) -> None:
@@ -170,8 +211,12 @@ def test_shards_with_replicas_are_all_reduced_too_and_precisions_are_those_of_wh
     trace = read_trace(tmp_path)
     assert trace.problems == ()
     of_bucket = of_step(trace, 2).query("bucket == 0")
-    assert of_bucket["op"].tolist() == ["all_gather", "all_gather", "reduce_scatter", "all_reduce"]
-    assert of_bucket["dtype"].tolist() == ["bfloat16", "bfloat16", "float32", "float32"]
+    assert of_bucket["op"].tolist() == 2 * ["all_gather", "all_gather", "reduce_scatter", "all_reduce"]
+    assert of_bucket["dtype"].tolist() == 2 * ["bfloat16", "bfloat16", "float32", "float32"]
+    scattered, reduced = (of_bucket.query("op == @op") for op in ("reduce_scatter", "all_reduce"))
+    assert (2 * reduced["elements"]).tolist() == scattered["elements"].tolist()  # two shards
+    assert reduced["ready_ns"].tolist() == scattered["ready_ns"].tolist()
+    assert (scattered["ready_ns"] <= scattered["launch_ns"]).all()
     groups = {(entry[0].op, entry[0].role) for entry in logged(tmp_path) if entry[0].bucket == 0}
     assert groups == {("all_gather", "bucket"), ("reduce_scatter", "bucket"), ("all_reduce", "bucket")}
 
