@@ -37,7 +37,7 @@ from overlapscope.diagnosis.replicas import Replica, told
 from overlapscope.diagnosis.settings import settings_of
 from overlapscope.trace import host
 from overlapscope.trace.folders import read_json
-from overlapscope.trace.format import RUN_FILE
+from overlapscope.trace.format import RUN_FILE, Phase
 from overlapscope.trace.group_log import GroupLog
 from overlapscope.trace.host import host_now_ns
 from overlapscope.trace.seal import Seal
@@ -289,14 +289,16 @@ class OwnState:
         frame = nearest_users_frame(newest_frame(), self._collectives.call_sites.is_the_users)
         return None if frame is None else CallSite(**line_of(frame))
 
-    def _next_bucket(self) -> int:
-        """The bucket after the newest one of this step."""
-        step, known = self.step, self._collectives.signatures
+    def _next_bucket(self) -> int | None:
+        """The bucket after the newest one of this step; None in a pass that waits in between: its order is its own."""
+        step, known, following = self.step, self._collectives.signatures, 0
         for entry in self._newest_entries():
             number = int(entry["signature"])
             if 0 < number <= len(known) and known[number - 1].role == "bucket" and int(entry["step"]) == step:
-                return known[number - 1].bucket + 1
-        return 0
+                if known[number - 1].op != "all_reduce" or int(entry["phase"]) == Phase.FINALISE:
+                    return None
+                following = following or known[number - 1].bucket + 1
+        return following
 
     def _phase_name(self) -> str | None:
         return phase_name(self._position.phase)

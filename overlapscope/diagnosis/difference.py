@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from overlapscope.diagnosis.evidence import Divergence
 from overlapscope.trace.group_log import UNEVEN_INPUTS, UNKNOWN, Entries
-from overlapscope.trace.signature import NO_BUCKET, Signature
+from overlapscope.trace.signature import Signature
 
 NOWHERE: Final = -1
 """``step`` and ``batch`` where they say nothing: nobody knows them, or it was launched inside ``join()``."""
@@ -75,7 +75,7 @@ def compared(rows: Entries, signatures: Mapping[int, Signature]) -> Compared:
     """
     numbers, place = np.unique(rows["signature"], return_inverse=True)
     known = [signatures.get(number) for number in numbers.tolist()]
-    what = [(0, 0, False) if one is None else (one.hash, one.names_hash, one.bucket != NO_BUCKET) for one in known]
+    what = [(0, 0, False) if one is None else (one.hash, one.names_hash, one.is_of_gradients) for one in known]
     found = np.empty(len(rows), dtype=COMPARED_DTYPE)
     found[["signature", "names", "is_bucket"]] = np.array(what, dtype=_WHAT_DTYPE)[place]
     found["number"] = rows["number"]

@@ -203,8 +203,8 @@ class OrderLanes:
     def _batches_since(self, rank: int, entry: Entry) -> int | None:
         """Batches since the last one before the divergence, as ranks may count from any number."""
         before = self._batch_before.get(rank)
-        is_bucket = entry.signature.role == "bucket" and entry.number >= (self._first_divergence or 1)
-        return entry.batch - before if is_bucket and before is not None and entry.batch is not None else None
+        is_meant = entry.signature.is_of_gradients and entry.number >= (self._first_divergence or 1)
+        return entry.batch - before if is_meant and before is not None and entry.batch is not None else None
 
     @cached_property
     def _batch_before(self) -> dict[int, int]:
@@ -212,7 +212,7 @@ class OrderLanes:
         batches = {}
         for rank in self._newest:
             for entry in self._entries(rank, last - _LOOKED_BACK + 1, last):
-                if entry.signature.role == "bucket" and entry.batch is not None:
+                if entry.signature.is_of_gradients and entry.batch is not None:
                     batches[rank] = entry.batch
         return batches
 

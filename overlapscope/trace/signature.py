@@ -73,8 +73,13 @@ class Signature:
         return _hash64(what)
 
     @property
+    def is_of_gradients(self) -> bool:
+        """Whether it averages the gradients of a bucket, and does not gather its parameters."""
+        return self.bucket != NO_BUCKET and self.op != "all_gather"
+
+    @property
     def parameters(self) -> tuple[str, ...]:
-        """Names of the parameters whose gradients are reduced; none but of a bucket."""
+        """Names of the parameters of a bucket, whose gradients are reduced or which are gathered; none but of one."""
         return self.names if self.bucket != NO_BUCKET else ()
 
     @cached_property

@@ -72,6 +72,11 @@ def test_a_skipped_batch_is_where_the_difference_of_batches_changes(tmp_path: Pa
     assert first_difference(tmp_path, {0: steps(9), 1: shifted_batches(steps(9), 1, 12)}) == (13, "batch")
 
 
+def test_parameters_may_be_gathered_in_other_batches_as_nothing_is_averaged(tmp_path: Path) -> None:
+    gathers = [replace(one, signature=replace(one.signature, op="all_gather", reduce_op="")) for one in steps(9)]
+    assert first_difference(tmp_path, {0: gathers, 1: shifted_batches(gathers, 1, 12)}) == (None, None)
+
+
 def test_batches_may_be_numbered_differently_on_each_rank(tmp_path: Path) -> None:
     assert first_difference(tmp_path, {0: steps(9), 1: shifted_batches(steps(9), 100, 0)}) == (None, None)
 

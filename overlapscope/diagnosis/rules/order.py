@@ -194,7 +194,7 @@ def _sides(group: GroupOrder, at_number: dict[int, Entry]) -> list[list[int]]:
 def _has_reduced(group: GroupOrder, rank: int, step: int, before: int) -> bool:
     """Whether a rank has launched a bucket of a step before an entry."""
     return any(
-        entry.step == step and entry.number < before and entry.signature.bucket != NO_BUCKET
+        entry.step == step and entry.number < before and entry.signature.is_of_gradients
         for entry in group.windows[rank]
     )
 
@@ -210,7 +210,7 @@ def _has_passed_over_reducing(group: GroupOrder, rank: int, other: int) -> bool:
     number = group.first_divergence or 0
     own = {entry.number: entry for entry in group.windows[rank]}
     theirs = next(entry for entry in group.windows[other] if entry.number == number)
-    is_reducing = theirs.signature.bucket != NO_BUCKET and own[number].signature.bucket == NO_BUCKET
+    is_reducing = theirs.signature.is_of_gradients and own[number].signature.bucket == NO_BUCKET
     has_passed_over = not _has_reduced(group, rank, theirs.step, number)
     return is_reducing and has_passed_over and _reaches_back(group, rank, theirs.step)
 
