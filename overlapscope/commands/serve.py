@@ -41,14 +41,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         help="a folder that 'overlapscope record -o' wrote or will write, or a folder of such folders; several of them",
     )
-    parser.add_argument(
-        "--metrics", action="store_true", help="also answer scrapes of Prometheus, at /metrics; see docs/export.md"
-    )
     prepare_server(parser)
 
 
 def prepare_server(parser: argparse.ArgumentParser) -> None:
-    """Declare where to listen and who may look."""
+    """Declare where to listen, who may look, and at what: all that ``run`` asks for but the folders."""
     parser.add_argument("--port", type=port, help="port to listen on (default: 5006, or the next free one)")
     parser.add_argument("--address", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--no-browser", action="store_true", help="print the address and don't open a browser")
@@ -67,6 +64,9 @@ def prepare_server(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME",
         help="a name by which a proxy makes the server known; can be given several times",
+    )
+    parser.add_argument(
+        "--metrics", action="store_true", help="also answer scrapes of Prometheus, at /metrics; see docs/export.md"
     )
 
 

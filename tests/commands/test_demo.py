@@ -6,18 +6,23 @@ All but one test play the training with a script that writes a recording, withou
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
+import time
+import urllib.request
 from pathlib import Path
 
 import pytest
 
+from dashboards import app
 from overlapscope.cli import main
-from overlapscope.commands import demo, serve
+from overlapscope.commands import demo
 from overlapscope.trace.reader import read_trace
-from tests.commands.command_line import REPOSITORY, overlapscope_process
+from tests.cluster.ranks import TIME_LIMIT_S
+from tests.commands.command_line import COMMAND, REPOSITORY
 
 TRAINER = """
 import os, sys
@@ -74,16 +79,16 @@ def test_without_a_folder_it_records_into_a_new_one(
 @pytest.mark.usefixtures("play_training")
 def test_it_serves_what_it_recorded_where_it_is_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served = []
-    monkeypatch.setattr(serve, "run", lambda args: served.append(args) or 0)
+    monkeypatch.setattr(app, "serve", lambda *args, **kwargs: served.append((args, kwargs)))
     assert main(["demo", "-o", str(tmp_path), "--port", "0", "--address", "::1", "--no-browser"]) == 0
-    (args,) = served
-    assert (args.traces, args.port, args.address, args.no_browser) == ([tmp_path], 0, "::1", True)
+    (((folders,), how),) = served
+    assert (folders, how["port"], how["address"], how["show"]) == ([tmp_path], 0, "::1", False)
 
 
 def test_a_training_that_fails_is_shown_and_nothing_is_served(
     tmp_path: Path, play_training, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(serve, "run", lambda _: pytest.fail("served a failed training"))
+    monkeypatch.setattr(app, "serve", lambda *_, **__: pytest.fail("served a failed training"))
     play_training(FAILING)
     assert main(["demo", "-o", str(tmp_path)]) == 1
     assert capsys.readouterr().err.splitlines() == [
@@ -144,12 +149,24 @@ def test_ctrl_c_ends_the_training_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.cluster
-def test_the_real_training_is_recorded(tmp_path: Path) -> None:
-    ran = overlapscope_process("demo", "-o", tmp_path, "--steps", "4", "--no-serve")
-    assert ran.returncode == 0, ran.stderr
-    trace = read_trace(tmp_path)
+def test_the_real_training_is_recorded_and_its_page_is_served(tmp_path: Path) -> None:
+    command = [*COMMAND, "demo", "-o", tmp_path / "traces", "--steps", "4", "--port", "0", "--no-browser"]
+    output = tmp_path / "output"
+    with output.open("w") as file, subprocess.Popen(command, stdout=file, stderr=file, cwd=REPOSITORY) as running:
+        try:
+            until = time.monotonic() + TIME_LIMIT_S
+            while not (address := re.search(r"http://\S+", output.read_text())):
+                assert running.poll() is None, output.read_text()
+                assert time.monotonic() < until, output.read_text()
+                time.sleep(0.1)
+            with urllib.request.urlopen(address.group(), timeout=TIME_LIMIT_S) as answer:
+                page = answer.read().decode()
+        finally:
+            running.kill()
+    assert "of communication is hidden" in output.read_text()
+    assert "model <b>GPT</b>" in page
+    trace = read_trace(tmp_path / "traces")
     assert trace.errors == []
     assert trace.steps.groupby("rank").size().tolist() == [4, 4]
     assert len(trace.collectives) > 0
     assert len(trace.gradients) > 0
-    assert "of communication is hidden" in ran.stdout
