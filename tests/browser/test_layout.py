@@ -82,15 +82,16 @@ def test_a_narrow_time_axis_has_fewer_labels(open_page: OpenPage, ordered: str) 
     page.wait_for_function(f"{ticks} < 5")
 
 
-@pytest.mark.parametrize(("path", "sheets"), [("", 2), ("buckets", 2), ("stragglers", 2), ("order", 1)])
-def test_on_paper_a_page_goes_on_to_its_end(open_page: OpenPage, ordered: str, path: str, sheets: int) -> None:
+@pytest.mark.parametrize("path", ["", "buckets", "stragglers", "order"])
+def test_on_paper_a_page_goes_on_to_its_end(open_page: OpenPage, ordered: str, path: str) -> None:
     page = ready(open_page(ordered + path))
     hidden = "(() => { const m = document.querySelector('main'); return m.scrollHeight - m.clientHeight })()"
     assert page.evaluate(hidden) > 100  # it scrolls in the window
     page.emulate_media(media="print")
     assert page.evaluate(hidden) == 0
     assert page.evaluate("document.documentElement.scrollHeight > innerHeight")
-    assert page.pdf().count(b"/Type /Page\n") >= sheets
+    sheets = page.pdf(width="1300px", height="800px").count(b"/Type /Page\n")  # as large as the window
+    assert sheets >= 2
 
 
 def test_on_paper_the_lanes_stay_beside_their_names_and_below_their_axis(open_page: OpenPage, ordered: str) -> None:
