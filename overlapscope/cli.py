@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from overlapscope import __version__
 from overlapscope.commands import (
@@ -48,11 +50,17 @@ COMMANDS = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0, or 1 with one line on stderr saying what is wrong."""
-    parser = argparse.ArgumentParser(prog="overlapscope", description=_DESCRIPTION, epilog=_EPILOG)
-    parser.add_argument("--version", action="version", version=f"overlapscope {__version__}")
-    verbs = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+def parser() -> argparse.ArgumentParser:
+    """The parser of all commands; ``run`` of its result is what to call, and ``verb`` the command's own parser."""
+    everything = argparse.ArgumentParser(prog="overlapscope", description=_DESCRIPTION, epilog=_EPILOG)
+    everything.add_argument("--version", action="version", version=f"overlapscope {__version__}")
+    everything.add_argument(
+        "--print-completion",
+        action=_PrintCompletion,
+        choices=("bash", "zsh", "fish", "tcsh"),
+        help="print what this shell completes commands and options by, and exit; see the README",
+    )
+    verbs = everything.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, module in COMMANDS.items():
         text = (module.__doc__ or "").strip()
         verb = verbs.add_parser(
@@ -62,11 +70,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         module.prepare_parser(verb)
-        verb.set_defaults(run=module.run)
-    args, unknown = parser.parse_known_args(arguments)
+        verb.set_defaults(run=module.run, verb=verb)
+    return everything
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0, or 1 with one line on stderr saying what is wrong."""
+    args, unknown = parser().parse_known_args(arguments)
     if unknown:
         # argparse itself would show how to use all commands, and not this one.
-        verbs.choices[args.command].error(f"unrecognized arguments: {' '.join(unknown)}")
+        args.verb.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         return int(args.run(args))
     except OverlapScopeError as error:
@@ -74,6 +87,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+class _PrintCompletion(argparse.Action):
+    """Prints a completion script for a shell, and exits."""
+
+    def __call__(self, of: argparse.ArgumentParser, _: object, shell: Any, *option: Any) -> None:  # noqa: ARG002
+        import shtab
+
+        _complete_paths(of)
+        print(shtab.complete(of, shell))
+        of.exit()
+
+
+def _complete_paths(of: argparse.ArgumentParser) -> None:
+    """Have the names of files completed where an argument is one."""
+    import shtab
+
+    for action in of._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for verb in action.choices.values():
+                _complete_paths(verb)
+        elif action.type is Path:
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
 
 
 def entry_point() -> None:
