@@ -17,6 +17,7 @@ from dashboards.tables import account_table, findings_table, interval_columns, r
 from overlapscope.analysis import sentences
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.errors import OverlapScopeError
+from overlapscope.exports.curves import Log, log_steps
 from overlapscope.model.recommend import Prediction
 from overlapscope.model.sentences import headline
 
@@ -132,6 +133,19 @@ class Run:
     def diagnose(self) -> Verdict | None:
         """What is wrong with the job; None without logs of collectives."""
         return None if self._snapshot.diagnosis is None else self._snapshot.diagnosis.verdict
+
+    def log_to(self, log: Log, after_step: int = -1) -> int:
+        """Hand the account of each step that all ranks have finished to a tool that keeps curves.
+
+        Args:
+            log: is called with scalars by name and ``step=``, as ``mlflow.log_metrics`` and ``wandb.log`` are. Times
+                are milliseconds, means of the ranks.
+            after_step: only steps after this one.
+
+        Returns:
+            The last step that was handed over, for the next call if the recording goes on.
+        """
+        return log_steps(self._snapshot.summary, log, after_step)
 
     def overview(self) -> Drawing:
         """The account, what is worth doing, and how steps and ranks differ."""
