@@ -19,6 +19,7 @@ from overlapscope.analysis.lanes import LANE_NAMES, Timeline
 from overlapscope.analysis.rank_numbers import format_ranks
 from overlapscope.analysis.step_strip import step_strip
 from overlapscope.analysis.summary import Summary
+from overlapscope.trace.folders import imported_from
 from overlapscope.trace.reader import Trace
 from overlapscope.units import format_ns
 
@@ -63,6 +64,7 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
         is_ideal=arguments.get("ideal") == [b"1"],
         is_path=arguments.get("path") == [b"1"],
         has_rounds=len(snapshot.trace.segments) > 0,
+        no_gradients=_no_gradients(snapshot.trace),
         lane_labels=[(name, plot.layout.lane_px(LANE_NAMES.index(name))) for name in plot.layout.labelled_lanes],
         first_step=int(timeline.steps["step"].min()) if len(timeline.steps) else 0,
         last_step=int(timeline.steps["step"].max()) if len(timeline.steps) else 0,
@@ -107,6 +109,17 @@ def _strip(summary: Summary, timeline: Timeline, fit: View) -> list[dict[str, An
 def _steps_text(one: dict[Any, Any]) -> str:
     first, last = int(one["step"]), int(one["last_step"])
     return f"step {first}" if first == last else f"steps {first} to {last}"
+
+
+def _no_gradients(trace: Trace) -> str:
+    """Why the lanes of gradients are empty; nothing if they are not."""
+    if len(trace.gradients):
+        return ""
+    if imported_from(trace.run):
+        return "gradients: not in the imported traces"
+    if trace.run.get("detail") == "parameters":
+        return "gradients: none recorded"
+    return "gradients: only with record --detail parameters"
 
 
 def _names(trace: Trace) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -12,7 +13,7 @@ from bokeh.resources import INLINE
 
 from dashboards.app import ROUTES, open_page
 from dashboards.pages import overview, problem, shell, timeline
-from dashboards.recording import Recording
+from dashboards.recording import Recording, Snapshot
 from overlapscope.cli import main
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.format import Kind, pack_body
@@ -140,6 +141,25 @@ def test_a_folder_that_turned_bad_gives_the_problem_page(tmp_path, monkeypatch):
     monkeypatch.setattr("dashboards.app.curdoc", lambda: document)
     open_page(overview.build, Recording(tmp_path))
     assert "There is nothing to show yet" in words(document)
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        ({"detail": "buckets"}, "gradients: only with record --detail parameters"),
+        ({"detail": "parameters"}, "gradients: none recorded"),
+        ({"detail": "buckets", "imported": {"from": "torch.profiler"}}, "gradients: not in the imported traces"),
+    ],
+)
+def test_empty_lanes_of_gradients_say_why(snapshot, run, said):
+    document = Document()
+    timeline.build(document, snapshot, {})
+    assert "gradient ready" in words(document)
+    trace = replace(snapshot.trace, gradients=snapshot.trace.gradients.iloc[:0], run=run)
+    document = Document()
+    timeline.build(document, Snapshot(trace), {})
+    assert said in words(document)
+    assert "gradient ready" not in words(document)
 
 
 def test_a_launch_without_end_is_drawn_to_the_end_and_marked(tmp_path):
