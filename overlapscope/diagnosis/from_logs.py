@@ -103,7 +103,8 @@ def _told_with_the_job(one: RankEvidence, alive_ns: int | None, told_ns: int) ->
         and alive_ns is not None
         and alive_ns >= told_ns - _LONGEST_SLEEP_NS
     )
-    if one.failure is not None and one.told_ns is None and one.failure.time_ns >= told_ns:
+    failed_ns = one.failure.time_ns if one.failure is not None else one.ended_ns
+    if one.liveness == "failed" and one.told_ns is None and failed_ns is not None and failed_ns >= told_ns:
         return replace(one, told_ns=told_ns)
     return replace(one, liveness="gone", told_ns=told_ns) if has_ended_since or is_gone_since else one
 

@@ -291,6 +291,22 @@ def test_a_rank_that_was_about_to_exit_was_not_ended_by_its_launcher(
     assert one.exit_status == (-15 if is_told else 3)
 
 
+@pytest.mark.parametrize(("told_s", "is_told"), [(8, True), (12, False)])
+def test_an_exit_after_the_whole_job_was_told_to_end_is_no_fault_of_its_rank(
+    tmp_path: Path, told_s: int, is_told: bool
+) -> None:
+    """As of a data loader whose workers got the signal too; the launcher was killed before it saw the rank's end."""
+    write_order(tmp_path, {0: steps(2)})
+    lives_here(tmp_path, 0, 2**22 - 1)
+    caught = {"type": "RuntimeError", "message": "DataLoader worker (pid 5357) is killed by signal: Terminated."}
+    ended = {"how": "ended", "time_ns": 10 * BEGIN_NS, "exit_status": 1, "caught": caught}
+    write_json(tmp_path / "rank_0" / ENDED_FILE, ended)
+    write_exit(tmp_path, 2**22 - 2, -9, told_ns=told_s * BEGIN_NS, told_signal=15, is_job=True)
+    evidence = evidence_of(tmp_path)
+    assert evidence.ranks[0].was_told_to_end == is_told
+    assert (judge(evidence).kind == "failed") == (not is_told)
+
+
 @pytest.mark.parametrize(("status", "liveness"), [(0, "ended"), (-9, "gone")])
 def test_a_rank_that_left_without_a_word_has_ended_if_its_launcher_says_so(
     tmp_path: Path, status: int, liveness: str
