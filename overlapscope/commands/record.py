@@ -21,10 +21,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 from overlapscope.commands import child_process, recording_folder
 from overlapscope.commands.arguments import positive
+from overlapscope.commands.metrics_process import make_way, metrics_kept
 from overlapscope.commands.recorded import Ended, conclude
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.environment import DEFAULT_PATIENCE_S, DETAILS, ON_INCIDENT, with_startup
@@ -58,6 +60,13 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help="with '--on-incident raise': seconds for which a job that may only be slow stands still at least before "
         f"it is ended ({DEFAULT_PATIENCE_S:.0f}); longer if it has paused for long before",
     )
+    parser.add_argument(
+        "--metrics",
+        type=Path,
+        metavar="FILE",
+        help="keep a file of metrics of this run up to date, for the textfile collector of node_exporter; replaces one "
+        "of an earlier run",
+    )
     parser.add_argument("training", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="command to run")
 
 
@@ -67,6 +76,8 @@ def run(args: argparse.Namespace) -> int:
     if not command:
         raise OverlapScopeError("no command to run; give one after '--', as in 'overlapscope record -- torchrun ...'")
     child_process.find_program(command[0])
+    if args.metrics:
+        make_way(args.metrics)
     if args.force:
         recording_folder.clear(args.output)
     elif recording_folder.holds_recording(args.output):
@@ -80,10 +91,11 @@ def run(args: argparse.Namespace) -> int:
         args.patience_s,
         probe_buckets=args.probe_buckets,
     )
-    with child_process.running(command, with_startup(environment)) as (child, received):
-        child.wait()
-    ended = Ended(program=command[0], pid=child.pid, status=child.returncode, received=received)
-    return conclude(args.output, ended, _say, probed=args.probe_buckets)
+    with metrics_kept(args.output, args.metrics) if args.metrics else nullcontext():
+        with child_process.running(command, with_startup(environment)) as (child, received):
+            child.wait()
+        ended = Ended(program=command[0], pid=child.pid, status=child.returncode, received=received)
+        return conclude(args.output, ended, _say, probed=args.probe_buckets)
 
 
 def _say(text: str) -> None:
