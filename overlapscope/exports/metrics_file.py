@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from overlapscope.analysis.analysis import Analysis
+from overlapscope.diagnosis.attempts import read_attempt
 from overlapscope.diagnosis.diagnosis import Diagnosis
 from overlapscope.errors import OverlapScopeError
-from overlapscope.exports.open_metrics import Sample, samples_of, text_of
+from overlapscope.exports.open_metrics import Sample, samples_of, samples_of_verdict, text_of
 from overlapscope.trace.attempts import newest_attempt, recorded_ranks
 from overlapscope.trace.reader import read_trace
 
@@ -33,9 +34,19 @@ def metrics_text(traces: Path, *, is_live: bool) -> str:
     """
     attempt = newest_attempt(traces)
     only_newest = max(_FEWEST_OF_RANK, _RECORDS // max(1, len(recorded_ranks(attempt)))) if is_live else None
-    trace = read_trace(attempt, only_newest=only_newest)
-    samples = [Sample("overlapscope_live", int(is_live)), *samples_of(Analysis(trace), Diagnosis.of(attempt))]
-    if set(trace.expected_ranks) - set(trace.ranks["rank"]):
+    samples = [Sample("overlapscope_live", int(is_live))]
+    try:
+        trace = read_trace(attempt, only_newest=only_newest)
+    except OverlapScopeError:
+        if is_live:
+            raise
+        judged = read_attempt(attempt)  # it may have ended before there was anything to record
+        missing = set(judged.evidence.expected_ranks) - set(judged.evidence.ranks)
+        samples += samples_of_verdict(judged.verdict)
+    else:
+        missing = set(trace.expected_ranks) - set(trace.ranks["rank"])
+        samples += samples_of(Analysis(trace), Diagnosis.of(attempt))
+    if missing:
         # Of a job on several hosts each has its own ranks only: whether all is well can't be known here.
         samples = [sample for sample in samples if sample.family not in _OF_ALL_RANKS]
     return text_of({traces.resolve().name: samples})

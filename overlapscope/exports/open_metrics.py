@@ -13,6 +13,7 @@ from typing import Final
 
 from overlapscope.analysis.analysis import Analysis
 from overlapscope.diagnosis.diagnosis import Diagnosis
+from overlapscope.diagnosis.verdict import Verdict
 
 FAMILIES: Final = {
     "overlapscope_step_seconds": "Mean time of a step.",
@@ -72,10 +73,14 @@ def samples_of(analysis: Analysis, diagnosis: Diagnosis | None) -> Iterator[Samp
         labels = (("cause", finding.cause), ("ranks", ranks), ("host", finding.host or ""), ("link", link))
         yield Sample("overlapscope_straggler_cost_seconds", finding.cost.value / 1e9, labels)
     if diagnosis is not None:
-        verdict = diagnosis.verdict
         yield Sample("overlapscope_incidents", sum(report.retracted_ns is None for report in diagnosis.reports))
-        yield Sample("overlapscope_fault", int(verdict.is_fault))
-        yield Sample("overlapscope_verdict", 1, (("kind", verdict.kind), ("certainty", verdict.certainty)))
+        yield from samples_of_verdict(diagnosis.verdict)
+
+
+def samples_of_verdict(verdict: Verdict) -> Iterator[Sample]:
+    """What is said of a job as a whole."""
+    yield Sample("overlapscope_fault", int(verdict.is_fault))
+    yield Sample("overlapscope_verdict", 1, (("kind", verdict.kind), ("certainty", verdict.certainty)))
 
 
 def text_of(samples: Mapping[str, Sequence[Sample]]) -> str:

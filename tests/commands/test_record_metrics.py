@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from overlapscope.commands import metrics_process
 from overlapscope.exports.metrics_file import metrics_text
+from overlapscope.trace.format import JOINING_FILE, write_json
 from tests.commands.command_line import overlapscope
 from tests.ordered import end, steps, write_order
 from tests.synthetic import write_recording
@@ -79,6 +80,17 @@ def test_with_the_ranks_of_one_host_alone_nothing_is_said_of_faults(
     known = values(metrics_text(tmp_path, is_live=False))
     assert ("overlapscope_fault" in known) == ("overlapscope_verdict" in known) == is_judged
     assert "overlapscope_incidents" in known
+
+
+def test_of_an_attempt_that_ended_before_anything_was_recorded_the_verdict_is_said(tmp_path: Path) -> None:
+    write_recording(tmp_path)
+    for rank in (0, 1):
+        folder = tmp_path / "restart_1" / f"rank_{rank}"
+        folder.mkdir(parents=True)
+        write_json(folder / JOINING_FILE, {"rank": rank, "world_size": 2, "host": "node0", "pid": 2**22 - 1})
+    known = values(metrics_text(tmp_path, is_live=False))
+    assert (known["overlapscope_live"], known["overlapscope_fault"]) == (0, 1)
+    assert "overlapscope_step_seconds" not in known  # those of the attempt before
 
 
 def test_it_ends_with_the_process_that_wanted_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
