@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -41,6 +41,13 @@ _OF_OTHERS: Final = re.compile(
 )
 _FRAMES: Final = re.compile(r'^ +File "(.+)", line \d+, in .+(?:\n +(.*))?', re.MULTILINE)
 _TORCHS_OWN: Final = re.compile(r"/(torch|instrumented_ddp)/")
+_HANDLING: Final = re.compile(
+    r"^(?:During handling of the above exception, another exception occurred"
+    r"|The above exception was the direct cause of the following exception):$",
+    re.MULTILINE,
+)
+_LAST_LINES: Final = re.compile(r"^(\w[\w.]*)(?:: ((?s:.*)))?\s*\Z", re.MULTILINE)
+"""What a traceback ends with: the type of the exception, and its message."""
 _TIMEOUT: Final = re.compile(r"time[d]? ?out", re.IGNORECASE)
 
 
@@ -278,12 +285,11 @@ def long_standstill_ns(least_ns: int, step_time_ns: int | None, longest_pause_ns
 
 
 def is_consequence(failure: Failure | None) -> bool:
-    """Whether a failure says that another rank died or was waited for too long, or that someone interrupted it."""
-    if failure is None:
-        return False
-    return is_interrupted(failure) or (
-        _is_of_the_backend(failure) and _OF_OTHERS.search(failure.message) is not None and _may_come_from_c10d(failure)
-    )
+    """Whether a failure says that another rank died or was waited for too long, or that someone interrupted it.
+
+    The former also if it came while such an exception was handled: what a script makes of it, or of cleaning up.
+    """
+    return is_interrupted(failure) or any(map(_is_of_others, _with_earlier(failure)))
 
 
 def failed_by_itself(one: RankEvidence) -> bool:
@@ -300,9 +306,23 @@ def is_interrupted(failure: Failure | None) -> bool:
 
 def is_timeout(failure: Failure | None) -> bool:
     """Whether a failure is a timeout on a rank that was there: a rank that dies closes its connections."""
-    if failure is None or not _is_of_the_backend(failure) or not _may_come_from_c10d(failure):
-        return False
-    return _TIMEOUT.search(failure.message) is not None
+    return any(_is_of_others(one) and _TIMEOUT.search(one.message) is not None for one in _with_earlier(failure))
+
+
+def _with_earlier(failure: Failure | None) -> Iterator[Failure]:
+    """An exception, and those of its traceback that were being handled when it came."""
+    if failure is None:
+        return
+    yield failure
+    *earlier, _ = _HANDLING.split(failure.traceback)
+    for text in earlier:
+        if said := _LAST_LINES.search(text):
+            yield Failure(type=said[1], message=said[2] or "", traceback=text)
+
+
+def _is_of_others(failure: Failure) -> bool:
+    is_of_backend = _is_of_the_backend(failure) and _may_come_from_c10d(failure)
+    return is_of_backend and _OF_OTHERS.search(failure.message) is not None
 
 
 def _is_of_the_backend(failure: Failure) -> bool:

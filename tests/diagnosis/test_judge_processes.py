@@ -36,6 +36,41 @@ def test_a_rank_that_is_gone_was_killed_and_the_closed_connections_follow_from_t
     assert any("Ranks 0 and 2 failed as a result" in sentence for sentence in verdict.evidence)
 
 
+HANDLING = "During handling of the above exception, another exception occurred"
+CAUSE = "The above exception was the direct cause of the following exception"
+RESET = (
+    "RuntimeError: [/pair.cc:537] Read error [127.0.0.1]:5: Connection reset by peer. This is typical.\nSee the log."
+)
+RAISED = {"type": "TrainingError", "message": "step 3", "call_site": site(12)}
+WORKER = {"type": "RuntimeError", "message": "DataLoader worker (pid 7) is killed by signal: Terminated."}
+
+
+@pytest.mark.parametrize("between", [HANDLING, CAUSE])
+@pytest.mark.parametrize("last", [RAISED, WORKER])
+@pytest.mark.parametrize(("first", "blamed"), [(RESET, (1,)), ("KeyError: 'label'", (0, 2))])
+def test_what_a_script_makes_of_a_closed_connection_follows_from_it_as_well(
+    first: str, blamed: tuple[int, ...], last: dict[str, object], between: str
+) -> None:
+    """Of its own errors it does not."""
+    text = f"""\
+Traceback (most recent call last):
+  File "/job/train.py", line 9, in main
+    loss.backward()
+{first}
+
+{between}:
+
+Traceback (most recent call last):
+  File "/job/train.py", line 12, in main
+    clean_up()
+{last["type"]}: {last["message"]}
+"""
+    failure = Failure(**last, traceback=text)  # type: ignore[arg-type]
+    ranks = (rank(0, "failed", failure=failure), rank(1, "gone", phase="backward"), rank(2, "failed", failure=failure))
+    verdict = judge(job(*ranks, groups=[HELD_UP]))
+    assert (verdict.kind, verdict.blamed) == ("killed" if blamed == (1,) else "failed", blamed)
+
+
 def test_with_two_ranks_the_one_that_was_killed_is_named() -> None:
     verdict = judge(job(rank(0, "failed", failure=CLOSED), rank(1, "gone")))
     assert (verdict.kind, verdict.blamed) == ("killed", (1,))
