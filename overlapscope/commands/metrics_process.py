@@ -8,10 +8,10 @@ Example::
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -28,6 +28,7 @@ FIRST_S: Final = 1.0
 _MOST_OF_A_CORE: Final = 0.05
 _NICENESS: Final = 10
 _LAST_S: Final = 60.0
+_OVER: Final = b"."
 _OURS: Final = ("# TYPE overlapscope_", "# EOF")
 """How a file begins that ``open_metrics.text_of`` has written."""
 
@@ -58,34 +59,55 @@ def metrics_kept(traces: Path, path: Path) -> Iterator[None]:
         path: the file, for which ``make_way`` has been called.
     """
     command = [sys.executable, "-m", __name__, str(traces), str(path)]
-    process = subprocess.Popen(command, env=plain_environment(), stdin=subprocess.DEVNULL)
+    process = subprocess.Popen(command, env=plain_environment(), stdin=subprocess.PIPE)
+    assert process.stdin is not None
     try:
         yield
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
+        with suppress(OSError, subprocess.TimeoutExpired):
+            process.stdin.write(_OVER)
+            process.stdin.close()
             process.wait(_LAST_S)
     finally:
         process.kill()
         process.wait()
 
 
-def keep_up_to_date(traces: Path, path: Path, is_over: threading.Event) -> None:
-    """Write the file again and again until told that it is over, or the process that wanted it is gone."""
-    parent, said = os.getppid(), ""
-    while os.getppid() == parent:
-        is_last, begun_s = is_over.is_set(), time.process_time()
-        problem = _write(traces, path, is_live=not is_last)
-        if problem and problem != said:
-            print(f"overlapscope record: {problem}", file=sys.stderr, flush=True)
-            said = problem
-        if is_last:
-            return
+def keep_up_to_date(traces: Path, path: Path, told: int) -> None:
+    """Write the file again and again until told that it is over.
+
+    If the process that wanted it is gone, so is the file: nobody would know how old its figures are.
+
+    Args:
+        told: the end of a pipe whose other end that process has.
+    """
+    said, word = "", None
+    while word is None:
+        begun_s = time.process_time()
+        said = _write(traces, path, said, is_live=True)
         pause_s = EVERY_S if path.exists() else FIRST_S
-        is_over.wait(max(pause_s, (time.process_time() - begun_s) / _MOST_OF_A_CORE))
+        word = _word(told, max(pause_s, (time.process_time() - begun_s) / _MOST_OF_A_CORE))
+    if word == _OVER:
+        _write(traces, path, said, is_live=False)
+    else:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
-def _write(traces: Path, path: Path, *, is_live: bool) -> str:
-    """What went wrong, if anything did, in a line."""
+def _word(told: int, wait_s: float) -> bytes | None:
+    """What has been said meanwhile: ``_OVER``, or nothing any more; None if nobody has said anything."""
+    ready, _, _ = select.select([told], [], [], wait_s)
+    return os.read(told, len(_OVER)) if ready else None
+
+
+def _write(traces: Path, path: Path, said: str, *, is_live: bool) -> str:
+    """Write the file, and say what goes wrong unless that was what has been ``said`` before."""
+    problem = _problem_of_writing(traces, path, is_live=is_live)
+    if problem and problem != said:
+        print(f"overlapscope record: {problem}", file=sys.stderr, flush=True)
+    return problem or said
+
+
+def _problem_of_writing(traces: Path, path: Path, *, is_live: bool) -> str:
     from overlapscope.exports.metrics_file import metrics_text, replace_file
 
     try:
@@ -103,11 +125,11 @@ def _write(traces: Path, path: Path, *, is_live: bool) -> str:
 
 def main() -> None:
     """Keep the file that the command line names."""
-    is_over = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: is_over.set())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # they are for the training, and end this one with it
+        signal.signal(number, signal.SIG_IGN)
     os.nice(_NICENESS)
-    keep_up_to_date(Path(sys.argv[1]), Path(sys.argv[2]), is_over)
+    traces, path = map(Path, sys.argv[1:])
+    keep_up_to_date(traces, path, sys.stdin.fileno())
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -93,12 +94,32 @@ def test_of_an_attempt_that_ended_before_anything_was_recorded_the_verdict_is_sa
     assert "overlapscope_step_seconds" not in known  # those of the attempt before
 
 
-def test_it_ends_with_the_process_that_wanted_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parents = iter([7, 7, 1])
-    monkeypatch.setattr(os, "getppid", lambda: next(parents))
-    monkeypatch.setattr(metrics_process, "FIRST_S", 0.01)
-    metrics_process.keep_up_to_date(tmp_path / "nothing", tmp_path / "run.prom", threading.Event())
-    assert not (tmp_path / "run.prom").exists()
+@pytest.mark.parametrize("is_said", [True, False])
+def test_it_ends_when_told_to_and_with_the_process_that_wanted_it(tmp_path: Path, is_said: bool) -> None:
+    """In the latter case nobody would know how old the figures are."""
+    write_recording(tmp_path / "a")
+    file, (told, teller) = tmp_path / "run.prom", os.pipe()
+    keeper = threading.Thread(target=metrics_process.keep_up_to_date, args=(tmp_path / "a", file, told))
+    keeper.start()
+    while not file.exists():
+        time.sleep(0.01)
+    assert values(file.read_text())["overlapscope_live"] == 1
+    if is_said:
+        os.write(teller, b".")
+    os.close(teller)
+    keeper.join(60)
+    assert not keeper.is_alive()
+    assert file.exists() == is_said
+    if is_said:
+        assert values(file.read_text())["overlapscope_live"] == 0
+    os.close(told)
+
+
+def test_a_run_that_is_shorter_than_the_start_of_the_other_process_has_its_metrics(tmp_path: Path) -> None:
+    file, play = tmp_path / "run.prom", TRAINER.partition("until")[0]
+    ran = overlapscope("record", "-o", tmp_path / "a", "--metrics", file, "--", sys.executable, "-c", play)
+    assert ran.returncode == 0, ran.stderr
+    assert values(file.read_text())["overlapscope_live"] == 0
 
 
 def test_nothing_heavy_is_loaded_without_it(tmp_path: Path) -> None:
