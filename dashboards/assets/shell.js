@@ -36,6 +36,14 @@ window.overlapscope = (() => {
     paintPlots()
   }
 
+  // Plots can't be drawn anew for paper: the page stays as wide as it is, and smaller.
+  const SHEET_PX = 718 // of A4, upright, between usual margins
+  window.addEventListener("beforeprint", () => {
+    const {clientWidth, style} = document.documentElement
+    style.setProperty("--printed-width", `${clientWidth}px`)
+    style.setProperty("--printed-zoom", Math.min(1, SHEET_PX / clientWidth))
+  })
+
   // isNew: going back undoes it.
   function setAddress(entries, {isNew = false} = {}) {
     const query = new URLSearchParams(location.search)

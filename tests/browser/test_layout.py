@@ -90,8 +90,23 @@ def test_on_paper_a_page_goes_on_to_its_end(open_page: OpenPage, ordered: str, p
     page.emulate_media(media="print")
     assert page.evaluate(hidden) == 0
     assert page.evaluate("document.documentElement.scrollHeight > innerHeight")
-    sheets = page.pdf(width="1300px", height="800px").count(b"/Type /Page\n")  # as large as the window
-    assert sheets >= 2
+    assert page.pdf(width="718px", height="300px").count(b"/Type /Page\n") >= 2
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_on_paper_nothing_is_cut_off_at_the_right(open_page: OpenPage, ordered: str, path: str) -> None:
+    """Plots are as wide as they were in the window: there is no time to draw them anew."""
+    page = ready(open_page(ordered + path))
+    figures = "[...document.querySelectorAll('[data-root-id] > *')].map((figure) => figure.getBoundingClientRect())"
+    window = page.evaluate(figures)
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.emulate_media(media="print")
+    paper = page.evaluate(figures)
+    assert len(paper) >= 1 or path == ""
+    for before, after in zip(window, paper, strict=True):
+        assert after["right"] <= 718 + 1
+        assert -1 <= after["width"] - before["width"] * 718 / 1300 <= 9  # there is no scroll bar
+    assert page.evaluate(CUT.replace("innerWidth", "719")) == []
 
 
 def test_on_paper_the_lanes_stay_beside_their_names_and_below_their_axis(open_page: OpenPage, ordered: str) -> None:
