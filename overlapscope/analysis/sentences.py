@@ -115,9 +115,9 @@ def all_alike(cycles: Cycles) -> str:
 
 
 def one_like_others(rank: int, cycles: Cycles) -> str:
-    """What it is called if one rank were like the others."""
+    """What it is called if one rank were like the others in all it does: it may be quicker than they in some of it."""
     (*others,) = (other for other in cycles.ranks.tolist() if other != rank)
-    return f"rank {rank} like {f'rank {others[0]}' if len(others) == 1 else 'the median rank'}"
+    return f"rank {rank} in all like {f'rank {others[0]}' if len(others) == 1 else 'the median rank'}"
 
 
 @dataclass(frozen=True, kw_only=True)

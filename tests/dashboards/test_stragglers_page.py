@@ -75,7 +75,7 @@ def test_the_verdict_names_the_late_rank_and_what_it_costs(straggling):
 def test_headlines_say_what_would_be_gained(straggling):
     step, rank, ideal, links = stragglers.headlines(found_in(straggling))
     assert step.value == "13.0 ms"
-    assert rank.label == "Rank 2 like the median rank"
+    assert rank.label == "Rank 2 in all like the median rank"
     assert ideal.value == "10.0 ms"
     assert ideal.note == "saves 2.98 ms (22.9 %)"
     assert links.note == "saves nothing"
