@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from overlapscope.diagnosis.evidence import Entry, Evidence, Failure, GroupOrder, RankEvidence
+from overlapscope.diagnosis.evidence import Entry, Evidence, GroupOrder, RankEvidence
+from overlapscope.diagnosis.failures import is_consequence
 from overlapscope.diagnosis.segments import Message, is_segment, is_sum, is_under_way, open_messages
 from overlapscope.trace.signature import POINT_TO_POINT
-from overlapscope.trace.user_code import is_users_file
 
 STUCK_AFTER_NS: Final = 3_000_000_000
 """A standstill shorter than this is not called stuck while the job runs ..."""
@@ -33,22 +32,6 @@ BUSY_CPU_SHARE: Final = 0.2
 
 _OF_ENDS: Final = ("killed", "failed", "out of memory", "slow", "healthy", "interrupted", "cannot tell")
 """Kinds of reports that don't mean that a job hung."""
-_BACKEND_ERRORS: Final = ("RuntimeError", "ConnectionError", "TimeoutError")
-_OF_OTHERS: Final = re.compile(
-    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|socket (closed|timeout)|remote (process|peer)"
-    r"|by peer|time[d]? ?out|ncclRemoteError|ncclSystemError|recvBytes|sendBytes|watchdog|abort|process group.*shut",
-    re.IGNORECASE,
-)
-_FRAMES: Final = re.compile(r'^ +File "(.+)", line \d+, in .+(?:\n +(.*))?', re.MULTILINE)
-_TORCHS_OWN: Final = re.compile(r"/(torch|instrumented_ddp)/")
-_HANDLING: Final = re.compile(
-    r"^(?:During handling of the above exception, another exception occurred"
-    r"|The above exception was the direct cause of the following exception):$",
-    re.MULTILINE,
-)
-_LAST_LINES: Final = re.compile(r"^(\w[\w.]*)(?:: ((?s:.*)))?\s*\Z", re.MULTILINE)
-"""What a traceback ends with: the type of the exception, and its message."""
-_TIMEOUT: Final = re.compile(r"time[d]? ?out", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -282,68 +265,6 @@ def long_standstill_ns(least_ns: int, step_time_ns: int | None, longest_pause_ns
         least_ns: however quick the job has been.
     """
     return max(least_ns, _STEPS_OF_PATIENCE * (step_time_ns or 0), _PAUSES_OF_PATIENCE * (longest_pause_ns or 0))
-
-
-def is_consequence(failure: Failure | None) -> bool:
-    """Whether a failure says that another rank died or was waited for too long, or that someone interrupted it.
-
-    The former also if it came while such an exception was handled: what a script makes of it, or of cleaning up.
-    """
-    return is_interrupted(failure) or any(map(_is_of_others, _with_earlier(failure)))
-
-
-def failed_by_itself(one: RankEvidence) -> bool:
-    """Whether an exception of its own ended a rank: no consequence, and not of its being told to end."""
-    if one.failure is None or is_consequence(one.failure):
-        return False
-    return one.told_ns is None or one.failure.time_ns < one.told_ns
-
-
-def is_interrupted(failure: Failure | None) -> bool:
-    """Whether someone, or its watchdog, ended the rank."""
-    return failure is not None and failure.type.rpartition(".")[2] in ("KeyboardInterrupt", "IncidentError")
-
-
-def is_timeout(failure: Failure | None) -> bool:
-    """Whether a failure is a timeout on a rank that was there: a rank that dies closes its connections."""
-    return any(_is_of_others(one) and _TIMEOUT.search(one.message) is not None for one in _with_earlier(failure))
-
-
-def _with_earlier(failure: Failure | None) -> Iterator[Failure]:
-    """An exception, and those of its traceback that were being handled when it came."""
-    if failure is None:
-        return
-    yield failure
-    *earlier, _ = _HANDLING.split(failure.traceback)
-    for text in earlier:
-        if said := _LAST_LINES.search(text):
-            yield Failure(type=said[1], message=said[2] or "", traceback=text)
-
-
-def _is_of_others(failure: Failure) -> bool:
-    is_of_backend = _is_of_the_backend(failure) and _may_come_from_c10d(failure)
-    return is_of_backend and _OF_OTHERS.search(failure.message) is not None
-
-
-def _is_of_the_backend(failure: Failure) -> bool:
-    name = failure.type.rpartition(".")[2]
-    return name in _BACKEND_ERRORS or name.startswith("Dist")
-
-
-def _may_come_from_c10d(failure: Failure) -> bool:
-    """Whether the innermost frame can be one that launches a collective or waits for it.
-
-    File servers and data loaders close connections and time out, too. C++ has no frames: a ``work.wait()`` of the
-    user's ends at the user's line, but Python's own exceptions never come from there.
-    """
-    frames = _FRAMES.findall(failure.traceback)
-    if not frames:
-        return True
-    file, source = frames[-1]
-    if _TORCHS_OWN.search(file):
-        return "/torch/utils/data/" not in file
-    is_pythons = failure.type.rpartition(".")[2] in ("ConnectionError", "TimeoutError")
-    return is_users_file(file) and not is_pythons and not source.startswith("raise ")
 
 
 def minority(sides: Iterable[Iterable[int]], members: int) -> tuple[int, ...]:

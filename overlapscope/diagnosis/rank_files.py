@@ -22,7 +22,8 @@ from overlapscope.diagnosis.evidence import (
     Unreduced,
 )
 from overlapscope.diagnosis.exits import call_site_of, ended_with, exit_call_of, exit_of, failure_of
-from overlapscope.diagnosis.facts import ENOUGH_STEPS, is_interrupted
+from overlapscope.diagnosis.facts import ENOUGH_STEPS
+from overlapscope.diagnosis.failures import is_interrupted
 from overlapscope.diagnosis.hyperparameters import hyperparameters_of
 from overlapscope.diagnosis.process import is_here, liveness_of, written_ns
 from overlapscope.diagnosis.rank_models import models_of, unready_parameters

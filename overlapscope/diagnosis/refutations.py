@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from overlapscope.diagnosis.evidence import RankEvidence
-from overlapscope.diagnosis.facts import Facts, is_consequence
+from overlapscope.diagnosis.facts import Facts
+from overlapscope.diagnosis.failures import is_consequence
 from overlapscope.diagnosis.verdict import FaultKind, Verdict
 
 _AWAKE_NS: Final = 2_000_000_000

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from overlapscope.diagnosis.evidence import CallSite, Entry, Failure, LeftBackward, RankEvidence, UnreadyParameter
-from overlapscope.diagnosis.facts import Facts, Wait, is_consequence
+from overlapscope.diagnosis.facts import Facts, Wait
+from overlapscope.diagnosis.failures import is_consequence
 from overlapscope.diagnosis.rules import left_backward
 from overlapscope.diagnosis.rules.waiting import place_of
 from overlapscope.diagnosis.verdict import Verdict

@@ -9,7 +9,8 @@ from signal import Signals
 from typing import Final
 
 from overlapscope.diagnosis.evidence import CallSite, Failure, RankEvidence
-from overlapscope.diagnosis.facts import Facts, failed_by_itself, is_consequence, is_interrupted, is_timeout
+from overlapscope.diagnosis.facts import Facts
+from overlapscope.diagnosis.failures import failed_by_itself, is_consequence, is_interrupted, is_timeout
 from overlapscope.diagnosis.verdict import FaultKind, Verdict
 from overlapscope.diagnosis.wording import (
     at,

@@ -9,7 +9,8 @@ import re
 from typing import Any, Final
 
 from overlapscope.diagnosis.evidence import RankEvidence
-from overlapscope.diagnosis.facts import Facts, Wait, has_finished, is_busy, is_timeout
+from overlapscope.diagnosis.facts import Facts, Wait, has_finished, is_busy
+from overlapscope.diagnosis.failures import is_timeout
 from overlapscope.diagnosis.stacks import Waiting, waits_for
 from overlapscope.diagnosis.verdict import FaultKind, Verdict
 from overlapscope.diagnosis.wording import (
