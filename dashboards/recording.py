@@ -29,14 +29,10 @@ from overlapscope.trace.attempts import attempts_beside, number_of
 from overlapscope.trace.flight_recorder_files import holds_dumps
 from overlapscope.trace.folders import find_rank_folders
 from overlapscope.trace.format import EVENTS_FILE, RECORD_BYTES
-from overlapscope.trace.log import bytes_to_read
+from overlapscope.trace.log import bytes_to_read, live_records
 from overlapscope.trace.reader import Progress, Trace, empty_trace, read_trace
 
 _OUTDATED_AFTER_S: Final = 2.0
-_LIVE_RECORDS: Final = 250_000
-"""So many are read of a recording that goes on, the newest of all ranks: its pages open in about a second ..."""
-_FEWEST_OF_RANK: Final = 2_000
-"""... unless that would be less than this of each rank."""
 _READING_SHARE: Final = 0.25
 """Of the time, at most, for reading what goes on again and again."""
 
@@ -192,7 +188,7 @@ class Recording:
         if not self._newsroom.newest().is_live:
             self._newest = None
             return None
-        count = max(_FEWEST_OF_RANK, _LIVE_RECORDS // len(folders))
+        count = live_records(len(folders))
         logged = sum(bytes_to_read(folder / EVENTS_FILE) for folder in folders)
         return count if logged > count * len(folders) * RECORD_BYTES else None
 

@@ -13,12 +13,9 @@ from overlapscope.diagnosis.diagnosis import Diagnosis
 from overlapscope.errors import OverlapScopeError
 from overlapscope.exports.open_metrics import Sample, samples_of, samples_of_verdict, text_of
 from overlapscope.trace.attempts import newest_attempt, recorded_ranks
+from overlapscope.trace.log import live_records
 from overlapscope.trace.reader import read_trace
 
-_RECORDS: Final = 250_000
-"""So many are read of a recording that goes on, the newest of all ranks ..."""
-_FEWEST_OF_RANK: Final = 2_000
-"""... unless that would be less than this of each rank."""
 _OF_ALL_RANKS: Final = ("overlapscope_fault", "overlapscope_verdict")
 
 
@@ -33,7 +30,7 @@ def metrics_text(traces: Path, *, is_live: bool) -> str:
         OverlapScopeError: nothing can be read, such as at the beginning.
     """
     attempt = newest_attempt(traces)
-    only_newest = max(_FEWEST_OF_RANK, _RECORDS // max(1, len(recorded_ranks(attempt)))) if is_live else None
+    only_newest = live_records(len(recorded_ranks(attempt))) if is_live else None
     samples = [Sample("overlapscope_live", int(is_live))]
     try:
         trace = read_trace(attempt, only_newest=only_newest)

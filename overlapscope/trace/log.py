@@ -38,6 +38,11 @@ _HIGHEST_SEQUENCE: Final = 2**40
 _A_FEW: Final = 16
 """The newest record may be half written, and its neighbours may be too if several threads write."""
 
+_LIVE_RECORDS: Final = 250_000
+"""So many are read of a recording that goes on, the newest of all ranks: that takes about a second ..."""
+_FEWEST_OF_RANK: Final = 2_000
+"""... unless that would be less than this of each rank."""
+
 _LONGEST_HOLE_RECORDS: Final = 1024
 """This many slots of zeros are the end of a log: more than a lost page holds, or threads are apart."""
 
@@ -122,6 +127,11 @@ def log_position(path: Path) -> tuple[int, int]:
         return 0, 0
     newest = newest_records(path, _A_FEW)
     return size, int(newest["sequence"][-1]) if len(newest) else 0
+
+
+def live_records(ranks: int) -> int:
+    """How many of the newest records of each rank to read of a recording that goes on, however long it has."""
+    return max(_FEWEST_OF_RANK, _LIVE_RECORDS // max(1, ranks))
 
 
 def newest_records(path: Path, count: int, problems: list[Problem] | None = None, *, is_over: bool = False) -> Records:

@@ -23,8 +23,7 @@ def is_live(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Its last item is whether recordings go on; 300 records of each rank are as much as is read of them then."""
     states = [True]
     monkeypatch.setattr(Newsroom, "newest", lambda _: News(is_live=states[-1]))
-    monkeypatch.setattr(recording_module, "_LIVE_RECORDS", 600)
-    monkeypatch.setattr(recording_module, "_FEWEST_OF_RANK", 10)
+    monkeypatch.setattr(recording_module, "live_records", lambda ranks: 600 // ranks)
     return states
 
 
