@@ -32,23 +32,31 @@ class IncidentError(OverlapScopeError):
         _is_raised.set()
 
 
-def stop_training(sentence: str, listeners: set[str], last_act: Callable[[], None]) -> None:
-    """Make the main thread raise ``IncidentError``; end the process if it does not.
+def raise_in_training(sentence: str) -> None:
+    """Have the main thread raise ``IncidentError`` when it next runs Python code.
+
+    If it waits, this is in the handlers of the error that ends its wait.
+
+    Args:
+        sentence: what the error says.
+    """
+    global _sentence
+    _sentence = sentence
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(threading.main_thread().ident or 0), ctypes.py_object(IncidentError)
+    )
+
+
+def end_waits(listeners: set[str], last_act: Callable[[], None]) -> None:
+    """End what the main thread waits for, after ``raise_in_training``; end the process if it does not raise even so.
 
     NCCL's waits are aborted. gloo has no abort: its connections to other ranks are shut down, as if these had died,
     and it raises its own error, which ``IncidentError`` follows.
 
     Args:
-        sentence: what the error says.
         listeners: endpoints at which ranks of this job accept connections, see ``listening``.
         last_act: called before the process is ended.
     """
-    global _sentence
-    _sentence = sentence
-    # Takes effect when the thread next runs Python code: in the handlers of the error that ends its wait.
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(threading.main_thread().ident or 0), ctypes.py_object(IncidentError)
-    )
     _abort(list(dist.distributed_c10d._world.pg_map))
     _shut_down(listeners)
     if not _is_raised.wait(_RAISES_WITHIN_S):

@@ -32,7 +32,7 @@ from instrumented_ddp.watchdog.messages import Alarm, Beat, Outcome, Pointer
 from instrumented_ddp.watchdog.neighbours import Neighbours, neighbours_of
 from instrumented_ddp.watchdog.own_state import OwnState
 from instrumented_ddp.watchdog.replica_check import ReplicaCheck
-from instrumented_ddp.watchdog.stopping import listening, stop_training
+from instrumented_ddp.watchdog.stopping import end_waits, listening, raise_in_training
 from overlapscope.diagnosis.evidence import ExitCall, Failure
 from overlapscope.diagnosis.plain import from_json, to_json
 from overlapscope.trace.alive import alive_board
@@ -55,6 +55,10 @@ _CLOSE_LOOKS_S: Final = 2.0
 """Before somebody may lose patience, it is looked at closely what this process does."""
 _LAST_WORDS_S: Final = 2.5
 """How long a process that fails waits for the others to say what they know."""
+_HEARD_WITHIN_S: Final = 1.0
+"""How long the judge of a job that is to end waits for the others to have heard it."""
+_ENDS_WITHIN_S: Final = 0.15
+"""All ranks have read by then that the job ends now."""
 _NO_FAULT: Final = ("KeyboardInterrupt", "SystemExit", "IncidentError")
 """Exceptions by which somebody ends the job on purpose."""
 
@@ -312,16 +316,40 @@ class Watchdog:
             is_news = self._conclusions.draw(inquiry.outcome)
             limit_s, alarm = self._stops_after_s, inquiry.alarm
             if limit_s is not None and self._conclusions.is_the_end(inquiry.outcome, alarm, limit_s, is_news=is_news):
-                self._stop(inquiry.outcome)
+                self._stop(inquiry, inquiry.outcome)
             if own.failure is not None:
                 self._failure_is_told.set()
         elif inquiry.is_hopeless:
             self._inquiry = None
 
-    def _stop(self, outcome: Outcome) -> None:
-        self._say_farewell()
+    def _stop(self, inquiry: Inquiry, outcome: Outcome) -> None:
+        self._wait_until_all_have_heard(inquiry, outcome)
         self._failure_is_told.set()  # nobody needs to be asked why this process ends
-        stop_training(outcome.verdict.sentence, set(outcome.listening), self._flush)
+        if self._own.rank in outcome.verdict.named:  # it may run Python, and end at once: those that wait come first
+            time.sleep(_ENDS_WITHIN_S)
+        raise_in_training(outcome.verdict.sentence)
+        self._say_farewell()
+        time.sleep(_ENDS_WITHIN_S)
+        end_waits(set(outcome.listening), self._flush)
+
+    def _wait_until_all_have_heard(self, inquiry: Inquiry, outcome: Outcome) -> None:
+        """The judge waits for those who answered, and they for it, for a moment.
+
+        A rank that ends closes its connections, and perhaps the board: whoever has not heard why would only say that.
+        """
+        ends, is_judge = f"ends.{inquiry.number}", outcome.judge == self._own.rank
+        says = {} if is_judge else {f"{ends}.{self._own.rank}": "heard"}
+        awaited = {f"{ends}.{rank}" for rank in inquiry.cards if rank != self._own.rank} if is_judge else {ends}
+        until_s = time.monotonic() + (_HEARD_WITHIN_S if is_judge else 1.5 * _HEARD_WITHIN_S)
+        while awaited and time.monotonic() < until_s:
+            answers = self._exchange(Round(says=says, asks=sorted(awaited)))
+            if answers is None:
+                return
+            awaited -= answers.keys()
+            says = {}
+            time.sleep(_INTERVAL_OF_INQUIRY_S / 2)
+        if is_judge:
+            self._exchange(Round(says={ends: "now"}, asks=()))
 
     def _flush(self) -> None:
         """The process is about to be ended."""

@@ -16,6 +16,8 @@ import torch.distributed as dist
 from torch import nn
 
 from instrumented_ddp import DistributedDataParallel, IncidentError
+from instrumented_ddp.watchdog.conclusions import Conclusions
+from instrumented_ddp.watchdog.messages import Outcome
 from overlapscope.diagnosis.from_logs import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.trace.environment import PATIENCE_VARIABLE
@@ -190,6 +192,25 @@ def test_a_rank_that_sleeps_is_named_and_all_ranks_are_stopped(tmp_path):
     assert f"step {FAULT_AT}" in said[0]
     assert "sleep_between_two_steps" in said[0]
     assert (rank_folder(tmp_path, 1) / "stacks_1.txt").read_text().count("Thread") > 1
+
+
+def sleep_where_the_judge_is_slow(trace: str) -> str | None:
+    draw = Conclusions.draw
+
+    def draw_slowly(conclusions: Conclusions, outcome: Outcome) -> bool:
+        if dist.get_rank() == outcome.judge:
+            time.sleep(0.8)
+        return draw(conclusions, outcome)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Conclusions, "draw", draw_slowly)
+        return sleep_between_two_steps(trace, LONG_S, "4")
+
+
+def test_no_rank_ends_before_the_others_have_heard_why(tmp_path):
+    said = run_ranks(sleep_where_the_judge_is_slow, 3, str(tmp_path))
+    assert isinstance(said[0], str)
+    assert set(said) == {said[0]}
 
 
 def test_a_job_that_only_pauses_is_suspected_and_not_ended(tmp_path):
