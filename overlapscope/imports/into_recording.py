@@ -6,10 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
-from zlib import crc32
-
-import numpy as np
+from typing import Any
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.imports.kineto import Source
@@ -21,16 +18,14 @@ from overlapscope.trace.format import (
     EVENTS_FILE,
     PLANS_FILE,
     RANK_FILE,
-    RECORD_BYTES,
     RUN_FILE,
     LogHeader,
     rank_folder,
     write_json,
 )
 from overlapscope.trace.log import Records
+from overlapscope.trace.record_checksums import record_checksums
 from overlapscope.trace.seal import seal
-
-_CHECKSUM_BYTES: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +123,6 @@ def event_log_of(records: Records) -> bytes:
     """A closed event log that holds these records, checksums included."""
     count = len(records)
     written = records.copy()
-    content = written.view(np.uint8).reshape(count, RECORD_BYTES)[:, _CHECKSUM_BYTES:]
-    written["crc32"] = [crc32(row.tobytes()) for row in content]
+    written["crc32"] = record_checksums(written)
     header = LogHeader(capacity_records=count, pinned_records=count, written_records=count, closed=True)
     return header.pack() + written.tobytes()

@@ -7,9 +7,9 @@ leave open is drawn by the wall clock and reported as unaligned.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import pandas as pd
 
@@ -47,8 +47,8 @@ class RankClock:
     begin_ns: int
     end_ns: int
     """Time span of what it recorded."""
-    collectives: pd.DataFrame
-    """Table of its collectives, on its own clock."""
+    hooked_models: Sequence[Any] = ()
+    """Those with a communication hook. It need not wait for all ranks: their all-reduces tell nothing of clocks."""
 
     @property
     def name(self) -> str:
@@ -64,20 +64,36 @@ class Alignment:
     map: ClockMap
 
 
-def align(ranks: Sequence[RankClock]) -> tuple[list[Alignment], list[Problem]]:
+def are_of_one_clock(ranks: Sequence[RankClock]) -> bool:
+    """Whether there is nothing to align."""
+    return len({rank.name for rank in ranks}) == 1
+
+
+def all_reduces_of(ranks: Sequence[RankClock], collectives: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """What the all-reduces of some ranks say about their clocks: ``causality.all_reduces_by_clock``."""
+    hooked = [(rank.rank, model) for rank in ranks for model in rank.hooked_models]
+    if hooked:
+        place = pd.MultiIndex.from_frame(collectives[["rank", "model"]])
+        collectives = collectives[~place.isin(hooked)]
+    return all_reduces_by_clock(
+        collectives, {rank.rank: rank.name for rank in ranks}, {rank.rank: rank.peers for rank in ranks}
+    )
+
+
+def align(ranks: Sequence[RankClock], by_clock: Mapping[str, pd.DataFrame]) -> tuple[list[Alignment], list[Problem]]:
     """Map all ranks to one clock.
+
+    Args:
+        by_clock: what all-reduces say, from ``all_reduces_of``; not looked at if there is only one clock.
 
     Returns:
         The alignment of each rank, and a line on those that can't be aligned.
     """
     reference = next((rank for rank in ranks if rank.boot), ranks[0])
     names = dict.fromkeys(rank.name for rank in ranks)
-    if len(names) == 1:
+    if are_of_one_clock(ranks):
         return [_SAME_BOOT] * len(ranks), []
     pinged = _maps_of_pings(ranks, reference.name)
-    by_clock = all_reduces_by_clock(
-        [rank.collectives for rank in ranks], [rank.name for rank in ranks], [rank.peers for rank in ranks]
-    )
     found, failures = {reference.name: _SAME_BOOT}, {}
     for name in names:
         if name != reference.name:

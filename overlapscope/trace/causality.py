@@ -7,8 +7,9 @@ An arrival is when the bucket was ready and launched; recorded ends are never ea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Final
 
 import numpy as np
@@ -41,29 +42,51 @@ class Violation:
 
 
 def all_reduces_by_clock(
-    collectives: Sequence[pd.DataFrame], clocks: Sequence[str], peers: Sequence[str]
+    collectives: pd.DataFrame, clocks: Mapping[int, str], peers: Mapping[int, str]
 ) -> dict[str, pd.DataFrame]:
     """The latest arrival and the earliest end on each clock, of each all-reduce that ranks have in common.
 
     Args:
-        collectives: a table per rank, with times of its own clock.
-        clocks: which clock that is.
-        peers: equal on ranks that train together: only those take part in the same all-reduces.
+        collectives: of some ranks, those of a rank together, with times of its own clock.
+        clocks: by rank, which clock that is.
+        peers: by rank, equal on those that train together: only these take part in the same all-reduces.
     """
-    rows = pd.concat([table[_COLUMNS] for table in collectives], ignore_index=True)
-    rank = np.repeat(np.arange(len(collectives)), [len(table) for table in collectives])
-    clock, peer_numbers = pd.Categorical(np.array(clocks))[rank], pd.factorize(np.array(peers))[0][rank]
-    rows = rows.assign(rank=rank, clock=clock, peers=peer_numbers)
+    rows = collectives[["rank", *_COLUMNS]]
     # Who takes part in a rank's other process groups is unknown.
     rows = rows[(rows["op"] == "all_reduce") & (rows["group"] == 0)]
     rows = rows.assign(turn=turns(*(rows[name].to_numpy() for name in ("rank", "model", "step", "bucket"))))
     rows = rows[rows["end_ns"].notna()]
     launch_ns, ready_ns = rows["launch_ns"].to_numpy(), rows["ready_ns"].fillna(0).to_numpy(dtype=np.int64)
-    rows = rows.assign(arrival_ns=np.maximum(launch_ns, ready_ns), end_ns=rows["end_ns"].to_numpy(dtype=np.int64))
+    ranks, place = np.unique(rows["rank"].to_numpy(), return_inverse=True)
+    number = {name: _number_of(name) for name in set(peers.values())}
+    rows = rows.assign(
+        clock=pd.Categorical([clocks[rank] for rank in ranks.tolist()])[place],
+        peers=np.array([number[peers[rank]] for rank in ranks.tolist()], dtype=np.int64)[place],
+        arrival_ns=np.maximum(launch_ns, ready_ns),
+        end_ns=rows["end_ns"].to_numpy(dtype=np.int64),
+    )
+    return {str(name): _merged(part) for name, part in rows.groupby("clock", observed=True)}
+
+
+def joined_by_clock(parts: Iterable[Mapping[str, pd.DataFrame]]) -> dict[str, pd.DataFrame]:
+    """What ``all_reduces_by_clock`` says of all ranks, from what it says of some of them each time."""
+    by_clock: dict[str, list[pd.DataFrame]] = {}
+    for part in parts:
+        for name, all_reduces in part.items():
+            by_clock.setdefault(name, []).append(all_reduces)
     return {
-        str(name): part.groupby(_MATCH).agg({"arrival_ns": "max", "end_ns": "min"})
-        for name, part in rows.groupby("clock", observed=True)
+        name: found[0] if len(found) == 1 else _merged(pd.concat(found).reset_index())
+        for name, found in by_clock.items()
     }
+
+
+def _merged(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows.groupby(_MATCH).agg({"arrival_ns": "max", "end_ns": "min"})
+
+
+def _number_of(peers: str) -> int:
+    """The same in every process."""
+    return int.from_bytes(sha256(peers.encode()).digest()[:7])
 
 
 def bounds_between(by_clock: Mapping[str, pd.DataFrame], clock: str, reference: str) -> CollectiveBounds | None:

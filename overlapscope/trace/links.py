@@ -10,8 +10,11 @@ Counters start with the connection; the delivery rate is the newest one that the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import chain
 from typing import Any, Final
 
+import numpy as np
 import pandas as pd
 
 UNKNOWN_RANK: Final = -1
@@ -42,11 +45,15 @@ def sample_rows(sample: Any) -> list[Row]:
     ]
 
 
-def link_samples(rows: list[Row], rank: int) -> pd.DataFrame:
-    """The samples of one rank, in the time of its host."""
-    samples = pd.DataFrame(rows, columns=["time_ns", *_ENDPOINTS, *_COUNTERS])
+def link_samples(rows: Mapping[int, list[Row]]) -> pd.DataFrame:
+    """The samples of some ranks, each in the time of its host.
+
+    Args:
+        rows: by rank.
+    """
+    samples = pd.DataFrame(list(chain.from_iterable(rows.values())), columns=["time_ns", *_ENDPOINTS, *_COUNTERS])
     samples = samples.astype(dict.fromkeys(["time_ns", *_COUNTERS], "int64") | dict.fromkeys(_ENDPOINTS, "str"))
-    samples.insert(0, "rank", rank)
+    samples.insert(0, "rank", np.repeat(np.array([*rows], dtype=np.int64), [len(own) for own in rows.values()]))
     return samples
 
 

@@ -6,7 +6,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
-from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +22,7 @@ from overlapscope.trace.format import (
     LogHeader,
     Phase,
 )
+from overlapscope.trace.record_checksums import record_checksums
 from overlapscope.trace.ring_header import header_and_size
 
 RECORD_DTYPE: Final = np.dtype([(name, kind) for name, kind in RECORD_FIELDS])
@@ -80,8 +80,7 @@ def read_log(path: Path) -> tuple[LogHeader, Records, list[Problem]]:
     problems: list[Problem] = []
     whole = _is_whole(slots, header.version)
     known = whole & _is_known(slots)
-    records = slots[known]
-    records = records[np.argsort(records["sequence"], kind="stable")]
+    records = _in_order(slots, known)
 
     # One record may be half written at the moment of death. More than one, or one of an unknown kind, is damage.
     damaged = np.flatnonzero(_is_begun(slots) & ~known)
@@ -175,8 +174,7 @@ def newest_records(path: Path, count: int, problems: list[Problem] | None = None
     if damaged > (0 if header.closed else 1):  # one may be half written at the moment of death, or just now
         what = f"{_counted(damaged)} damaged, among the newest; what is damaged is skipped"
         problems.append(Problem("error", f"{path}: {what}"))
-    records = slots[known]
-    return records[np.argsort(records["sequence"], kind="stable")]
+    return _in_order(slots, known)
 
 
 def _slots_to_read(fd: int, header: LogHeader, size: int) -> int:
@@ -215,6 +213,14 @@ def _used_slots(fd: int, size: int) -> int:
     return used
 
 
+def _in_order(slots: Records, known: npt.NDArray[np.bool_]) -> Records:
+    """Those that are known, by sequence number; mostly that is what there is, as it is."""
+    records = slots if known.all() else slots[known]
+    sequence = records["sequence"]
+    is_in_order = bool((sequence[1:] > sequence[:-1]).all())
+    return records if is_in_order else records[np.argsort(sequence, kind="stable")]
+
+
 def _is_begun(slots: Records) -> npt.NDArray[np.bool_]:
     return (slots["sequence"] != 0) | (slots["crc32"] != 0)
 
@@ -222,9 +228,7 @@ def _is_begun(slots: Records) -> npt.NDArray[np.bool_]:
 def _is_whole(slots: Records, version: int) -> npt.NDArray[np.bool_]:
     is_written = (slots["sequence"] != 0) & (slots["sequence"] <= _HIGHEST_SEQUENCE)
     if version >= FIRST_WITH_CHECKSUMS:
-        data = memoryview(slots.tobytes())
-        checksums = [crc32(data[at + 4 : at + RECORD_BYTES]) for at in range(0, len(data), RECORD_BYTES)]
-        return is_written & (slots["crc32"] == np.array(checksums, dtype=np.uint32))
+        return is_written & (slots["crc32"] == record_checksums(slots))
     low = (slots["sequence"] & np.uint64(0xFFFFFFFF)).astype(np.uint32)
     return is_written & (slots["crc32"] == low)
 

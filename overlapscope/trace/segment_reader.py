@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,20 +20,33 @@ SEGMENT_COLUMNS: Final = (
 _UNKNOWN: Final = (-1, 0, "", 0, 0, "", 0, "", 0)
 
 
-def with_content(segments: pd.DataFrame, folder: Path, problems: list[Problem]) -> pd.DataFrame:
-    """The rounds of a rank, with what each was.
+Rounds = dict[int, tuple[Any, ...]]
+"""By its number what a segment is: bucket, lane, phase, round, rounds, sent_to, sent_bytes, received_from, bytes."""
+
+
+def read_rounds(folder: Path, problems: list[Problem]) -> Rounds:
+    """What each segment of a rank is.
 
     Args:
-        segments: from ``rank_tables``.
         folder: of the rank.
         problems: takes what is wrong with its file.
+    """
+    return dict(read_lines(folder / SEGMENTS_FILE, problems, _rows_of))
+
+
+def with_content(segments: pd.DataFrame, rounds: Mapping[int, Rounds]) -> pd.DataFrame:
+    """The rounds of ranks, with what each was.
+
+    Args:
+        segments: from ``event_tables``.
+        rounds: by rank; of one without segments nothing has to be known.
 
     Returns:
         ``SEGMENT_COLUMNS``: ``sent_to`` and ``received_from`` are ranks as text, ``1, 2``. ``bucket`` is -1
         of one whose line is lost.
     """
-    known = dict(read_lines(folder / SEGMENTS_FILE, problems, _rows_of)) if len(segments) else {}
-    found = [known.get(number, _UNKNOWN) for number in segments["segment"].tolist()]
+    places = zip(segments["rank"].tolist(), segments["segment"].tolist(), strict=True)
+    found = [rounds[rank].get(number, _UNKNOWN) for rank, number in places]
     names = ("bucket", "lane", "phase", "round", "rounds", "sent_to", "sent_bytes", "received_from", "received_bytes")
     content = {
         name: pd.Series(values, dtype="str" if name in ("phase", "sent_to", "received_from") else "int64")

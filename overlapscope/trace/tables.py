@@ -1,4 +1,4 @@
-"""Records of one rank -> tidy tables: one row per observation, times in nanoseconds of the rank's own clock.
+"""Records of ranks -> tidy tables: one row per observation, times in nanoseconds of the clock of its rank.
 
 ========== ====================================================================================================
 steps      rank, step, start_ns, end_ns
@@ -18,7 +18,9 @@ but never seen to complete.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -27,11 +29,11 @@ import pandas as pd
 
 from overlapscope.trace.clock import ClockMap
 from overlapscope.trace.format import DTYPE_BYTES, DTYPES, NO_INDEX, OPS, Flag, Kind, Phase
-from overlapscope.trace.log import Records
+from overlapscope.trace.log import RECORD_DTYPE, Records
 from overlapscope.trace.turns import turns
 
 TABLES: Final = ("steps", "phases", "gradients", "copies", "collectives", "incidents", "pauses", "segments")
-"""Names of the tables that ``rank_tables`` makes."""
+"""Names of the tables that ``event_tables`` makes."""
 
 PHASE_NAMES: Final = tuple(phase.name.lower() for phase in Phase)
 
@@ -42,63 +44,98 @@ _TIMES: Final = ("start_ns", "end_ns", "ready_ns", "launch_ns", "time_ns")
 """Columns that hold moments; other columns of nanoseconds hold durations."""
 
 
-def rank_tables(records: Records, rank: int, *, are_newest: bool = False) -> dict[str, pd.DataFrame]:
-    """Turn the records of one rank into tables.
+def event_tables(logs: Mapping[int, Records], *, are_newest: bool = False) -> dict[str, pd.DataFrame]:
+    """Turn the records of some ranks into tables, in which the rows of a rank are together.
 
     Args:
-        records: in the order of their sequence numbers.
+        logs: of each rank, in the order of their sequence numbers.
         are_newest: they may begin in the middle of a step.
     """
-    records = drop_steps_cut_by_ring(records, are_newest=are_newest)
-    by_kind = {kind: records[records["kind"] == kind] for kind in Kind}
+    kept = [drop_steps_cut_by_ring(records, are_newest=are_newest) for records in logs.values()]
+    records = np.concatenate([np.empty(0, dtype=RECORD_DTYPE), *kept])
+    rank = np.repeat(np.array([*logs], dtype=np.int64), [len(own) for own in kept])
+    by_kind = _by_kind(records, rank)
+    steps, incidents, pauses = by_kind[Kind.STEP], by_kind[Kind.INCIDENT], by_kind[Kind.PAUSE]
+    gradients, segments = by_kind[Kind.GRADIENT_READY], by_kind[Kind.SEGMENT]
     return {
-        "steps": _frame(
-            rank,
-            step=by_kind[Kind.STEP]["step"],
-            start_ns=by_kind[Kind.STEP]["start_ns"],
-            end_ns=by_kind[Kind.STEP]["end_ns"],
+        "steps": steps.table(step=steps["step"], start_ns=steps["start_ns"], end_ns=steps["end_ns"]),
+        "phases": _phases(by_kind[Kind.PHASE]),
+        "gradients": gradients.table(**gradients.place, parameter=gradients["index"], ready_ns=gradients["end_ns"]),
+        "copies": _copies(by_kind[Kind.COPY_IN], by_kind[Kind.COPY_OUT]),
+        "collectives": _collectives(by_kind[Kind.LAUNCH], by_kind[Kind.COLLECTIVE], by_kind[Kind.BUCKET_READY]),
+        "incidents": incidents.table(
+            step=incidents["step"], incident=incidents["index"], time_ns=incidents["start_ns"]
         ),
-        "phases": _phases(by_kind[Kind.PHASE], rank),
-        "gradients": _frame(
-            rank,
-            **_place(by_kind[Kind.GRADIENT_READY]),
-            parameter=by_kind[Kind.GRADIENT_READY]["index"],
-            ready_ns=by_kind[Kind.GRADIENT_READY]["end_ns"],
+        "pauses": pauses.table(
+            step=pauses["step"], generation=pauses["index"], start_ns=pauses["start_ns"], end_ns=pauses["end_ns"]
         ),
-        "copies": _copies(by_kind[Kind.COPY_IN], by_kind[Kind.COPY_OUT], rank),
-        "collectives": _collectives(by_kind[Kind.LAUNCH], by_kind[Kind.COLLECTIVE], by_kind[Kind.BUCKET_READY], rank),
-        "incidents": _frame(
-            rank,
-            step=by_kind[Kind.INCIDENT]["step"],
-            incident=by_kind[Kind.INCIDENT]["index"],
-            time_ns=by_kind[Kind.INCIDENT]["start_ns"],
-        ),
-        "pauses": _frame(
-            rank,
-            step=by_kind[Kind.PAUSE]["step"],
-            generation=by_kind[Kind.PAUSE]["index"],
-            start_ns=by_kind[Kind.PAUSE]["start_ns"],
-            end_ns=by_kind[Kind.PAUSE]["end_ns"],
-        ),
-        "segments": _frame(
-            rank,
-            **_place(by_kind[Kind.SEGMENT]),
-            segment=by_kind[Kind.SEGMENT]["index"],
-            start_ns=by_kind[Kind.SEGMENT]["start_ns"],
-            end_ns=by_kind[Kind.SEGMENT]["end_ns"],
+        "segments": segments.table(
+            **segments.place,
+            segment=segments["index"],
+            start_ns=segments["start_ns"],
+            end_ns=segments["end_ns"],
         ),
     }
 
 
-def on_clock(tables: dict[str, pd.DataFrame], clock: ClockMap) -> dict[str, pd.DataFrame]:
-    """Tables with their times mapped to another clock."""
-    return {name: table.assign(**_on_clock(table, clock)) for name, table in tables.items()}
+@dataclass(frozen=True, eq=False)
+class _Logged:
+    """Records of one kind, rank by rank."""
+
+    rank: npt.NDArray[np.int64]
+    records: Records
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+    def __getitem__(self, field: str) -> npt.NDArray[Any]:
+        return self.records[field]
+
+    def of(self, which: npt.NDArray[np.bool_]) -> _Logged:
+        return _Logged(self.rank[which], self.records[which])
+
+    @property
+    def place(self) -> dict[str, npt.NDArray[Any]]:
+        return {name: self[name] for name in ("model", "step", "plan_epoch")}
+
+    def table(self, **columns: Any) -> pd.DataFrame:
+        frame = pd.DataFrame({"rank": self.rank} | columns)
+        for name, values in frame.items():
+            if values.dtype.kind == "u":
+                frame[name] = values.astype(np.int64)
+        return frame
 
 
-def _on_clock(table: pd.DataFrame, clock: ClockMap) -> dict[str, pd.Series[int]]:
-    times = table[[name for name in _TIMES if name in table]]
-    moved = {name: pd.Series(clock(column.fillna(0)), dtype=column.dtype) for name, column in times.items()}
-    return {str(name): column.mask(times[name].isna()) for name, column in moved.items()}
+def _by_kind(records: Records, rank: npt.NDArray[np.int64]) -> dict[Kind, _Logged]:
+    kind = np.ascontiguousarray(records["kind"])
+    order = np.argsort(kind, kind="stable")  # of numbers of 8 bits that takes one pass
+    edges = np.searchsorted(kind[order], [*Kind, max(Kind) + 1])
+    rows = [order[begin:end] for begin, end in pairwise(edges.tolist())]
+    return {name: _Logged(rank[own], records[own]) for name, own in zip(Kind, rows, strict=True)}
+
+
+def on_clocks(tables: Mapping[str, pd.DataFrame], clocks: Mapping[int, ClockMap]) -> dict[str, pd.DataFrame]:
+    """Tables, in which the rows of a rank are together, with times mapped to another clock.
+
+    Args:
+        clocks: of the ranks whose times are to be mapped.
+    """
+    return {name: _on_clocks(table, clocks) for name, table in tables.items()} if clocks else dict(tables)
+
+
+def _on_clocks(table: pd.DataFrame, clocks: Mapping[int, ClockMap]) -> pd.DataFrame:
+    ranks, first = np.unique(table["rank"].to_numpy(), return_index=True)
+    order = np.argsort(first)
+    edges = np.append(first[order], len(table))
+    rows_of = dict(zip(ranks[order].tolist(), map(slice, edges[:-1].tolist(), edges[1:].tolist()), strict=True))
+    moved = {}
+    for name in (name for name in _TIMES if name in table):
+        column = table[name]
+        known, times_ns = column.notna(), column.fillna(0).to_numpy(np.int64, copy=True)
+        for rank in rows_of.keys() & clocks.keys():
+            times_ns[rows_of[rank]] = clocks[rank](times_ns[rows_of[rank]])
+        moved[name] = pd.Series(times_ns, dtype=column.dtype, index=column.index).where(known)
+    return table.assign(**moved)
 
 
 def drop_steps_cut_by_ring(records: Records, *, are_newest: bool = False) -> Records:
@@ -125,49 +162,36 @@ def drop_steps_cut_by_ring(records: Records, *, are_newest: bool = False) -> Rec
     return records[(step > cut_up_to[stretch]) & has_ended | is_newest]
 
 
-def _frame(rank: int, **columns: Any) -> pd.DataFrame:
-    frame = pd.DataFrame(columns)
-    for name, values in frame.items():
-        if values.dtype.kind == "u":
-            frame[name] = values.astype(np.int64)
-    frame.insert(0, "rank", np.full(len(frame), rank, dtype=np.int64))
-    return frame
-
-
 def _categories(numbers: npt.NDArray[Any], names: Sequence[str]) -> pd.Categorical[str]:
     return pd.Categorical.from_codes(numbers.astype(np.int8), categories=pd.Index(names))
 
 
-def _place(records: Records) -> dict[str, npt.NDArray[Any]]:
-    return {"model": records["model"], "step": records["step"], "plan_epoch": records["plan_epoch"]}
-
-
-def _phases(records: Records, rank: int) -> pd.DataFrame:
-    return _frame(
-        rank,
-        model=records["model"],
-        step=records["step"],
-        phase=_categories(records["index"], PHASE_NAMES),
-        start_ns=records["start_ns"],
-        end_ns=records["end_ns"],
-        no_sync=(records["flags"] & Flag.NO_SYNC) != 0,
+def _phases(phases: _Logged) -> pd.DataFrame:
+    return phases.table(
+        model=phases["model"],
+        step=phases["step"],
+        phase=_categories(phases["index"], PHASE_NAMES),
+        start_ns=phases["start_ns"],
+        end_ns=phases["end_ns"],
+        no_sync=(phases["flags"] & Flag.NO_SYNC) != 0,
     )
 
 
-def _copies(copies_in: Records, copies_out: Records, rank: int) -> pd.DataFrame:
-    records = np.concatenate([copies_in, copies_out])
-    direction = np.repeat(np.array([0, 1], dtype=np.int8), [len(copies_in), len(copies_out)])
-    return _frame(
-        rank,
-        **_place(records),
-        bucket=records["index"],
+def _copies(copies_in: _Logged, copies_out: _Logged) -> pd.DataFrame:
+    rank = np.concatenate([copies_in.rank, copies_out.rank])
+    by_rank = np.argsort(rank, kind="stable")
+    copies = _Logged(rank[by_rank], np.concatenate([copies_in.records, copies_out.records])[by_rank])
+    direction = np.repeat(np.array([0, 1], dtype=np.int8), [len(copies_in), len(copies_out)])[by_rank]
+    return copies.table(
+        **copies.place,
+        bucket=copies["index"],
         direction=_categories(direction, ["in", "out"]),
-        start_ns=records["start_ns"],
-        end_ns=records["end_ns"],
+        start_ns=copies["start_ns"],
+        end_ns=copies["end_ns"],
     )
 
 
-def _collectives(launches: Records, completions: Records, readies: Records, rank: int) -> pd.DataFrame:
+def _collectives(launches: _Logged, completions: _Logged, readies: _Logged) -> pd.DataFrame:
     """One row per launch; the completion and the bucket's readiness are those of the same turn in the same step.
 
     What is gathered are parameters, for which no gradient has to be ready.
@@ -177,11 +201,10 @@ def _collectives(launches: Records, completions: Records, readies: Records, rank
     ready = np.full(len(launches), -1)
     for op in set(np.unique(launches["op"]).tolist()) - {OPS.index("all_gather")}:
         of_op = launches["op"] == op  # a bucket may take several operations, each of which has a first turn
-        ready[of_op] = _of_same_turn(launches[of_op], readies, match_op=False)
+        ready[of_op] = _of_same_turn(launches.of(of_op), readies, match_op=False)
     uncertainty = _taken(completions["end_uncertainty_ns"].astype(np.int64), done)
     is_bound = _taken((completions["flags"] & Flag.START_IS_LOWER_BOUND).astype(np.int64), done)
-    return _frame(
-        rank,
+    return launches.table(
         model=launches["model"],
         group=launches["group"],
         step=launches["step"],
@@ -202,10 +225,12 @@ def _collectives(launches: Records, completions: Records, readies: Records, rank
     )
 
 
-def _of_same_turn(launches: Records, others: Records, *, match_op: bool) -> npt.NDArray[Any]:
+def _of_same_turn(launches: _Logged, others: _Logged, *, match_op: bool) -> npt.NDArray[Any]:
     """The position of each launch's counterpart in ``others``, or -1."""
     fields = ["model", "step", "index"] + (["op"] if match_op else [])
-    sides = [[records[field] for field in fields] for records in (launches, others)]
+    sides = [[side.rank, *(side[field] for field in fields)] for side in (launches, others)]
+    if len(launches) == len(others) and all(np.array_equal(*pair) for pair in zip(*sides, strict=True)):
+        return np.arange(len(launches))  # as in most recordings
     keys = [np.concatenate(pair) for pair in zip(*([*side, turns(*side)] for side in sides), strict=True)]
     is_other = np.arange(len(keys[0])) >= len(launches)
     order = np.lexsort((is_other, *keys))

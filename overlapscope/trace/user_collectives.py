@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
+import numpy.typing as npt
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.folders import read_lines
@@ -19,25 +19,17 @@ from overlapscope.trace.group_log import AWAITED, ENTRY_DTYPE, Entries
 from overlapscope.trace.log import Problem
 
 
-def user_collectives(folder: Path, rank: int, problems: list[Problem]) -> pd.DataFrame:
-    """Those of a rank.
+def user_collectives(folder: Path, problems: list[Problem]) -> npt.NDArray[np.int64]:
+    """(2, n) from when until when a rank waited for each of them.
 
     Args:
+        folder: of the rank.
         problems: told if the log has come round. What else is wrong with logs ``group_reader`` says to those who read
             them for the order.
-
-    Returns:
-        rank, start_ns, end_ns
     """
     entries = _entries(folder, problems) if _has_any(folder) else np.empty(0, dtype=ENTRY_DTYPE)
     entries = entries[((entries["flags"] & AWAITED) != 0) & (entries["completed_ns"] > 0)]
-    return pd.DataFrame(
-        {
-            "rank": np.full(len(entries), rank, dtype=np.int64),
-            "start_ns": entries["announced_ns"].astype(np.int64),
-            "end_ns": entries["completed_ns"].astype(np.int64),
-        }
-    )
+    return np.stack([entries[name].astype(np.int64) for name in ("announced_ns", "completed_ns")])
 
 
 def _has_any(folder: Path) -> bool:

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace import reader
+from overlapscope.trace import rank_files
 from overlapscope.trace.format import RUN_FILE, TABLES_FOLDER, rank_folder
 from overlapscope.trace.reader import Trace, read_trace
 from tests.synthetic import US, make_rank, write_recording, write_step
@@ -36,7 +36,7 @@ def logs_may_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("the logs were read, although the tables are up to date")
 
-    monkeypatch.setattr(reader, "read_log", refuse)
+    monkeypatch.setattr(rank_files, "read_log", refuse)
 
 
 def test_tables_hold_exactly_what_the_logs_hold(tmp_path: Path, request: pytest.FixtureRequest) -> None:

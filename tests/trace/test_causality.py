@@ -13,6 +13,7 @@ from overlapscope.trace.causality import (
     all_reduces_by_clock,
     bounds_between,
     fixes_of,
+    joined_by_clock,
     tightened,
     worst_violation,
 )
@@ -41,8 +42,14 @@ def table(arrivals_ns: np.ndarray, ends_ns: np.ndarray, buckets: int = 1) -> pd.
 
 def seen_by(*tables: pd.DataFrame, peers: tuple[str, ...] = ()) -> CollectiveBounds | None:
     """The first table is of the reference; the others are of ranks that share another clock."""
-    names = ["reference", *["other"] * (len(tables) - 1)]
-    return bounds_between(all_reduces_by_clock(tables, names, peers or [""] * len(tables)), "other", "reference")
+    names = dict(enumerate(["reference", *["other"] * (len(tables) - 1)]))
+    trains_with = dict(enumerate(peers or [""] * len(tables)))
+    rows = pd.concat([one.assign(rank=rank) for rank, one in enumerate(tables)], ignore_index=True)
+    whole = all_reduces_by_clock(rows, names, trains_with)
+    parts = [all_reduces_by_clock(part, names, trains_with) for _, part in rows.groupby("rank")]
+    for name, joined in joined_by_clock(parts).items():  # however ranks are read, it is the same
+        pd.testing.assert_frame_equal(joined, whole[name])
+    return bounds_between(whole, "other", "reference")
 
 
 def training(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from overlapscope.account.alike import first_step_after_warm_up
 from overlapscope.errors import OverlapScopeError
+from overlapscope.trace import part
 from overlapscope.trace.format import (
     CALL_SITES_FILE,
     ENDED_FILE,
@@ -42,6 +43,17 @@ def test_a_whole_recording_has_no_problems(tmp_path: Path) -> None:
     ]
     assert trace.steps[["rank", "step"]].to_numpy().tolist() == [[r, s] for r in range(3) for s in range(2)]
     assert trace.incidents.empty
+
+
+def test_it_does_not_matter_how_many_ranks_are_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_recording(tmp_path, ranks=5, steps=4)
+    at_once = read_trace(folder, only_newest=1_000)
+    for records in (1, 60, 130):
+        monkeypatch.setattr(part, "_RECORDS_AT_ONCE", records)
+        one_by_one = read_trace(folder, only_newest=1_000)
+        for name, table in vars(at_once).items():
+            if isinstance(table, pd.DataFrame):
+                pd.testing.assert_frame_equal(table, getattr(one_by_one, name))
 
 
 def test_plans_and_call_sites_are_tables(tmp_path: Path) -> None:

@@ -1,0 +1,142 @@
+"""What one rank has left in its folder, as it was read: records and lines, before tables are made of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from overlapscope.trace.clock import bounds_of_pings
+from overlapscope.trace.folders import has_group_logs, read_json, read_lines
+from overlapscope.trace.format import (
+    CALL_SITES_FILE,
+    CLOCK_FILE,
+    ENDED_FILE,
+    EVENTS_FILE,
+    LINKS_FILE,
+    PLANS_FILE,
+    RANK_FILE,
+    RUN_FILE,
+    Kind,
+)
+from overlapscope.trace.kept_records import with_boards, with_incidents
+from overlapscope.trace.links import Row, sample_rows
+from overlapscope.trace.log import RECORD_DTYPE, Problem, Records, is_closed, newest_records, read_log
+from overlapscope.trace.plans import PlanRows, read_plans
+from overlapscope.trace.seal import Seal
+from overlapscope.trace.segment_reader import Rounds, read_rounds
+from overlapscope.trace.user_collectives import user_collectives
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RankFiles:
+    """The files of a rank."""
+
+    rank: int
+    folder: Path
+    was_closed: bool
+    """Whether its event log was."""
+    records: Records
+    """In the order of their sequence numbers."""
+    where: dict[str, Any]
+    """``rank.json``"""
+    run: dict[str, Any]
+    """``run.json``"""
+    plans: PlanRows
+    rounds: Rounds
+    """What each segment is, if it has any."""
+    links: list[Row]
+    call_sites: list[tuple[Any, ...]]
+    """call_site, file, line, function"""
+    user_collectives_ns: npt.NDArray[np.int64]
+    """(2, n) from when until when it waited for each of the user's own."""
+    bursts: list[tuple[str | None, Any]]
+    """Of pings, each with the boot of rank 0, which answered."""
+
+    @property
+    def hooked_models(self) -> list[Any]:
+        """Those with a communication hook. It need not wait for all ranks: their all-reduces tell nothing of clocks."""
+        return [model.get("model") for model in self.run.get("models", []) if "comm_hook" in model]
+
+
+def read_rank(
+    rank: int,
+    folder: Path,
+    problems: list[Problem],
+    known_plans: dict[bytes, PlanRows],
+    *,
+    only_newest: int | None = None,
+) -> RankFiles:
+    """Read what a rank has left.
+
+    Args:
+        problems: takes what is wrong with it.
+        known_plans: of ranks that were read before, see ``read_plans``.
+        only_newest: read only so many of its records.
+
+    Raises:
+        OverlapScopeError: its event log can't be read.
+    """
+    was_closed, records = _events(folder, problems, only_newest)
+    problems += _lost(folder)
+    where, run = read_json(folder / RANK_FILE, problems), read_json(folder / RUN_FILE, problems)
+    seal = Seal(folder, problems)
+    if only_newest is None:
+        records = with_incidents(records, folder, problems)
+    records = with_boards(records, folder, seal, problems)
+    found = RankFiles(
+        rank=rank,
+        folder=folder,
+        was_closed=was_closed,
+        records=records,
+        where=where,
+        run=run,
+        links=read_lines(folder / LINKS_FILE, problems, sample_rows),
+        user_collectives_ns=user_collectives(folder, problems),
+        rounds=read_rounds(folder, problems) if (records["kind"] == Kind.SEGMENT).any() else {},
+        bursts=read_lines(folder / CLOCK_FILE, problems, _burst),
+        plans=read_plans(folder / PLANS_FILE, problems, known_plans),
+        call_sites=read_lines(folder / CALL_SITES_FILE, problems, _call_site),
+    )
+    seal.report(problems)
+    return found
+
+
+def has_only_group_logs(folder: Path) -> bool:
+    """Plain torch.distributed leaves collective logs and no event log."""
+    return has_group_logs(folder) and not (folder / EVENTS_FILE).exists()
+
+
+def _events(folder: Path, problems: list[Problem], only_newest: int | None) -> tuple[bool, Records]:
+    """Whether the event log is closed, and its records; one that need not be there counts as empty."""
+    path = folder / EVENTS_FILE
+    if has_only_group_logs(folder):
+        return False, np.empty(0, dtype=RECORD_DTYPE)
+    if only_newest is not None:
+        return is_closed(path), newest_records(path, only_newest, problems)
+    header, records, found = read_log(path)
+    problems += found
+    return header.closed, records
+
+
+def _lost(folder: Path) -> list[Problem]:
+    """What is said of a rank whose recording ended before it did."""
+    problems: list[Problem] = []
+    ended = read_json(folder / ENDED_FILE, problems) if (folder / ENDED_FILE).exists() else {}
+    if (why := ended.get("unrecorded_because")) is not None:
+        what = "what this rank did afterwards is missing"
+        problems.append(Problem("error", f"{folder}: the recording ended before the training ({why}); {what}"))
+    return problems
+
+
+def _burst(line: Any) -> list[tuple[str | None, Any]]:
+    boot_of_rank_0, pings = line["reference"], line["best"]
+    bounds_of_pings(pings)  # raises if the line is damaged
+    return [(boot_of_rank_0 and str(boot_of_rank_0), pings)]
+
+
+def _call_site(site: Any) -> list[tuple[Any, ...]]:
+    return [(site["call_site"], site["file"], site["line"], site["function"])]
