@@ -24,7 +24,7 @@ from overlapscope.diagnosis.attempts import Attempt, read_attempts
 from overlapscope.diagnosis.diagnosis import Diagnosis
 from overlapscope.model.calibration import CALIBRATION_FILE
 from overlapscope.model.curve import Options
-from overlapscope.trace import cache
+from overlapscope.trace import store
 from overlapscope.trace.attempts import attempts_beside, number_of
 from overlapscope.trace.flight_recorder_files import holds_dumps
 from overlapscope.trace.folders import find_rank_folders
@@ -198,7 +198,7 @@ class Recording:
         Raises:
             OverlapScopeError: the folder holds nothing to show.
         """
-        return cache.fingerprint(self._folders()) + _version_of(self.folder / CALIBRATION_FILE)
+        return store.fingerprint(self._folders()) + _version_of(self.folder / CALIBRATION_FILE)
 
     def _folders(self) -> dict[int, Path]:
         return {0: self.folder} if self._is_dumps else find_rank_folders(self.folder)

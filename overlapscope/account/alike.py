@@ -88,22 +88,45 @@ def alike_steps(trace: Trace, account: Account) -> AlikeSteps:
     Args:
         account: of the recording, or of some of its steps, which are then held against each other.
     """
-    every_rank, finished = np.unique(account.rank, return_counts=True)
-    has_most = finished >= _LEAST_FINISHED * finished.max(initial=0)
-    ranks, numbers = every_rank[has_most], np.unique(account.step)
-    is_counted = np.isin(account.rank, ranks)
+    plans = plans_in_force(trace.collectives)
+    return alike_of(account.rank, account.step, account.ns, plans, first_step_after_warm_up(trace.steps))
+
+
+def alike_of(
+    rank: Int64Array,
+    step: Int64Array,
+    blocks_ns: Int64Array,
+    plans: pd.Series[int],
+    first_step: int,
+    ranks: Int64Array | None = None,
+) -> AlikeSteps:
+    """The same from what an account consists of.
+
+    Args:
+        rank: (G,) of each row.
+        step: (G,)
+        blocks_ns: (G, len(BLOCKS))
+        plans: from ``plans_in_force``.
+        first_step: earlier ones are warm-up.
+        ranks: that have finished most steps, if this is a part of a recording.
+    """
+    every_rank = np.unique(rank)
+    if ranks is None:
+        ranks = ranks_with_most_steps(rank)
+    numbers = np.unique(step)
+    is_counted = np.isin(rank, ranks)
     rows = np.full((len(numbers), len(ranks)), -1, dtype=np.int64)
-    place = np.searchsorted(numbers, account.step), np.searchsorted(ranks, account.rank)
+    place = np.searchsorted(numbers, step), np.searchsorted(ranks, rank)
     rows[place[0][is_counted], place[1][is_counted]] = np.flatnonzero(is_counted)
-    ns = account.ns[rows].sum(axis=1) / max(1, len(ranks))
+    ns = blocks_ns[rows].sum(axis=1) / max(1, len(ranks))
     why = np.full(len(numbers), _ALIKE)
 
     def keep_apart(reason: Why, which: npt.NDArray[np.bool_]) -> None:
         why[(why == _ALIKE) & which] = WHY.index(reason)
 
-    keep_apart("warm-up", numbers < first_step_after_warm_up(trace.steps))
+    keep_apart("warm-up", numbers < first_step)
     keep_apart("unfinished", np.asarray((rows < 0).any(axis=1)))
-    keep_apart("other buckets", _has_other_buckets(trace, numbers, why == _ALIKE))
+    keep_apart("other buckets", _has_other_buckets(plans.reindex(numbers, fill_value=0), why == _ALIKE))
     evaluates = ns[:, BLOCKS.index("evaluation")] > 0
     if evaluates[why == _ALIKE].sum() <= _MOST_EVALUATE * (why == _ALIKE).sum():
         keep_apart("evaluation", evaluates)
@@ -129,8 +152,14 @@ def alike_steps(trace: Trace, account: Account) -> AlikeSteps:
             )
             for reason, number in kinds
         ),
-        ranks_left_out=tuple(every_rank[~has_most].tolist()),
+        ranks_left_out=tuple(np.setdiff1d(every_rank, ranks).tolist()),
     )
+
+
+def ranks_with_most_steps(rank: Int64Array) -> Int64Array:
+    """Those, ascending, that finished about as many steps as any other; of the rank of each finished step."""
+    every_rank, finished = np.unique(rank, return_counts=True)
+    return every_rank[finished >= _LEAST_FINISHED * finished.max(initial=0)]
 
 
 def first_step_after_warm_up(steps: pd.DataFrame) -> int:
@@ -158,25 +187,31 @@ def far_out(step_ns: npt.NDArray[np.float64], which: npt.NDArray[np.bool_]) -> I
     return far
 
 
-def _has_other_buckets(trace: Trace, numbers: Int64Array, which: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """(S,) whether a step was reduced with other buckets than most."""
-    is_reduced = trace.collectives["bucket"].to_numpy() >= 0
+def plans_in_force(collectives: pd.DataFrame) -> pd.Series[int]:
+    """By step with a reduction a number for the bucket plans of all models, which differs where these do."""
+    is_reduced = collectives["bucket"].to_numpy() >= 0
     names = ("step", "model", "plan_epoch")
-    step, model, epoch = (trace.collectives[name].to_numpy(np.int64)[is_reduced] for name in names)
+    step, model, epoch = (collectives[name].to_numpy(np.int64)[is_reduced] for name in names)
     # Neighbours are mostly alike, which leaves few rows to compare.
     begins = np.append(True, (step[1:] != step[:-1]) | (model[1:] != model[:-1]) | (epoch[1:] != epoch[:-1]))
     begins = begins[: len(step)]
     plans = pd.DataFrame({"step": step[begins], "model": model[begins], "plan_epoch": epoch[begins]}).drop_duplicates()
-    # One number for all plans in force of a step: sums of hashes, so that no two sets have the same.
+    # Sums of hashes, so that no two sets have the same.
+    hashes = pd.util.hash_pandas_object(plans[["model", "plan_epoch"]], index=False).to_numpy()
+    numbers, place = np.unique(plans["step"].to_numpy(np.int64), return_inverse=True)
     in_force = np.zeros(len(numbers), dtype=np.uint64)
-    place = np.searchsorted(numbers, plans["step"].to_numpy(np.int64))
-    known = np.isin(plans["step"].to_numpy(np.int64), numbers)
-    np.add.at(in_force, place[known], pd.util.hash_pandas_object(plans[["model", "plan_epoch"]], index=False)[known])
+    np.add.at(in_force, place, hashes)
+    return pd.Series(in_force, index=numbers)
+
+
+def _has_other_buckets(plans: pd.Series[int], which: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """(S,) whether a step was reduced with other buckets than most; with a plan of 0 it was not reduced at all."""
+    in_force = plans.to_numpy(np.uint64)
     counted = which & (in_force > 0)
     if not counted.any():
-        return np.zeros(len(numbers), dtype=bool)
-    plans_in_force, counts = np.unique(in_force[counted], return_counts=True)
-    most = plans_in_force[counts == counts.max()]
+        return np.zeros(len(in_force), dtype=bool)
+    plans_in_use, counts = np.unique(in_force[counted], return_counts=True)
+    most = plans_in_use[counts == counts.max()]
     # Of plans that are equally frequent the newest.
     usual = in_force[counted & np.isin(in_force, most)][-1]
     is_other: npt.NDArray[np.bool_] = counted & (in_force != usual)

@@ -55,9 +55,15 @@ class JobAccount:
     path: CriticalPath
 
 
-def job_account_of(trace: Trace, account: Account, alike: AlikeSteps) -> JobAccount | None:
-    """Follow the critical path; None if times of some ranks can't be compared, or no step is known on all of them."""
-    ranks = np.unique(account.rank)
+def job_account_of(
+    trace: Trace, account: Account, alike: AlikeSteps, ranks: Int64Array | None = None
+) -> JobAccount | None:
+    """Follow the critical path; None if times of some ranks can't be compared, or no step is known on all of them.
+
+    Args:
+        ranks: all that have finished a step, if this is a part of a recording.
+    """
+    ranks = np.unique(account.rank) if ranks is None else ranks
     known = set(ranks.tolist())  # a rank that has finished no step has none that the path could be divided by
     is_comparable = {*trace.expected_ranks, *known} == set(account.matched.ranks.tolist()) == known
     if not len(alike.finished) or not is_comparable:

@@ -10,6 +10,7 @@ of S steps, R ranks and K all-reduces a step, times are nanoseconds, and arrival
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -49,6 +50,9 @@ GROUPS: Final = {
 }
 """Causes that belong together: a slow processor shows in all phases that compute, and none of them alone is as sure a
 sign."""
+
+Kind = tuple[tuple[int, int], ...]
+"""What a step reduces: bucket and bytes of each of its all-reduces, in their order."""
 
 BLAMED: Final = ("compute", "data_wait", "evaluation", "gc", "carried_over")
 """Groups that a rank can be blamed for. In a collective of the user's own it waits for others."""
@@ -122,12 +126,13 @@ class Cycles:
         return self.end_ns - np.maximum(self.arrival_ns.max(axis=1), shifted(self.end_ns))
 
 
-def cycles_of(trace: Trace, account: Account, first_step: int = 0) -> Cycles | None:
+def cycles_of(trace: Trace, account: Account, first_step: int = 0, usual: Kind | None = None) -> Cycles | None:
     """Arrange a recording in cycles.
 
     Args:
         account: of the recording.
         first_step: earlier steps are left out, as warm-up.
+        usual: what the steps of a cycle reduce, if this is a part of a recording: from ``usual_kind``.
 
     Returns:
         None if there are fewer than two ranks on one clock, or no two steps in a row with the same all-reduces.
@@ -137,7 +142,9 @@ def cycles_of(trace: Trace, account: Account, first_step: int = 0) -> Cycles | N
     matched = account.matched
     ranks = matched.ranks
     reduced, broadcast = (matched.of(matched.op == OPS.index(op)) for op in ("all_reduce", "broadcast"))
-    steps = _steps_alike(reduced)
+    kinds = _kinds_of(reduced)
+    usual = usual_kind({kind: len(steps) for kind, steps in kinds.items()}) if usual is None else usual
+    steps = kinds.get(usual, np.zeros(0, dtype=np.int64))
     steps = steps[np.isin(steps - 1, reduced.step) & (steps > first_step)]
     if len(ranks) < 2 or not len(steps):
         return None
@@ -215,17 +222,33 @@ def _step_begins(account: Account, own: Rows, steps: Int64Array) -> Int64Array:
     return begins_ns
 
 
-def _steps_alike(reduced: Matched) -> Int64Array:
-    """The steps that have the all-reduces which most steps have: as many, of the same buckets and sizes."""
+def kinds_in(account: Account) -> dict[Kind, Int64Array]:
+    """The steps of each kind, ascending."""
+    matched = account.matched
+    return _kinds_of(matched.of(matched.op == OPS.index("all_reduce")))
+
+
+def usual_kind(steps: Mapping[Kind, int]) -> Kind:
+    """What most steps reduce: as many all-reduces as most, and of these the same buckets and sizes; () of none."""
+    by_count: dict[int, int] = {}
+    for kind, number in steps.items():
+        by_count[len(kind)] = by_count.get(len(kind), 0) + number
+    count = min(by_count, key=lambda count: (-by_count[count], count), default=0)
+    return min((kind for kind in steps if len(kind) == count), key=lambda kind: (-steps[kind], kind), default=())
+
+
+def _kinds_of(reduced: Matched) -> dict[Kind, Int64Array]:
     steps, first, counts = np.unique(reduced.step, return_index=True, return_counts=True)
-    if not len(steps):
-        return steps
-    usual = np.bincount(counts).argmax()
-    steps, first = steps[counts == usual], first[counts == usual]
-    place = first[:, None] + np.arange(usual)
-    looks = np.concatenate([reduced.bucket[place], reduced.bytes[place]], axis=1)
-    _, kind, votes = np.unique(looks, axis=0, return_inverse=True, return_counts=True)
-    return steps[kind.ravel() == votes.argmax()]
+    found: dict[Kind, Int64Array] = {}
+    for count in np.unique(counts).tolist():
+        place = first[counts == count][:, None] + np.arange(count)
+        looks, which = np.unique(
+            np.concatenate([reduced.bucket[place], reduced.bytes[place]], axis=1), axis=0, return_inverse=True
+        )
+        for number, look in enumerate(looks.tolist()):
+            kind = tuple(zip(look[:count], look[count:], strict=True))
+            found[kind] = steps[counts == count][which.ravel() == number]
+    return found
 
 
 def _last_of_step(reduced: Matched, steps: Int64Array) -> Int64Array:

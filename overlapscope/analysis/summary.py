@@ -120,16 +120,28 @@ class Summary:
 def summarise(trace: Trace, account: Account) -> Summary:
     """Judge a recording."""
     alike = alike_steps(trace, account)
-    job = job_account_of(trace, account, alike)
-    (hidden,) = mean_of(alike.over_ranks(account.hidden_ns.sum(axis=1, keepdims=True)))
-    figures = figures_of(account)
-    for_reason_ns = figures[[f"exposed_{reason}_ns" for reason in REASONS]].to_numpy()
-    is_alike = np.zeros(len(account.rank), dtype=bool)
+    return summary_of(figures_of(account), alike, job_account_of(trace, account, alike))
+
+
+def summary_of(figures: pd.DataFrame, alike: AlikeSteps, job: JobAccount | None) -> Summary:
+    """Judge what is known of every rank's every step.
+
+    Args:
+        figures: from ``figures_of``.
+        alike: which of these are counted.
+        job: the critical path, if it is known.
+    """
+    blocks_ns, for_reason_ns, hidden_ns = (
+        figures[[f"{name}_ns" for name in names]].to_numpy()
+        for names in (BLOCKS, [f"exposed_{reason}" for reason in REASONS], ["hidden"])
+    )
+    (hidden,) = mean_of(alike.over_ranks(hidden_ns))
+    is_alike = np.zeros(len(figures), dtype=bool)
     is_alike[alike.rows.ravel()] = True
     found = Summary(
         sentence="",
         alike=alike,
-        mean=mean_step_of(alike.over_ranks(account.ns)),
+        mean=mean_step_of(alike.over_ranks(blocks_ns)),
         exposed_for=dict(zip(REASONS, mean_of(alike.over_ranks(for_reason_ns)), strict=True)),
         hidden=hidden,
         job=None if job is None else mean_step_of(job.ns[alike.is_alike].astype(np.float64)),

@@ -1,12 +1,35 @@
-"""What commands say of a recording that was only read in part."""
+"""How commands read a recording, and what they say of one that was only read in part."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from overlapscope.progress import Progress
+
 if TYPE_CHECKING:
+    from overlapscope.analysis.analysis import Analysis
     from overlapscope.trace.reader import Trace
+
+
+def add_workers(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that says who reads and divides a recording."""
+    parser.add_argument(
+        "--dask",
+        metavar="ADDRESS",
+        help="have the workers of a Dask cluster read a large recording, which they see at the same path: "
+        "tcp://HOST:8786 (default: as many processes as this machine has cores)",
+    )
+
+
+def analysis_of(args: argparse.Namespace, progress: Progress) -> Analysis:
+    """Read ``args.traces``, a large recording side by side and range by range of its steps."""
+    from overlapscope.analysis.pieces import analyse
+    from overlapscope.workers import dask, processes
+
+    with dask(args.dask) if args.dask else processes() as workers:
+        return analyse(args.traces, workers, progress.count, progress.begin)
 
 
 def report_problems(trace: Trace) -> int:

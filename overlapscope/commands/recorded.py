@@ -15,6 +15,7 @@ from overlapscope.commands.probing_report import choices_in, probing_sentences
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.attempts import newest_attempt
 from overlapscope.trace.exits import write_exit
+from overlapscope.trace.own_files import remove_if_empty
 from overlapscope.units import format_bytes
 
 
@@ -47,7 +48,7 @@ def conclude(folder: Path, ended: Ended, say: Callable[[str], None], *, probed: 
     recorded = recording_folder.describe(attempt)
     if recorded is None:
         recording_folder.clear(folder)
-        recording_folder.remove_if_empty(folder)
+        remove_if_empty(folder)
         how = f"ended with exit code {code}" if code else "succeeded"
         say(
             f"nothing was recorded: '{ended.program}' {how}, and no Python process it started called "

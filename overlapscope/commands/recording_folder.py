@@ -37,10 +37,10 @@ from overlapscope.trace.format import (
     SIGNATURES_FILE,
     STACKS_PATTERN,
     STANDSTILL_FILE,
-    TABLES_FOLDER,
     UNREDUCED_FILE,
     WATCHDOG_FOLDER,
 )
+from overlapscope.trace.own_files import remove_files, remove_if_empty, remove_tables
 from overlapscope.trace.segments import SEGMENTS_FILE
 
 _RANK_FILES: Final = (
@@ -52,7 +52,6 @@ _RANK_FILES: Final = (
     *(REPLICAS_FILE, FINGERPRINTS_PATTERN, HYPERPARAMETERS_FILE),
     "*.json.part",
 )
-_TABLE_FILES: Final = ("*.parquet", "contents.json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,9 +104,9 @@ def clear(folder: Path) -> None:
 
 def _clear_attempt(folder: Path) -> None:
     for rank_dir in recorded_ranks(folder):
-        _remove(rank_dir, _RANK_FILES)
-    _remove(folder / TABLES_FOLDER, _TABLE_FILES)
-    _remove(folder / WATCHDOG_FOLDER, ("*",))
+        remove_files(rank_dir, _RANK_FILES)
+    remove_tables(folder)
+    remove_files(folder / WATCHDOG_FOLDER, ("*",))
     for file in list(folder.glob(EXITS_PATTERN)):
         file.unlink()
 
@@ -139,23 +138,9 @@ def describe(folder: Path) -> Recorded | None:
     )
 
 
-def remove_if_empty(folder: Path) -> None:
-    """Remove the folder if it is empty."""
-    with suppress(OSError):
-        folder.rmdir()
-
-
 def _newest_entry(log: Path) -> int:
     from overlapscope.trace.group_file import GroupFile
 
     with suppress(OverlapScopeError):
         return GroupFile(log).newest
     return 0
-
-
-def _remove(folder: Path, patterns: tuple[str, ...]) -> None:
-    """Remove our files from a folder, and the folder if nothing else is in it."""
-    for pattern in patterns:
-        for file in list(folder.glob(pattern)):
-            file.unlink()
-    remove_if_empty(folder)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from overlapscope.commands.reading import report_problems
+from overlapscope.commands.reading import add_workers, analysis_of, report_problems
 from overlapscope.progress import Progress
 
 
@@ -21,16 +21,15 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument("traces", type=Path, help="the folder that 'overlapscope record -o' wrote")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    add_workers(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings; 1 if a part of the recording could not be read."""
-    from overlapscope.analysis.analysis import Analysis
     from overlapscope.commands import stragglers_report
-    from overlapscope.trace.reader import read_trace
 
     with Progress() as progress:
-        analysis = Analysis(read_trace(args.traces, progress.count))
+        analysis = analysis_of(args, progress)
         progress.begin("looking for stragglers")
         _ = analysis.summary, analysis.stragglers
     if args.json:

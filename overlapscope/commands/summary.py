@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from overlapscope.commands.reading import report_problems
+from overlapscope.commands.reading import add_workers, analysis_of, report_problems
 from overlapscope.progress import Progress
 
 
@@ -21,20 +21,18 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument("traces", type=Path, help="the folder that 'overlapscope record -o' wrote")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead, with every step")
+    add_workers(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the summary; 1 if a part of the recording could not be read."""
-    from overlapscope.analysis.analysis import Analysis
     from overlapscope.commands import summary_report
-    from overlapscope.trace.reader import read_trace
 
     with Progress() as progress:
-        trace = read_trace(args.traces, progress.count)
-        progress.begin("dividing steps")
-        summary = Analysis(trace).summary
+        analysis = analysis_of(args, progress)
+        summary = analysis.summary
     if args.json:
-        print(summary_report.as_json(trace, summary))
+        print(summary_report.as_json(analysis.trace, summary))
     else:
-        summary_report.print_text(trace, summary)
-    return report_problems(trace)
+        summary_report.print_text(analysis.trace, summary)
+    return report_problems(analysis.trace)

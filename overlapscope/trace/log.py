@@ -109,6 +109,19 @@ def newest_step(path: Path) -> int | None:
     return int(newest["step"][-1]) if len(newest) else None
 
 
+def first_and_newest_step(path: Path) -> list[int]:
+    """The first step in a log, which in a ring that came round is the first that was kept, and the newest; or none."""
+    newest = newest_step(path)
+    try:
+        with path.open("rb") as file:
+            header_and_size(file.fileno(), path, LogHeader.unpack)
+            first = _read_slots(file.fileno(), 0, _A_FEW)
+    except (OSError, OverlapScopeError):
+        return []
+    begun = first["step"][_is_begun(first)]
+    return [] if newest is None or not len(begun) else [min(int(begun.min()), newest), newest]
+
+
 def is_closed(path: Path) -> bool:
     """Whether a log was closed, as at the end of its process."""
     try:

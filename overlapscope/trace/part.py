@@ -35,7 +35,9 @@ class Part:
     run: dict[str, Any]
     """``run.json`` of the lowest rank that has one."""
     tables: dict[str, pd.DataFrame]
-    """By name, ``call_sites`` included; the rows of a rank are together."""
+    """Of events, by name: ``tables.TABLES``. The rows of a rank are together."""
+    whole: dict[str, pd.DataFrame]
+    """The others: user_collectives, links, call_sites."""
     plans: set[PlanRows]
 
 
@@ -91,9 +93,8 @@ def part_of(files: Sequence[RankFiles], *, are_newest: bool = False) -> Part:
         ),
         clocks=[_clock_of(one) for one in files],
         run=next((one.run for one in files if one.run), {}),
-        tables=tables
-        | {
-            "segments": with_content(tables["segments"], {one.rank: one.rounds for one in files}),
+        tables=tables | {"segments": with_content(tables["segments"], {one.rank: one.rounds for one in files})},
+        whole={
             "user_collectives": _user_collectives(files),
             "links": link_samples({one.rank: one.links for one in files}),
             "call_sites": _call_sites(files),
@@ -104,8 +105,9 @@ def part_of(files: Sequence[RankFiles], *, are_newest: bool = False) -> Part:
 
 @lru_cache(maxsize=1)
 def empty_tables() -> dict[str, pd.DataFrame]:
-    """The tables of no rank at all."""
-    return part_of([]).tables
+    """All tables, of no rank at all."""
+    nothing = part_of([])
+    return nothing.tables | nothing.whole
 
 
 def _user_collectives(files: Sequence[RankFiles]) -> pd.DataFrame:

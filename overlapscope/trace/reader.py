@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from overlapscope.errors import OverlapScopeError
-from overlapscope.trace import cache
-from overlapscope.trace.alignment import Alignment, RankClock, align, all_reduces_of, are_of_one_clock
+from overlapscope.trace import store
+from overlapscope.trace.alignment import all_reduces_of, are_of_one_clock
+from overlapscope.trace.assembly import assemble, maps_of
 from overlapscope.trace.causality import joined_by_clock
+from overlapscope.trace.conversion import convert, cut, draft_beside, joined_tables
 from overlapscope.trace.folders import expected_ranks_of, find_rank_folders
 from overlapscope.trace.format import EVENTS_FILE
 from overlapscope.trace.links import with_peer_ranks
@@ -21,8 +23,9 @@ from overlapscope.trace.log import Problem
 from overlapscope.trace.memory import require_room
 from overlapscope.trace.part import empty_tables, read_parts
 from overlapscope.trace.plans import plans_table
-from overlapscope.trace.rank_files import has_only_group_logs
-from overlapscope.trace.tables import on_clocks
+from overlapscope.trace.store import DamagedTables
+from overlapscope.trace.tables import TABLES, on_clocks
+from overlapscope.workers import Here, Workers
 
 Progress = Callable[[int, int], None]
 """Called with (ranks read so far, ranks in all)."""
@@ -80,6 +83,52 @@ class Trace:
         return float(by_clock.sum())
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Recording:
+    """A recording of which some steps can be read without the others. May be handed to another process."""
+
+    path: Path
+    run: dict[str, Any]
+    problems: tuple[Problem, ...]
+    whole: dict[str, pd.DataFrame]
+    """The tables that are never cut, by name."""
+    events: store.Stored | dict[str, pd.DataFrame]
+    """The others: on disk, or, where nothing can be written, in memory."""
+
+    @property
+    def ranges(self) -> list[store.StepRange]:
+        """Its steps, such that there is memory for what is known of a range."""
+        return self.events.ranges if isinstance(self.events, store.Stored) else [store.EVERYTHING]
+
+    def steps(self) -> pd.DataFrame:
+        """The table of all steps.
+
+        Raises:
+            DamagedTables: it has to be opened afresh.
+        """
+        tables = self.events.read(names=["steps"]) if isinstance(self.events, store.Stored) else self.events
+        return on_clocks({"steps": tables["steps"]}, maps_of(self.whole["clocks"]))["steps"]
+
+    def trace(self, steps: store.StepRange = store.EVERYTHING) -> Trace:
+        """The tables of some steps of all ranks.
+
+        Raises:
+            DamagedTables: it has to be opened afresh.
+        """
+        is_all = steps == store.EVERYTHING
+        if isinstance(self.events, store.Stored):
+            tables = self.events.read(steps)
+        else:
+            tables = {name: table if is_all else _of_steps(table, steps) for name, table in self.events.items()}
+        clocks = maps_of(self.whole["clocks"])
+        found: dict[str, Any] = on_clocks(tables, clocks) | {
+            name: table for name, table in self.whole.items() if name != "clocks"
+        }
+        if not is_all:
+            found["user_collectives"] = _during(found["user_collectives"], found["steps"])
+        return Trace(path=self.path, run=self.run, problems=self.problems, **found)
+
+
 def read_trace(path: Path | str, progress: Progress | None = None, *, only_newest: int | None = None) -> Trace:
     """Read a recording, from its Parquet tables if they are up to date, else from its logs.
 
@@ -93,20 +142,99 @@ def read_trace(path: Path | str, progress: Progress | None = None, *, only_newes
         OverlapScopeError: there is nothing to show; lesser problems are in ``Trace.problems``.
     """
     path = Path(path)
-    folders = find_rank_folders(path)
-    if only_newest is not None:
-        tables, run, problems = _read_logs(folders, progress, only_newest)
-        newest: dict[str, Any] = {"is_newest_only": True, **_of_common_steps(tables, path, problems)}
-        return Trace(path=path, run=run, problems=tuple(problems), **newest)
-    fingerprint = cache.fingerprint(folders)
-    cached = cache.load(path, fingerprint)
-    if cached is None:
+    if only_newest is None:
+        folders = find_rank_folders(path)
         require_room(path, (folder / EVENTS_FILE for folder in folders.values()))
-        cached = _read_logs(folders, progress)
-        cache.store(path, fingerprint, *cached)
-    tables, run, problems = cached
-    everything: dict[str, Any] = {**tables}
-    return Trace(path=path, run=run, problems=tuple(problems), **everything)
+        try:
+            return open_recording(path, progress).trace()
+        except DamagedTables:
+            return open_recording(path, progress, afresh=True).trace()
+    recording = _in_memory(path, find_rank_folders(path), progress, only_newest)
+    trace = recording.trace()
+    problems = list(trace.problems)
+    kept: dict[str, Any] = {**_of_common_steps(trace, problems)}
+    return replace(trace, is_newest_only=True, problems=tuple(problems), **kept)
+
+
+def open_recording(
+    path: Path | str, progress: Progress | None = None, workers: Workers | None = None, *, afresh: bool = False
+) -> Recording:
+    """Read what a recording is, and make tables of its logs if there are none that are up to date.
+
+    Args:
+        path: the folder that holds ``rank_0``, ``rank_1`` ...
+        progress: told of ranks whose logs have been read.
+        workers: who reads the logs of a large recording, side by side.
+        afresh: make tables also if some are there: they turned out to be damaged.
+
+    Raises:
+        OverlapScopeError: there is nothing to show, or the log of one rank does not fit into memory; lesser problems
+            are in ``Recording.problems``.
+    """
+    path = Path(path)
+    folders = find_rank_folders(path)
+    fingerprint = store.fingerprint(folders)
+    if not afresh and (known := _stored(path, fingerprint)) is not None:
+        return known
+    plan = cut(folders)
+    for part in plan.parts:
+        require_room(path, (folder / EVENTS_FILE for folder in part.values()))
+    if len(plan.parts) > 1:
+        try:
+            convert(path, folders, fingerprint, plan, workers or Here(), progress)
+        except OSError:
+            pass  # a folder that can't be written
+        else:
+            if (known := _stored(path, fingerprint)) is not None:
+                return known
+    recording = _in_memory(path, folders, progress)
+    if isinstance(recording.events, dict) and len(plan.parts) == 1:
+        with suppress(OSError), draft_beside(path) as draft:
+            files = store.write_part(draft, 0, recording.events, plan.between)
+            found = recording.whole, recording.run, recording.problems
+            store.finish(draft, path, fingerprint, *found, plan.between, [files])
+    return recording
+
+
+def _stored(path: Path, fingerprint: str) -> Recording | None:
+    """A recording whose tables are on disk and up to date; else None."""
+    stored = store.load(path, fingerprint)
+    if stored is None:
+        return None
+    try:
+        whole = stored.read_whole()
+    except DamagedTables:
+        return None
+    return Recording(path=path, run=stored.run, problems=stored.problems, whole=whole, events=stored)
+
+
+def _in_memory(
+    path: Path, folders: dict[int, Path], progress: Progress | None, only_newest: int | None = None
+) -> Recording:
+    problems: list[Problem] = []
+    count = None if progress is None else partial(_count, progress, len(folders))
+    parts = list(read_parts(folders, problems, only_newest, count))
+    if progress:
+        progress(len(folders), len(folders))
+    clocks = [clock for part in parts for clock in part.clocks]
+    compared = [] if are_of_one_clock(clocks) else parts
+    by_clock = joined_by_clock(all_reduces_of(part.clocks, part.tables["collectives"]) for part in compared)
+    found = assemble(folders, parts, by_clock, problems)
+    return Recording(
+        path=path, run=found.run, problems=tuple(found.problems), whole=found.whole, events=joined_tables(parts)
+    )
+
+
+def _of_steps(table: pd.DataFrame, steps: store.StepRange) -> pd.DataFrame:
+    return table[(table["step"] >= steps[0]) & (table["step"] < steps[1])].reset_index(drop=True)
+
+
+def _during(spans: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    """The spans of ranks that touch some of their steps."""
+    of_rank = steps.groupby("rank").agg({"start_ns": "min", "end_ns": "max"}).reindex(spans["rank"])
+    touches = spans["end_ns"].to_numpy() >= of_rank["start_ns"].to_numpy()
+    touches &= spans["start_ns"].to_numpy() <= of_rank["end_ns"].to_numpy()
+    return spans[touches].reset_index(drop=True)
 
 
 def empty_trace(path: Path, ranks: Iterable[int]) -> Trace:
@@ -121,80 +249,19 @@ def empty_trace(path: Path, ranks: Iterable[int]) -> Trace:
     return Trace(path=path, run={}, problems=(), **tables)
 
 
-def _read_logs(
-    folders: dict[int, Path], progress: Progress | None, only_newest: int | None = None
-) -> tuple[dict[str, pd.DataFrame], dict[str, Any], list[Problem]]:
-    problems: list[Problem] = []
-    count = None if progress is None else partial(_count, progress, len(folders))
-    parts = list(read_parts(folders, problems, only_newest, count))
-    if progress:
-        progress(len(folders), len(folders))
-    if not parts:
-        raise OverlapScopeError(problems[0].message)
-    run = next((part.run for part in parts if part.run), {})
-    problems += _note_without_events(folders)
-    expected = expected_ranks_of(run)
-    missing = sorted(set(expected) - folders.keys())
-    if missing:
-        names = ", ".join(map(str, missing[:8])) + (" ..." if len(missing) > 8 else "")
-        message = f"{next(iter(folders.values())).parent}: {len(missing)} of {len(expected)} ranks left no log: {names}"
-        problems.append(Problem("error", message))
-    clocks = [clock for part in parts for clock in part.clocks]
-    compared = [] if are_of_one_clock(clocks) else parts
-    by_clock = joined_by_clock(all_reduces_of(part.clocks, part.tables["collectives"]) for part in compared)
-    alignments, unaligned = align(clocks, by_clock)
-    problems += unaligned
-    maps = {
-        clock.rank: alignment.map
-        for clock, alignment in zip(clocks, alignments, strict=True)
-        if alignment.clock != "same boot"
-    }
-    aligned = [on_clocks(part.tables, maps) for part in parts]
-    tables = {name: pd.concat([part[name] for part in aligned], ignore_index=True) for name in aligned[0]}
-    columns = pd.DataFrame([_clock_columns(*each) for each in zip(clocks, alignments, strict=True)])
-    ranks = pd.concat([part.ranks for part in parts], ignore_index=True)
-    tables["ranks"] = pd.concat([ranks.drop(columns="closed"), columns, ranks["closed"]], axis=1)
-    tables["plans"] = plans_table(rows for part in parts for rows in part.plans)
-    tables["links"] = with_peer_ranks(tables["links"])
-    return tables, run, problems
-
-
 def _count(progress: Progress, ranks: int, done: int) -> None:
     progress(done, ranks)
 
 
-def _of_common_steps(tables: dict[str, pd.DataFrame], path: Path, problems: list[Problem]) -> dict[str, pd.DataFrame]:
-    """Without what lies before the first step that all ranks have that have any."""
-    firsts = tables["steps"].groupby("rank")[["step", "start_ns"]].min().max()
+def _of_common_steps(trace: Trace, problems: list[Problem]) -> dict[str, pd.DataFrame]:
+    """Tables without what lies before the first step that all ranks have that have any."""
+    firsts = trace.steps.groupby("rank")[["step", "start_ns"]].min().max()
     if firsts.isna().any():
-        return tables
-    for rank, newest in tables["steps"].groupby("rank")["step"].max().items():
+        return {}
+    for rank, newest in trace.steps.groupby("rank")["step"].max().items():
         if newest < firsts["step"]:
             what = f"its newest step is {newest}, before all that are shown of other ranks"
-            problems.append(Problem("note", f"{path}: rank {rank} is not shown: {what}"))
-    kept = {name: table[table["step"] >= firsts["step"]] for name, table in tables.items() if "step" in table}
-    own = tables["user_collectives"]
-    kept["user_collectives"] = own[own["start_ns"] >= firsts["start_ns"]]
-    return tables | {name: table.reset_index(drop=True) for name, table in kept.items()}
-
-
-def _note_without_events(folders: dict[int, Path]) -> list[Problem]:
-    without = [rank for rank, folder in folders.items() if has_only_group_logs(folder)]
-    if not without:
-        return []
-    who = "no rank has" if len(without) == len(folders) else f"{len(without)} of {len(folders)} ranks don't have"
-    path = next(iter(folders.values())).parent
-    what = "only the order of their collectives can be shown"
-    return [Problem("note", f"{path}: {who} an event log, which DistributedDataParallel writes; {what}")]
-
-
-def _clock_columns(rank: RankClock, alignment: Alignment) -> dict[str, Any]:
-    """Clock columns of the table of ranks, over what the rank recorded."""
-    offset_ns, last_offset_ns = (int(ns) for ns in alignment.map.offset_at([rank.begin_ns, rank.end_ns]))
-    return {
-        "boot": rank.boot,
-        "clock": alignment.clock,
-        "offset_ns": offset_ns,
-        "drift_ppm": 1e6 * (last_offset_ns - offset_ns) / max(1, rank.end_ns - rank.begin_ns),
-        "error_ns": alignment.map.error_over(rank.begin_ns, rank.end_ns),
-    }
+            problems.append(Problem("note", f"{trace.path}: rank {rank} is not shown: {what}"))
+    own = trace.user_collectives
+    kept = {name: _of_steps(getattr(trace, name), (firsts["step"], store.EVERYTHING[1])) for name in TABLES}
+    return kept | {"user_collectives": own[own["start_ns"] >= firsts["start_ns"]].reset_index(drop=True)}

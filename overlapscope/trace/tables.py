@@ -179,9 +179,10 @@ def _phases(phases: _Logged) -> pd.DataFrame:
 
 def _copies(copies_in: _Logged, copies_out: _Logged) -> pd.DataFrame:
     rank = np.concatenate([copies_in.rank, copies_out.rank])
-    by_rank = np.argsort(rank, kind="stable")
-    copies = _Logged(rank[by_rank], np.concatenate([copies_in.records, copies_out.records])[by_rank])
-    direction = np.repeat(np.array([0, 1], dtype=np.int8), [len(copies_in), len(copies_out)])[by_rank]
+    records = np.concatenate([copies_in.records, copies_out.records])
+    order = np.lexsort((records["sequence"], rank))
+    copies = _Logged(rank[order], records[order])
+    direction = np.repeat(np.array([0, 1], dtype=np.int8), [len(copies_in), len(copies_out)])[order]
     return copies.table(
         **copies.place,
         bucket=copies["index"],

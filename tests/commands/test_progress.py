@@ -37,7 +37,7 @@ READING = "overlapscope: reading logs ..."
     ("command", "phases"),
     [
         ("summary", [READING, "overlapscope: dividing steps ..."]),
-        ("stragglers", [READING, "overlapscope: looking for stragglers ..."]),
+        ("stragglers", [READING, "overlapscope: dividing steps ...", "overlapscope: looking for stragglers ..."]),
         ("recommend", [READING, "overlapscope: predicting other bucket sizes ..."]),
         ("diagnose", [READING]),
     ],

@@ -9,17 +9,19 @@ import pandas as pd
 import pytest
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace import cache, memory
+from overlapscope.trace import memory, store
+from overlapscope.trace.conversion import draft_beside
 from overlapscope.trace.folders import find_rank_folders
 from overlapscope.trace.format import EVENTS_FILE
-from overlapscope.trace.reader import read_trace
+from overlapscope.trace.reader import open_recording, read_trace
+from overlapscope.trace.tables import TABLES
 from tests.synthetic import write_recording
 
 MB = 1024**2
 
 
 def with_free(monkeypatch: pytest.MonkeyPatch, free_bytes: int | None) -> None:
-    for module in (memory, cache):
+    for module in (memory, store):
         monkeypatch.setattr(module, "free_bytes", lambda: free_bytes)
 
 
@@ -55,11 +57,16 @@ def test_a_run_that_has_just_begun_takes_little(tmp_path: Path, monkeypatch: pyt
 def test_tables_that_grow_beyond_the_memory_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_recording(tmp_path / "traces", steps=3)
     trace = read_trace(folder)
-    bomb = pd.DataFrame({"step": np.zeros(20_000_000, dtype="int8")})
-    fingerprint = cache.fingerprint(find_rank_folders(folder))
-    cache.store(folder, fingerprint, {"steps": bomb}, {}, [])
+    bomb = {name: pd.DataFrame() for name in TABLES} | {"steps": pd.DataFrame({"step": np.zeros(20_000_000, "int8")})}
+    fingerprint = store.fingerprint(find_rank_folders(folder))
+    stored = store.load(folder, fingerprint)
+    assert stored is not None
+    with draft_beside(folder) as draft:
+        files = store.write_part(draft, 0, bomb, [])
+        store.finish(draft, folder, fingerprint, stored.read_whole(), {}, [], [], [files])
     with_free(monkeypatch, 100 * MB)
-    assert cache.load(folder, fingerprint) is None
+    with pytest.raises(store.DamagedTables):
+        open_recording(folder).trace()
     assert len(read_trace(folder).steps) == len(trace.steps)
 
 

@@ -6,14 +6,21 @@ import json
 import shutil
 from pathlib import Path
 
+import pandas as pd
+import pytest
+
+from overlapscope.trace import conversion
 from overlapscope.trace.format import (
     CLOCK_FILE,
     RANK_FILE,
     RUN_FILE,
+    TABLES_FOLDER,
     rank_folder,
     write_json,
 )
-from overlapscope.trace.reader import read_trace
+from overlapscope.trace.reader import open_recording, read_trace
+from overlapscope.trace.store import EVERYTHING
+from overlapscope.trace.tables import TABLES
 from tests.synthetic import make_rank, write_recording
 
 
@@ -138,3 +145,30 @@ def test_a_damaged_line_of_pings_is_named_and_the_others_are_used(tmp_path: Path
     trace = read_trace(tmp_path)
     assert [str(problem) for problem in trace.errors] == [f"{path}: line 1 is damaged and skipped"]
     assert trace.ranks["offset_ns"].tolist() == [0, 700]
+
+
+@pytest.mark.parametrize("pinged", [True, False])
+def test_some_steps_are_those_of_the_whole_however_it_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pinged: bool
+) -> None:
+    write_recording(tmp_path, ranks=4, steps=12)
+    for rank in (2, 3):
+        on_another_host(tmp_path, rank, shift_ns=700)
+        if pinged:
+            write_pings(tmp_path, rank, [[1_000_000_000, 1_000_010_700, 1_000_020_000]])
+    whole = read_trace(tmp_path)
+    shutil.rmtree(tmp_path / TABLES_FOLDER)
+    for name in ("_RECORDS_OF_PART", "_RECORDS_OF_RANGE"):
+        monkeypatch.setattr(conversion, name, 150)
+    recording = open_recording(tmp_path)
+    assert len(list((tmp_path / TABLES_FOLDER / "steps").iterdir())) > 1
+    assert len(recording.ranges) > 2
+    pd.testing.assert_frame_equal(recording.steps(), whole.steps)
+    for first, end in [EVERYTHING, (3, 5), (0, 1), (11, 40), (4, 4), *recording.ranges]:
+        some = recording.trace((first, end))
+        assert (some.run, some.problems) == (whole.run, whole.problems)
+        for name in (*TABLES, "ranks", "plans", "call_sites", "links"):
+            expected = getattr(whole, name)
+            if name in TABLES:
+                expected = expected[(expected["step"] >= first) & (expected["step"] < end)].reset_index(drop=True)
+            pd.testing.assert_frame_equal(getattr(some, name), expected, obj=name)

@@ -85,7 +85,7 @@ def test_a_changed_side_file_is_read_again(tmp_path: Path) -> None:
 def test_damaged_tables_are_made_again(tmp_path: Path, damage: str) -> None:
     fresh = read_trace(write_recording(tmp_path, ranks=1))
     tables = tmp_path / TABLES_FOLDER
-    steps = tables / "steps.parquet"
+    steps = tables / "steps" / "0000.parquet"
     if damage == "half a table":
         steps.write_bytes(steps.read_bytes()[:200])
     elif damage == "no table":
@@ -101,7 +101,7 @@ def test_damaged_tables_are_made_again(tmp_path: Path, damage: str) -> None:
 def test_a_damaged_table_is_made_again(tmp_path: Path) -> None:
     write_recording(tmp_path, ranks=1)
     read_trace(tmp_path)
-    for name in ("steps.parquet", "contents.json"):
+    for name in ("steps/0000.parquet", "ranks.parquet", "contents.json"):
         path = tmp_path / TABLES_FOLDER / name
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 0x04
@@ -122,6 +122,15 @@ def test_tables_that_cannot_be_replaced_are_done_without(tmp_path: Path) -> None
     (tmp_path / TABLES_FOLDER).write_text("a file of the user's in the way")
     assert len(read_trace(tmp_path).steps) == 5
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rank_0", TABLES_FOLDER]
+
+
+def test_a_file_of_the_users_among_the_tables_stays_there(tmp_path: Path) -> None:
+    read_trace(write_recording(tmp_path, ranks=1))
+    (tmp_path / TABLES_FOLDER / "mine.csv").write_text("1,2")
+    (rank_folder(tmp_path, 0) / RUN_FILE).write_text('{"world_size": 1, "backend": "nccl"}')
+    for _ in range(2):
+        assert read_trace(tmp_path).run["backend"] == "nccl"
+    assert (tmp_path / TABLES_FOLDER / "mine.csv").read_text() == "1,2"
 
 
 @contextmanager

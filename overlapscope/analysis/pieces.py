@@ -1,0 +1,224 @@
+"""A recording that does not fit into memory, analysed range by range of its steps, and put together.
+
+What a step consists of depends on its own records and those of its neighbours: what was under way when it began, and
+who was waited for when it ended. So each range is divided together with the step before it and the step after it. The
+results are those of ``Analysis``, to the nanosecond, as long as no wait reaches over two steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from overlapscope.account.alike import alike_of, first_step_after_warm_up, plans_in_force, ranks_with_most_steps
+from overlapscope.account.blocks import BLOCKS, Account, account_of
+from overlapscope.account.critical_path import CriticalPath, JobAccount, job_account_of
+from overlapscope.account.figures import figures_of
+from overlapscope.account.intervals import Int64Array
+from overlapscope.analysis.analysis import Analysis
+from overlapscope.analysis.cycles import Cycles, Kind, cycles_of, kinds_in, usual_kind
+from overlapscope.analysis.summary import summary_of
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.reader import Progress, Recording, open_recording
+from overlapscope.trace.store import DamagedTables, StepRange
+from overlapscope.workers import Workers
+
+_MARGIN: Final = 1
+_OF_STEPS: Final = ("steps", "begin_ns", "arrival_ns", "end_ns", "lead_ns", "broadcast_ns")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Task:
+    recording: Recording
+    steps: StepRange
+    ranks: Int64Array
+    """All that have finished a step."""
+    ranks_with_most: Int64Array
+    first_step: int
+    """Earlier ones are warm-up."""
+    usual: Kind | None
+    """What most steps of all reduce, where that is known to be another thing than of these."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Piece:
+    """What is kept of some steps."""
+
+    figures: pd.DataFrame
+    plans: pd.Series[int]
+    kinds: dict[Kind, int]
+    """How many steps of each."""
+    job: JobAccount | None
+    cycles: Cycles | None
+    usual: Kind
+    """What those in cycles reduce."""
+
+
+class PiecewiseAnalysis(Analysis):
+    """The summary, cycles and stragglers of a recording of any size.
+
+    ``trace`` holds what is known of all ranks together, all steps, and of other events those of the first range.
+
+    Args:
+        recording: with its tables on disk.
+        workers: who divides the ranges.
+        progress: called with (ranges done, ranges in all).
+
+    Raises:
+        DamagedTables: the recording has to be opened afresh.
+    """
+
+    def __init__(self, recording: Recording, workers: Workers, progress: Progress | None = None) -> None:
+        steps = recording.steps()
+        super().__init__(replace(recording.trace(recording.ranges[0]), steps=steps))
+        rank = steps["rank"].to_numpy(np.int64)
+        ranks_with_most, first_step = ranks_with_most_steps(rank), first_step_after_warm_up(steps)
+        tasks = [
+            _Task(
+                recording=recording,
+                steps=some,
+                ranks=np.unique(rank),
+                ranks_with_most=ranks_with_most,
+                first_step=first_step,
+                usual=None,
+            )
+            for some in recording.ranges
+        ]
+        pieces = _mapped(workers, tasks, progress)
+        votes: dict[Kind, int] = {}
+        for piece in pieces:
+            for kind, count in piece.kinds.items():
+                votes[kind] = votes.get(kind, 0) + count
+        usual = usual_kind(votes)
+        # A range most of whose steps are unusual has been arranged by these.
+        again = [place for place, piece in enumerate(pieces) if usual in piece.kinds and piece.usual != usual]
+        for place, piece in zip(
+            again, _mapped(workers, [replace(tasks[place], usual=usual) for place in again], None), strict=True
+        ):
+            pieces[place] = piece
+        figures = pd.concat([piece.figures for piece in pieces], ignore_index=True)
+        figures = figures.sort_values("rank", kind="stable", ignore_index=True)
+        alike = alike_of(
+            figures["rank"].to_numpy(np.int64),
+            figures["step"].to_numpy(np.int64),
+            figures[[f"{name}_ns" for name in BLOCKS]].to_numpy(),
+            pd.concat([piece.plans for piece in pieces]),
+            first_step,
+            ranks_with_most,
+        )
+        self.summary = summary_of(figures, alike, _joined_jobs([piece.job for piece in pieces if piece.job]))
+        self.cycles = _joined_cycles([piece.cycles for piece in pieces if piece.cycles and piece.usual == usual], steps)
+
+    @property
+    def account(self) -> Account:
+        """Not kept.
+
+        Raises:
+            OverlapScopeError: always.
+        """
+        raise OverlapScopeError(
+            f"{self.trace.path}: is too large for this; copy some of its rank_* folders, open these"
+        )
+
+
+def analyse(path: Path, workers: Workers, progress: Progress | None, begin: Callable[[str], None]) -> Analysis:
+    """Analyse a recording: at once if it is small, else range by range.
+
+    Args:
+        progress: called with how much of a phase is done.
+        begin: called with the name of each phase.
+
+    Raises:
+        OverlapScopeError: there is nothing to show.
+    """
+    for afresh in (False, True):
+        recording = open_recording(path, progress, workers, afresh=afresh)
+        begin("dividing steps")
+        try:
+            if len(recording.ranges) == 1:
+                return Analysis(recording.trace())
+            return PiecewiseAnalysis(recording, workers, progress)
+        except DamagedTables:
+            begin("reading logs")
+    raise OverlapScopeError(f"{path}: its tables are damaged as soon as they are written; remove {path}/tables")
+
+
+def _mapped(workers: Workers, tasks: Sequence[_Task], progress: Progress | None) -> list[_Piece]:
+    found: dict[int, _Piece] = {}
+    for place, piece in workers.map(_piece_of, tasks):
+        found[place] = piece
+        if progress:
+            progress(len(found), len(tasks))
+    return [found[place] for place in range(len(tasks))]
+
+
+def _piece_of(task: _Task) -> _Piece:
+    first, end = task.steps
+    trace = task.recording.trace((max(0, first - _MARGIN), end + _MARGIN))
+    account = account_of(trace)
+    is_own = (account.step >= first) & (account.step < end)
+    figures = figures_of(account)
+    plans = plans_in_force(trace.collectives)
+    alike = alike_of(account.rank, account.step, account.ns, plans, task.first_step, task.ranks_with_most)
+    job = job_account_of(trace, account, alike, task.ranks)
+    kinds = {kind: int(((steps >= first) & (steps < end)).sum()) for kind, steps in kinds_in(account).items()}
+    usual = usual_kind(kinds) if task.usual is None else task.usual
+    cycles = cycles_of(trace, account, task.first_step, usual)
+    if cycles is not None:
+        cycles = cycles.of((cycles.steps >= first) & (cycles.steps < end))
+    return _Piece(
+        figures=figures[is_own],
+        plans=plans[(plans.index >= first) & (plans.index < end)],
+        kinds=kinds,
+        job=None if job is None else _job_of_steps(job, task.steps),
+        cycles=cycles,
+        usual=usual,
+    )
+
+
+def _job_of_steps(job: JobAccount, steps: StepRange) -> JobAccount | None:
+    """Of some steps only; None if it knows none of them."""
+    is_own = (job.steps >= steps[0]) & (job.steps < steps[1])
+    if not is_own.any():
+        return None
+    begin_ns, end_ns = int(job.start_ns[is_own][0]), int(job.end_ns[is_own][-1])
+    path = job.path
+    inside = (path.until_ns > begin_ns) & (path.from_ns < end_ns)
+    return replace(
+        job,
+        steps=job.steps[is_own],
+        start_ns=job.start_ns[is_own],
+        end_ns=job.end_ns[is_own],
+        ns=job.ns[is_own],
+        rank_ns=job.rank_ns[is_own],
+        path=CriticalPath(
+            who=path.who[inside],
+            from_ns=np.maximum(path.from_ns[inside], begin_ns),
+            until_ns=np.minimum(path.until_ns[inside], end_ns),
+        ),
+    )
+
+
+def _joined_jobs(jobs: Sequence[JobAccount]) -> JobAccount | None:
+    if not jobs:
+        return None
+    names = ("steps", "start_ns", "end_ns", "ns", "rank_ns")
+    path = {
+        field.name: np.concatenate([getattr(job.path, field.name) for job in jobs]) for field in fields(CriticalPath)
+    }
+    joined = {name: np.concatenate([getattr(job, name) for job in jobs]) for name in names}
+    return replace(jobs[0], path=CriticalPath(**path), **joined)
+
+
+def _joined_cycles(cycles: Sequence[Cycles], steps: pd.DataFrame) -> Cycles | None:
+    if not cycles:
+        return None
+    joined = {name: np.concatenate([getattr(each, name) for each in cycles]) for name in _OF_STEPS}
+    changed: dict[str, Any] = joined | {"own_ns": np.concatenate([each.own_ns for each in cycles], axis=1)}
+    left_out = max(0, steps["step"].nunique() - len(joined["steps"]))
+    return replace(cycles[0], left_out=left_out, **changed)

@@ -1,0 +1,127 @@
+"""Parts of a recording -> what is known of all ranks together: their clocks, and tables that are not cut."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.alignment import Alignment, RankClock, align
+from overlapscope.trace.clock import ClockMap
+from overlapscope.trace.folders import expected_ranks_of
+from overlapscope.trace.links import with_peer_ranks
+from overlapscope.trace.log import Problem
+from overlapscope.trace.part import Part
+from overlapscope.trace.plans import plans_table
+from overlapscope.trace.rank_files import has_only_group_logs
+from overlapscope.trace.tables import on_clocks
+
+_MOST_NAMES: Final = 8
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Assembled:
+    """What is known of all ranks together."""
+
+    run: dict[str, Any]
+    """``run.json`` of the lowest rank that has one; empty if none has."""
+    whole: dict[str, pd.DataFrame]
+    """ranks, plans, call_sites, links and user_collectives as in ``Trace``, and the maps of clocks: ``maps_of``."""
+    problems: list[Problem]
+
+
+def assemble(
+    folders: Mapping[int, Path], parts: Sequence[Part], by_clock: Mapping[str, pd.DataFrame], problems: list[Problem]
+) -> Assembled:
+    """Put together what was read of some ranks each time.
+
+    Args:
+        folders: of all ranks.
+        by_clock: what all-reduces say about clocks, see ``align``.
+        problems: what was wrong with files.
+
+    Raises:
+        OverlapScopeError: no rank could be read.
+    """
+    if not parts:
+        raise OverlapScopeError(problems[0].message)
+    run = next((part.run for part in parts if part.run), {})
+    clocks = [clock for part in parts for clock in part.clocks]
+    alignments, unaligned = align(clocks, by_clock)
+    maps = _maps_table(clocks, alignments)
+    on_common_clock = [on_clocks(part.whole, maps_of(maps)) for part in parts]
+    whole = {name: pd.concat([each[name] for each in on_common_clock], ignore_index=True) for name in parts[0].whole}
+    columns = pd.DataFrame([_clock_columns(*each) for each in zip(clocks, alignments, strict=True)])
+    ranks = pd.concat([part.ranks for part in parts], ignore_index=True)
+    whole["ranks"] = pd.concat([ranks.drop(columns="closed"), columns, ranks["closed"]], axis=1)
+    whole["plans"] = plans_table(rows for part in parts for rows in part.plans)
+    whole["links"] = with_peer_ranks(whole["links"])
+    whole["clocks"] = maps
+    path = next(iter(folders.values())).parent
+    return Assembled(
+        run=run,
+        whole=whole,
+        problems=[*problems, *_without_events(path, folders), *_without_log(path, folders, run), *unaligned],
+    )
+
+
+def maps_of(clocks: pd.DataFrame) -> dict[int, ClockMap]:
+    """How the times of each rank are mapped to the common clock; ranks of that clock are left out.
+
+    Args:
+        clocks: a row for each moment at which a map is known: rank, own_ns, offset_ns, error_ns.
+    """
+    found = {}
+    for rank, rows in clocks.groupby("rank"):
+        own_ns, offset_ns = (rows[name].to_numpy(np.int64) for name in ("own_ns", "offset_ns"))
+        found[int(str(rank))] = ClockMap(own_ns=own_ns, offset_ns=offset_ns, error_ns=rows["error_ns"].to_numpy())
+    return found
+
+
+def _maps_table(clocks: Sequence[RankClock], alignments: Sequence[Alignment]) -> pd.DataFrame:
+    both = zip(clocks, alignments, strict=True)
+    maps = [(clock.rank, alignment.map) for clock, alignment in both if alignment.clock != "same boot"]
+    rank = np.repeat(np.array([rank for rank, _ in maps], dtype=np.int64), [len(each.own_ns) for _, each in maps])
+    return pd.DataFrame(
+        {
+            "rank": rank,
+            "own_ns": np.concatenate([np.empty(0, np.int64), *(each.own_ns for _, each in maps)]),
+            "offset_ns": np.concatenate([np.empty(0, np.int64), *(each.offset_ns for _, each in maps)]),
+            "error_ns": np.concatenate([np.empty(0, np.float64), *(each.error_ns for _, each in maps)]),
+        }
+    )
+
+
+def _clock_columns(rank: RankClock, alignment: Alignment) -> dict[str, Any]:
+    """Clock columns of the table of ranks, over what the rank recorded."""
+    offset_ns, last_offset_ns = (int(ns) for ns in alignment.map.offset_at([rank.begin_ns, rank.end_ns]))
+    return {
+        "boot": rank.boot,
+        "clock": alignment.clock,
+        "offset_ns": offset_ns,
+        "drift_ppm": 1e6 * (last_offset_ns - offset_ns) / max(1, rank.end_ns - rank.begin_ns),
+        "error_ns": alignment.map.error_over(rank.begin_ns, rank.end_ns),
+    }
+
+
+def _without_events(path: Path, folders: Mapping[int, Path]) -> list[Problem]:
+    without = [rank for rank, folder in folders.items() if has_only_group_logs(folder)]
+    if not without:
+        return []
+    who = "no rank has" if len(without) == len(folders) else f"{len(without)} of {len(folders)} ranks don't have"
+    what = "only the order of their collectives can be shown"
+    return [Problem("note", f"{path}: {who} an event log, which DistributedDataParallel writes; {what}")]
+
+
+def _without_log(path: Path, folders: Mapping[int, Path], run: dict[str, Any]) -> list[Problem]:
+    expected = expected_ranks_of(run)
+    missing = sorted(set(expected) - folders.keys())
+    if not missing:
+        return []
+    names = ", ".join(map(str, missing[:_MOST_NAMES])) + (" ..." if len(missing) > _MOST_NAMES else "")
+    return [Problem("error", f"{path}: {len(missing)} of {len(expected)} ranks left no log: {names}")]

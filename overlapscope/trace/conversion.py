@@ -1,0 +1,158 @@
+"""Event logs -> tables on disk, by parts of ranks that are read side by side, each no larger than fits into memory."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import pandas as pd
+
+from overlapscope.trace import store
+from overlapscope.trace.alignment import all_reduces_of
+from overlapscope.trace.assembly import assemble
+from overlapscope.trace.causality import joined_by_clock
+from overlapscope.trace.folders import read_json
+from overlapscope.trace.format import EVENTS_FILE, RANK_FILE, RECORD_BYTES, TABLES_FOLDER
+from overlapscope.trace.log import Problem, bytes_to_read, first_and_newest_step
+from overlapscope.trace.part import Part, read_parts
+from overlapscope.trace.tables import TABLES
+from overlapscope.workers import Workers
+
+_RECORDS_OF_PART: Final = 4_000_000
+_RECORDS_OF_RANGE: Final = 4_000_000
+"""So many are looked at at once by one process: about a gigabyte of tables, and what is computed from them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """How a recording is cut: into parts of ranks, and ranges of steps."""
+
+    parts: list[dict[int, Path]]
+    """The folders of each."""
+    between: list[int]
+    """Steps at which ranges end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Task:
+    number: int
+    folders: dict[int, Path]
+    draft: Path
+    between: list[int]
+    compares_clocks: bool
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Converted:
+    parts: list[Part]
+    """Without their tables of events, which are on disk."""
+    files: dict[str, store.TableFile]
+    problems: list[Problem]
+    by_clock: dict[str, pd.DataFrame]
+
+
+def cut(folders: Mapping[int, Path]) -> Cut:
+    """Cut a recording such that each part, and each range, is a few million records."""
+    parts: list[dict[int, Path]] = [{}]
+    records = total = 0
+    steps: list[int] = []
+    for rank, folder in folders.items():
+        own = bytes_to_read(folder / EVENTS_FILE) // RECORD_BYTES
+        if parts[-1] and records + own > _RECORDS_OF_PART:
+            parts.append({})
+            records = 0
+        parts[-1][rank] = folder
+        records += own
+        total += own
+    if total > _RECORDS_OF_RANGE:
+        steps = first_and_newest_step(next(iter(folders.values())) / EVENTS_FILE)
+    if not steps:
+        return Cut(parts=parts, between=[])
+    first, newest = steps
+    ranges = math.ceil(total / _RECORDS_OF_RANGE)
+    each = max(3, math.ceil((newest + 1 - first) / ranges))
+    return Cut(parts=parts, between=list(range(first + each, newest, each)))
+
+
+def convert(
+    path: Path,
+    folders: Mapping[int, Path],
+    fingerprint: str,
+    plan: Cut,
+    workers: Workers,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    """Make the tables of a recording.
+
+    Args:
+        progress: called with (ranks read so far, ranks in all).
+
+    Raises:
+        OSError: they can't be written.
+        OverlapScopeError: no rank can be read.
+    """
+    compares_clocks = len({read_json(folder / RANK_FILE, []).get("boot_id") for folder in folders.values()}) > 1
+    found: dict[int, _Converted] = {}
+    with draft_beside(path) as draft:
+        tasks = [
+            _Task(number=number, folders=part, draft=draft, between=plan.between, compares_clocks=compares_clocks)
+            for number, part in enumerate(plan.parts)
+        ]
+        done = 0
+        if progress:
+            progress(0, len(folders))
+        for number, converted in workers.map(_convert, tasks):
+            found[number] = converted
+            done += len(plan.parts[number])
+            if progress:
+                progress(done, len(folders))
+        in_order = [found[number] for number in range(len(tasks))]
+        assembled = assemble(
+            folders,
+            [part for each in in_order for part in each.parts],
+            joined_by_clock(each.by_clock for each in in_order),
+            [problem for each in in_order for problem in each.problems],
+        )
+        files = [each.files for each in in_order]
+        store.finish(draft, path, fingerprint, assembled.whole, assembled.run, assembled.problems, plan.between, files)
+
+
+@contextmanager
+def draft_beside(path: Path) -> Iterator[Path]:
+    """A folder for tables that are being written, gone afterwards if it is still there.
+
+    Raises:
+        OSError: the recording's folder can't be written.
+    """
+    draft = Path(tempfile.mkdtemp(prefix=f".{TABLES_FOLDER}-", dir=path))
+    try:
+        yield draft
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _convert(task: _Task) -> _Converted:
+    problems: list[Problem] = []
+    parts = list(read_parts(task.folders, problems))
+    files: dict[str, store.TableFile] = {}
+    by_clock: dict[str, pd.DataFrame] = {}
+    if parts:
+        tables = joined_tables(parts)
+        files = store.write_part(task.draft, task.number, tables, task.between)
+        if task.compares_clocks:
+            by_clock = all_reduces_of([clock for part in parts for clock in part.clocks], tables["collectives"])
+    without = [replace(part, tables={}) for part in parts]
+    return _Converted(parts=without, files=files, problems=problems, by_clock=by_clock)
+
+
+def joined_tables(parts: list[Part]) -> dict[str, pd.DataFrame]:
+    """The tables of events of several parts."""
+    if len(parts) == 1:
+        return {name: parts[0].tables[name] for name in TABLES}
+    return {name: pd.concat([part.tables[name] for part in parts], ignore_index=True) for name in TABLES}

@@ -1,0 +1,89 @@
+"""Work that is shared out comes to the same, whoever does it, and also if one of them is killed meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from overlapscope.errors import OverlapScopeError
+from overlapscope.workers import Here, Workers, dask, processes
+
+
+def square(number: int) -> int:
+    return number * number
+
+
+def square_where_one_dies_once(given: tuple[int, str]) -> int:
+    number, folder = given
+    if number == 3:
+        try:
+            (Path(folder) / "has died").touch(exist_ok=False)
+        except FileExistsError:
+            pass
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return square(number)
+
+
+def die(_: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail(number: int) -> int:
+    raise ValueError(f"not {number}")
+
+
+@contextmanager
+def dask_of_two() -> Iterator[Workers]:
+    from distributed import LocalCluster
+
+    cluster = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0", host="127.0.0.1")
+    with cluster, dask(cluster.scheduler_address) as workers:
+        yield workers
+
+
+@contextmanager
+def here() -> Iterator[Workers]:
+    yield Here()
+
+
+DASK = pytest.param(dask_of_two, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("workers", [here, processes, DASK])
+def test_each_argument_gets_its_result(workers) -> None:
+    with workers() as pool:
+        assert dict(pool.map(square, range(7))) == {place: place * place for place in range(7)}
+        assert dict(pool.map(square, [5])) == {0: 25}
+        assert dict(pool.map(square, [])) == {}
+
+
+@pytest.mark.parametrize("workers", [here, processes])
+def test_what_a_call_raises_is_raised(workers) -> None:
+    with workers() as pool, pytest.raises(ValueError, match="not 1"):
+        list(pool.map(fail, [1]))
+
+
+@pytest.mark.parametrize("workers", [processes, DASK])
+def test_what_a_killed_worker_was_doing_is_done_by_another(workers, tmp_path: Path) -> None:
+    with workers() as pool:
+        found = dict(pool.map(square_where_one_dies_once, [(number, str(tmp_path)) for number in range(8)]))
+    assert found == {place: place * place for place in range(8)}
+    assert (tmp_path / "has died").exists()
+
+
+def test_if_all_of_them_die_again_and_again_that_is_one_line() -> None:
+    with processes() as pool, pytest.raises(OverlapScopeError, match=r"died 3 times: is there too little memory\?"):
+        list(pool.map(die, [1, 2]))
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_is_not_there_is_one_line() -> None:
+    at = "tcp://127.0.0.1:9"
+    with pytest.raises(OverlapScopeError, match=f"--dask {at}: no scheduler answers there"), dask(at):
+        pass
