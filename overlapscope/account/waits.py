@@ -145,6 +145,8 @@ def _handed_over_ns(trace: Trace) -> Int64Array:
     moment_ns = table["launch_ns"].to_numpy(np.int64).copy()
     gathered = ((table["op"] == "all_gather") & table["end_ns"].notna()).to_numpy(dtype=bool)
     moment_ns[gathered] = table["end_ns"].to_numpy(np.int64, na_value=0)[gathered]
+    if copies.empty:  # gradients are views of the buckets
+        return moment_ns
     columns = [
         np.concatenate([table[name].to_numpy(np.int64), copies[name].to_numpy(np.int64)])
         for name in ("bucket", "model", "rank")

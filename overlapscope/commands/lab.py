@@ -6,6 +6,7 @@
     overlapscope lab experiments
     overlapscope lab run breakdown
     overlapscope lab figures experiments/ -o figures/
+    overlapscope lab synth --ranks 1024 --steps 1000 -o traces/planned
     sudo overlapscope lab cluster --hosts 2 --rate 1gbit --latency 2ms -- torchrun train.py
 
 A fault needs PyTorch, and a minute at most; an experiment some minutes or hours; a cluster needs Linux and root.
@@ -22,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from overlapscope.commands import lab_cluster, lab_figures, lab_run, recording_folder
+from overlapscope.commands import lab_cluster, lab_figures, lab_run, lab_synth, recording_folder
 from overlapscope.commands.arguments import positive
 from overlapscope.errors import OverlapScopeError
 from overlapscope.lab.catalogue import DEFAULT_WORLD_SIZE, FAULTS, Fault
@@ -46,6 +47,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     for name, command, what in (
         ("run", lab_run, "run an experiment of the DDP paper"),
         ("figures", lab_figures, "draw the figures of experiments"),
+        ("synth", lab_synth, "make up a recording of any size"),
     ):
         verb = verbs.add_parser(
             name, help=what, description=command.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -71,7 +73,12 @@ def run(args: argparse.Namespace) -> int:
     if args.lab_command == "experiments":
         _list_experiments()
         return 0
-    for name, command in (("cluster", lab_cluster), ("run", lab_run), ("figures", lab_figures)):
+    for name, command in (
+        ("cluster", lab_cluster),
+        ("run", lab_run),
+        ("figures", lab_figures),
+        ("synth", lab_synth),
+    ):
         if args.lab_command == name:
             return command.run(args)
     fault = _fault_called(args.name)

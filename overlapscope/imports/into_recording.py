@@ -12,6 +12,7 @@ from overlapscope.errors import OverlapScopeError
 from overlapscope.imports.kineto import Source
 from overlapscope.imports.training import Bucket, Training
 from overlapscope.trace.checksum import json_line
+from overlapscope.trace.closed_log import event_log_of
 from overlapscope.trace.format import (
     CALL_SITES_FILE,
     DTYPE_BYTES,
@@ -19,12 +20,9 @@ from overlapscope.trace.format import (
     PLANS_FILE,
     RANK_FILE,
     RUN_FILE,
-    LogHeader,
     rank_folder,
     write_json,
 )
-from overlapscope.trace.log import Records
-from overlapscope.trace.record_checksums import record_checksums
 from overlapscope.trace.seal import seal
 
 
@@ -117,12 +115,3 @@ def _plan(epoch: int, buckets: Sequence[Bucket]) -> dict[str, Any]:
     ]
     digest = hashlib.sha256(repr(buckets).encode()).hexdigest()
     return {"model": 0, "epoch": epoch, "hash": digest, "reason": "construction", "buckets": described}
-
-
-def event_log_of(records: Records) -> bytes:
-    """A closed event log that holds these records, checksums included."""
-    count = len(records)
-    written = records.copy()
-    written["crc32"] = record_checksums(written)
-    header = LogHeader(capacity_records=count, pinned_records=count, written_records=count, closed=True)
-    return header.pack() + written.tobytes()

@@ -36,7 +36,8 @@ def with_boards(records: Records, folder: Path, seal: Seal, problems: list[Probl
     if not len(records):
         return records
     kept = [records]
-    for model in np.unique(records["model"][records["kind"] == Kind.PLAN]):
+    plans = records[records["kind"] == Kind.PLAN]
+    for model in np.unique(plans["model"]):
         if seal.is_broken(board_file(model)):
             continue
         ready_ns = np.asarray(read_times_ns(folder, int(model), problems), dtype=np.int64)
@@ -49,6 +50,6 @@ def with_boards(records: Records, folder: Path, seal: Seal, problems: list[Probl
         rows["kind"], rows["index"], rows["model"] = Kind.GRADIENT_READY, parameters, model
         rows["start_ns"] = rows["end_ns"] = ready_ns[parameters]
         rows["step"], rows["sequence"] = records["step"].max(), records["sequence"][-1]
-        rows["plan_epoch"] = records["plan_epoch"][(records["kind"] == Kind.PLAN) & (records["model"] == model)].max()
+        rows["plan_epoch"] = plans["plan_epoch"][plans["model"] == model].max()
         kept.append(rows)
-    return np.concatenate(kept)
+    return np.concatenate(kept) if len(kept) > 1 else records

@@ -28,7 +28,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from overlapscope.trace.clock import ClockMap
-from overlapscope.trace.format import DTYPE_BYTES, DTYPES, NO_INDEX, OPS, Flag, Kind, Phase
+from overlapscope.trace.format import DTYPE_BYTES, DTYPES, NO_INDEX, OPS, RECORD_BYTES, Flag, Kind, Phase
 from overlapscope.trace.log import RECORD_DTYPE, Records
 from overlapscope.trace.turns import turns
 
@@ -39,6 +39,8 @@ PHASE_NAMES: Final = tuple(phase.name.lower() for phase in Phase)
 
 _DTYPE_BYTES: Final = np.array([DTYPE_BYTES[name] for name in DTYPES], dtype=np.int64)
 
+
+_NO_RECORDS: Final[Records] = np.empty(0, dtype=RECORD_DTYPE)
 
 _TIMES: Final = ("start_ns", "end_ns", "ready_ns", "launch_ns", "time_ns")
 """Columns that hold moments; other columns of nanoseconds hold durations."""
@@ -52,7 +54,7 @@ def event_tables(logs: Mapping[int, Records], *, are_newest: bool = False) -> di
         are_newest: they may begin in the middle of a step.
     """
     kept = [drop_steps_cut_by_ring(records, are_newest=are_newest) for records in logs.values()]
-    records = np.concatenate([np.empty(0, dtype=RECORD_DTYPE), *kept])
+    records = np.concatenate([_as_numbers(own) for own in kept]) if kept else _as_numbers(_NO_RECORDS)
     rank = np.repeat(np.array([*logs], dtype=np.int64), [len(own) for own in kept])
     by_kind = _by_kind(records, rank)
     steps, incidents, pauses = by_kind[Kind.STEP], by_kind[Kind.INCIDENT], by_kind[Kind.PAUSE]
@@ -92,7 +94,7 @@ class _Logged:
         return self.records[field]
 
     def of(self, which: npt.NDArray[np.bool_]) -> _Logged:
-        return _Logged(self.rank[which], self.records[which])
+        return self if which.all() else _Logged(self.rank[which], self.records[which])
 
     @property
     def place(self) -> dict[str, npt.NDArray[Any]]:
@@ -106,12 +108,23 @@ class _Logged:
         return frame
 
 
-def _by_kind(records: Records, rank: npt.NDArray[np.int64]) -> dict[Kind, _Logged]:
-    kind = np.ascontiguousarray(records["kind"])
+def _by_kind(records: npt.NDArray[np.int64], rank: npt.NDArray[np.int64]) -> dict[Kind, _Logged]:
+    kind = np.ascontiguousarray(_as_records(records)["kind"])
     order = np.argsort(kind, kind="stable")  # of numbers of 8 bits that takes one pass
     edges = np.searchsorted(kind[order], [*Kind, max(Kind) + 1])
     rows = [order[begin:end] for begin, end in pairwise(edges.tolist())]
-    return {name: _Logged(rank[own], records[own]) for name, own in zip(Kind, rows, strict=True)}
+    return {
+        name: _Logged(rank[own], _as_records(records.take(own, axis=0))) for name, own in zip(Kind, rows, strict=True)
+    }
+
+
+def _as_numbers(records: Records) -> npt.NDArray[np.int64]:
+    """(N, 8) the same bytes, of which numpy copies rows eight times as quickly as of records."""
+    return records.view(np.int64).reshape(-1, RECORD_BYTES // 8)
+
+
+def _as_records(numbers: npt.NDArray[np.int64]) -> Records:
+    return numbers.reshape(-1).view(RECORD_DTYPE)
 
 
 def on_clocks(tables: Mapping[str, pd.DataFrame], clocks: Mapping[int, ClockMap]) -> dict[str, pd.DataFrame]:

@@ -1,0 +1,248 @@
+"""Recordings of jobs that never ran, as large as one likes: for who wants to know what a recording of theirs will take.
+
+Hosts have eight ranks and a clock of their own, which answers pings. In every step a rank waits for data, runs forward
+and backward, hands averages over, and updates; its buckets become ready along the backward, are reduced one after the
+other when the last rank has them ready, and end for all ranks at the same time. All of that varies by a few percent,
+and one rank computes 10 % longer than the others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.checksum import json_line
+from overlapscope.trace.closed_log import event_log_of
+from overlapscope.trace.format import (
+    CALL_SITES_FILE,
+    CLOCK_FILE,
+    DTYPES,
+    EVENTS_FILE,
+    OPS,
+    PLANS_FILE,
+    RANK_FILE,
+    RUN_FILE,
+    Kind,
+    Phase,
+    rank_folder,
+    write_json,
+)
+from overlapscope.trace.log import RECORD_DTYPE, Records
+from overlapscope.trace.seal import seal
+
+RANKS_PER_HOST: Final = 8
+
+_US: Final = 1_000
+_MS: Final = 1_000_000
+_BEGIN_NS: Final = 1_000_000_000_000
+_UNIX_NS: Final = 1_700_000_000_000_000_000
+_USUAL_NS: Final = {
+    Phase.DATA_WAIT: 1 * _MS,
+    Phase.FORWARD: 25 * _MS,
+    Phase.BACKWARD: 50 * _MS,
+    Phase.FINALISE: _MS // 2,  # after the last bucket has ended
+    Phase.OPTIMIZER: 4 * _MS,
+}
+_COMMUNICATION_NS: Final = 45 * _MS
+_BYTES: Final = 512 * 1024**2
+"""Of all gradients."""
+_NOISE: Final = 0.03
+_SLOWER: Final = 1.1
+_BEFORE_FORWARD: Final = (Phase.DATA_WAIT, Phase.FORWARD, Phase.BACKWARD)
+_PING_NS: Final = 40 * _US
+_CLOCKS_APART_NS: Final = 1_234_567_890
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Job:
+    """Times in nanoseconds; S steps, R ranks, B buckets."""
+
+    own_ns: dict[Phase, npt.NDArray[np.int64]]
+    """(S, R) of each phase."""
+    begin_ns: npt.NDArray[np.int64]
+    """(S, R)"""
+    reduced_ns: npt.NDArray[np.int64]
+    """(S, B) when each bucket has been reduced, on all ranks."""
+
+
+def write_recording(
+    folder: Path, ranks: int, steps: int, buckets: int, progress: Callable[[int, int], None] | None = None
+) -> None:
+    """Write a recording of a job.
+
+    Args:
+        folder: has no recording yet.
+        progress: called with (ranks written, ranks in all).
+
+    Raises:
+        OverlapScopeError: it can't be written.
+    """
+    job = _job_of(ranks, steps, buckets)
+    try:
+        for rank in range(ranks):
+            if progress:
+                progress(rank, ranks)
+            _write_rank(rank_folder(folder, rank), job, rank)
+    except OSError as error:
+        raise OverlapScopeError(f"{folder}: can't be written ({error.strerror})") from None
+
+
+def bytes_of(ranks: int, steps: int, buckets: int) -> int:
+    """How large its event logs will be."""
+    return ranks * steps * _records_of_step(buckets) * RECORD_DTYPE.itemsize
+
+
+def _records_of_step(buckets: int) -> int:
+    return 1 + 2 * len(_USUAL_NS) + 3 * buckets
+
+
+def _job_of(ranks: int, steps: int, buckets: int) -> _Job:
+    random = np.random.default_rng(ranks * 1_000_003 + steps)
+
+    def about(usual_ns: float, *shape: int) -> npt.NDArray[np.int64]:
+        return (usual_ns * np.exp(_NOISE * random.standard_normal(shape))).astype(np.int64)
+
+    own_ns = {phase: about(usual_ns, steps, ranks) for phase, usual_ns in _USUAL_NS.items()}
+    if ranks > 1:
+        for phase in (Phase.FORWARD, Phase.BACKWARD):
+            own_ns[phase][:, ranks // 3] = (own_ns[phase][:, ranks // 3] * _SLOWER).astype(np.int64)
+    transfer_ns = about(_COMMUNICATION_NS / buckets, steps, buckets)
+    begin_ns = np.zeros((steps, ranks), dtype=np.int64)
+    reduced_ns = np.zeros((steps, buckets), dtype=np.int64)
+    now_ns = np.full(ranks, _BEGIN_NS)
+    for step in range(steps):
+        begin_ns[step] = now_ns
+        own = {phase: of_steps[step] for phase, of_steps in own_ns.items()}
+        reduced_ns[step] = _one_after_the_other(_ready_ns(now_ns, own, buckets).max(axis=0), transfer_ns[step])
+        released_ns = np.maximum(now_ns + sum(own[phase] for phase in _BEFORE_FORWARD), reduced_ns[step, -1])
+        now_ns = released_ns + own[Phase.FINALISE] + own[Phase.OPTIMIZER]
+    return _Job(own_ns=own_ns, begin_ns=begin_ns, reduced_ns=reduced_ns)
+
+
+def _ready_ns(
+    begin_ns: npt.NDArray[np.int64], own_ns: dict[Phase, npt.NDArray[np.int64]], buckets: int
+) -> npt.NDArray[np.int64]:
+    """(n, B) when buckets are ready in backwards of steps that begin at some moments (n,)."""
+    backward_ns = begin_ns + own_ns[Phase.DATA_WAIT] + own_ns[Phase.FORWARD]
+    share = np.arange(1, buckets + 1) / buckets
+    return backward_ns[:, None] + (own_ns[Phase.BACKWARD][:, None] * share).astype(np.int64)
+
+
+def _one_after_the_other(ready_ns: npt.NDArray[np.int64], takes_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """(B,) when each has ended, if each begins when it is ready and the one before has ended."""
+    before_ns = np.cumsum(takes_ns) - takes_ns
+    ended_ns: npt.NDArray[np.int64] = np.maximum.accumulate(ready_ns - before_ns) + before_ns + takes_ns
+    return ended_ns
+
+
+def _write_rank(folder: Path, job: _Job, rank: int) -> None:
+    ranks, buckets, host = job.begin_ns.shape[1], job.reduced_ns.shape[1], rank // RANKS_PER_HOST
+    shift_ns = host * _CLOCKS_APART_NS
+    folder.mkdir(parents=True)
+    run = {
+        "format_version": 1,
+        "world_size": ranks,
+        "ranks": list(range(ranks)),
+        "backend": "nccl",
+        "detail": "buckets",
+        "started_unix_ns": _UNIX_NS,
+        "versions": {},
+        "models": [{"model": 0, "class": "Synthetic", "ddp_arguments": {}}],
+        "imported": {"from": "overlapscope lab synth", "notes": ["Made up: no such job ever ran."]},
+    }
+    write_json(folder / RUN_FILE, run)
+    where = {
+        "rank": rank,
+        "host": f"node{host}",
+        "pid": -1,
+        "device": f"cuda:{rank % RANKS_PER_HOST}",
+        "boot_id": f"synthetic {host}",
+        "clock_samples": [{"monotonic_ns": _BEGIN_NS + shift_ns, "unix_ns": _UNIX_NS}],
+    }
+    write_json(folder / RANK_FILE, where)
+    (folder / PLANS_FILE).write_text(json_line(_plan(buckets)), encoding="utf-8")
+    (folder / CALL_SITES_FILE).touch()
+    if host and rank % RANKS_PER_HOST == 0:
+        ends_ns = (_BEGIN_NS, int(job.reduced_ns[-1, -1]))
+        pings = "".join(json.dumps(_burst(moment_ns, shift_ns)) + "\n" for moment_ns in ends_ns)
+        (folder / CLOCK_FILE).write_text(pings, encoding="utf-8")
+    (folder / EVENTS_FILE).write_bytes(event_log_of(_records_of(job, rank, shift_ns)))
+    seal(folder)
+
+
+def _plan(buckets: int) -> dict[str, Any]:
+    elements = _BYTES // 4 // buckets
+    described = [
+        {
+            "dtype": "float32",
+            "device": "cuda",
+            "bytes": 4 * elements,
+            "parameters": [
+                {
+                    "index": bucket,
+                    "name": f"layers.{buckets - 1 - bucket}.weight",
+                    "shape": [elements],
+                    "elements": elements,
+                    "bytes": 4 * elements,
+                }
+            ],
+        }
+        for bucket in range(buckets)
+    ]
+    digest = hashlib.sha256(repr(described).encode()).hexdigest()
+    return {"model": 0, "epoch": 0, "hash": digest, "reason": "construction", "buckets": described}
+
+
+def _burst(moment_ns: int, shift_ns: int) -> dict[str, Any]:
+    """Pings of the host whose clock is ahead by so much; rank 0 answers in the middle."""
+    ping = [moment_ns + shift_ns, moment_ns + _PING_NS // 2, moment_ns + shift_ns + _PING_NS]
+    return {"reason": "synthetic", "reference": "synthetic 0", "pings": 1, "best": [ping]}
+
+
+def _records_of(job: _Job, rank: int, shift_ns: int) -> Records:
+    """What a rank would have recorded, in the time of its host."""
+    steps, buckets = job.reduced_ns.shape
+    own_ns = {phase: job.own_ns[phase][:, rank] for phase in _USUAL_NS}
+    records = np.zeros((steps, _records_of_step(buckets)), dtype=RECORD_DTYPE)
+    records["step"] = np.arange(steps)[:, None]
+    now_ns, place = job.begin_ns[:, rank], 0
+
+    def put(kind: Kind, start_ns: npt.NDArray[np.int64], end_ns: npt.NDArray[np.int64], **content: Any) -> None:
+        nonlocal place
+        some = records[:, place : place + end_ns.shape[1]]
+        some["kind"], some["start_ns"], some["end_ns"] = kind, start_ns, end_ns
+        for name, value in content.items():
+            some[name] = value
+        place += end_ns.shape[1]
+
+    def phase(which: Phase, end_ns: npt.NDArray[np.int64]) -> None:
+        nonlocal now_ns
+        put(Kind.ENTER, now_ns[:, None], now_ns[:, None], index=which)
+        put(Kind.PHASE, now_ns[:, None], end_ns[:, None], index=which)
+        now_ns = end_ns
+
+    ready_ns = _ready_ns(now_ns, own_ns, buckets)
+    for which in _BEFORE_FORWARD:
+        phase(which, now_ns + own_ns[which])
+    phase(Phase.FINALISE, np.maximum(now_ns, job.reduced_ns[:, -1]) + own_ns[Phase.FINALISE])
+    phase(Phase.OPTIMIZER, now_ns + own_ns[Phase.OPTIMIZER])
+    sent = {"op": OPS.index("all_reduce"), "dtype": DTYPES.index("float32"), "elements": _BYTES // 4 // buckets}
+    number = np.arange(buckets)
+    put(Kind.BUCKET_READY, ready_ns, ready_ns, index=number)
+    put(Kind.LAUNCH, ready_ns, ready_ns, index=number, **sent)
+    put(Kind.COLLECTIVE, ready_ns, job.reduced_ns, index=number, **sent)
+    put(Kind.STEP, job.begin_ns[:, rank][:, None], now_ns[:, None])
+    flat = records.reshape(-1)
+    flat = flat[np.argsort(flat["end_ns"], kind="stable")]
+    flat["sequence"] = np.arange(1, len(flat) + 1)
+    for edge in ("start_ns", "end_ns"):
+        flat[edge] += shift_ns
+    return flat

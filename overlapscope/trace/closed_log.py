@@ -1,0 +1,16 @@
+"""An event log that is written at once, by who makes recordings without a training."""
+
+from __future__ import annotations
+
+from overlapscope.trace.format import LogHeader
+from overlapscope.trace.log import Records
+from overlapscope.trace.record_checksums import record_checksums
+
+
+def event_log_of(records: Records) -> bytes:
+    """A closed event log that holds these records, checksums included."""
+    count = len(records)
+    written = records.copy()
+    written["crc32"] = record_checksums(written)
+    header = LogHeader(capacity_records=count, pinned_records=count, written_records=count, closed=True)
+    return header.pack() + written.tobytes()
