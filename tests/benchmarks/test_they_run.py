@@ -50,6 +50,7 @@ ALONE = {
     "plan_search": "--plans 10 --parameters 20 --cycles 2 --ranks 2",
     "recorder": "--rounds 1 --steps 3",
     "rounds": "--turns 1",
+    "scale": "--ranks 4 --steps 40 --buckets 3 --dask",
     "step_time": "--models tiny --rounds 1 --steps 3 --threads",
     "thousand_ranks": "--ranks 16 --steps 30 --times 1 --seconds 1",
     "timeline": "--spans 2000 --ranks 2 --seconds 0.5",

@@ -1,0 +1,153 @@
+"""How long large recordings take, and how much memory: read, divided, put together; with processes and with Dask.
+
+    python -m benchmarks.scale                          # 16, 64, 256 and 1,024 ranks of 1,000 steps with 50 buckets
+    python -m benchmarks.scale --ranks 10000 --steps 100 --buckets 10
+    python -m benchmarks.scale --ranks 256 --dask
+
+Recordings are made up by `overlapscope lab synth`: hosts of eight ranks with clocks of their own. Each is summarised
+twice, first from its logs and then from the tables that this has left, and its stragglers are looked for. Memory is
+that of the command and all its processes together, sampled.
+
+--dask   also on a local cluster of two workers, one of which is killed while it reads and one while it divides: it is
+         said whether the results are the same
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from overlapscope.analysis.pieces import analyse
+from overlapscope.lab.synth import bytes_of, write_recording
+from overlapscope.trace.format import TABLES_FOLDER
+from overlapscope.workers import dask
+
+_SAMPLED_EVERY_S = 0.1
+_KILLED_AFTER = 2
+"""Parts or ranges that are done."""
+
+
+def memory_of(process: psutil.Process) -> int:
+    """Bytes that a process and all below it have in memory."""
+    total = 0
+    for one in (process, *process.children(recursive=True)):
+        try:
+            total += one.memory_info().rss
+        except psutil.Error:
+            continue
+    return total
+
+
+def timed(*arguments: str | Path) -> tuple[float, float, str]:
+    """Run a command of ours: seconds, gigabytes at most, and the last line that it printed."""
+    begin, most = time.monotonic(), 0
+    command = [str(Path(sys.executable).with_name("overlapscope")), *map(str, arguments)]
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.DEVNULL)
+        while process.poll() is None:
+            try:
+                most = max(most, memory_of(psutil.Process(process.pid)))
+            except psutil.Error:
+                break
+            time.sleep(_SAMPLED_EVERY_S)
+        if process.wait():
+            raise SystemExit(f"{' '.join(command)}: exit code {process.returncode}")
+        seconds = time.monotonic() - begin
+        output.seek(0)
+        lines = [line for line in output.read().splitlines() if line.strip()]
+    return seconds, most / 1e9, lines[-1]
+
+
+def row(folder: Path, ranks: int, steps: int, buckets: int) -> None:
+    """Make a recording up and print what it takes."""
+    begin = time.monotonic()
+    write_recording(folder, ranks, steps, buckets)
+    written_s = time.monotonic() - begin
+    millions = ranks * steps * buckets / 1e6
+    said = ""
+    cells = [f"{ranks:,}", f"{millions:.2f}", f"{bytes_of(ranks, steps, buckets) / 1e9:.1f}", f"{written_s:.0f}"]
+    for command in ("summary", "summary", "stragglers"):
+        seconds, gigabytes, last = timed(command, folder)
+        cells += [f"{seconds:.1f}", f"{seconds / millions:.2f}", f"{gigabytes:.1f}"]
+        said = last if command == "summary" else said
+    size = sum(file.stat().st_size for file in (folder / TABLES_FOLDER).rglob("*.parquet"))
+    print(f"| {' | '.join(cells)} | {size / 1e9:.1f} |  <!-- {said} -->", flush=True)
+
+
+def on_dask(folder: Path) -> None:
+    """The same on a cluster whose workers die, beside what one process comes to."""
+    from distributed import LocalCluster
+
+    from overlapscope.workers import Here
+
+    whole = analyse(folder, Here(), None, lambda _phase: None)
+    _ = whole.summary, whole.cycles
+    shutil.rmtree(folder / TABLES_FOLDER)
+    begin, killed = time.monotonic(), 0
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0", host="127.0.0.1") as cluster:
+
+        def kill_one() -> None:
+            nonlocal killed
+            worker = next(iter(cluster.workers.values()))
+            psutil.Process(worker.pid).kill()
+            killed += 1
+
+        def killing() -> Callable[[int, int], None]:
+            done = 0
+
+            def progress(_done: int, _of: int) -> None:
+                nonlocal done
+                done += 1
+                if done == _KILLED_AFTER:
+                    threading.Thread(target=kill_one).start()
+
+            return progress
+
+        phases = iter([killing(), killing()])
+        current = next(phases)
+
+        def begin_phase(_phase: str) -> None:
+            nonlocal current
+            current = next(phases, current)
+
+        with dask(cluster.scheduler_address) as workers:
+            found = analyse(folder, workers, lambda done, of: current(done, of), begin_phase)
+            same = found.summary.figures.equals(whole.summary.figures)
+            same &= found.summary.sentence == whole.summary.sentence
+            if found.cycles is not None and whole.cycles is not None:
+                same &= bool((found.cycles.own_ns == whole.cycles.own_ns).all())
+                same &= bool((found.cycles.arrival_ns == whole.cycles.arrival_ns).all())
+    seconds = time.monotonic() - begin
+    print(f"Dask, 2 workers, {killed} killed on the way: {seconds:.1f} s, {'the same' if same else 'NOT THE SAME'}")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[16, 64, 256, 1024])
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--buckets", type=int, default=50)
+    parser.add_argument("--dask", action="store_true", help="also on a local Dask cluster")
+    args = parser.parse_args()
+    per = "s | us per all-reduce | GB of memory"
+    print(f"| ranks | million all-reduces | GB of logs | written, s | from logs, {per} | from tables, {per} ", end="")
+    print(f"| stragglers, {per} | GB of tables |\n|{'---|' * 14}")
+    for ranks in args.ranks:
+        with tempfile.TemporaryDirectory() as temporary:
+            row(Path(temporary), ranks, args.steps, args.buckets)
+            if args.dask:
+                on_dask(Path(temporary))
+
+
+if __name__ == "__main__":
+    main()
