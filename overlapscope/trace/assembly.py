@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,7 +55,8 @@ def assemble(
     clocks = [clock for part in parts for clock in part.clocks]
     alignments, unaligned = align(clocks, by_clock)
     maps = _maps_table(clocks, alignments)
-    on_common_clock = [on_clocks(part.whole, maps_of(maps)) for part in parts]
+    by_rank = maps_of(maps)
+    on_common_clock = [on_clocks(part.whole, by_rank) for part in parts]
     whole = {name: pd.concat([each[name] for each in on_common_clock], ignore_index=True) for name in parts[0].whole}
     columns = pd.DataFrame([_clock_columns(*each) for each in zip(clocks, alignments, strict=True)])
     ranks = pd.concat([part.ranks for part in parts], ignore_index=True)
@@ -76,10 +78,17 @@ def maps_of(clocks: pd.DataFrame) -> dict[int, ClockMap]:
     Args:
         clocks: a row for each moment at which a map is known: rank, own_ns, offset_ns, error_ns.
     """
-    found = {}
-    for rank, rows in clocks.groupby("rank"):
-        own_ns, offset_ns = (rows[name].to_numpy(np.int64) for name in ("own_ns", "offset_ns"))
-        found[int(str(rank))] = ClockMap(own_ns=own_ns, offset_ns=offset_ns, error_ns=rows["error_ns"].to_numpy())
+    rank = clocks["rank"].to_numpy()
+    columns = [clocks[name].to_numpy() for name in ("own_ns", "offset_ns", "error_ns")]
+    edges = [*np.flatnonzero(np.append(True, rank[1:] != rank[:-1])[: len(rank)]).tolist(), len(rank)]
+    found: dict[int, ClockMap] = {}
+    known: dict[bytes, ClockMap] = {}
+    for begin, end in pairwise(edges):
+        own_ns, offset_ns, error_ns = (column[begin:end] for column in columns)
+        content = own_ns.tobytes() + offset_ns.tobytes() + error_ns.tobytes()
+        if content not in known:  # ranks of a host share a clock
+            known[content] = ClockMap(own_ns=own_ns, offset_ns=offset_ns, error_ns=error_ns)
+        found[int(rank[begin])] = known[content]
     return found
 
 

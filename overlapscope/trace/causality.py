@@ -13,13 +13,16 @@ from hashlib import sha256
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from overlapscope.trace.clock import LEAST_WANDER, ClockMap, Fix, OffsetBounds, fix
 from overlapscope.trace.turns import turns
 
+_Int64s = npt.NDArray[np.int64]
+
 _MATCH: Final = ["peers", "model", "step", "bucket", "turn"]
-_COLUMNS: Final = ["model", "group", "step", "bucket", "op", "ready_ns", "launch_ns", "end_ns"]
+_NEVER: Final = np.iinfo(np.int64).min
 _MOST_FIXES: Final = 64
 
 
@@ -51,21 +54,23 @@ def all_reduces_by_clock(
         clocks: by rank, which clock that is.
         peers: by rank, equal on those that train together: only these take part in the same all-reduces.
     """
-    rows = collectives[["rank", *_COLUMNS]]
     # Who takes part in a rank's other process groups is unknown.
-    rows = rows[(rows["op"] == "all_reduce") & (rows["group"] == 0)]
-    rows = rows.assign(turn=turns(*(rows[name].to_numpy() for name in ("rank", "model", "step", "bucket"))))
-    rows = rows[rows["end_ns"].notna()]
-    launch_ns, ready_ns = rows["launch_ns"].to_numpy(), rows["ready_ns"].fillna(0).to_numpy(dtype=np.int64)
-    ranks, place = np.unique(rows["rank"].to_numpy(), return_inverse=True)
-    number = {name: _number_of(name) for name in set(peers.values())}
-    rows = rows.assign(
-        clock=pd.Categorical([clocks[rank] for rank in ranks.tolist()])[place],
-        peers=np.array([number[peers[rank]] for rank in ranks.tolist()], dtype=np.int64)[place],
-        arrival_ns=np.maximum(launch_ns, ready_ns),
-        end_ns=rows["end_ns"].to_numpy(dtype=np.int64),
-    )
-    return {str(name): _merged(part) for name, part in rows.groupby("clock", observed=True)}
+    wanted = ((collectives["op"] == "all_reduce") & (collectives["group"] == 0)).to_numpy()
+    columns = {name: collectives[name].to_numpy()[wanted] for name in ("rank", "model", "step", "bucket", "launch_ns")}
+    columns["turn"] = _turns(columns["rank"], columns["step"], columns["model"], columns["bucket"])
+    ready_ns = collectives["ready_ns"].to_numpy(np.int64, na_value=0)[wanted]
+    columns["arrival_ns"] = np.maximum(columns.pop("launch_ns"), ready_ns)
+    columns["end_ns"] = collectives["end_ns"].to_numpy(np.int64, na_value=_NEVER)[wanted]
+    has_ended = columns["end_ns"] != _NEVER
+    ranks, place = np.unique(columns["rank"], return_inverse=True)
+    number = np.array([_number_of(peers[rank]) for rank in ranks.tolist()], dtype=np.int64)
+    columns["peers"] = number[place]
+    names, clock = np.unique([clocks[rank] for rank in ranks.tolist()], return_inverse=True)
+    return {
+        str(name): _merged({key: column[of_clock] for key, column in columns.items()})
+        for at, name in enumerate(names)
+        if (of_clock := (clock[place] == at) & has_ended).any()
+    }
 
 
 def joined_by_clock(parts: Iterable[Mapping[str, pd.DataFrame]]) -> dict[str, pd.DataFrame]:
@@ -75,13 +80,38 @@ def joined_by_clock(parts: Iterable[Mapping[str, pd.DataFrame]]) -> dict[str, pd
         for name, all_reduces in part.items():
             by_clock.setdefault(name, []).append(all_reduces)
     return {
-        name: found[0] if len(found) == 1 else _merged(pd.concat(found).reset_index())
+        name: found[0] if len(found) == 1 else _merged({str(key): _joined(found, str(key)) for key in found[0]})
         for name, found in by_clock.items()
     }
 
 
-def _merged(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows.groupby(_MATCH).agg({"arrival_ns": "max", "end_ns": "min"})
+def _joined(tables: Sequence[pd.DataFrame], column: str) -> npt.NDArray[np.int64]:
+    return np.concatenate([table[column].to_numpy() for table in tables])
+
+
+def _merged(columns: Mapping[str, npt.NDArray[np.int64]]) -> pd.DataFrame:
+    """The latest arrival and the earliest end of what is equal in all columns of ``_MATCH``."""
+    keys = [columns[name] for name in _MATCH]
+    again = np.flatnonzero(np.logical_and.reduce([key == key[:1] for key in keys]))
+    each = int(again[1]) if len(again) > 1 else len(keys[0])
+    if len(again) * each == len(keys[0]) and all(np.array_equal(key[each:], key[:-each]) for key in keys):
+        # All ranks did the same in the same order, as they should.
+        table = pd.DataFrame({name: key[:each] for name, key in zip(_MATCH, keys, strict=True)})
+        arrival_ns, end_ns = (columns[name].reshape(-1, each) for name in ("arrival_ns", "end_ns"))
+        return table.assign(arrival_ns=arrival_ns.max(axis=0), end_ns=end_ns.min(axis=0))
+    rows = pd.DataFrame({name: columns[name] for name in (*_MATCH, "arrival_ns", "end_ns")})
+    return rows.groupby(_MATCH, as_index=False, sort=False).agg({"arrival_ns": "max", "end_ns": "min"})
+
+
+def _turns(rank: _Int64s, step: _Int64s, model: _Int64s, bucket: _Int64s) -> _Int64s:
+    """How many all-reduces of the same bucket in the same step a rank has launched before each."""
+    columns = rank, step, model, bucket
+    is_equal = np.ones(max(0, len(rank) - 1), dtype=bool)
+    ascends = np.zeros(len(is_equal), dtype=bool)
+    for column in columns:
+        ascends |= is_equal & (column[1:] > column[:-1])
+        is_equal &= column[1:] == column[:-1]
+    return np.zeros(len(rank), dtype=np.int64) if ascends.all() else turns(*columns)
 
 
 def _number_of(peers: str) -> int:
@@ -93,8 +123,8 @@ def bounds_between(by_clock: Mapping[str, pd.DataFrame], clock: str, reference: 
     """What the all-reduces of two clocks say about the offset of the reference to the other; None: nothing."""
     if clock not in by_clock or reference not in by_clock:
         return None
-    theirs = by_clock[reference].add_prefix("reference_")
-    both = by_clock[clock].join(theirs, how="inner").sort_values("end_ns")
+    theirs = by_clock[reference].rename(columns={name: f"reference_{name}" for name in ("arrival_ns", "end_ns")})
+    both = by_clock[clock].merge(theirs, on=_MATCH).sort_values("end_ns", kind="stable")
     if both.empty:
         return None
     arrival_ns, end_ns = both["arrival_ns"].to_numpy(), both["end_ns"].to_numpy()
@@ -104,7 +134,7 @@ def bounds_between(by_clock: Mapping[str, pd.DataFrame], clock: str, reference: 
         high_at_ns=arrival_ns,
         high_ns=both["reference_end_ns"].to_numpy() - arrival_ns,
     )
-    return CollectiveBounds(bounds=bounds, all_reduces=both.index.to_frame(index=False)[["step", "bucket"]])
+    return CollectiveBounds(bounds=bounds, all_reduces=both[["step", "bucket"]])
 
 
 def worst_violation(clock: ClockMap, seen: CollectiveBounds) -> Violation | None:

@@ -37,7 +37,7 @@ from overlapscope.trace.log import Problem, log_position
 from overlapscope.trace.memory import free_bytes
 from overlapscope.trace.own_files import remove_tables
 from overlapscope.trace.part import empty_tables
-from overlapscope.trace.tables import TABLES
+from overlapscope.trace.tables import TABLES, TIMES
 
 StepRange = tuple[int, int]
 """From this step to before that one."""
@@ -263,7 +263,15 @@ def _write_groups(folder: Path, name: str, table: pd.DataFrame, between: Sequenc
     content = pa.Table.from_pandas(table, preserve_index=False)
     kept, first = np.unique(place, return_index=True)
     rows = zip(first.tolist(), [*first[1:].tolist(), len(table)], strict=True)
-    with pq.ParquetWriter(path, content.schema) as writer:
+    times = [name for name in table.columns if name in TIMES]
+    with pq.ParquetWriter(
+        path,
+        content.schema,
+        # Of moments, which are all different, only the differences are short; of what recurs, the place in a list.
+        compression="none",
+        use_dictionary=[name for name in table.columns if name not in times],
+        column_encoding=dict.fromkeys(times, "DELTA_BINARY_PACKED"),
+    ) as writer:
         for begin, end in rows:
             writer.write_table(content.slice(begin, end - begin), row_group_size=end - begin)
     limits = [EVERYTHING[0], *edges, EVERYTHING[1]]

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -42,7 +42,7 @@ _DTYPE_BYTES: Final = np.array([DTYPE_BYTES[name] for name in DTYPES], dtype=np.
 
 _NO_RECORDS: Final[Records] = np.empty(0, dtype=RECORD_DTYPE)
 
-_TIMES: Final = ("start_ns", "end_ns", "ready_ns", "launch_ns", "time_ns")
+TIMES: Final = ("start_ns", "end_ns", "ready_ns", "launch_ns", "time_ns")
 """Columns that hold moments; other columns of nanoseconds hold durations."""
 
 
@@ -137,18 +137,20 @@ def on_clocks(tables: Mapping[str, pd.DataFrame], clocks: Mapping[int, ClockMap]
 
 
 def _on_clocks(table: pd.DataFrame, clocks: Mapping[int, ClockMap]) -> pd.DataFrame:
-    ranks, first = np.unique(table["rank"].to_numpy(), return_index=True)
-    order = np.argsort(first)
-    edges = np.append(first[order], len(table))
-    rows_of = dict(zip(ranks[order].tolist(), map(slice, edges[:-1].tolist(), edges[1:].tolist()), strict=True))
-    moved = {}
-    for name in (name for name in _TIMES if name in table):
-        column = table[name]
-        known, times_ns = column.notna(), column.fillna(0).to_numpy(np.int64, copy=True)
-        for rank in rows_of.keys() & clocks.keys():
-            times_ns[rows_of[rank]] = clocks[rank](times_ns[rows_of[rank]])
-        moved[name] = pd.Series(times_ns, dtype=column.dtype, index=column.index).where(known)
-    return table.assign(**moved)
+    rank = table["rank"].to_numpy()
+    edges = [*np.flatnonzero(np.append(True, rank[1:] != rank[:-1])[: len(rank)]).tolist(), len(rank)]
+    moved = {name: table[name].fillna(0).to_numpy(np.int64, copy=True) for name in TIMES if name in table}
+    spans = [(begin, end, clocks.get(int(rank[begin]))) for begin, end in pairwise(edges)]
+    for clock, of_clock in groupby(spans, key=lambda span: span[2]):  # ranks of a host share a map
+        stretch = list(of_clock)
+        begin, end = stretch[0][0], stretch[-1][1]
+        for times_ns in moved.values() if clock is not None else ():
+            times_ns[begin:end] = clock(times_ns[begin:end])
+    columns = {
+        name: pd.Series(times_ns, dtype=table[name].dtype, index=table.index).where(table[name].notna())
+        for name, times_ns in moved.items()
+    }
+    return table.assign(**columns)
 
 
 def drop_steps_cut_by_ring(records: Records, *, are_newest: bool = False) -> Records:

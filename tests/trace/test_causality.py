@@ -48,7 +48,9 @@ def seen_by(*tables: pd.DataFrame, peers: tuple[str, ...] = ()) -> CollectiveBou
     whole = all_reduces_by_clock(rows, names, trains_with)
     parts = [all_reduces_by_clock(part, names, trains_with) for _, part in rows.groupby("rank")]
     for name, joined in joined_by_clock(parts).items():  # however ranks are read, it is the same
-        pd.testing.assert_frame_equal(joined, whole[name])
+        keys = ["peers", "model", "step", "bucket", "turn"]
+        in_order = [each.sort_values(keys, ignore_index=True)[list(joined)] for each in (joined, whole[name])]
+        pd.testing.assert_frame_equal(*in_order)
     return bounds_between(whole, "other", "reference")
 
 
