@@ -7,6 +7,7 @@ the rank that arrived. To make anything off the path quicker would not have made
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +17,7 @@ from overlapscope.account.alike import AlikeSteps
 from overlapscope.account.blocks import BLOCKS, Account
 from overlapscope.account.by_rank import RowsByRank
 from overlapscope.account.intervals import Int64Array
-from overlapscope.account.waits import LONG_AGO, REASONS
+from overlapscope.account.waits import LONG_AGO, REASONS, Starts
 from overlapscope.trace.reader import Trace
 
 _TRANSFERS: Final = {-1: "exposed", -2: "buffers"}
@@ -116,16 +117,56 @@ def _path(trace: Trace, account: Account, begin_ns: int, end_ns: int) -> Critica
             continue
         go_back(rank, int(until_ns[place]))
         moves_left -= 1
-        row = int(collectives[place])
-        while True:
-            arrived_ns, free_ns = int(starts.last_ns[row]), int(starts.free_ns[row])
-            go_back(int(transfer[row]), max(arrived_ns, free_ns))
-            if free_ns <= arrived_ns or free_ns > now_ns:
-                break
-            row = int(starts.freed_by[row])
+        for row, sent_ns in _queue(starts, int(collectives[place]), now_ns):
+            go_back(int(transfer[row]), sent_ns)
         rank = int(starts.last_rank[row])
     who, from_ns, until_ns = np.array(pieces[::-1], dtype=np.int64).reshape(-1, 3).T
     return CriticalPath(who=who, from_ns=from_ns, until_ns=until_ns)
+
+
+def _queue(starts: Starts, row: int, now_ns: int) -> Iterator[tuple[int, int]]:
+    """A transfer and those that it queues behind, the newest first, each with when it could begin.
+
+    Args:
+        row: in ``trace.collectives``.
+        now_ns: it is under way.
+    """
+    while True:
+        arrived_ns, free_ns = int(starts.last_ns[row]), int(starts.free_ns[row])
+        yield row, max(arrived_ns, free_ns)
+        now_ns = min(now_ns, max(arrived_ns, free_ns))
+        if free_ns <= arrived_ns or free_ns > now_ns:
+            return
+        row = int(starts.freed_by[row])
+
+
+def comes_from_anywhere(trace: Trace, account: Account, now_ns: int, then_ns: int) -> bool:
+    """Whether the path is in the same place at an earlier moment, from whichever rank it comes at a later one.
+
+    Then nothing that happens after the later one has a say in where it was before.
+    """
+    starts, waits = account.starts, _Entries(trace, account)
+    ahead = {(rank, now_ns) for rank in np.unique(account.rank).tolist()}
+    seen, places = set(ahead), set()
+    while ahead:
+        rank, now_ns = ahead.pop()
+        from_ns, until_ns, collectives = waits[rank]
+        place = int(np.searchsorted(from_ns, now_ns)) - 1
+        if place < 0 or until_ns[place] <= then_ns:
+            places.add(("rank", rank))
+            continue
+        now_ns = min(now_ns, int(until_ns[place]))
+        for row, sent_ns in _queue(starts, int(collectives[place]), now_ns):
+            now_ns = min(now_ns, sent_ns)
+            if now_ns <= then_ns:
+                places.add(("transfer", row))
+                break
+        else:
+            came_from = int(starts.last_rank[row]), now_ns
+            if came_from not in seen:
+                seen.add(came_from)
+                ahead.add(came_from)
+    return len(places) == 1
 
 
 class _Entries:

@@ -1,8 +1,10 @@
 """A recording that does not fit into memory, analysed range by range of its steps, and put together.
 
 What a step consists of depends on its own records and those of its neighbours: what was under way when it began, and
-who was waited for when it ended. So each range is divided together with the step before it and the step after it. The
-results are those of ``Analysis``, to the nanosecond, as long as no wait reaches over two steps.
+who was waited for when it ended. So each range is divided together with the step before it and the step after it, or
+several of them where ranks don't wait for each other in one. The results are those of ``Analysis``, to the nanosecond,
+unless ranks don't wait for each other for longer than that: then the critical path of a range stays on the rank that is
+the last at its end.
 """
 
 from __future__ import annotations
@@ -17,18 +19,21 @@ import pandas as pd
 
 from overlapscope.account.alike import alike_of, first_step_after_warm_up, plans_in_force, ranks_with_most_steps
 from overlapscope.account.blocks import BLOCKS, Account, account_of
-from overlapscope.account.critical_path import CriticalPath, JobAccount, job_account_of
+from overlapscope.account.critical_path import CriticalPath, JobAccount, comes_from_anywhere, job_account_of
 from overlapscope.account.figures import figures_of
 from overlapscope.account.intervals import Int64Array
 from overlapscope.analysis.analysis import Analysis
 from overlapscope.analysis.cycles import Cycles, Kind, cycles_of, kinds_in, usual_kind
 from overlapscope.analysis.summary import summary_of
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.reader import Progress, Recording, open_recording
+from overlapscope.trace.reader import Progress, Recording, Trace, open_recording
 from overlapscope.trace.store import DamagedTables, StepRange
 from overlapscope.workers import Workers
 
 _MARGIN: Final = 1
+"""Steps before a range."""
+_MARGINS: Final = (1, 4, 16)
+"""Steps after it: the first number with which the path is that of the whole."""
 _OF_STEPS: Final = ("steps", "begin_ns", "arrival_ns", "end_ns", "lead_ns", "broadcast_ns")
 
 
@@ -41,6 +46,7 @@ class _Task:
     ranks_with_most: Int64Array
     first_step: int
     """Earlier ones are warm-up."""
+    with_cycles: bool
     usual: Kind | None
     """What most steps of all reduce, where that is known to be another thing than of these."""
 
@@ -67,13 +73,16 @@ class PiecewiseAnalysis(Analysis):
     Args:
         recording: with its tables on disk.
         workers: who divides the ranges.
+        with_cycles: also arrange them in cycles, which ``stragglers`` and ``replay`` need, and which takes more memory.
         progress: called with (ranges done, ranges in all).
 
     Raises:
         DamagedTables: the recording has to be opened afresh.
     """
 
-    def __init__(self, recording: Recording, workers: Workers, progress: Progress | None = None) -> None:
+    def __init__(
+        self, recording: Recording, workers: Workers, progress: Progress | None = None, *, with_cycles: bool = True
+    ) -> None:
         steps = recording.steps()
         super().__init__(replace(recording.trace(recording.ranges[0]), steps=steps))
         rank = steps["rank"].to_numpy(np.int64)
@@ -85,6 +94,7 @@ class PiecewiseAnalysis(Analysis):
                 ranks=np.unique(rank),
                 ranks_with_most=ranks_with_most,
                 first_step=first_step,
+                with_cycles=with_cycles,
                 usual=None,
             )
             for some in recording.ranges
@@ -126,12 +136,20 @@ class PiecewiseAnalysis(Analysis):
         )
 
 
-def analyse(path: Path, workers: Workers, progress: Progress | None, begin: Callable[[str], None]) -> Analysis:
+def analyse(
+    path: Path,
+    workers: Workers,
+    progress: Progress | None,
+    begin: Callable[[str], None],
+    *,
+    with_cycles: bool = True,
+) -> Analysis:
     """Analyse a recording: at once if it is small, else range by range.
 
     Args:
         progress: called with how much of a phase is done.
         begin: called with the name of each phase.
+        with_cycles: whether more than the summary is wanted.
 
     Raises:
         OverlapScopeError: there is nothing to show.
@@ -142,7 +160,7 @@ def analyse(path: Path, workers: Workers, progress: Progress | None, begin: Call
         try:
             if len(recording.ranges) == 1:
                 return Analysis(recording.trace())
-            return PiecewiseAnalysis(recording, workers, progress)
+            return PiecewiseAnalysis(recording, workers, progress, with_cycles=with_cycles)
         except DamagedTables:
             begin("reading logs")
     raise OverlapScopeError(f"{path}: its tables are damaged as soon as they are written; remove {path}/tables")
@@ -159,16 +177,19 @@ def _mapped(workers: Workers, tasks: Sequence[_Task], progress: Progress | None)
 
 def _piece_of(task: _Task) -> _Piece:
     first, end = task.steps
-    trace = task.recording.trace((max(0, first - _MARGIN), end + _MARGIN))
-    account = account_of(trace)
+    for margin in _MARGINS:
+        trace = task.recording.trace((max(0, first - _MARGIN), end + margin))
+        account = account_of(trace)
+        plans = plans_in_force(trace.collectives)
+        alike = alike_of(account.rank, account.step, account.ns, plans, task.first_step, task.ranks_with_most)
+        job = job_account_of(trace, account, alike, task.ranks)
+        if job is None or _is_that_of_the_whole(trace, account, job, end, margin):
+            break
     is_own = (account.step >= first) & (account.step < end)
     figures = figures_of(account)
-    plans = plans_in_force(trace.collectives)
-    alike = alike_of(account.rank, account.step, account.ns, plans, task.first_step, task.ranks_with_most)
-    job = job_account_of(trace, account, alike, task.ranks)
     kinds = {kind: int(((steps >= first) & (steps < end)).sum()) for kind, steps in kinds_in(account).items()}
     usual = usual_kind(kinds) if task.usual is None else task.usual
-    cycles = cycles_of(trace, account, task.first_step, usual)
+    cycles = cycles_of(trace, account, task.first_step, usual) if task.with_cycles else None
     if cycles is not None:
         cycles = cycles.of((cycles.steps >= first) & (cycles.steps < end))
     return _Piece(
@@ -179,6 +200,14 @@ def _piece_of(task: _Task) -> _Piece:
         cycles=cycles,
         usual=usual,
     )
+
+
+def _is_that_of_the_whole(trace: Trace, account: Account, job: JobAccount, end: int, margin: int) -> bool:
+    """Whether the path before step ``end`` is the same wherever it comes from."""
+    if job.steps[-1] < end + margin - 1:  # the recording ends there
+        return True
+    own_until_ns = int(job.end_ns[job.steps < end].max(initial=0))
+    return comes_from_anywhere(trace, account, int(job.end_ns[-1]), own_until_ns)
 
 
 def _job_of_steps(job: JobAccount, steps: StepRange) -> JobAccount | None:

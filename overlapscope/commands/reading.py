@@ -23,13 +23,17 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def analysis_of(args: argparse.Namespace, progress: Progress) -> Analysis:
-    """Read ``args.traces``, a large recording side by side and range by range of its steps."""
+def analysis_of(args: argparse.Namespace, progress: Progress, *, with_cycles: bool) -> Analysis:
+    """Read ``args.traces``, a large recording side by side and range by range of its steps.
+
+    Args:
+        with_cycles: whether more than the summary is wanted.
+    """
     from overlapscope.analysis.pieces import analyse
     from overlapscope.workers import dask, processes
 
     with dask(args.dask) if args.dask else processes() as workers:
-        return analyse(args.traces, workers, progress.count, progress.begin)
+        return analyse(args.traces, workers, progress.count, progress.begin, with_cycles=with_cycles)
 
 
 def report_problems(trace: Trace) -> int:

@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.commands import stragglers_report
 
     with Progress() as progress:
-        analysis = analysis_of(args, progress)
+        analysis = analysis_of(args, progress, with_cycles=True)
         progress.begin("looking for stragglers")
         _ = analysis.summary, analysis.stragglers
     if args.json:

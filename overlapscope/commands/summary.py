@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.commands import summary_report
 
     with Progress() as progress:
-        analysis = analysis_of(args, progress)
+        analysis = analysis_of(args, progress, with_cycles=False)
         summary = analysis.summary
     if args.json:
         print(summary_report.as_json(analysis.trace, summary))

@@ -25,8 +25,8 @@ from overlapscope.trace.tables import TABLES
 from overlapscope.workers import Workers
 
 _RECORDS_OF_PART: Final = 4_000_000
-_RECORDS_OF_RANGE: Final = 4_000_000
-"""So many are looked at at once by one process: about a gigabyte of tables, and what is computed from them."""
+_RECORDS_OF_RANGE: Final = 8_000_000
+"""One process looks at so many at once, which takes a gigabyte with all that is computed from them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from overlapscope.trace.rank_files import RankFiles, read_rank
 from overlapscope.trace.segment_reader import with_content
 from overlapscope.trace.tables import event_tables
 
-_RECORDS_AT_ONCE: Final = 500_000
+_RECORDS_AT_ONCE: Final = 1_000_000
 """More would not fit into the caches, and fewer would take longer to make tables of than to read."""
 
 

@@ -136,15 +136,14 @@ class Stored:
         Raises:
             DamagedTables: a file is gone, or not what was written.
         """
-        found: dict[str, list[pd.DataFrame]] = {name: [] for name in names}
+        found: dict[str, list[pa.Table]] = {name: [] for name in names}
         with _damage_told():
             for part in self.parts:
                 for name in found.keys() & part.keys():
-                    found[name] += _read_groups(self.folder, part[name], steps, name)
-        return {
-            name: pd.concat(tables, ignore_index=True) if len(tables) > 1 else (tables or [empty_tables()[name]])[0]
-            for name, tables in found.items()
-        }
+                    found[name] += _read_groups(self.folder, part[name], steps)
+            tables = {name: _in_order(name, groups, steps) for name, groups in found.items()}
+        pa.default_memory_pool().release_unused()
+        return tables
 
     def read_whole(self) -> dict[str, pd.DataFrame]:
         """The tables that are not cut.
@@ -291,8 +290,8 @@ def _write_groups(folder: Path, name: str, table: pd.DataFrame, between: Sequenc
         )
 
 
-def _read_groups(folder: Path, file: TableFile, steps: StepRange, name: str) -> list[pd.DataFrame]:
-    """The rows of some steps, in one table or none."""
+def _read_groups(folder: Path, file: TableFile, steps: StepRange) -> list[pa.Table]:
+    """The groups of rows in which some steps are, in one table or none."""
     wanted = [
         number for number, group in enumerate(file.groups) if group.steps[0] < steps[1] and group.steps[1] > steps[0]
     ]
@@ -308,17 +307,31 @@ def _read_groups(folder: Path, file: TableFile, steps: StepRange, name: str) -> 
         parquet = pq.ParquetFile(content)
         rows = sum(parquet.metadata.row_group(number).num_rows for number in wanted)
         _require_room(rows, parquet.metadata.num_columns)
-        table = parquet.read_row_groups(wanted, use_pandas_metadata=True).to_pandas()
-    step = table["step"].to_numpy()
-    if step.min() < steps[0] or step.max() >= steps[1]:
-        table = table[(step >= steps[0]) & (step < steps[1])]
-    rank = table["rank"].to_numpy()
+        return [parquet.read_row_groups(wanted, use_pandas_metadata=True)]
+
+
+def _in_order(name: str, groups: list[pa.Table], steps: StepRange) -> pd.DataFrame:
+    """The rows of some steps, rank by rank."""
+    if not groups:
+        return empty_tables()[name]
+    rows = pa.concat_tables(groups)
+    groups.clear()
+    step, rank = (rows.column(column).to_numpy() for column in ("step", "rank"))
+    wanted = np.flatnonzero((step >= steps[0]) & (step < steps[1]))
+    rank = rank[wanted]
     if (rank[1:] < rank[:-1]).any():
-        table = table.iloc[np.argsort(rank, kind="stable")]
+        wanted = wanted[np.argsort(rank, kind="stable")]
+    is_all = len(wanted) == len(step) and bool((np.diff(wanted) > 0).all())
+    # Column by column, because at once it would need the memory for all of them three times.
+    left = {column: rows.select([column]) for column in rows.column_names}
+    del rows
+    found = {}
     for column, like in empty_tables()[name].items():
-        if isinstance(like.dtype, pd.CategoricalDtype) and table[column].dtype != like.dtype:
-            table[column] = table[column].cat.set_categories(like.dtype.categories)
-    return [table.reset_index(drop=True)] if len(table) else []
+        values = left.pop(str(column)).to_pandas()[column]
+        if isinstance(like.dtype, pd.CategoricalDtype) and values.dtype != like.dtype:
+            values = values.cat.set_categories(like.dtype.categories)
+        found[column] = values if is_all else values.take(wanted).reset_index(drop=True)
+    return pd.DataFrame(found, copy=False)
 
 
 def _read_whole(path: Path, checksum: int) -> pd.DataFrame:
