@@ -12,6 +12,8 @@ import pytest
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.workers import Here, Workers, dask, processes
+from tests.commands.command_line import overlapscope
+from tests.synthetic import write_recording
 
 
 def square(number: int) -> int:
@@ -39,11 +41,16 @@ def fail(number: int) -> int:
 
 
 @contextmanager
-def dask_of_two() -> Iterator[Workers]:
+def dask_cluster() -> Iterator[str]:
     from distributed import LocalCluster
 
-    cluster = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0", host="127.0.0.1")
-    with cluster, dask(cluster.scheduler_address) as workers:
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0", host="127.0.0.1") as cluster:
+        yield cluster.scheduler_address
+
+
+@contextmanager
+def dask_of_two() -> Iterator[Workers]:
+    with dask_cluster() as address, dask(address) as workers:
         yield workers
 
 
@@ -87,3 +94,14 @@ def test_a_scheduler_that_is_not_there_is_one_line() -> None:
     at = "tcp://127.0.0.1:9"
     with pytest.raises(OverlapScopeError, match=f"--dask {at}: no scheduler answers there"), dask(at):
         pass
+
+
+@pytest.mark.slow
+def test_a_command_says_the_same_with_dask_as_without(tmp_path: Path) -> None:
+    folder = write_recording(tmp_path / "traces", steps=12)
+    with dask_cluster() as address:
+        on_dask = overlapscope("summary", folder, "--dask", address)
+    assert on_dask.stdout == overlapscope("summary", folder).stdout
+    gone = overlapscope("summary", folder, "--dask", address)
+    assert (gone.returncode, gone.stdout) == (1, "")
+    assert gone.stderr.startswith(f"overlapscope summary: --dask {address}: no scheduler answers there")

@@ -147,19 +147,19 @@ def comes_from_anywhere(trace: Trace, account: Account, now_ns: int, then_ns: in
     """
     starts, waits = account.starts, _Entries(trace, account)
     ahead = {(rank, now_ns) for rank in np.unique(account.rank).tolist()}
-    seen, places = set(ahead), set()
+    seen, places = set(ahead), set[tuple[int, ...]]()
     while ahead:
         rank, now_ns = ahead.pop()
         from_ns, until_ns, collectives = waits[rank]
         place = int(np.searchsorted(from_ns, now_ns)) - 1
         if place < 0 or until_ns[place] <= then_ns:
-            places.add(("rank", rank))
+            places.add((rank,))
             continue
         now_ns = min(now_ns, int(until_ns[place]))
         for row, sent_ns in _queue(starts, int(collectives[place]), now_ns):
             now_ns = min(now_ns, sent_ns)
             if now_ns <= then_ns:
-                places.add(("transfer", row))
+                places.add((int(starts.last_rank[row]), int(starts.last_ns[row]), sent_ns))  # on the way to it
                 break
         else:
             came_from = int(starts.last_rank[row]), now_ns

@@ -3,8 +3,8 @@
 What a step consists of depends on its own records and those of its neighbours: what was under way when it began, and
 who was waited for when it ended. So each range is divided together with the step before it and the step after it, or
 several of them where ranks don't wait for each other in one. The results are those of ``Analysis``, to the nanosecond,
-unless ranks don't wait for each other for longer than that: then the critical path of a range stays on the rank that is
-the last at its end.
+with one exception: where ranks don't wait for each other for longer than that, the critical path stays on the rank that
+is the last at the end of a range, and not of the recording.
 """
 
 from __future__ import annotations
@@ -30,10 +30,8 @@ from overlapscope.trace.reader import Progress, Recording, Trace, open_recording
 from overlapscope.trace.store import DamagedTables, StepRange
 from overlapscope.workers import Workers
 
-_MARGIN: Final = 1
-"""Steps before a range."""
 _MARGINS: Final = (1, 4, 16)
-"""Steps after it: the first number with which the path is that of the whole."""
+"""Steps before and after a range: the first number with which the critical path is that of the whole."""
 _OF_STEPS: Final = ("steps", "begin_ns", "arrival_ns", "end_ns", "lead_ns", "broadcast_ns")
 
 
@@ -178,12 +176,12 @@ def _mapped(workers: Workers, tasks: Sequence[_Task], progress: Progress | None)
 def _piece_of(task: _Task) -> _Piece:
     first, end = task.steps
     for margin in _MARGINS:
-        trace = task.recording.trace((max(0, first - _MARGIN), end + margin))
+        trace = task.recording.trace((max(0, first - margin), end + margin))
         account = account_of(trace)
         plans = plans_in_force(trace.collectives)
         alike = alike_of(account.rank, account.step, account.ns, plans, task.first_step, task.ranks_with_most)
         job = job_account_of(trace, account, alike, task.ranks)
-        if job is None or _is_that_of_the_whole(trace, account, job, end, margin):
+        if job is None or _is_that_of_the_whole(trace, account, job, task.steps, margin):
             break
     is_own = (account.step >= first) & (account.step < end)
     figures = figures_of(account)
@@ -202,12 +200,21 @@ def _piece_of(task: _Task) -> _Piece:
     )
 
 
-def _is_that_of_the_whole(trace: Trace, account: Account, job: JobAccount, end: int, margin: int) -> bool:
-    """Whether the path before step ``end`` is the same wherever it comes from."""
-    if job.steps[-1] < end + margin - 1:  # the recording ends there
+def _is_that_of_the_whole(trace: Trace, account: Account, job: JobAccount, steps: StepRange, margin: int) -> bool:
+    """Whether what is known decides where the path is while some steps last."""
+    is_own = (job.steps >= steps[0]) & (job.steps < steps[1])
+    if not is_own.any():
         return True
-    own_until_ns = int(job.end_ns[job.steps < end].max(initial=0))
-    return comes_from_anywhere(trace, account, int(job.end_ns[-1]), own_until_ns)
+    begin_ns, end_ns = int(job.start_ns[is_own][0]), int(job.end_ns[is_own][-1])
+    # A rank may be ahead of another one by steps: what is known of all is what lies between these.
+    earliest, latest = account.step.min(), account.step.max()
+    known_from_ns = int(account.start_ns[account.step == earliest].max())
+    known_until_ns = int(account.end_ns[account.step == latest].min())
+    begins_there = earliest > max(0, steps[0] - margin)
+    ends_there = latest < steps[1] + margin - 1
+    return (begins_there or steps[0] == 0 or known_from_ns <= begin_ns) and (
+        ends_there or (known_until_ns > end_ns and comes_from_anywhere(trace, account, known_until_ns, end_ns))
+    )
 
 
 def _job_of_steps(job: JobAccount, steps: StepRange) -> JobAccount | None:

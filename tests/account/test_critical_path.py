@@ -6,7 +6,7 @@ import pytest
 
 from overlapscope.account.alike import alike_steps
 from overlapscope.account.blocks import BLOCKS, account_of
-from overlapscope.account.critical_path import JobAccount, job_account_of
+from overlapscope.account.critical_path import JobAccount, comes_from_anywhere, job_account_of
 from overlapscope.trace.reader import Trace
 from tests.account.recordings import Rows, recording
 
@@ -100,3 +100,30 @@ def test_what_can_not_be_compared_has_no_account_of_the_job(missing: str) -> Non
     )
     account = account_of(trace)
     assert job_account_of(trace, account, alike_steps(trace, account)) is None
+
+
+def test_where_all_ranks_waited_it_does_not_matter_where_the_path_comes_from() -> None:
+    trace = recording(
+        steps=steps(100, 100),
+        phases=[
+            *phases(0, forward=(0, 20), backward=(20, 40), finalise=(40, 90), optimizer=(90, 100)),
+            *phases(1, forward=(0, 50), backward=(50, 80), finalise=(80, 90), optimizer=(90, 100)),
+        ],
+        collectives=bucket(0, (40, 90), (80, 90)),
+    )
+    account = account_of(trace)
+    assert comes_from_anywhere(trace, account, now_ns=100, then_ns=60)  # from both it leads to the arrival of rank 1
+    assert comes_from_anywhere(trace, account, now_ns=100, then_ns=85)  # and from there through the same transfer
+    assert not comes_from_anywhere(trace, account, now_ns=100, then_ns=95)  # each rank was on its own then
+
+
+def test_where_nobody_waited_it_matters() -> None:
+    trace = recording(
+        steps=steps(100, 90),
+        phases=[
+            *phases(0, forward=(0, 20), backward=(20, 80), finalise=(80, 85), optimizer=(85, 100)),
+            *phases(1, forward=(0, 25), backward=(25, 75), finalise=(75, 80), optimizer=(80, 90)),
+        ],
+        collectives=bucket(0, (40, 60), (45, 60)),
+    )
+    assert not comes_from_anywhere(trace, account_of(trace), now_ns=90, then_ns=10)

@@ -17,6 +17,7 @@ from overlapscope.trace.log import RECORD_DTYPE
 from overlapscope.trace.reader import Trace, read_trace
 from overlapscope.trace.sweep_file import sweep_dtype
 from tests.synthetic import write_recording
+from tests.trace.test_reader_clocks import on_another_host, write_pings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "trace-format.md").read_text()
 
@@ -97,3 +98,23 @@ def test_every_table_has_its_documented_columns(tmp_path: Path) -> None:
     for name, text in documented.items():
         plain = re.sub(r"\([^)]*\)", "", text).replace(" and ", ", ").replace(" in the bucket", "")
         assert [column.strip() for column in plain.split(",")] == list(getattr(trace, name).columns), name
+
+
+def test_tables_on_disk_are_those_of_read_trace_once_clocks_are_taken_into_account(tmp_path: Path) -> None:
+    write_recording(tmp_path, ranks=3, steps=4)
+    on_another_host(tmp_path, 2, shift_ns=0)
+    write_pings(tmp_path, 2, [[1_000_000_000, 1_000_010_700, 1_000_020_000]])
+    trace = read_trace(tmp_path)
+    tables = tmp_path / "tables"
+    clocks = pd.read_parquet(tables / "clocks.parquet")
+    assert clocks["rank"].unique().tolist() == [2]
+    for name in ("steps", "phases", "collectives", "copies"):
+        found = pd.read_parquet(tables / name)
+        expected = getattr(trace, name)
+        assert found["rank"].tolist() == expected["rank"].tolist()
+        own_ns = found["end_ns"].to_numpy(np.int64)
+        later = own_ns + np.rint(np.interp(own_ns, clocks["own_ns"], clocks["offset_ns"])).astype(np.int64)
+        is_of_other_clock = found["rank"].isin(clocks["rank"])
+        assert np.where(is_of_other_clock, later, own_ns).tolist() == expected["end_ns"].tolist()
+    for name in ("ranks", "plans", "call_sites", "links", "user_collectives"):
+        pd.testing.assert_frame_equal(pd.read_parquet(tables / f"{name}.parquet"), getattr(trace, name))
