@@ -34,6 +34,12 @@ def exit_of(where: dict[str, Any], exits: Sequence[Exit]) -> Exit | None:
     return min(ends, key=lambda each: each.time_ns, default=None)
 
 
+def interrupted_ns(where: dict[str, Any], exits: Sequence[Exit]) -> int | None:
+    """When the whole job was told to end, on the clock of the process of a ``rank.json``."""
+    times = [each.told_ns for each in exits if each.is_job and each.boot_id == where.get("boot_id")]
+    return min([time_ns for time_ns in times if time_ns is not None], default=None)
+
+
 def exit_call_of(ended: dict[str, Any]) -> ExitCall | None:
     """The call of ``sys.exit`` in an ``ended.json``."""
     status, caught = ended.get("exit_status"), ended.get("caught")

@@ -21,7 +21,7 @@ from overlapscope.diagnosis.evidence import (
     UnreadyParameter,
     Unreduced,
 )
-from overlapscope.diagnosis.exits import call_site_of, ended_with, exit_call_of, exit_of, failure_of
+from overlapscope.diagnosis.exits import call_site_of, ended_with, exit_call_of, exit_of, failure_of, interrupted_ns
 from overlapscope.diagnosis.facts import ENOUGH_STEPS
 from overlapscope.diagnosis.failures import is_interrupted
 from overlapscope.diagnosis.hyperparameters import hyperparameters_of
@@ -133,7 +133,9 @@ def read_rank(
     stacks = stacks_of(folder, None if seen is None else seen.stacks)
     unready = tuple(parameter for parameter in unready if not _was_launched(parameter, records))
     is_of_now = seen is not None or not reports
-    standing = with_line(standing_of(records, newest), stacks, reports, is_of_now=is_of_now)
+    standing = with_line(
+        standing_of(records, newest, interrupted_ns(where, exits)), stacks, reports, is_of_now=is_of_now
+    )
     if standing is not None:
         told = failure_of(ended) or exit_call_of(ended) or seen
         of_backward = newest.call_site if newest is not None and newest.signature.bucket != NO_BUCKET else None

@@ -23,8 +23,13 @@ _AFTER: Final = {Phase.BACKWARD: "data_wait", Phase.FINALISE: "data_wait", Phase
 _LONGEST_STACKS_BYTES: Final = 64 * 1024
 
 
-def standing_of(records: Records, newest: Entry | None) -> Standing | None:
-    """Where the rank was: in the newest phase it entered; without an event log, what the newest collective says."""
+def standing_of(records: Records, newest: Entry | None, interrupted_ns: int | None = None) -> Standing | None:
+    """Where the rank was: in the newest phase it entered; without an event log, what the newest collective says.
+
+    Args:
+        interrupted_ns: when the whole job was told to end. A wait that is left after that, and before its collective
+            is over, was left for it, as by a ``KeyboardInterrupt`` that torch.multiprocessing.spawn passes over.
+    """
     entered = records[records["kind"] == Kind.ENTER]
     if not len(entered):
         if newest is None:
@@ -32,13 +37,14 @@ def standing_of(records: Records, newest: Entry | None) -> Standing | None:
         return Standing(step=newest.step, phase=newest.phase, call_site=newest.call_site, since_ns=newest.announced_ns)
     enter = entered[-1]
     phase = Phase(int(enter["index"]))
+    until_ns = interrupted_ns if newest is not None and newest.state != "completed" else None
     site = newest.call_site if newest and newest.announced_ns >= int(enter["start_ns"]) else None
     step = int(enter["step"])
     if phase is Phase.DATA_WAIT:
         step += 1  # entered when the optimizer is done, with the number of its step, and belongs to the next one
     return Standing(
         step=step,
-        phase=_AFTER.get(phase) if _is_over(records, enter) else phase.name.lower(),
+        phase=_AFTER.get(phase) if _is_over(records, enter, until_ns) else phase.name.lower(),
         bucket=_next_bucket(records, enter) if phase is Phase.BACKWARD else None,
         call_site=site,
         since_ns=int(enter["start_ns"]),
@@ -46,10 +52,13 @@ def standing_of(records: Records, newest: Entry | None) -> Standing | None:
     )
 
 
-def _is_over(records: Records, enter: Any) -> bool:
-    """Whether the phase that was entered has ended."""
-    is_later = (records["kind"] == Kind.PHASE) & (records["sequence"] > enter["sequence"])
-    return bool((is_later & (records["index"] == enter["index"])).any())
+def _is_over(records: Records, enter: Any, until_ns: int | None) -> bool:
+    """Whether the phase that was entered has ended, by then if a time is given."""
+    is_end = (records["kind"] == Kind.PHASE) & (records["sequence"] > enter["sequence"])
+    is_end &= records["index"] == enter["index"]
+    if until_ns is not None:
+        is_end &= records["end_ns"] < until_ns
+    return bool(is_end.any())
 
 
 def with_line(

@@ -307,6 +307,32 @@ def test_an_exit_after_the_whole_job_was_told_to_end_is_no_fault_of_its_rank(
     assert (judge(evidence).kind == "failed") == (not is_told)
 
 
+@pytest.mark.parametrize(("waited_s", "kind"), [(22, "stuck"), (1, "interrupted")])
+def test_a_wait_that_ctrl_c_ended_was_a_wait_until_then(tmp_path: Path, waited_s: int, kind: str) -> None:
+    """Processes of torch.multiprocessing.spawn pass over a ``KeyboardInterrupt``, and exit with 0."""
+    begin_ns, told_ns = 10 * BEGIN_NS, 10 * BEGIN_NS + waited_s * 10**9
+    waiting = Collective(signature=all_reduce(), step=2, state="failed", now_ns=begin_ns)
+    write_order(tmp_path, {0: [*steps(2), waiting], 1: steps(2)})
+    for rank in (0, 1):
+        lives_here(tmp_path, rank, 2**22 - 1 - rank, written_ns=BEGIN_NS)
+        write_json(rank_folder(tmp_path, rank) / ENDED_FILE, {"how": "ended", "time_ns": told_ns + 10**6})
+        write_exit(tmp_path, 2**22 - 1 - rank, 0)
+    stands(tmp_path, 1, Phase.OPTIMIZER, 2, since_ns=begin_ns)
+    log = EventLog(rank_folder(tmp_path, 0) / EVENTS_FILE, 2**20)
+    log.append(pack_body(Kind.ENTER, index=Phase.FINALISE), 2, begin_ns + 1, begin_ns + 1)
+    log.append(pack_body(Kind.PHASE, index=Phase.FINALISE), 2, begin_ns + 1, told_ns + 10**6)
+    log.close()
+    write_exit(tmp_path, 2**22 - 3, -2, told_ns=told_ns, told_signal=2, is_job=True)
+    verdict = judge(evidence_of(tmp_path))
+    assert verdict.kind == kind
+    if kind == "stuck":
+        assert (verdict.suspected, verdict.number) == ((1,), 7)
+    else:
+        assert verdict.sentence.endswith(
+            "nothing was found wrong until then: 6 collectives in 1 group are the same on all ranks."
+        )
+
+
 @pytest.mark.parametrize(("status", "liveness"), [(0, "ended"), (-9, "gone")])
 def test_a_rank_that_left_without_a_word_has_ended_if_its_launcher_says_so(
     tmp_path: Path, status: int, liveness: str

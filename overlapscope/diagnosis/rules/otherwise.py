@@ -187,7 +187,7 @@ def compared_text(facts: Facts) -> str:
 
 def _compared(facts: Facts) -> int:
     return sum(
-        min([max(group.newest.values(), default=0), *(group.newest.get(rank, 0) for rank in facts.unrecorded)])
+        min([*group.newest.values(), *(group.newest.get(rank, 0) for rank in facts.unrecorded)], default=0)
         for group in facts.evidence.groups
     )
 
