@@ -28,6 +28,7 @@ from overlapscope.commands import (
     stragglers,
     summary,
 )
+from overlapscope.commands.arguments import folder, folder_or_url
 from overlapscope.errors import OverlapScopeError
 from overlapscope.pipe import outlive_the_reader
 
@@ -108,7 +109,7 @@ def _complete_paths(of: argparse.ArgumentParser) -> None:
         if isinstance(action, argparse._SubParsersAction):
             for verb in action.choices.values():
                 _complete_paths(verb)
-        elif action.type is Path:
+        elif action.type in (Path, folder, folder_or_url):
             action.complete = shtab.FILE  # type: ignore[attr-defined]
 
 

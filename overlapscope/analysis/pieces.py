@@ -85,9 +85,10 @@ class PiecewiseAnalysis(Analysis):
         super().__init__(replace(recording.trace(recording.ranges[0]), steps=steps))
         rank = steps["rank"].to_numpy(np.int64)
         ranks_with_most, first_step = ranks_with_most_steps(rank), first_step_after_warm_up(steps)
+        handed_out = recording.without_samples()
         tasks = [
             _Task(
-                recording=recording,
+                recording=handed_out,
                 steps=some,
                 ranks=np.unique(rank),
                 ranks_with_most=ranks_with_most,

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+from typing import Final
 
 from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.remote import is_url, recording_at
+
+RECORDING: Final = "the folder that 'overlapscope record -o' wrote, or a URL such as s3://bucket/run"
 
 
 def positive(text: str) -> int:
@@ -30,3 +35,27 @@ def steps(text: str) -> tuple[int | None, int | None]:
         return steps_in(text)
     except OverlapScopeError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def folder_or_url(text: str) -> Path:
+    """What is given to a command that reads tables only, and so also where nothing but these is.
+
+    Raises:
+        argparse.ArgumentTypeError: nothing is known of this kind of URL.
+    """
+    try:
+        return recording_at(text)
+    except OverlapScopeError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def folder(text: str) -> Path:
+    """What is given to a command that reads logs.
+
+    Raises:
+        argparse.ArgumentTypeError: it is a URL.
+    """
+    if is_url(text):
+        can = "summary, stragglers, recommend, compare and export"
+        raise argparse.ArgumentTypeError(f"{text}: only {can} read URLs; copy the recording to this machine")
+    return Path(text)

@@ -20,10 +20,9 @@ from __future__ import annotations
 
 import argparse
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from overlapscope.commands.arguments import steps
+from overlapscope.commands.arguments import folder_or_url, steps
 from overlapscope.commands.reading import report_problems
 from overlapscope.progress import Progress
 
@@ -36,8 +35,8 @@ REGRESSION: Final = 3
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
-    parser.add_argument("base", type=Path, metavar="BASE", help="the folder of the recording to compare with")
-    parser.add_argument("new", type=Path, metavar="NEW", help="the folder of the new one; it may be the same")
+    parser.add_argument("base", type=folder_or_url, metavar="BASE", help="the folder, or URL, to compare with")
+    parser.add_argument("new", type=folder_or_url, metavar="NEW", help="that of the new one; it may be the same")
     for side in ("base", "new"):
         parser.add_argument(
             f"--{side}-steps",

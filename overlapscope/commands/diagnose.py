@@ -32,6 +32,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from overlapscope.commands.arguments import folder
 from overlapscope.errors import OverlapScopeError
 from overlapscope.progress import Progress
 
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument(
-        "traces", type=Path, help="the folder that 'overlapscope record -o' wrote, or Flight Recorder dumps"
+        "traces", type=folder, help="the folder that 'overlapscope record -o' wrote, or Flight Recorder dumps"
     )
     parser.add_argument("--attempt", type=int, metavar="N", help="which one of a job that was started again, from 0")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")

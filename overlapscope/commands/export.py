@@ -27,10 +27,11 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, cast
 
-from overlapscope.commands.arguments import steps
+from overlapscope.commands.arguments import RECORDING, folder_or_url, steps
 from overlapscope.commands.reading import report_problems
 from overlapscope.errors import OverlapScopeError
 from overlapscope.progress import Progress
+from overlapscope.trace.remote import is_remote
 
 if TYPE_CHECKING:
     from overlapscope.analysis.analysis import Analysis
@@ -41,7 +42,7 @@ _TABLES: Final = ("csv", "parquet")
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
-    parser.add_argument("traces", type=Path, help="the folder that 'overlapscope record -o' wrote")
+    parser.add_argument("traces", type=folder_or_url, help=RECORDING)
     parser.add_argument(
         "-o", "--output", type=Path, required=True, metavar="PATH", help="a new file; of tables a folder"
     )
@@ -67,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.format not in _TRACES and (args.steps or args.ranks):
         raise OverlapScopeError(f"--steps and --ranks choose from a trace: {args.format} has the whole recording")
+    if args.format == "openmetrics" and is_remote(args.traces):
+        raise OverlapScopeError(f"{args.traces}: openmetrics tells faults, which needs logs: copy the recording here")
     if args.output.exists() and not (args.format in _TABLES and args.output.is_dir()):
         raise OverlapScopeError(f"{args.output}: already exists: remove it, or give another name with -o")
     with Progress() as progress:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from overlapscope.commands.arguments import RECORDING, folder_or_url
 from overlapscope.commands.reading import report_problems
 from overlapscope.errors import OverlapScopeError
 from overlapscope.progress import Progress
@@ -24,7 +25,7 @@ from overlapscope.progress import Progress
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
-    parser.add_argument("traces", type=Path, help="the folder that 'overlapscope record -o' wrote")
+    parser.add_argument("traces", type=folder_or_url, help=RECORDING)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     parser.add_argument("--plan", type=Path, metavar="FILE", help="write the best bucket plan to a new file")
     parser.add_argument(

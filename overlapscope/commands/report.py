@@ -20,6 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
+from overlapscope.commands.arguments import folder
 from overlapscope.commands.reading import report_problems
 from overlapscope.errors import OverlapScopeError
 from overlapscope.progress import Progress
@@ -30,7 +31,7 @@ _DEFAULT_OUTPUT: Final = Path("report.html")
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument(
-        "traces", type=Path, help="the folder that 'overlapscope record -o' wrote, or Flight Recorder dumps"
+        "traces", type=folder, help="the folder that 'overlapscope record -o' wrote, or Flight Recorder dumps"
     )
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="a new file (default: report.html; Markdown goes to stdout)"

@@ -26,7 +26,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlapscope.commands.arguments import port
+from overlapscope.commands.arguments import folder, port
 from overlapscope.errors import OverlapScopeError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument(
         "traces",
-        type=Path,
+        type=folder,
         nargs="+",
         help="a folder that 'overlapscope record -o' wrote or will write, or a folder of such folders; several of them",
     )
@@ -74,10 +74,10 @@ def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
     from overlapscope.trace.folders import find_rank_folders
 
-    for folder in args.traces:
-        if folder.exists() and not folder.is_dir():
+    for path in args.traces:
+        if path.exists() and not path.is_dir():
             # Nothing can appear in what is not a folder: reading raises what is wrong with it.
-            find_rank_folders(folder)
+            find_rank_folders(path)
 
     access = _access(args)
     from dashboards.app import serve

@@ -11,15 +11,15 @@ With --json the output is one JSON object; docs/json.md says what its keys mean.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from overlapscope.commands.arguments import RECORDING, folder_or_url
 from overlapscope.commands.reading import add_workers, analysis_of, report_problems
 from overlapscope.progress import Progress
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
-    parser.add_argument("traces", type=Path, help="the folder that 'overlapscope record -o' wrote")
+    parser.add_argument("traces", type=folder_or_url, help=RECORDING)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     add_workers(parser)
 

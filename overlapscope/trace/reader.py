@@ -11,18 +11,20 @@ from typing import Any
 
 import pandas as pd
 
+from overlapscope.errors import OverlapScopeError
 from overlapscope.trace import store
 from overlapscope.trace.alignment import all_reduces_of, are_of_one_clock
 from overlapscope.trace.assembly import assemble, maps_of
 from overlapscope.trace.causality import joined_by_clock
 from overlapscope.trace.conversion import convert, cut, draft_beside, joined_tables
 from overlapscope.trace.folders import expected_ranks_of, find_rank_folders
-from overlapscope.trace.format import EVENTS_FILE
+from overlapscope.trace.format import EVENTS_FILE, TABLES_FOLDER
 from overlapscope.trace.links import with_peer_ranks
 from overlapscope.trace.log import Problem
 from overlapscope.trace.memory import require_room
 from overlapscope.trace.part import empty_tables, read_parts
 from overlapscope.trace.plans import plans_table
+from overlapscope.trace.remote import is_remote
 from overlapscope.trace.store import DamagedTables
 from overlapscope.trace.tables import TABLES, on_clocks
 from overlapscope.workers import Here, Workers
@@ -109,6 +111,11 @@ class Recording:
         tables = self.events.read(names=["steps"]) if isinstance(self.events, store.Stored) else self.events
         return on_clocks({"steps": tables["steps"]}, maps_of(self.whole["clocks"]))["steps"]
 
+    def without_samples(self) -> Recording:
+        """The same but for what is sampled beside the steps and may be much: links and call sites are left out."""
+        left_out = {name: self.whole[name].iloc[:0] for name in ("links", "call_sites")}
+        return replace(self, whole=self.whole | left_out)
+
     def trace(self, steps: store.StepRange = store.EVERYTHING) -> Trace:
         """The tables of some steps of all ranks.
 
@@ -141,14 +148,15 @@ def read_trace(path: Path | str, progress: Progress | None = None, *, only_newes
     Raises:
         OverlapScopeError: there is nothing to show; lesser problems are in ``Trace.problems``.
     """
-    path = Path(path)
     if only_newest is None:
-        folders = find_rank_folders(path)
-        require_room(path, (folder / EVENTS_FILE for folder in folders.values()))
+        if not is_remote(path):
+            path = Path(path)
+            require_room(path, (folder / EVENTS_FILE for folder in find_rank_folders(path).values()))
         try:
             return open_recording(path, progress).trace()
         except DamagedTables:
             return open_recording(path, progress, afresh=True).trace()
+    path = Path(path)
     recording = _in_memory(path, find_rank_folders(path), progress, only_newest)
     trace = recording.trace()
     problems = list(trace.problems)
@@ -162,15 +170,17 @@ def open_recording(
     """Read what a recording is, and make tables of its logs if there are none that are up to date.
 
     Args:
-        path: the folder that holds ``rank_0``, ``rank_1`` ...
+        path: the folder that holds ``rank_0``, ``rank_1`` ...; from ``recording_at``, one that holds its tables.
         progress: told of ranks whose logs have been read.
         workers: who reads the logs of a large recording, side by side.
         afresh: make tables also if some are there: they turned out to be damaged.
 
     Raises:
-        OverlapScopeError: there is nothing to show, or the log of one rank does not fit into memory; lesser problems
-            are in ``Recording.problems``.
+        OverlapScopeError: there is nothing to show, or the log of one rank does not fit into memory, or the logs of all
+            don't and no tables can be written; lesser problems are in ``Recording.problems``.
     """
+    if is_remote(path):
+        return _remote(path, is_damaged=afresh)
     path = Path(path)
     folders = find_rank_folders(path)
     fingerprint = store.fingerprint(folders)
@@ -187,6 +197,7 @@ def open_recording(
         else:
             if (known := _stored(path, fingerprint)) is not None:
                 return known
+        require_room(path, (folder / EVENTS_FILE for folder in folders.values()))
     recording = _in_memory(path, folders, progress)
     if isinstance(recording.events, dict) and len(plan.parts) == 1:
         with suppress(OSError), draft_beside(path) as draft:
@@ -196,7 +207,22 @@ def open_recording(
     return recording
 
 
-def _stored(path: Path, fingerprint: str) -> Recording | None:
+def _remote(path: Path, *, is_damaged: bool) -> Recording:
+    """A recording on another disk, where nothing is written."""
+    try:
+        (path / TABLES_FOLDER / store.CONTENTS_FILE).read_bytes()
+        known = None if is_damaged else _stored(path, None)
+    except FileNotFoundError:
+        what = f"no {TABLES_FOLDER}/ there; open the recording once where it is, and copy its {TABLES_FOLDER}/ there"
+        raise OverlapScopeError(f"{path}: {what}") from None
+    except Exception as error:  # each kind of store has errors of its own
+        raise OverlapScopeError(f"{path}: can't be read ({' '.join(str(error).split())})") from None
+    if known is None:
+        raise OverlapScopeError(f"{path}: its tables are damaged, or of another version; copy them there again")
+    return known
+
+
+def _stored(path: Path, fingerprint: str | None) -> Recording | None:
     """A recording whose tables are on disk and up to date; else None."""
     stored = store.load(path, fingerprint)
     if stored is None:

@@ -47,7 +47,7 @@ EVERYTHING: Final[StepRange] = (0, 2**32)
 WHOLE: Final = ("ranks", "plans", "call_sites", "links", "user_collectives", "clocks")
 """The tables that are not cut. ``clocks``: see ``assembly.maps_of``."""
 
-_CONTENTS_FILE: Final = "contents.json"
+CONTENTS_FILE: Final = "contents.json"
 _TABLES_VERSION: Final = 9  # raise it when the columns of a table change
 _FOOTER_END: Final = 8
 """Bytes: how long a footer is, and that it is one."""
@@ -155,12 +155,18 @@ class Stored:
             return {name: _read_whole(self.folder / f"{name}.parquet", self.whole[name]) for name in WHOLE}
 
 
-def load(path: Path, expected_fingerprint: str) -> Stored | None:
-    """The tables of a recording, or None if there are none that are up to date."""
+def load(path: Path, expected_fingerprint: str | None) -> Stored | None:
+    """The tables of a recording, or None if there are none that are up to date.
+
+    Args:
+        expected_fingerprint: None if its logs are elsewhere.
+    """
     folder = path / TABLES_FOLDER
     try:
-        contents = read_json_text((folder / _CONTENTS_FILE).read_bytes())
-        if contents["fingerprint"] != expected_fingerprint:
+        contents = read_json_text((folder / CONTENTS_FILE).read_bytes())
+        if contents["version"] != _TABLES_VERSION:
+            return None
+        if expected_fingerprint not in (None, contents["fingerprint"]):
             return None
         return Stored(
             folder=folder,
@@ -216,6 +222,7 @@ def finish(
     for name, table in whole.items():
         table.to_parquet(draft / f"{name}.parquet", index=False)
     contents = {
+        "version": _TABLES_VERSION,
         "fingerprint": new_fingerprint,
         "run": run,
         "problems": [(problem.severity, problem.message) for problem in problems],
@@ -223,7 +230,7 @@ def finish(
         "parts": [{name: _as_json(file) for name, file in part.items()} for part in parts],
         "whole": {name: crc32((draft / f"{name}.parquet").read_bytes()) for name in whole},
     }
-    (draft / _CONTENTS_FILE).write_text(json_text(contents), encoding="utf-8")
+    (draft / CONTENTS_FILE).write_text(json_text(contents), encoding="utf-8")
     draft.chmod(0o755)
     remove_tables(path)
     draft.rename(path / TABLES_FOLDER)
