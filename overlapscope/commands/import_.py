@@ -1,11 +1,13 @@
-"""Make a recording of traces that torch.profiler has written.
+"""Make a recording of traces that torch.profiler or Nsight Systems has written.
 
     overlapscope import rank0.json.gz rank1.json.gz -o traces/imported
+    overlapscope import rank0.sqlite rank1.sqlite -o traces/imported
 
 The traces are those of one training, a file for each rank, as prof.export_chrome_trace() and
-tensorboard_trace_handler() write them (.json or .json.gz, of any size); one that is cut short is left out. What comes
-of them is a recording like any other, for 'overlapscope serve', 'summary', 'stragglers', 'compare' and 'report'. The
-rank is what a trace says, else what its file's name does.
+tensorboard_trace_handler() write them (.json or .json.gz, of any size), or as 'nsys export --type sqlite' does of a
+training under torch.autograd.profiler.emit_nvtx(); one that is cut short is left out. What comes of them is a recording
+like any other, for 'overlapscope serve', 'summary', 'stragglers', 'compare' and 'report'. The rank is what a trace
+says, else what its file's name does.
 
 Phases are those of stock DDP: its forward, what autograd does after it, the wait for buckets, the optimizer's step.
 Buckets are its all-reduces during the backward. Parameters are not in such a trace, so neither are they here.
@@ -39,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
     """Read the traces, then write the recording."""
     from overlapscope.imports.into_recording import Imported, ranks_of, write_recording
     from overlapscope.imports.kineto import kernel_overlap, read_profile
+    from overlapscope.imports.nsight import is_report, read_report
     from overlapscope.imports.training import training_of
 
     if not args.force and recording_folder.holds_recording(args.output):
@@ -48,13 +51,13 @@ def run(args: argparse.Namespace) -> int:
         damaged, kernels = [], []
         for path in args.files:
             progress.begin(f"reading {path.name}")
-            profile = read_profile(path, progress.count)
-            if profile.source.problem is not None:
-                damaged.append(f"{path}: left out: {profile.source.problem}; export it again")
-                continue
-            found.append((profile.source, training_of(profile)))
-            if len(profile.kernels):
-                kernels.append(f"{path}: {_kernels_text(kernel_overlap(profile))}")
+            for profile in read_report(path) if is_report(path) else [read_profile(path, progress.count)]:
+                if profile.source.problem is not None:
+                    damaged.append(f"{path}: left out: {profile.source.problem}; export it again")
+                    continue
+                found.append((profile.source, training_of(profile)))
+                if len(profile.kernels):
+                    kernels.append(f"{path}: {_kernels_text(kernel_overlap(profile))}")
     if not found:
         raise OverlapScopeError("; ".join(damaged))
     ranks = ranks_of([source for source, _ in found])
@@ -69,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     for line in kernels:
         _say(line)
     for one in imported:
-        for note in one.training.notes:
+        for note in (*one.source.notes, *one.training.notes):
             _say(f"rank {one.rank}: {note}")
     for line in damaged:
         _say(line)

@@ -47,7 +47,8 @@ def ranks_of(sources: Sequence[Source]) -> list[int]:
     for source in sources:
         if source.rank is None:
             raise OverlapScopeError(
-                f"{source.path}: does not say of which rank it is; rename it to end in rank0.json, rank1.json ..."
+                f"{source.path}: does not say of which rank it is; rename it to end in "
+                f"rank0{source.path.suffix}, rank1{source.path.suffix} ..."
             )
         if source.rank in seen:
             raise OverlapScopeError(f"{source.path} and {seen[source.rank]} are both of rank {source.rank}")
@@ -86,7 +87,7 @@ def _write_rank(folder: Path, one: Imported, count: int) -> None:
             "started_unix_ns": begin_ns,
             "versions": {},
             "models": [{"model": 0, "class": "", "ddp_arguments": {}}],
-            "imported": {"from": "torch.profiler", "file": source.path.name, "notes": list(one.training.notes)},
+            "imported": {"from": source.tool, "file": source.path.name, "notes": [*source.notes, *one.training.notes]},
         },
     )
     write_json(

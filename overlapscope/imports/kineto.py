@@ -25,11 +25,12 @@ Progress = Callable[[int, int], None]
 """Called with (bytes read so far, bytes in all)."""
 
 _COLLECTIVE: Final = "record_param_comms"
-_CALL: Final = "c10d::"
+CALL: Final = "c10d::"
+"""How names of the operators of torch.distributed begin."""
 _OF_HANDLER: Final = re.compile(r"^(?P<host>.+)_\d+\.\d+\.pt\.trace\.json(\.gz)?$")
 """How ``tensorboard_trace_handler`` names files."""
 _ENDS_WITH_RANK: Final = re.compile(r"rank[-_ ]?(\d+)", re.IGNORECASE)
-_SPANS: Final = (
+SPANS: Final = (
     ("ProfilerStep#", "step"),
     ("DistributedDataParallel.forward", "forward"),
     ("Optimizer.step#", "optimizer"),
@@ -46,7 +47,7 @@ _ON_DEVICE: Final = {"kernel": "kernel", "Kernel": "kernel", "gpu_memcpy": "copy
 }
 """Categories, as they are written now and were in 2021."""
 _LAUNCHES: Final = ("cuda_runtime", "cuda_driver", "Runtime", "hip_runtime")
-_LAUNCHES_WORK: Final = re.compile(r"LaunchKernel|LaunchCooperative|Memcpy|Memset|GraphLaunch")
+LAUNCHES_WORK: Final = re.compile(r"LaunchKernel|LaunchCooperative|Memcpy|Memset|GraphLaunch")
 """Of the runtime's calls; others have a correlation as well, and nothing on the device."""
 _OF_BACKEND: Final = re.compile(r"^(nccl|rccl|void nccl|void rccl|msccl)", re.IGNORECASE)
 """NCCL's kernels: ``ncclKernel_AllReduce_...`` until 2.18, ``ncclDevKernel_...`` from then on, RCCL's the same."""
@@ -58,7 +59,7 @@ class Profile:
 
     source: Source
     spans: pd.DataFrame
-    """kind (of ``_SPANS``), name, thread, start_ns, end_ns, in order of start"""
+    """kind (of ``SPANS``), name, thread, start_ns, end_ns, in order of start"""
     collectives: pd.DataFrame
     """id, op, elements (0: unknown), dtype, group, thread, start_ns, end_ns of their launches, in order of start"""
     trained: pd.DataFrame
@@ -74,6 +75,8 @@ class Source:
     """What a trace says of itself."""
 
     path: Path
+    tool: str
+    """That wrote it."""
     rank: int | None
     """None if the trace does not say."""
     host: str | None
@@ -85,6 +88,8 @@ class Source:
     """Of the clock of the host since 1970; 0 if times are since then themselves."""
     problem: str | None = None
     """Why its end is missing, if it is. What that held is not known: events are not in the order of time."""
+    notes: tuple[str, ...] = ()
+    """What else the tool says of what it did not see, in sentences."""
 
 
 def read_profile(path: Path, progress: Progress | None = None) -> Profile:
@@ -114,6 +119,7 @@ def read_profile(path: Path, progress: Progress | None = None) -> Profile:
     return Profile(
         source=Source(
             path=path,
+            tool="torch.profiler",
             rank=_number(info.get("rank"), rank_in_name(path)),
             host=header.get("host_name") or (named["host"] if (named := _OF_HANDLER.match(path.name)) else None),
             world_size=_number(info.get("world_size")),
@@ -219,11 +225,11 @@ class _Rows:
                 self._host(event, name)
             elif category in _LAUNCHES:
                 args = event.get("args", {})
-                if "correlation" in args and _LAUNCHES_WORK.search(name):
+                if "correlation" in args and LAUNCHES_WORK.search(name):
                     self.launches.rows.append((args["correlation"], event["tid"], _ns(event["ts"])))
             elif category in _ON_DEVICE:
                 args = event.get("args", {})
-                op = _op_of_kernel(name) if category in ("kernel", "Kernel") else ""
+                op = op_of_kernel(name) if category in ("kernel", "Kernel") else ""
                 identity = args.get("External id", args.get("external id", -1))
                 stream = args.get("stream", event["tid"])
                 place = stream, args.get("correlation", -1), identity, op
@@ -236,19 +242,20 @@ class _Rows:
             group = args.get("Process Group Name", "")
             self.collectives.rows.append((args.get("External id", -1), *what, group, event["tid"], *_edges(event)))
             return
-        if name.startswith(_CALL):
+        if name.startswith(CALL):
             args = event.get("args", {})
-            what = name.removeprefix(_CALL).strip("_"), *_first_input(args)
+            what = name.removeprefix(CALL).strip("_"), *_first_input(args)
             self.calls.rows.append((args.get("External id", -1), *what, "", event["tid"], *_edges(event)))
             return
-        kind = _kind_of_span(name)
+        kind = kind_of_span(name)
         if kind is not None:
             self.spans.rows.append((kind, name, event["tid"], *_edges(event)))
 
 
 @lru_cache(maxsize=4096)  # names are few, and come again and again
-def _kind_of_span(name: str) -> str | None:
-    return next((kind for beginning, kind in _SPANS if name.startswith(beginning)), None)
+def kind_of_span(name: str) -> str | None:
+    """What an annotation or operator is to us; None if nothing."""
+    return next((kind for beginning, kind in SPANS if name.startswith(beginning)), None)
 
 
 def _first_input(args: dict[str, Any]) -> tuple[int, str]:
@@ -262,7 +269,7 @@ def _first_input(args: dict[str, Any]) -> tuple[int, str]:
 
 
 @lru_cache(maxsize=4096)
-def _op_of_kernel(name: str) -> str:
+def op_of_kernel(name: str) -> str:
     """What a kernel of the backend does, as far as its name tells; empty if it is none."""
     if not _OF_BACKEND.match(name):
         return ""

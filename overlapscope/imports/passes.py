@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from overlapscope.account.intervals import Int64Array
 from overlapscope.errors import OverlapScopeError
 from overlapscope.imports.kineto import Profile
+
+_HOW: Final = {
+    "torch.profiler": "with ProfilerActivity.CPU (and CUDA on a GPU)",
+    "Nsight Systems": "under torch.autograd.profiler.emit_nvtx()",
+}
+"""By tool, what it takes to have all that is needed in a trace."""
 
 Span = tuple[int, int]
 """Begin and end, in nanoseconds of the profile."""
@@ -60,8 +67,8 @@ def steps_of(profile: Profile) -> Steps:
     if not len(forwards) or not len(optimizers):
         lacks = "forward of DistributedDataParallel" if not len(forwards) else "step of an optimizer"
         raise OverlapScopeError(
-            f"{profile.source.path}: no {lacks} in it; profile whole steps of a DDP training with ProfilerActivity.CPU "
-            "(and CUDA on a GPU)"
+            f"{profile.source.path}: no {lacks} in it; profile whole steps of a DDP training "
+            f"{_HOW[profile.source.tool]}"
         )
     # A step ends with the last optimizer before the next forward.
     next_forward = np.searchsorted(forwards[:, 0], optimizers[:, 1])

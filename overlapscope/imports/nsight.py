@@ -1,0 +1,270 @@
+"""What a report of Nsight Systems says of the training: a ``Profile`` of each rank in it.
+
+Read from the SQLite file that ``nsys export --type sqlite`` makes of a report. Ranges are those that PyTorch pushes
+under ``torch.autograd.profiler.emit_nvtx()`` (``nsys profile --pytorch=autograd-nvtx``), kernels and launches those of
+CUPTI. Columns are as in the scripts that come with Nsight Systems 2022.4 (``gputrace.py``, ``kernexectrace.py``).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import numpy as np
+import pandas as pd
+
+from overlapscope.errors import OverlapScopeError
+from overlapscope.imports.kineto import (
+    CALL,
+    LAUNCHES_WORK,
+    SPANS,
+    Profile,
+    Source,
+    kind_of_span,
+    op_of_kernel,
+    rank_in_name,
+)
+
+_MAGIC: Final = b"SQLite format 3\x00"
+_PROCESS: Final = 1 << 24
+"""A ``globalTid`` or ``globalPid`` divided by it is the same for all threads of a process."""
+_IN_NAME: Final = re.compile(r", (?:seq|op_id|input_op_ids|sizes) = ")
+"""Where the name of an operator ends, and what ``emit_nvtx`` adds to it begins (``getNvtxStr``)."""
+_SIZES: Final = re.compile(r", sizes = (\[[\[\]\d, -]*\])")
+_BYTES: Final = re.compile(r'"Message size \[bytes\]":\s*(\d+)')
+"""In what NCCL attaches to a range of its own (``nvtx_payload_schemas.h``)."""
+_OF_GRADIENTS: Final = {4: "float", 8: "double"}
+"""By the bytes of an element: gradients are floating-point numbers, and of two bytes there are two kinds."""
+_LOST: Final = re.compile(r"\b(lost|dropped|not (?:have )?(?:been )?collected|incomplete)\b", re.IGNORECASE)
+_ON_DEVICE: Final = {
+    "CUPTI_ACTIVITY_KIND_KERNEL": "kernel",
+    "CUPTI_ACTIVITY_KIND_MEMCPY": "copy",
+    "CUPTI_ACTIVITY_KIND_MEMSET": "set",
+}
+
+
+def is_report(path: Path) -> bool:
+    """Whether a file is SQLite.
+
+    Raises:
+        OverlapScopeError: it is a report that has to be exported, or can't be read.
+    """
+    if path.suffix in (".nsys-rep", ".qdrep"):
+        raise OverlapScopeError(f"{path}: make SQLite of it first: nsys export --type sqlite {path}")
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except OSError as error:
+        raise OverlapScopeError(f"{path}: can't be read ({error.strerror})") from None
+
+
+def read_report(path: Path) -> list[Profile]:
+    """Read the processes that train, each a rank.
+
+    Raises:
+        OverlapScopeError: it is no export of Nsight Systems, or has no ranges of PyTorch in it.
+    """
+    with _told(path), closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)) as database:
+        report = _Report(database)
+        ranges = report.ranges()
+        forwards = ranges[ranges["kind"] == "forward"]
+        processes = sorted(forwards["process"].unique().tolist())
+        if not processes:
+            raise OverlapScopeError(
+                f"{path}: no forward of DistributedDataParallel in it; train under "
+                "torch.autograd.profiler.emit_nvtx(), or record with 'nsys profile --pytorch=autograd-nvtx'"
+            )
+        launches, kernels = report.launches(), report.kernels()
+        return [
+            _profile_of(
+                _source_of(path, report, kernels[kernels["process"] == process], is_only=len(processes) == 1),
+                *(table[table["process"] == process] for table in (ranges, launches, kernels)),
+            )
+            for process in processes
+        ]
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (sqlite3.Error, pd.errors.DatabaseError, KeyError, TypeError, ValueError, OverflowError) as error:
+        what = " ".join(str(error.__cause__ or error).split())  # pandas repeats the query
+        raise OverlapScopeError(f"{path}: not as Nsight Systems exports it ({what})") from None
+
+
+class _Report:
+    """The tables of a report, those that are there: it has none for what never happened."""
+
+    def __init__(self, database: sqlite3.Connection) -> None:
+        self._database = database
+        self._tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+
+    def rows(self, table: str, query: str) -> pd.DataFrame:
+        """What a query finds, if there is such a table."""
+        return pd.read_sql_query(query, self._database) if table in self._tables else pd.DataFrame()
+
+    def value(self, table: str, query: str) -> Any:
+        """The first value that a query finds, if there is one."""
+        rows = self.rows(table, query)
+        return rows.iloc[0, 0] if len(rows) else None
+
+    def ranges(self) -> pd.DataFrame:
+        """kind, name, bytes (of what NCCL sums there; else 0), process, thread, start_ns, end_ns, in order of start."""
+        columns = {name for (_, name, *_) in self._database.execute("PRAGMA table_info(NVTX_EVENTS)")}
+        payload = "jsonText" if "jsonText" in columns else "NULL"
+        wanted = [f"{beginning}*" for beginning, _ in SPANS] + [f"{CALL}*", "ncclAllReduce*", "ncclBroadcast*"]
+        either = " OR ".join(f"name GLOB '{pattern}'" for pattern in wanted)
+        found = self.rows(
+            "NVTX_EVENTS",
+            f"SELECT * FROM (SELECT start AS start_ns, end AS end_ns, globalTid AS thread, {payload} AS payload, "
+            "COALESCE(text, (SELECT value FROM StringIds WHERE id = textId)) AS name FROM NVTX_EVENTS "
+            f"WHERE end IS NOT NULL) WHERE {either} ORDER BY start_ns",
+        ).reindex(columns=["start_ns", "end_ns", "thread", "payload", "name"])
+        names = {name: _kind_of(_name_of(name)) for name in found["name"].unique()}
+        found["kind"] = found["name"].map(names)
+        found["bytes"] = [_bytes_in(payload) for payload in found["payload"]]
+        found["process"] = found["thread"] // _PROCESS
+        return found
+
+    def launches(self) -> pd.DataFrame:
+        """correlation, process, thread, start_ns of calls that put work onto the device."""
+        found = self.rows(
+            "CUPTI_ACTIVITY_KIND_RUNTIME",
+            "SELECT correlationId AS correlation, globalTid AS thread, start AS start_ns, "
+            "(SELECT value FROM StringIds WHERE id = nameId) AS name FROM CUPTI_ACTIVITY_KIND_RUNTIME ORDER BY start",
+        ).reindex(columns=["correlation", "thread", "start_ns", "name"])
+        works = {name: LAUNCHES_WORK.search(str(name)) is not None for name in found["name"].unique()}
+        found = found[found["name"].map(works).astype(bool)]
+        return found.assign(process=found["thread"] // _PROCESS)
+
+    def kernels(self) -> pd.DataFrame:
+        """kind, process, device, stream, correlation, op, start_ns, end_ns, in order of start."""
+        parts = []
+        for table, kind in _ON_DEVICE.items():
+            name = "(SELECT value FROM StringIds WHERE id = shortName)" if kind == "kernel" else "NULL"
+            part = self.rows(
+                table,
+                f"SELECT start AS start_ns, end AS end_ns, globalPid / {_PROCESS} AS process, deviceId AS device, "
+                f"streamId AS stream, correlationId AS correlation, {name} AS name FROM {table}",
+            ).reindex(columns=["start_ns", "end_ns", "process", "device", "stream", "correlation", "name"])
+            ops = {name: op_of_kernel(name) if isinstance(name, str) else "" for name in part["name"].unique()}
+            parts.append(part.assign(kind=kind, op=part["name"].map(ops)))
+        found = pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
+        return found.sort_values("start_ns", kind="stable", ignore_index=True)
+
+
+def _source_of(path: Path, report: _Report, kernels: pd.DataFrame, *, is_only: bool) -> Source:
+    devices = kernels["device"].dropna().unique()
+    rank = rank_in_name(path) if is_only else None
+    if not is_only:
+        if len(devices) != 1:
+            raise OverlapScopeError(
+                f"{path}: holds several ranks, and which is which can't be told by their devices; record each rank "
+                "into a file of its own: nsys profile -o rank%q{RANK} ..."
+            )
+        rank = int(devices[0])
+    host = report.value("TARGET_INFO_SYSTEM_ENV", "SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'Hostname'")
+    name = None
+    if len(devices):
+        name = report.value("TARGET_INFO_GPU", f"SELECT name FROM TARGET_INFO_GPU WHERE id = {int(devices[0])}")
+    begun = report.value("TARGET_INFO_SESSION_START_TIME", "SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME")
+    told = report.rows("DIAGNOSTIC_EVENT", "SELECT text FROM DIAGNOSTIC_EVENT")
+    lost = [" ".join(str(text).split()) for text in told.get("text", []) if _LOST.search(str(text))]
+    return Source(
+        path=path,
+        tool="Nsight Systems",
+        rank=rank,
+        host=None if host is None else str(host),
+        world_size=None,
+        backend="nccl" if (kernels["op"] != "").any() else None,
+        device=str(name or "device") if len(devices) else "cpu",
+        base_ns=int(begun or 0),
+        notes=tuple(f"Nsight Systems says: {text}" for text in dict.fromkeys(lost)),
+    )
+
+
+def _profile_of(source: Source, ranges: pd.DataFrame, launches: pd.DataFrame, kernels: pd.DataFrame) -> Profile:
+    calls = _calls_in(ranges)
+    spans = ranges[ranges["kind"].notna() & ~ranges["kind"].isin(["call", "nccl"])].copy()
+    spans["name"] = [_name_of(name) for name in spans["name"]]
+    kernels = kernels.assign(id=-1)
+    is_backend = kernels["op"] != ""
+    launched = launches.drop_duplicates("correlation").set_index("correlation")
+    of_backend = launched.reindex(kernels.loc[is_backend, "correlation"])
+    kernels.loc[is_backend, "id"] = _around(calls, of_backend["thread"].to_numpy(), of_backend["start_ns"].to_numpy())
+    return Profile(
+        source=source,
+        spans=spans[["kind", "name", "thread", "start_ns", "end_ns"]].reset_index(drop=True),
+        collectives=calls,
+        trained=pd.DataFrame({"start_ns": []}),
+        launches=launches[["correlation", "thread", "start_ns"]].reset_index(drop=True),
+        kernels=kernels[["kind", "stream", "correlation", "id", "op", "start_ns", "end_ns"]].reset_index(drop=True),
+    )
+
+
+def _calls_in(ranges: pd.DataFrame) -> pd.DataFrame:
+    """id, op, elements, dtype, group, thread, start_ns, end_ns of the operators of torch.distributed."""
+    calls = ranges.loc[ranges["kind"] == "call", ["name", "thread", "start_ns", "end_ns"]].reset_index(drop=True)
+    calls["id"] = np.arange(len(calls))
+    calls["op"] = [_name_of(name).removeprefix(CALL).strip("_") for name in calls["name"]]
+    calls["elements"] = [_elements_in(name) for name in calls["name"]]
+    sums = ranges[ranges["kind"] == "nccl"]
+    inside = _around(calls, sums["thread"].to_numpy(), sums["start_ns"].to_numpy())
+    bytes_of = pd.Series(sums["bytes"].to_numpy(), dtype=np.int64).groupby(inside).sum()
+    calls["bytes"] = calls["id"].map(bytes_of).fillna(0).astype(np.int64)
+    autograd = ranges[ranges["kind"] == "autograd"].reset_index(drop=True)
+    autograd["id"] = np.arange(len(autograd))
+    is_of_gradients = _around(autograd, calls["thread"].to_numpy(), calls["start_ns"].to_numpy()) >= 0
+    calls["dtype"] = [
+        _OF_GRADIENTS.get(size // elements, "") if of_gradients and elements and size % elements == 0 else ""
+        for of_gradients, elements, size in zip(
+            is_of_gradients.tolist(), calls["elements"].tolist(), calls["bytes"].tolist(), strict=True
+        )
+    ]
+    calls["group"] = ""
+    return calls[["id", "op", "elements", "dtype", "group", "thread", "start_ns", "end_ns"]]
+
+
+def _around(spans: pd.DataFrame, thread: np.ndarray[Any, Any], time_ns: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """(n,) the id of the span in which a thread was at each of these times; -1 of none.
+
+    Args:
+        spans: id, thread, start_ns, end_ns; those of a thread follow each other.
+    """
+    found = np.full(len(time_ns), -1, dtype=np.int64)
+    for number, own in spans.groupby("thread"):
+        here = thread == number
+        place = np.searchsorted(own["start_ns"].to_numpy(), time_ns[here], side="right") - 1
+        inside = (place >= 0) & (time_ns[here] <= own["end_ns"].to_numpy()[np.maximum(place, 0)])
+        found[here] = np.where(inside, own["id"].to_numpy()[np.maximum(place, 0)], -1)
+    return found
+
+
+def _kind_of(name: str) -> str | None:
+    if name.startswith(CALL):
+        return "call"
+    return "nccl" if name.startswith(("ncclAllReduce", "ncclBroadcast")) else kind_of_span(name)
+
+
+def _name_of(text: str) -> str:
+    return _IN_NAME.split(text, maxsplit=1)[0]
+
+
+def _elements_in(text: str) -> int:
+    """Number of elements of the first tensor that an operator was given; 0 if its range does not say."""
+    found = _SIZES.search(text)
+    shapes = json.loads(found[1]) if found else []
+    return next((math.prod(shape) for shape in shapes if shape), 0)
+
+
+def _bytes_in(payload: object) -> int:
+    found = _BYTES.search(payload) if isinstance(payload, str) else None
+    return int(found[1]) if found else 0
