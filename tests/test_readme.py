@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
 def shell_lines(text: str) -> list[str]:
@@ -47,3 +50,24 @@ def test_every_command_line_in_the_documents_is_accepted(page: Path) -> None:
     for words in command_lines(page):
         if words[0] == "overlapscope":
             parser().parse_args(words[1:])  # raises SystemExit, with usage on stderr
+
+
+def test_the_container_runs_a_command_that_is_accepted():
+    from overlapscope.cli import parser
+
+    lines = (ROOT / "examples" / "Containerfile").read_text().splitlines()
+    words = [
+        word for line in lines if line.startswith(("ENTRYPOINT", "CMD")) for word in json.loads(line.split(" ", 1)[1])
+    ]
+    assert words[0] == "overlapscope"
+    parser().parse_args(words[1:])
+
+
+def test_the_matrix_names_tests_that_exist_and_extras_of_the_project():
+    text = (ROOT / ".ci" / "matrix").read_text()
+    left_out = re.findall(r"\btests/[\w/.]+", text)
+    assert len(left_out) > 9
+    assert [path for path in left_out if not (ROOT / path).exists()] == []
+    (for_reading,) = re.findall(r'for_reading="([^"]*)"', text)
+    tested = {re.split("[^\\w-]", line)[0] for line in EXTRAS["test"]}
+    assert set(for_reading.split()) <= tested
