@@ -103,13 +103,18 @@ def _run_on_hosts(
     signals: Sequence[int],
 ) -> int:
     """The status with which the job ended; -N if signal N has come."""
-    with hosts_over(link, count) as hosts:
+    try:
+        with hosts_over(link, count) as hosts:
+            if not signals:
+                _say(_what_was_made(hosts, link, ranks_per_host))
+            if signals:
+                return -signals[0]
+            with cluster.running(hosts, command, environment, ranks_per_host, _print_line) as job:
+                return job.wait(signals, _say_that_it_failed)
+    except OverlapScopeError:
         if not signals:
-            _say(_what_was_made(hosts, link, ranks_per_host))
-        if signals:
-            return -signals[0]
-        with cluster.running(hosts, command, environment, ranks_per_host, _print_line) as job:
-            return job.wait(signals, _say_that_it_failed)
+            raise
+        return -signals[0]  # Ctrl-C ends the programs by which hosts are made, too
 
 
 def _what_was_made(hosts: Hosts, link: Link, ranks_per_host: int) -> str:
