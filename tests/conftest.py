@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 
 # Every run looks at other examples, so fewer of them at a time find as much over the days.
-settings.register_profile("without a deadline", deadline=None, max_examples=60)
+settings.register_profile("without a deadline", deadline=None, max_examples=40)
 settings.load_profile("without a deadline")
 
 

@@ -54,7 +54,7 @@ def check(verdict: Verdict, evidence: Evidence) -> None:
     json.dumps(verdict.as_dict())
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(jobs())
 def test_there_is_a_verdict_on_any_job(evidence: Evidence) -> None:
     verdict = judge(evidence)

@@ -68,7 +68,7 @@ def swapped_pair(ours: Sequence[int], theirs: Sequence[int]) -> bool:
     )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(st.integers(1, 6), max_size=30), st.lists(st.integers(1, 6), max_size=30))
 def test_any_pair_of_swapped_names_near_by_is_found(ours: list[int], theirs: list[int]) -> None:
     found = first_difference(named(ours), named(theirs))
@@ -77,13 +77,13 @@ def test_any_pair_of_swapped_names_near_by_is_found(ours: list[int], theirs: lis
         assert found is not None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(1, 6), max_size=30))
 def test_other_names_that_are_nowhere_on_the_other_rank_are_no_difference(ours: list[int]) -> None:
     assert first_difference(named(ours), named([name + 10 for name in ours])) is None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(1, 6), max_size=30), st.lists(st.integers(1, 6), max_size=30))
 def test_either_rank_may_come_first(ours: list[int], theirs: list[int]) -> None:
     assert first_difference(named(ours), named(theirs)) == first_difference(named(theirs), named(ours))

@@ -32,7 +32,7 @@ THINGS = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(THINGS)
 def test_what_was_told_is_what_is_heard(thing: Any) -> None:
     assert repr(from_json(type(thing), to_json(thing))) == repr(thing)  # by repr: a NaN equals nothing

@@ -211,7 +211,7 @@ def entry_of(number: int, signature: Signature, is_over: bool, *, has_failed: bo
     )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=120)
 @given(st.sampled_from(sorted(ALGORITHMS)), st.integers(2, 7), st.data())
 def test_all_wait_for_the_one_that_has_stopped_whatever_the_round(name: str, size: int, data: st.DataObject) -> None:
     victim = data.draw(st.integers(0, size - 1))
@@ -267,7 +267,7 @@ def test_the_round_and_the_peer_are_named(name: str, stops_at: int, sentences: l
     assert [text for text in evidence if " waits in " in text] == sentences
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(st.sampled_from(sorted(ALGORITHMS)), st.integers(2, 6), st.data())
 def test_of_a_message_that_is_lost_nobody_is_accused(name: str, size: int, data: st.DataObject) -> None:
     lanes = rounds_of(name, size)

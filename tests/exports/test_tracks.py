@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from overlapscope.analysis.analysis import Analysis
 from overlapscope.exports.tracks import Counter, Track, Tracks
@@ -19,7 +19,11 @@ US = 1000
 
 
 def tracks_of(trace: Trace, rank: int = 0, steps: slice = slice(None)) -> list[Track]:
-    return [track for track in Tracks(Analysis(trace), steps).of_rank(rank) if isinstance(track, Track)]
+    return only_tracks(Tracks(Analysis(trace), steps), rank)
+
+
+def only_tracks(tracks: Tracks, rank: int) -> list[Track]:
+    return [track for track in tracks.of_rank(rank) if isinstance(track, Track)]
 
 
 def track(tracks: list[Track], name: str) -> Track:
@@ -33,10 +37,12 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 
 @given(wild_recordings() | orderly_recordings())
+@settings(max_examples=30)
 def test_slices_of_a_track_do_not_overlap_and_each_row_is_on_one_of_them(trace: Trace) -> None:
     on_tracks: dict[str, int] = {}
+    tracks = Tracks(Analysis(trace))
     for rank in trace.ranks["rank"]:
-        for one in tracks_of(trace, rank):
+        for one in only_tracks(tracks, rank):
             slices = list(one)
             assert all(before.end_ns <= after.start_ns for before, after in pairwise(slices))
             assert all(each.start_ns <= each.end_ns for each in slices)

@@ -125,7 +125,7 @@ def test_what_was_cut_off_or_is_of_other_plans_is_not_seen_and_nothing_fails(dat
     assert set(seen.epoch.tolist()) <= {-1, *PLANS}
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(
     records=arrays.arrays(RECORD_DTYPE, st.integers(0, 40)),
     steps=st.lists(st.integers(0, 3), max_size=6),

@@ -230,7 +230,7 @@ class TestDamage:
             value_or_refusal(bytes_)
 
     @given(st.data())
-    @settings(deadline=None, max_examples=300)
+    @settings(deadline=None, max_examples=150)
     def test_answers_damaged_dumps_with_a_value_or_a_sentence(self, data: st.DataObject) -> None:
         damaged = bytearray(REAL)
         for _ in range(data.draw(st.integers(1, 5))):

@@ -32,7 +32,7 @@ def test_equal_bits_have_the_same_fingerprint(shape: tuple[int, ...], dtype: tor
     assert fingerprint(tensor) == fingerprint(tensor.clone()) is not None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(SHAPES), st.sampled_from(DTYPES[:-1]), st.data())
 def test_any_single_bit_changes_it(shape: tuple[int, ...], dtype: torch.dtype, data: st.DataObject) -> None:
     tensor = values(shape, dtype)
@@ -42,7 +42,7 @@ def test_any_single_bit_changes_it(shape: tuple[int, ...], dtype: torch.dtype, d
     assert fingerprint(tensor) != before
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.sampled_from(SHAPES[1:]), st.data())
 def test_changes_that_cancel_each_other_out_are_seen(shape: tuple[int, ...], data: st.DataObject) -> None:
     """As many last places up as down, which a plain sum would not notice."""

@@ -191,7 +191,7 @@ def two_orders(draw: st.DrawFn) -> tuple[list[str], list[str]]:
     return ours, theirs
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(two_orders(), st.integers(1, 20))
 def test_looks_now_and_then_find_what_comparing_all_entries_finds(orders, look_every):
     with tempfile.TemporaryDirectory() as folder:
