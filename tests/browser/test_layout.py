@@ -106,7 +106,8 @@ def test_on_paper_nothing_is_cut_off_at_the_right(open_page: OpenPage, ordered: 
     for before, after in zip(window, paper, strict=True):
         assert after["right"] <= 718 + 1
         assert -1 <= after["width"] - before["width"] * 718 / 1300 <= 9  # there is no scroll bar
-    assert page.evaluate(CUT.replace("innerWidth", "719")) == []
+    # At this zoom a dot of the paper is nearly two pixels of the page, and plots are rounded to dots.
+    assert page.evaluate(CUT.replace("innerWidth", "719").replace("clientWidth + 1", "clientWidth + 2")) == []
 
 
 def test_on_paper_the_lanes_stay_beside_their_names_and_below_their_axis(open_page: OpenPage, ordered: str) -> None:
