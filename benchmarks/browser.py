@@ -16,6 +16,19 @@ from playwright.sync_api import Page, ViewportSize, sync_playwright
 from tests.browser.chromium import ARGUMENTS, CHROMIUM
 from tests.cluster.processes import METHOD
 
+COUNT_FRAMES = """() => {
+  const frames = window.framesMs = []
+  let last = performance.now()
+  const count = (now) => {
+    if (window.framesMs !== frames) return // counting has begun anew
+    frames.push(now - last)
+    last = now
+    requestAnimationFrame(count)
+  }
+  requestAnimationFrame(count)
+}"""
+"""Notes how long each frame of a page takes from now on."""
+
 
 @dataclass(frozen=True)
 class Server:

@@ -24,7 +24,7 @@ import numpy as np
 from playwright.sync_api import Page
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.browser import opened_page, served
+from benchmarks.browser import COUNT_FRAMES, opened_page, served
 from overlapscope.analysis.analysis import Analysis
 from overlapscope.analysis.sentences import describe
 from overlapscope.trace.reader import read_trace
@@ -37,12 +37,6 @@ const note = () => {
   requestAnimationFrame(() => setTimeout(() => (window.paintedMs = performance.now())))
 }
 requestAnimationFrame(note)
-"""
-COUNT_FRAMES = """
-window.framesMs = []
-let last = performance.now()
-const count = (now) => { window.framesMs.push(now - last); last = now; requestAnimationFrame(count) }
-requestAnimationFrame(count)
 """
 
 

@@ -4,7 +4,8 @@ The recording is made up by tests/synthetic.py and written to disk with the real
 process of its own, and is looked at with headless Chromium on this machine, which draws without a GPU.
 
 First paint is from the start of the navigation until Bokeh has drawn everything. An answer is from the question for
-a new view until the frame after its picture was drawn; it is measured while the mouse drags the time axis.
+a new view until the frame after its picture was drawn; it is measured while the mouse drags the time axis. So are the
+frames of the page, which is moved at once by what it has: their number in a second, and the longest but 5 %.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 from playwright.sync_api import Page
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.browser import opened_page, served
+from benchmarks.browser import COUNT_FRAMES, opened_page, served
 from overlapscope.trace.format import RECORD_BYTES
 from tests.synthetic import write_recording
 
@@ -60,16 +61,18 @@ def measure(spans: int, ranks: int, seconds: float) -> Iterator[tuple[str, ...]]
             first_s, again_s = (painted_s(page, f"{server.url}/timeline") for _ in range(2))
             paint = f"{first_s:.2f} / {again_s:.2f} s"
             for label, key_presses in (("a third", 5), ("a thirtieth", 10), ("single spans", None)):
-                answers_ms = drag(page, key_presses, seconds)
+                answers_ms, frames_ms = drag(page, key_presses, seconds)
                 in_view = (page.text_content("#status") or "").split(" span")[0]
                 median, p95 = np.percentile(answers_ms, [50, 95])
                 times = (f"{median:.0f} ms", f"{p95:.0f} ms", f"{len(answers_ms)}")
+                frames = (f"{1e3 / np.mean(frames_ms):.0f}", f"{np.percentile(frames_ms, 95):.0f} ms")
                 yield (
                     f"{ranks * steps * SPANS_OF_A_STEP:,}",
                     paint,
                     label,
                     in_view,
                     *times,
+                    *frames,
                     f"{server.memory_gb:.2f} GB",
                 )
                 paint = ""
@@ -82,8 +85,12 @@ def painted_s(page: Page, url: str) -> float:
     return float(page.evaluate("window.paintedMs")) / 1e3
 
 
-def drag(page: Page, key_presses: int | None, seconds: float) -> list[float]:
-    """Zoom in with the keyboard, to single spans if no number is given, then drag for some time."""
+def drag(page: Page, key_presses: int | None, seconds: float) -> tuple[list[float], list[float]]:
+    """Zoom in with the keyboard, to single spans if no number is given, then drag for some time.
+
+    Returns:
+        How long answers took, and frames of the page, in milliseconds.
+    """
     presses = 0
     while presses < (200 if key_presses is None else key_presses):
         if key_presses is None and "Zoom in" not in (page.text_content("#status") or ""):
@@ -98,14 +105,16 @@ def drag(page: Page, key_presses: int | None, seconds: float) -> list[float]:
     y = lanes["y"] + 20
     page.mouse.move(800, y)
     page.mouse.down()
+    page.evaluate(COUNT_FRAMES)
     until, move = time.monotonic() + seconds, 0
     while time.monotonic() < until:
         move += 1
         page.mouse.move(800 + 300 * np.sin(move / 40), y)
         page.wait_for_timeout(8)
+    frames_ms = list(page.evaluate("window.framesMs"))
     page.mouse.up()
     page.wait_for_timeout(500)
-    return list(page.evaluate("window.answers"))
+    return list(page.evaluate("window.answers")), frames_ms
 
 
 def main() -> None:
@@ -115,8 +124,8 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=5, help="how long to drag at each zoom")
     args = parser.parse_args()
-    headings = ("spans", "first paint, again", "zoomed to", "in view", "median", "p95", "answers", "server RSS")
-    print("".join(f"{heading:>20}" for heading in headings))
+    headings = ("spans", "first paint, again", "zoomed to", "in view", "median", "p95", "answers", "frames a s", "p95")
+    print("".join(f"{heading:>20}" for heading in (*headings, "server RSS")))
     for spans in args.spans:
         for row in measure(spans, args.ranks, args.seconds):
             print("".join(f"{cell:>20}" for cell in row), flush=True)

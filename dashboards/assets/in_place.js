@@ -57,6 +57,14 @@
     location.replace(next) // a reload has no view transition
   }
 
+  // While this page is being opened again somebody may follow a link. The page that it leads to has no transition.
+  window.addEventListener("pageswap", ({viewTransition, activation}) => {
+    if (!viewTransition) return
+    viewTransition.ready.catch(() => {}) // that it has none is no error
+    const {pathname, search} = new URL(activation?.entry.url ?? "about:blank")
+    if (pathname + search !== next) viewTransition.skipTransition()
+  })
+
   window.addEventListener("pagehide", () => {
     try {
       if (next !== null) sessionStorage.setItem(key, JSON.stringify({address: next, seen: isRestored ? look() : seen}))

@@ -157,3 +157,18 @@ def test_a_click_reaches_the_page_before_its_plots_are_drawn(open_page: OpenPage
         assert page.evaluate("([x, y]) => document.elementFromPoint(x, y).closest('#theme') !== null", middle)
         held[0].continue_()
         followed(page)
+
+
+def test_who_follows_a_link_while_the_page_is_being_opened_again_is_led_there(
+    open_page: OpenPage, tmp_path: Path
+) -> None:
+    """And no error is logged, which ``open_page`` asserts."""
+    recording = write_recording(tmp_path / "traces", ranks=2, steps=30)
+    with served(recording, tmp_path / "server.log") as url:
+        page = open_page(f"{url}stragglers")
+        page.evaluate("""() => {
+          overlapscope.openAgain()
+          setTimeout(() => document.querySelector("nav a[href*=buckets]").click())
+        }""")
+        page.wait_for_url("**/buckets*")
+        page.wait_for_function("window.Bokeh?.documents[0]?.is_idle")
