@@ -16,6 +16,7 @@ import panel as pn
 from bokeh.io import curdoc
 
 from dashboards.access import Access, is_loopback
+from dashboards.closed_pages import LIFETIMES, forget_closed_pages
 from dashboards.experiment_files import experiment_routes
 from dashboards.experiments import experiments_in
 from dashboards.gate import SERVER_OPTIONS, guard, login_options
@@ -218,13 +219,12 @@ def start_server(
             *experiment_routes(runs.folders),
             *(metrics_routes(runs) if metrics else ()),
         ],
-        # A page that was closed gives its memory back soon, but one on a slow line has time to open its websocket.
-        check_unused_sessions_milliseconds=5_000,
-        unused_session_lifetime_milliseconds=60_000,
+        **LIFETIMES,
         **SERVER_OPTIONS,
         **login_options(access),
     )
     guard(server, access)
+    forget_closed_pages(server)
     server.start()  # what it does now and then: drop the sessions of closed pages, ping those of open ones
     return server
 

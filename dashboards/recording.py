@@ -164,21 +164,26 @@ class Recording:
             OverlapScopeError: the folder holds nothing to show.
         """
         is_dumps, folders = self._is_dumps, self._folders()
-        only_newest = None if is_dumps or is_whole else self._only_newest(folders.values())
-        reading = self._whole if only_newest is None else self._newest
+        only_newest = None if is_dumps else self._only_newest(folders.values())
+        is_part = only_newest is not None and not is_whole
+        reading = self._newest if is_part else self._whole
         begun_s = time.monotonic()
         mark = reading.mark if reading is not None and begun_s < reading.until_s else self.state()
         if reading is None or mark != reading.mark:
-            trace = None if is_dumps else read_trace(self.folder, progress, only_newest=only_newest)
+            trace = (
+                None if is_dumps else read_trace(self.folder, progress, only_newest=only_newest if is_part else None)
+            )
             before = None if reading is None or not self._newsroom.newest().is_live else reading.snapshot
             snapshot = _of_dumps(self.folder) if trace is None else Snapshot(trace, before)
             now_s = time.monotonic()
             until_s = 0.0 if only_newest is None else now_s + (now_s - begun_s) / _READING_SHARE
             reading = _Reading(snapshot=snapshot, mark=mark, until_s=until_s)
-        if only_newest is None:
+        if not is_part:
             self._whole = reading
         else:
             self._newest = reading
+            if self._whole is not None and begun_s > self._whole.until_s:
+                self._whole = None  # large, and outdated: who asks for all steps again gets those of then
         reading.snapshot.is_live = self._newsroom.newest().is_live
         reading.snapshot.forget_outdated()
         return reading.snapshot

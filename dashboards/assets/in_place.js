@@ -57,12 +57,10 @@
     location.replace(next) // a reload has no view transition
   }
 
-  // While this page is being opened again somebody may follow a link. The page that it leads to has no transition.
-  window.addEventListener("pageswap", ({viewTransition, activation}) => {
-    if (!viewTransition) return
-    viewTransition.ready.catch(() => {}) // that it has none is no error
-    const {pathname, search} = new URL(activation?.entry.url ?? "about:blank")
-    if (pathname + search !== next) viewTransition.skipTransition()
+  // A picture that can't be shown, as when a link was followed meanwhile, is not missed: the page is there.
+  window.addEventListener("unhandledrejection", (event) => {
+    const {reason} = event
+    if (reason instanceof DOMException && /transition/i.test(reason.message)) event.preventDefault()
   })
 
   window.addEventListener("pagehide", () => {

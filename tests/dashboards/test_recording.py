@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import time
+import weakref
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -54,6 +57,23 @@ def test_what_goes_on_is_not_read_again_before_reading_it_has_cost_a_share_of_th
     (folder / "rank_0" / "new.json").write_text("{}")
     assert recording.newest() is first
     assert recording.newest(is_whole=True) is not first
+
+
+def test_all_steps_of_what_goes_on_are_let_go_of_when_they_are_outdated(
+    tmp_path: Path, is_live: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recording = Recording(write_recording(tmp_path, steps=100))
+    monkeypatch.setattr(recording_module, "_READING_SHARE", 1e-9)
+    whole = weakref.ref(recording.newest(is_whole=True))
+    recording.newest()
+    gc.collect()
+    assert whole() is not None, "others may ask for them"
+    monkeypatch.setattr(recording_module, "_READING_SHARE", 1e9)
+    whole = weakref.ref(Recording.newest(other := Recording(tmp_path), is_whole=True))
+    time.sleep(0.01)
+    other.newest()
+    gc.collect()
+    assert whole() is None
 
 
 def test_a_page_says_which_steps_it_is_of_and_offers_all(tmp_path: Path, is_live: list[bool]) -> None:

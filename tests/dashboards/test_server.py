@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import time
 import weakref
@@ -11,6 +12,8 @@ from typing import Any
 
 import panel as pn
 import pytest
+from bokeh.util.token import generate_jwt_token, generate_session_id
+from tornado.websocket import websocket_connect
 
 from dashboards import recording as recording_module
 from dashboards.app import ROUTES
@@ -51,6 +54,34 @@ def test_a_closed_tab_gives_its_memory_back(tmp_path: Path, monkeypatch: pytest.
             gc.collect()
         assert left == 0
         assert server.server.get_sessions() == []
+
+
+async def open_and_leave(port: int, code: int | None) -> None:
+    """Be a browser that has opened a page and leaves it with a code, or whose line breaks."""
+    token = generate_jwt_token(generate_session_id())
+    page = await websocket_connect(f"ws://127.0.0.1:{port}/ws", subprotocols=["bokeh", token])
+    assert "ACK" in str(await page.read_message())
+    if code is None:
+        page.protocol.stream.close()
+    else:
+        page.close(code)
+        while await page.read_message() is not None:
+            pass  # what was on its way
+
+
+def test_a_page_that_is_left_is_forgotten_before_one_whose_line_broke(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve, often = pn.serve, {"check_unused_sessions_milliseconds": 50}
+    monkeypatch.setattr(pn, "serve", lambda pages, **options: serve(pages, **{**options, **often}))
+    with running(Runs([write_recording(tmp_path / "traces", steps=5)])) as server:
+        asyncio.run(open_and_leave(server.port, None))
+        (broken,) = server.server.get_sessions()
+        asyncio.run(open_and_leave(server.port, 1001))
+        until = time.monotonic() + 60
+        while (broken.connection_count or len(server.server.get_sessions()) > 1) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert server.server.get_sessions() == [broken]
 
 
 def test_a_recording_that_is_too_large_is_said_on_the_page_and_the_server_goes_on(
