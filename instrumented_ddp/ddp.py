@@ -29,6 +29,7 @@ from instrumented_ddp.plans.schedule import WishedSchedule
 from instrumented_ddp.recording.bypass import Bypass
 from instrumented_ddp.recording.model_events import events_of
 from instrumented_ddp.recording.recorder import Recorder
+from instrumented_ddp.recording.settings import settings_of_reduction
 from instrumented_ddp.recording.warnings_to import warnings_to
 from instrumented_ddp.reduction.agreement import Wish, check_same_parameters
 from instrumented_ddp.reduction.bucket import Bucket
@@ -120,7 +121,8 @@ class DistributedDataParallel(Deferring):
         parameters, is_sparse = super()._build_params_for_reducer()
         self._specs = describe_parameters(self.module, parameters, is_sparse)
         if self._session is not None:
-            self._model_number = self._session.add_model(self.module, self._specs, self._settings)
+            settings = self._settings | settings_of_reduction(self)
+            self._model_number = self._session.add_model(self.module, self._specs, settings)
         self._wish = Wish.NONE
         if self._is_auto:
             self._wish = Wish.AUTO

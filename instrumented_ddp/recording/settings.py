@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from overlapscope import __version__
+from overlapscope.trace.format import COMPILER, REDUCED_BY
 
 _OF_DDP: Final = (
     "broadcast_buffers",
@@ -49,6 +50,15 @@ def settings_of_model(arguments: Mapping[str, Any], *, wrapper: str) -> dict[str
     if known.get("broadcast_buffers") == "None":  # torch 2.13: the default
         known["broadcast_buffers"] = "True"
     return {"wrapper": wrapper} | known
+
+
+def settings_of_reduction(ddp: torch.nn.parallel.DistributedDataParallel) -> dict[str, str]:
+    """Who reduces its gradients, by name, if that is not DDP.
+
+    With ``torch._dynamo.config.optimize_ddp`` of ``"python_reducer"`` all-reduces are a part of the compiled backward,
+    and inductor may put them together as it likes (``torch._inductor.config._fuse_ddp_communication``).
+    """
+    return {REDUCED_BY: COMPILER} if getattr(ddp, "_use_python_reducer", False) else {}
 
 
 def versions() -> dict[str, str]:

@@ -27,7 +27,7 @@ from instrumented_ddp.ddp import DistributedDataParallel
 from instrumented_ddp.recording.guard import training_goes_on
 from instrumented_ddp.recording.metadata import is_plain
 from instrumented_ddp.recording.recorder import Recorder
-from instrumented_ddp.recording.settings import settings_of_model
+from instrumented_ddp.recording.settings import settings_of_model, settings_of_reduction
 from instrumented_ddp.recording.warnings_to import warnings_to
 from instrumented_ddp.replicas.replica import Replica
 from instrumented_ddp.session import Session
@@ -83,11 +83,8 @@ class StockDDP:
         parameters, is_sparse = original(ddp)
         with self._training_goes_on():
             specs = describe_parameters(ddp.module, parameters, is_sparse)
-            self._described[ddp] = (
-                self._session.add_model(ddp.module, specs, self._settings.pop(ddp, {})),
-                parameters,
-                specs,
-            )
+            settings = self._settings.pop(ddp, {}) | settings_of_reduction(ddp)
+            self._described[ddp] = self._session.add_model(ddp.module, specs, settings), parameters, specs
         return parameters, is_sparse
 
     def add_reducer(self, original: Method, ddp: TorchDDP, *args: Any, **kwargs: Any) -> None:

@@ -14,7 +14,8 @@ import pandas as pd
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.alignment import Alignment, RankClock, align
 from overlapscope.trace.clock import ClockMap
-from overlapscope.trace.folders import expected_ranks_of
+from overlapscope.trace.folders import expected_ranks_of, read_lines
+from overlapscope.trace.format import COMPILER, PARAMETERS_FILE, REDUCED_BY
 from overlapscope.trace.links import with_peer_ranks
 from overlapscope.trace.log import Problem
 from overlapscope.trace.part import Part
@@ -68,7 +69,13 @@ def assemble(
     return Assembled(
         run=run,
         whole=whole,
-        problems=[*problems, *_without_events(path, folders), *_without_log(path, folders, run), *unaligned],
+        problems=[
+            *problems,
+            *_without_events(path, folders),
+            *_compiled(path, folders),
+            *_without_log(path, folders, run),
+            *unaligned,
+        ],
     )
 
 
@@ -125,6 +132,19 @@ def _without_events(path: Path, folders: Mapping[int, Path]) -> list[Problem]:
     who = "no rank has" if len(without) == len(folders) else f"{len(without)} of {len(folders)} ranks don't have"
     what = "only the order of their collectives can be shown"
     return [Problem("note", f"{path}: {who} an event log, which DistributedDataParallel writes; {what}")]
+
+
+def _compiled(path: Path, folders: Mapping[int, Path]) -> list[Problem]:
+    """Models whose all-reduces are a part of compiled code, as the lowest rank has them."""
+    names = read_lines(folders[min(folders)] / PARAMETERS_FILE, [], _class_if_compiled)
+    if not names:
+        return []
+    what = "may put all-reduces together: they are in the order of collectives, and are no buckets of a step"
+    return [Problem("note", f"{path}: torch.compile reduces the gradients of {', '.join(names)} itself, and {what}")]
+
+
+def _class_if_compiled(line: Any) -> list[str]:
+    return [line["class"]] if line["settings"].get(REDUCED_BY) == COMPILER else []
 
 
 def _without_log(path: Path, folders: Mapping[int, Path], run: dict[str, Any]) -> list[Problem]:

@@ -304,6 +304,21 @@ def test_a_script_of_ours_that_names_a_folder_is_followed_there(tmp_path: Path) 
     assert [what.role for what, _ in logged(named)][-1] == "bucket"
 
 
+def wrapped_for_the_compiler(folder: Path) -> None:
+    attach(folder)
+    with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
+        TorchDDP(Net())
+        DistributedDataParallel(nn.Linear(4, 2))
+    TorchDDP(nn.Linear(4, 2))
+    dist.barrier()
+
+
+def test_models_whose_gradients_torch_compile_reduces_are_said_to_be(tmp_path: Path) -> None:
+    run_ranks(wrapped_for_the_compiler, 2, tmp_path)
+    (said,) = [problem.message for problem in read_trace(tmp_path).problems if "torch.compile" in problem.message]
+    assert "torch.compile reduces the gradients of Net, Linear itself" in said
+
+
 def files_of_warnings(kind: type[TorchDDP], trace: str) -> set[str]:
     if kind is TorchDDP:
         attach(trace)
