@@ -1,7 +1,7 @@
 """The order of collectives in dumps of PyTorch's Flight Recorder.
 
-All that a dump of gloo says about completion is that nobody waits any more, which is also so after a timeout; so a
-collective counts as completed only if all ranks of its group have launched the same.
+All that a dump of gloo, or of torchcomms, says about completion is that nobody waits any more, which is also so after a
+timeout; so a collective counts as completed only if all ranks of its group have launched the same.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class FlightRecorderDumps:
                 entries = _point_to_point if group.is_point_to_point else _collectives
                 self._entries.setdefault(group, {})[rank] = entries(parts, group.ranks)
         for group, by_rank in self._entries.items():
-            if group.backend == "gloo":
+            if group.backend == "gloo" or any(dumps[rank].is_of_torchcomms for rank in by_rank):
                 self._entries[group] = _with_completions_of_gloo(by_rank)
 
     @classmethod

@@ -78,6 +78,9 @@ class Dump:
     """Ranks of the groups that the file lists, by name."""
     entries: tuple[DumpEntry, ...]
     """Entries in the order of launch."""
+    is_of_torchcomms: bool = False
+    left_out: int = 0
+    """Sends and receives of which it is not known between whom they are."""
 
 
 def read_dump(path: Path) -> Dump:

@@ -9,6 +9,7 @@ from typing import Final
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.flight_recorder import Dump, read_dump
 from overlapscope.trace.log import Problem
+from overlapscope.trace.torchcomms import with_numbers_of_groups
 
 _NAME: Final = re.compile(r"(?P<prefix>|.*?[^0-9])(?P<rank>[0-9]{1,9})(\.(json|pickle|pkl))?")
 """``trace_0``, ``nccl_trace_rank_12``, ``trace_0.json``."""
@@ -47,7 +48,7 @@ def read_all(path: Path) -> tuple[dict[int, Dump], list[Problem]]:
     problems = [] if path.is_file() else _no_files(path, files)
     for file in sorted(files, key=lambda file: (file.suffix == ".json", file.name)):
         try:
-            dump = read_dump(file)
+            dump = with_numbers_of_groups(read_dump(file))
             rank = _rank_of(dump)
         except OverlapScopeError as error:
             if len(files) == 1:
@@ -61,6 +62,9 @@ def read_all(path: Path) -> tuple[dict[int, Dump], list[Problem]]:
     if not dumps:
         raise OverlapScopeError(f"{path}: none of its dumps can be read; the first: {problems[0]}")
     _require_one_job(path, dumps)
+    if left_out := sum(dump.left_out for dump in dumps.values()):
+        what = f"{left_out} sends and receives are left out: torchcomms does not say between whom they are"
+        problems.append(Problem("note", f"{path}: {what}"))
     return dumps, problems
 
 

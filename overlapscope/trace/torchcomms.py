@@ -1,0 +1,51 @@
+"""Dumps of the Flight Recorder of torchcomms, whose layout is PyTorch's and whose numbers are not.
+
+After ``comms/torchcomms/hooks/fr/FlightRecorder.cpp`` of meta-pytorch/torchcomms. ``collective_seq_id`` counts what the
+process has launched in all communicators together, from 0. So it does for sends and receives, which are not marked, and
+don't say to whom. A group's description is the backend's name. ``completed`` is seldom seen, as on gloo.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.flight_recorder import Dump, DumpEntry
+
+_POINT_TO_POINT: Final = ("send", "recv", "batch_op_issue")
+
+
+def with_numbers_of_groups(dump: Dump) -> Dump:
+    """A dump of torchcomms with collectives numbered within their groups, as other ranks number them; others as it is.
+
+    Raises:
+        OverlapScopeError: that can't be known, because some of what was launched is not in it.
+    """
+    if not _is_of_torchcomms(dump.entries):
+        return dump
+    collectives = [entry for entry in dump.entries if _op(entry) not in _POINT_TO_POINT]
+    launched = range(dump.entries[0].number, dump.entries[0].number + len(dump.entries))
+    has_gaps = any(entry.number != number for entry, number in zip(dump.entries, launched, strict=True))
+    if has_gaps or (launched[0] > 0 and (len(dump.members) != 1 or len(collectives) < len(dump.entries))):
+        raise OverlapScopeError(
+            f"{dump.path}: torchcomms numbers what is launched in all communicators together, and not all of it is in "
+            "this dump: it can't be compared with others; give FlightRecorderHook more max_entries, and dump it with "
+            "include_completed=True"
+        )
+    counted: Counter[str] = Counter({entry.group: launched[0] for entry in collectives})
+    numbered = []
+    for entry in collectives:
+        counted[entry.group] += 1
+        numbered.append(replace(entry, number=counted[entry.group]))
+    return replace(dump, entries=tuple(numbered), is_of_torchcomms=True, left_out=len(dump.entries) - len(collectives))
+
+
+def _is_of_torchcomms(entries: Sequence[DumpEntry]) -> bool:
+    return bool(entries) and all(entry.description == entry.name.partition(":")[0] != "" for entry in entries)
+
+
+def _op(entry: DumpEntry) -> str:
+    return entry.name.partition(":")[2]
