@@ -5,12 +5,12 @@ window.overlapscope.watchNews = () => {
   if (!bar) return
   const part = (name) => bar.querySelector(`.${name}`)
   const everyMs = 2000
-  const followMs = 1000
+  const followMs = 500
   const key = `overlapscope-follow ${location.pathname}`
   const begunMs = Date.now()
   let shown = null // as it was when the page was opened
   // A page that takes long to open is not opened again and again.
-  const restMs = Math.max(followMs, 4 * performance.now())
+  const restMs = Math.max(followMs, 2 * performance.now())
   const follow = part("follow").querySelector("input")
 
   function remember(isFollowing) {

@@ -74,7 +74,7 @@ def follow(page: Page) -> None:
 
 def followed(page: Page) -> None:
     """Wait until the page has been opened again, and what it shows is drawn."""
-    # A page that took long to open rests four times as long before that.
+    # A page that took long to open rests twice as long before that.
     page.wait_for_function("!window.isTheOldPage && window.Bokeh?.documents[0]?.is_idle", timeout=90_000)
     expect(page.locator("main[aria-busy=true]")).to_have_count(0)
     expect(page.locator("#news")).to_have_attribute("aria-busy", "false")
