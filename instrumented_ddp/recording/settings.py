@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 
 from overlapscope import __version__
-from overlapscope.trace.format import COMPILER, REDUCED_BY
 
 _OF_DDP: Final = (
     "broadcast_buffers",
@@ -58,7 +57,7 @@ def settings_of_reduction(ddp: torch.nn.parallel.DistributedDataParallel) -> dic
     With ``torch._dynamo.config.optimize_ddp`` of ``"python_reducer"`` all-reduces are a part of the compiled backward,
     and inductor may put them together as it likes (``torch._inductor.config._fuse_ddp_communication``).
     """
-    return {REDUCED_BY: COMPILER} if getattr(ddp, "_use_python_reducer", False) else {}
+    return {"reduced_by": "torch.compile"} if getattr(ddp, "_use_python_reducer", False) else {}
 
 
 def versions() -> dict[str, str]:

@@ -15,7 +15,7 @@ from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.alignment import Alignment, RankClock, align
 from overlapscope.trace.clock import ClockMap
 from overlapscope.trace.folders import expected_ranks_of, read_lines
-from overlapscope.trace.format import COMPILER, PARAMETERS_FILE, REDUCED_BY
+from overlapscope.trace.format import PARAMETERS_FILE
 from overlapscope.trace.links import with_peer_ranks
 from overlapscope.trace.log import Problem
 from overlapscope.trace.part import Part
@@ -144,7 +144,7 @@ def _compiled(path: Path, folders: Mapping[int, Path]) -> list[Problem]:
 
 
 def _class_if_compiled(line: Any) -> list[str]:
-    return [line["class"]] if line["settings"].get(REDUCED_BY) == COMPILER else []
+    return [line["class"]] if line["settings"].get("reduced_by") == "torch.compile" else []
 
 
 def _without_log(path: Path, folders: Mapping[int, Path], run: dict[str, Any]) -> list[Problem]:

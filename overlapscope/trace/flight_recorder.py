@@ -79,6 +79,7 @@ class Dump:
     entries: tuple[DumpEntry, ...]
     """Entries in the order of launch."""
     is_of_torchcomms: bool = False
+    """Whether its numbers were those of torchcomms, and are now as here."""
     left_out: int = 0
     """Sends and receives of which it is not known between whom they are."""
 

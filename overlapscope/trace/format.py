@@ -91,10 +91,6 @@ FINGERPRINTS_PATTERN: Final = "fingerprints_*.board"
 TABLES_FOLDER: Final = "tables"
 WATCHDOG_FOLDER: Final = "watchdog"
 
-REDUCED_BY: Final = "reduced_by"
-"""Among the settings of a model: who reduces its gradients, if DDP doesn't."""
-COMPILER: Final = "torch.compile"
-
 NO_INDEX: Final = 0xFFFFFFFF
 """``index`` of a collective that belongs to no bucket, such as a broadcast of buffers."""
 

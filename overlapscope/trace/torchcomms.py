@@ -27,15 +27,14 @@ def with_numbers_of_groups(dump: Dump) -> Dump:
     if not _is_of_torchcomms(dump.entries):
         return dump
     collectives = [entry for entry in dump.entries if _op(entry) not in _POINT_TO_POINT]
-    launched = range(dump.entries[0].number, dump.entries[0].number + len(dump.entries))
-    has_gaps = any(entry.number != number for entry, number in zip(dump.entries, launched, strict=True))
-    if has_gaps or (launched[0] > 0 and (len(dump.members) != 1 or len(collectives) < len(dump.entries))):
+    # Of what is gone it is not known how much was of which communicator, or was sent to a single rank.
+    if any(entry.number != place for place, entry in enumerate(dump.entries)):
         raise OverlapScopeError(
             f"{dump.path}: torchcomms numbers what is launched in all communicators together, and not all of it is in "
             "this dump: it can't be compared with others; give FlightRecorderHook more max_entries, and dump it with "
             "include_completed=True"
         )
-    counted: Counter[str] = Counter({entry.group: launched[0] for entry in collectives})
+    counted: Counter[str] = Counter()
     numbered = []
     for entry in collectives:
         counted[entry.group] += 1

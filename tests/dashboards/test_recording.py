@@ -69,9 +69,10 @@ def test_all_steps_of_what_goes_on_are_let_go_of_when_they_are_outdated(
     gc.collect()
     assert whole() is not None, "others may ask for them"
     monkeypatch.setattr(recording_module, "_READING_SHARE", 1e9)
-    whole = weakref.ref(Recording.newest(other := Recording(tmp_path), is_whole=True))
+    recording = Recording(tmp_path)
+    whole = weakref.ref(recording.newest(is_whole=True))
     time.sleep(0.01)
-    other.newest()
+    recording.newest()
     gc.collect()
     assert whole() is None
 
