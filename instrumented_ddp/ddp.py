@@ -192,7 +192,7 @@ class DistributedDataParallel(Deferring):
         if self._strategy.keeps_state:
             self._plans.keep_plan(f"strategy {self._strategy.name} keeps something of each bucket")
         self.reducer = C10dReducer(self._reducer, self._plans)
-        if not getattr(self, "_use_python_reducer", False):  # there torch.compile reduces
+        if not getattr(self, "_use_python_reducer", False):  # else hooks in Python reduce
             self._reducer.register_hooks()
             if self._session is not None and self.recorder is not None:
                 self._replica = self._session.replicas.add(self._model_number, self, self._reducer)

@@ -52,12 +52,12 @@ def settings_of_model(arguments: Mapping[str, Any], *, wrapper: str) -> dict[str
 
 
 def settings_of_reduction(ddp: torch.nn.parallel.DistributedDataParallel) -> dict[str, str]:
-    """Who reduces its gradients, by name, if that is not DDP.
+    """What reduces its gradients, by name, if that is no reducer with buckets.
 
-    With ``torch._dynamo.config.optimize_ddp`` of ``"python_reducer"`` all-reduces are a part of the compiled backward,
-    and inductor may put them together as it likes (``torch._inductor.config._fuse_ddp_communication``).
+    With ``torch._dynamo.config.optimize_ddp`` of ``"python_reducer"`` torch's DDP reduces each by a hook in Python,
+    and inductor may put them together in a compiled backward (``torch._inductor.config._fuse_ddp_communication``).
     """
-    return {"reduced_by": "torch.compile"} if getattr(ddp, "_use_python_reducer", False) else {}
+    return {"reduced_by": "python_reducer"} if getattr(ddp, "_use_python_reducer", False) else {}
 
 
 def versions() -> dict[str, str]:

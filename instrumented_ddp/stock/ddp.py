@@ -91,7 +91,7 @@ class StockDDP:
         """``_ddp_init_helper``: the reducer is there."""
         original(ddp, *args, **kwargs)
         with self._training_goes_on():
-            if ddp not in self._described or getattr(ddp, "_use_python_reducer", False):  # torch.compile reduces
+            if ddp not in self._described or getattr(ddp, "_use_python_reducer", False):
                 return
             number, parameters, specs = self._described.pop(ddp)
             recorder = self._session.record(ddp.process_group, ddp.device)

@@ -72,7 +72,7 @@ def assemble(
         problems=[
             *problems,
             *_without_events(path, folders),
-            *_compiled(path, folders),
+            *_reduced_in_python(path, folders),
             *_without_log(path, folders, run),
             *unaligned,
         ],
@@ -134,17 +134,20 @@ def _without_events(path: Path, folders: Mapping[int, Path]) -> list[Problem]:
     return [Problem("note", f"{path}: {who} an event log, which DistributedDataParallel writes; {what}")]
 
 
-def _compiled(path: Path, folders: Mapping[int, Path]) -> list[Problem]:
-    """Models whose all-reduces are a part of compiled code, as the lowest rank has them."""
-    names = read_lines(folders[min(folders)] / PARAMETERS_FILE, [], _class_if_compiled)
+def _reduced_in_python(path: Path, folders: Mapping[int, Path]) -> list[Problem]:
+    """Models whose all-reduces may be a part of compiled code, as the lowest rank has them."""
+    names = read_lines(folders[min(folders)] / PARAMETERS_FILE, [], _class_if_reduced_in_python)
     if not names:
         return []
-    what = "may put all-reduces together: they are in the order of collectives, and are no buckets of a step"
-    return [Problem("note", f"{path}: torch.compile reduces the gradients of {', '.join(names)} itself, and {what}")]
+    who = f"the Python reducer of torch's DDP reduces the gradients of {', '.join(names)}"
+    what = (
+        "each alone, or as torch.compile puts them together: in the order of collectives, and not as buckets of a step"
+    )
+    return [Problem("note", f"{path}: {who}, {what}")]
 
 
-def _class_if_compiled(line: Any) -> list[str]:
-    return [line["class"]] if line["settings"].get("reduced_by") == "torch.compile" else []
+def _class_if_reduced_in_python(line: Any) -> list[str]:
+    return [line["class"]] if line["settings"].get("reduced_by") == "python_reducer" else []
 
 
 def _without_log(path: Path, folders: Mapping[int, Path], run: dict[str, Any]) -> list[Problem]:
