@@ -1,4 +1,4 @@
-"""Stops a training that can't go on: ends its waits, and makes the training thread raise ``IncidentError``."""
+"""Stops a training that can't go on, once all ranks know why: ends its waits, and has the training thread raise."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final
 
 import torch.distributed as dist
 
 from instrumented_ddp.recording.tcp_sockets import endpoint, tcp_sockets
+from instrumented_ddp.watchdog.channel import Round
+from instrumented_ddp.watchdog.inquiry import Inquiry
+from instrumented_ddp.watchdog.messages import Outcome
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.exits import STATUS_OF_STOPPED
 
+_HEARD_WITHIN_S: Final = 1.0
+"""How long the judge of a job that is to end waits for the others to have heard it."""
+_HEARS_EVERY_S: Final = 0.04
 _RAISES_WITHIN_S: Final = 2.0
 _ABORTS_WITHIN_S: Final = 1.0
 
@@ -30,6 +36,31 @@ class IncidentError(OverlapScopeError):
     def __init__(self, sentence: str | None = None) -> None:
         super().__init__(_sentence if sentence is None else sentence)
         _is_raised.set()
+
+
+def wait_until_all_have_heard(
+    inquiry: Inquiry, outcome: Outcome, exchange: Callable[[Round], Mapping[str, bytes] | None]
+) -> None:
+    """The judge waits for those who answered, and they for it, for a moment.
+
+    A rank that ends closes its connections, and perhaps the board: whoever has not heard why would only say that.
+
+    Args:
+        exchange: one round over the board, which returns what others say; None if nobody can be reached.
+    """
+    ends, is_judge = f"ends.{inquiry.number}", outcome.judge == inquiry.rank
+    says = {} if is_judge else {f"{ends}.{inquiry.rank}": "heard"}
+    awaited = {f"{ends}.{rank}" for rank in inquiry.cards if rank != inquiry.rank} if is_judge else {ends}
+    until_s = time.monotonic() + (_HEARD_WITHIN_S if is_judge else 1.5 * _HEARD_WITHIN_S)
+    while awaited and time.monotonic() < until_s:
+        answers = exchange(Round(says=says, asks=sorted(awaited)))
+        if answers is None:
+            return
+        awaited -= answers.keys()
+        says = {}
+        time.sleep(_HEARS_EVERY_S)
+    if is_judge:
+        exchange(Round(says={ends: "now"}, asks=()))
 
 
 def raise_in_training(sentence: str) -> None:

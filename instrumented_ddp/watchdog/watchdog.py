@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from io import FileIO
 from typing import Final
 
 from instrumented_ddp.collective_log.collectives import Collectives
@@ -32,14 +31,12 @@ from instrumented_ddp.watchdog.messages import Alarm, Beat, Outcome, Pointer
 from instrumented_ddp.watchdog.neighbours import Neighbours, neighbours_of
 from instrumented_ddp.watchdog.own_state import OwnState
 from instrumented_ddp.watchdog.replica_check import ReplicaCheck
-from instrumented_ddp.watchdog.stopping import end_waits, listening, raise_in_training
+from instrumented_ddp.watchdog.stopping import end_waits, listening, raise_in_training, wait_until_all_have_heard
 from overlapscope.diagnosis.evidence import ExitCall, Failure
 from overlapscope.diagnosis.plain import from_json, to_json
-from overlapscope.trace.alive import alive_board
+from overlapscope.trace.alive import AliveBoard
 from overlapscope.trace.exits import STATUS_OF_STOPPED
-from overlapscope.trace.format import ALIVE_FILE
 from overlapscope.trace.group_log import GroupLog
-from overlapscope.trace.host import host_now_ns
 
 _log: Final = logging.getLogger(__name__)
 
@@ -55,8 +52,6 @@ _CLOSE_LOOKS_S: Final = 2.0
 """Before somebody may lose patience, it is looked at closely what this process does."""
 _LAST_WORDS_S: Final = 2.5
 """How long a process that fails waits for the others to say what they know."""
-_HEARD_WITHIN_S: Final = 1.0
-"""How long the judge of a job that is to end waits for the others to have heard it."""
 _ENDS_WITHIN_S: Final = 0.15
 """All ranks have read by then that the job ends now."""
 _NO_FAULT: Final = ("KeyboardInterrupt", "SystemExit", "IncidentError")
@@ -113,9 +108,7 @@ class Watchdog:
             self._held_stacks = HeldStacks(collectives.folder)
             self._own.writes_stacks = True
         self._began_s = time.monotonic()
-        self._alive: FileIO | None = None
-        with suppress(OSError):  # a full disk
-            self._alive = FileIO(collectives.folder / ALIVE_FILE, "w")
+        self._alive = AliveBoard(collectives.folder)
         self._housekeeper = housekeeper
         housekeeper.add(self)
 
@@ -149,7 +142,7 @@ class Watchdog:
     def turn(self) -> float:
         """Look, talk, and have the rules judge when something is amiss."""
         try:
-            self._say_that_it_lives()
+            self._alive.write(*self._own.memory)
             self._look()
         except Exception:
             self._failure_is_told.set()
@@ -159,8 +152,7 @@ class Watchdog:
     def end(self) -> None:
         """Say farewell."""
         self._say_farewell()
-        if self._alive is not None:
-            self._alive.close()
+        self._alive.close()
 
     def _interval_s(self, age_s: float) -> float:
         if self._inquiry is not None or self._raising is not None or self._neighbours.awaited():
@@ -171,13 +163,6 @@ class Watchdog:
             share = min(1.0, age_s / _LEARNS_FOR_S)
             interval_s = _FIRST_INTERVAL_S + (_USUAL_INTERVAL_S - _FIRST_INTERVAL_S) * share
         return interval_s * random.uniform(0.8, 1.0)  # ranks began together, and shall not ask all at the same time
-
-    def _say_that_it_lives(self) -> None:
-        if self._alive is None:
-            return
-        with suppress(OSError):
-            self._alive.seek(0)
-            self._alive.write(alive_board(host_now_ns(), *self._own.memory))
 
     def _look(self) -> None:
         own = self._own
@@ -323,7 +308,7 @@ class Watchdog:
             self._inquiry = None
 
     def _stop(self, inquiry: Inquiry, outcome: Outcome) -> None:
-        self._wait_until_all_have_heard(inquiry, outcome)
+        wait_until_all_have_heard(inquiry, outcome, self._exchange)
         self._failure_is_told.set()  # nobody needs to be asked why this process ends
         if self._own.rank in outcome.verdict.named:  # it may run Python, and end at once: those that wait come first
             time.sleep(_ENDS_WITHIN_S)
@@ -331,25 +316,6 @@ class Watchdog:
         self._say_farewell()
         time.sleep(_ENDS_WITHIN_S)
         end_waits(set(outcome.listening), self._flush)
-
-    def _wait_until_all_have_heard(self, inquiry: Inquiry, outcome: Outcome) -> None:
-        """The judge waits for those who answered, and they for it, for a moment.
-
-        A rank that ends closes its connections, and perhaps the board: whoever has not heard why would only say that.
-        """
-        ends, is_judge = f"ends.{inquiry.number}", outcome.judge == self._own.rank
-        says = {} if is_judge else {f"{ends}.{self._own.rank}": "heard"}
-        awaited = {f"{ends}.{rank}" for rank in inquiry.cards if rank != self._own.rank} if is_judge else {ends}
-        until_s = time.monotonic() + (_HEARD_WITHIN_S if is_judge else 1.5 * _HEARD_WITHIN_S)
-        while awaited and time.monotonic() < until_s:
-            answers = self._exchange(Round(says=says, asks=sorted(awaited)))
-            if answers is None:
-                return
-            awaited -= answers.keys()
-            says = {}
-            time.sleep(_INTERVAL_OF_INQUIRY_S / 2)
-        if is_judge:
-            self._exchange(Round(says={ends: "now"}, asks=()))
 
     def _flush(self) -> None:
         """The process is about to be ended."""

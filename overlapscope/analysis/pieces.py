@@ -27,7 +27,8 @@ from overlapscope.analysis.cycles import Cycles, Kind, cycles_of, kinds_in, usua
 from overlapscope.analysis.summary import summary_of
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.reader import Progress, Recording, Trace, open_recording
-from overlapscope.trace.store import DamagedTables, StepRange
+from overlapscope.trace.store import DamagedTables
+from overlapscope.trace.table_file import StepRange
 from overlapscope.workers import Workers
 
 _MARGINS: Final = (1, 4, 16)

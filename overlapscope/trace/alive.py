@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from typing import Final
 from zlib import crc32
 
+from overlapscope.trace.format import ALIVE_FILE
+from overlapscope.trace.host import host_now_ns
 from overlapscope.trace.log import Problem
 
 _ALIVE: Final = struct.Struct("<qqq")
@@ -17,6 +21,31 @@ def alive_board(alive_ns: int, rss_bytes: int, limit_bytes: int) -> bytes:
     """The content of the file, with its checksum."""
     content = _ALIVE.pack(alive_ns, rss_bytes, limit_bytes)
     return content + _CHECKSUM.pack(crc32(content))
+
+
+class AliveBoard:
+    """The file of a rank that is alive, written again and again; none if the disk is full.
+
+    Args:
+        folder: of the rank.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file: FileIO | None = None
+        with suppress(OSError):
+            self._file = FileIO(folder / ALIVE_FILE, "w")
+
+    def write(self, rss_bytes: int, limit_bytes: int) -> None:
+        """The rank is alive now, with this memory."""
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.seek(0)
+                self._file.write(alive_board(host_now_ns(), rss_bytes, limit_bytes))
+
+    def close(self) -> None:
+        """Nothing more is written."""
+        if self._file is not None:
+            self._file.close()
 
 
 def read_alive_board(path: Path, problems: list[Problem]) -> tuple[int | None, int | None, int | None]:

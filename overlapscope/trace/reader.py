@@ -26,6 +26,7 @@ from overlapscope.trace.part import empty_tables, read_parts
 from overlapscope.trace.plans import plans_table
 from overlapscope.trace.remote import is_remote
 from overlapscope.trace.store import DamagedTables
+from overlapscope.trace.table_file import EVERYTHING, StepRange
 from overlapscope.trace.tables import TABLES, on_clocks
 from overlapscope.workers import Here, Workers
 
@@ -98,9 +99,9 @@ class Recording:
     """The others: on disk, or, where nothing can be written, in memory."""
 
     @property
-    def ranges(self) -> list[store.StepRange]:
+    def ranges(self) -> list[StepRange]:
         """Its steps, such that there is memory for what is known of a range."""
-        return self.events.ranges if isinstance(self.events, store.Stored) else [store.EVERYTHING]
+        return self.events.ranges if isinstance(self.events, store.Stored) else [EVERYTHING]
 
     def steps(self) -> pd.DataFrame:
         """The table of all steps.
@@ -116,13 +117,13 @@ class Recording:
         left_out = {name: self.whole[name].iloc[:0] for name in ("links", "call_sites")}
         return replace(self, whole=self.whole | left_out)
 
-    def trace(self, steps: store.StepRange = store.EVERYTHING) -> Trace:
+    def trace(self, steps: StepRange = EVERYTHING) -> Trace:
         """The tables of some steps of all ranks.
 
         Raises:
             DamagedTables: it has to be opened afresh.
         """
-        is_all = steps == store.EVERYTHING
+        is_all = steps == EVERYTHING
         if isinstance(self.events, store.Stored):
             tables = self.events.read(steps)
         else:
@@ -251,7 +252,7 @@ def _in_memory(
     )
 
 
-def _of_steps(table: pd.DataFrame, steps: store.StepRange) -> pd.DataFrame:
+def _of_steps(table: pd.DataFrame, steps: StepRange) -> pd.DataFrame:
     return table[(table["step"] >= steps[0]) & (table["step"] < steps[1])].reset_index(drop=True)
 
 
@@ -289,5 +290,5 @@ def _of_common_steps(trace: Trace, problems: list[Problem]) -> dict[str, pd.Data
             what = f"its newest step is {newest}, before all that are shown of other ranks"
             problems.append(Problem("note", f"{trace.path}: rank {rank} is not shown: {what}"))
     own = trace.user_collectives
-    kept = {name: _of_steps(getattr(trace, name), (firsts["step"], store.EVERYTHING[1])) for name in TABLES}
+    kept = {name: _of_steps(getattr(trace, name), (firsts["step"], EVERYTHING[1])) for name in TABLES}
     return kept | {"user_collectives": own[own["start_ns"] >= firsts["start_ns"]].reset_index(drop=True)}

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace import memory, store
+from overlapscope.trace import memory, store, table_file
 from overlapscope.trace.conversion import draft_beside
 from overlapscope.trace.folders import find_rank_folders
 from overlapscope.trace.format import EVENTS_FILE
@@ -21,7 +21,7 @@ MB = 1024**2
 
 
 def with_free(monkeypatch: pytest.MonkeyPatch, free_bytes: int | None) -> None:
-    for module in (memory, store):
+    for module in (memory, table_file):
         monkeypatch.setattr(module, "free_bytes", lambda: free_bytes)
 
 

@@ -19,7 +19,7 @@ from overlapscope.trace.format import (
     write_json,
 )
 from overlapscope.trace.reader import open_recording, read_trace
-from overlapscope.trace.store import EVERYTHING
+from overlapscope.trace.table_file import EVERYTHING
 from overlapscope.trace.tables import TABLES
 from tests.synthetic import make_rank, write_recording
 
