@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 import weakref
@@ -18,8 +19,9 @@ from instrumented_ddp.strategies.priority import Slices
 from instrumented_ddp.strategies.strategy import Strategy
 from instrumented_ddp.strategies.wire import Wire
 
-_JOIN_S: Final = 2.0
-"""A thread that comes back from a wait in C++ when Python shuts down ends the process with SIGABRT."""
+_LONGEST_TASK_S: Final = 5.0
+"""A thread is waited for while it gets on, as long as updates wait for the next forward there are sums left at the end.
+One that comes back from a wait in C++ when Python shuts down ends the process with SIGABRT."""
 
 
 class GradBucket(Protocol):
@@ -115,10 +117,13 @@ class _Worker:
     """A thread that does one task after the other, until nobody holds this any more."""
 
     def __init__(self) -> None:
-        self._tasks: _Tasks = queue.SimpleQueue()
-        thread = threading.Thread(target=_do, args=(self._tasks,), name="overlapscope-sums", daemon=True)
+        self._tasks = _Tasks()
+        thread = threading.Thread(target=self._tasks.do, name="overlapscope-sums", daemon=True)
         thread.start()
-        weakref.finalize(self, _end, thread, self._tasks)
+        # What is registered last is called first: the recording, which knows of no more sums, is closed after this.
+        end = weakref.finalize(self, _end, thread, self._tasks)
+        end.atexit = False
+        atexit.register(end)
 
     def submit(self, run: Callable[[], Any]) -> torch.futures.Future[Any]:
         """Have something done. Returns a future of what comes of it."""
@@ -137,7 +142,22 @@ class _Worker:
         return future
 
 
-_Tasks = queue.SimpleQueue[Callable[[], None] | None]
+class _Tasks:
+    """What a thread has to do, and how much of it is done."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.put = self._queue.put
+        self.done = 0
+
+    def do(self) -> None:
+        """One after the other; None is the end."""
+        while (task := self._queue.get()) is not None:
+            task()
+            del task  # it holds a bucket
+            self.done += 1
+
+
 _workers: Final[weakref.WeakValueDictionary[str, _Worker]] = weakref.WeakValueDictionary()
 
 
@@ -149,13 +169,9 @@ def _worker_of(group: dist.ProcessGroup) -> _Worker:
     return worker
 
 
-def _do(tasks: _Tasks) -> None:
-    while (task := tasks.get()) is not None:
-        task()
-        del task  # it holds a bucket
-
-
 def _end(thread: threading.Thread, tasks: _Tasks) -> None:
     tasks.put(None)
-    if threading.current_thread() is not thread:
-        thread.join(_JOIN_S)
+    done = -1
+    while threading.current_thread() is not thread and thread.is_alive() and tasks.done > done:
+        done = tasks.done
+        thread.join(_LONGEST_TASK_S)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from torch import nn
 
 from instrumented_ddp import DistributedDataParallel
 from overlapscope.errors import OverlapScopeError
+from tests.cluster.processes import Program, run_together
 from tests.cluster.ranks import Ranks, run_ranks
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -255,3 +258,28 @@ def test_what_can_not_be_deferred_is_refused_in_one_line() -> None:
         "defer(): find_unused_parameters=True and static_graph=True are not supported",
         "defer(): gradient_as_bucket_view=True is not supported",
     ]
+
+
+ENDS_AT_ONCE = """
+import os, sys, time, torch, torch.distributed as dist
+from instrumented_ddp import DistributedDataParallel
+
+strategy, rendezvous = sys.argv[1:]
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+model = DistributedDataParallel(torch.nn.Linear(512, 512), strategy=strategy)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model.defer(optimizer)
+for step in range(3):
+    time.sleep(3 * (step == 2 and rank == 1))
+    model(torch.ones(4, 512)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("strategy", ["priority", "decoupled"])
+def test_a_training_that_ends_with_its_last_step_waits_for_what_is_still_summed(strategy: str, tmp_path: Path) -> None:
+    """Rank 1 is 3 s late there, and needs rank 0 for its sums."""
+    arguments = ["-c", ENDS_AT_ONCE, strategy, str(tmp_path / "rendezvous")]
+    ranks = [Program(arguments, {**os.environ, "RANK": str(rank)}) for rank in range(2)]
+    run_together(ranks, 60, "spawn")
