@@ -137,8 +137,11 @@ class Rank:
                 process.wait()
         if not process.returncode:
             return ""
+        if process.returncode == -signal.SIGKILL and self.store.check([f"failed/{order.number}"]):
+            return ""  # it is another rank that has failed
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        return said_by(lines) or f"rank {self.number} ended with exit code {process.returncode}"
+        ended = f"rank {self.number} ended with exit code {process.returncode}"
+        return said_by(lines) or ": ".join([ended, *lines[-1:]])
 
     def failure_of(self, order: Order) -> str:
         """Why a trial failed, by the first rank that says so itself; empty if it did not."""
@@ -167,6 +170,6 @@ def packed(folder: Path, rank: int) -> bytes:
 
 
 def said_by(lines: list[str]) -> str:
-    """The line of a traceback that says what is wrong."""
+    """What the last line of a traceback says; empty without one."""
     errors = [line for line in lines if "Error: " in line and not line.startswith(" ")]
-    return (errors or lines or [""])[-1].partition("Error: ")[2] or (errors or lines or [""])[-1]
+    return errors[-1].partition("Error: ")[2] if errors else ""
