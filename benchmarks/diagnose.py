@@ -91,7 +91,7 @@ def write_recording(folder: Path, ranks: int, collectives: int) -> None:
         events = EventLog(rank_dir / EVENTS_FILE, 4096 + 64 * 4096)
         for step in range(collectives // BUCKETS - 100, collectives // BUCKETS):
             begin_ns = BEGIN_NS + step * STEP_NS
-            for phase in (Phase.DATA_WAIT, Phase.FORWARD, Phase.BACKWARD, Phase.FINALISE, Phase.OPTIMIZER):
+            for phase in (Phase.LOOP, Phase.FORWARD, Phase.BACKWARD, Phase.FINALISE, Phase.OPTIMIZER):
                 events.append(pack_body(Kind.ENTER, index=phase), step, begin_ns, begin_ns)
             events.append(pack_body(Kind.STEP), step, begin_ns, begin_ns + STEP_NS)
 

@@ -63,19 +63,19 @@ _INK: Final[Mapping[ThemeName, Mapping[str, str]]] = {
 
 _SPANS: Final[Mapping[ThemeName, tuple[str, ...]]] = {
     "light": (
-        *("#e0d7c3", "#b9d0ea", "#86aadb", "#d35c52", "#a7b0bd", "#b7cfc0"),
+        *("#e0d7c3", "#b9d0ea", "#86aadb", "#d35c52", "#a7b0bd", "#b7cfc0", "#d9cfe0"),
         *("#2b7bba", "#e8a317", "#1f9e78", "#d07fb0", "#7fc4ec", "#8a6bc2", "#d3c83a", "#a8744a"),
         "#8b95a3",
     ),
     "dark": (
-        *("#6d6655", "#6e8cb0", "#4a76ad", "#f7938a", "#76808e", "#6d8f7c"),
+        *("#6d6655", "#6e8cb0", "#4a76ad", "#f7938a", "#76808e", "#6d8f7c", "#7a6b86"),
         *("#4a9bd9", "#e8a92e", "#2fb88c", "#d98bbb", "#8fd0f2", "#a386dd", "#ddd24c", "#bf8a5e"),
         "#7b8594",
     ),
 }
 assert all(len(colours) == len(CATEGORIES) for colours in _SPANS.values())
 
-_PHASE_BLOCKS: Final = ("data_wait", "forward", "backward", "optimizer", "evaluation")
+_PHASE_BLOCKS: Final = ("data_wait", "loop", "forward", "backward", "optimizer", "evaluation")
 _OTHER_BLOCKS: Final[Mapping[ThemeName, Mapping[str, str]]] = {
     "light": {
         "buffers": "#8b95a3",

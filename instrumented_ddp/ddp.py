@@ -236,10 +236,8 @@ class DistributedDataParallel(Deferring):
         return None
 
     def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        not_pickled = ("recorder", "_bypass", "_replica", "_reducer", "_plans", "_parameter_averaging", "shards")
-        for name in not_pickled:  # another process has its own
-            state.pop(name, None)
+        of_this_process = {"recorder", "_bypass", "_replica", "_reducer", "_plans", "_parameter_averaging", "shards"}
+        state = {name: value for name, value in super().__getstate__().items() if name not in of_this_process}
         state["_session"] = None
         return state
 

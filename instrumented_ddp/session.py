@@ -140,6 +140,7 @@ class Session:
         except Exception as error:
             self.gives_up(error)
             return None
+        self.data.on_fetch = self.recorder.on_fetch
         atexit.unregister(self.close)  # what users have registered meanwhile is called after us, as it was before
         call_at_exit(self.close)
         return self.recorder

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +13,20 @@ from typing import Literal
 from overlapscope.trace.format import (
     CALL_SITES_FILE,
     ENDED_FILE,
+    EVENTS_FILE,
     RANK_FILE,
     RUN_FILE,
     SIGNATURES_FILE,
+    Kind,
     Phase,
+    pack_body,
     rank_folder,
     write_json,
 )
 from overlapscope.trace.group_log import GROUP_LIMIT_BYTES, UNKNOWN, UNKNOWN_PHASE, GroupHeader, GroupLog, group_file
+from overlapscope.trace.host import boot_identity
 from overlapscope.trace.signature import Signature
+from overlapscope.trace.writer import EventLog
 
 US = 1_000
 BEGIN_NS = 1_000_000_000
@@ -158,6 +165,31 @@ def fail(folder: Path, rank: int, kind: str, message: str, *, line: int = 7, tim
         "traceback": f"{kind}: {message}",
     }
     write_json(rank_folder(folder, rank) / ENDED_FILE, content | {"file": "train.py", "line": line, "function": "main"})
+
+
+def stands(
+    folder: Path, rank: int, phase: Phase, step: int, *, since_ns: int = 2 * BEGIN_NS, launched: int = 0
+) -> None:
+    """Write an event log of steps of 1 ms whose newest record is that a phase begins, or a launch in it."""
+    log = EventLog(rank_folder(folder, rank) / EVENTS_FILE, 2**20)
+    for done in range(step):
+        log.append(pack_body(Kind.STEP), done, BEGIN_NS + done * 10**6, BEGIN_NS + (done + 1) * 10**6)
+    log.append(pack_body(Kind.ENTER, index=phase), step, since_ns, since_ns)
+    for bucket in range(launched):
+        log.append(pack_body(Kind.LAUNCH, index=bucket), step, since_ns + bucket, since_ns + bucket)
+
+
+def lives_here(folder: Path, rank: int, pid: int, *, written_ns: int | None = None) -> None:
+    """Let the rank be a process of this host."""
+    sample = {"monotonic_ns": written_ns or time.monotonic_ns(), "unix_ns": time.time_ns()}
+    where = {
+        "rank": rank,
+        "host": socket.gethostname(),
+        "pid": pid,
+        "boot_id": boot_identity(),
+        "clock_samples": [sample],
+    }
+    write_json(rank_folder(folder, rank) / RANK_FILE, where)
 
 
 class _Lines:

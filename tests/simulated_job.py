@@ -63,7 +63,7 @@ class Job:
         self.own_ns: dict[str, npt.NDArray[np.int64]] = {
             name: np.maximum(0, usual * MS * (1 + self.noise * random.standard_normal(shape))).astype(np.int64)
             for name, usual in _usual().items()
-        }
+        } | {"loop": np.zeros(shape, dtype=np.int64)}
         self.carried_over_ns = np.zeros(shape, dtype=np.int64)
         """How much later than the others a rank is let go by the step."""
         self.ready_at = np.array([0.25, 0.5, 0.75, 1.0])
@@ -108,6 +108,8 @@ class Job:
                 columns["steps"].append((step - 1, step_begin_ns, now_ns))
                 step_begin_ns = now_ns
             now_ns = self._do("data_wait", step, now_ns, columns)
+            if self.own_ns["loop"].any():
+                now_ns = self._do("loop", step, now_ns, columns)
             if self.broadcast_ns is not None:
                 launch_ns = now_ns
                 now_ns = np.maximum(now_ns, now_ns[0]) + self.broadcast_ns

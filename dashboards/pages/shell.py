@@ -17,13 +17,13 @@ from dashboards import theme
 from dashboards.place import Place, file_stem
 from dashboards.recording import Snapshot
 from overlapscope.account.blocks import BLOCKS
+from overlapscope.account.wording import PHASE_LABELS
 from overlapscope.analysis.clocks import describe_clocks
 from overlapscope.analysis.lanes import BUCKET_SLOTS
 from overlapscope.analysis.models import describe_models, describe_strategies
 from overlapscope.trace.folders import imported_from
 from overlapscope.trace.log import Problem
 from overlapscope.trace.reader import Trace
-from overlapscope.trace.tables import PHASE_NAMES
 from overlapscope.units import keep_together
 
 Arguments = Mapping[str, Sequence[bytes]]
@@ -44,7 +44,7 @@ NAVIGATION: Final = (
 _ENVIRONMENT: Final = Environment(
     loader=PackageLoader("dashboards", "assets"), autoescape=True, undefined=StrictUndefined
 )
-_ENVIRONMENT.globals.update(blocks=BLOCKS, phases=PHASE_NAMES, bucket_slots=BUCKET_SLOTS)
+_ENVIRONMENT.globals.update(blocks=BLOCKS, phases=PHASE_LABELS, bucket_slots=BUCKET_SLOTS)
 _ENVIRONMENT.globals["place"] = Place()  # unless the document has another
 _ENVIRONMENT.globals["can_save"] = False  # but on a server
 _ENVIRONMENT.globals["is_recorded"] = False  # unless the document is a page of a recording on a server

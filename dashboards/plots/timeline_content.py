@@ -11,6 +11,7 @@ import pandas as pd
 
 from dashboards.plots.lane_layout import LaneLayout
 from dashboards.theme import SHADES
+from overlapscope.account.wording import PHASE_LABELS
 from overlapscope.analysis.density import NO_CATEGORY, pixel_edges
 from overlapscope.analysis.lanes import CATEGORIES, Lane, Timeline, bucket_categories, colours_and_patterns
 
@@ -103,7 +104,7 @@ def span_label(lane: Lane, category: int, row: int, collectives: pd.DataFrame) -
         collectives: of the trace.
     """
     if lane.name == "phases":
-        return CATEGORIES[category].replace("_", " ")
+        return PHASE_LABELS[CATEGORIES[category]]
     if lane.name != "communication":
         return ""
     collective = collectives.iloc[row]

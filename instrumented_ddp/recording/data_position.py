@@ -7,6 +7,7 @@ ahead. Positions of ranks need not be equal, a rank may have begun elsewhere; on
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, Final
@@ -25,7 +26,7 @@ _STEADY_AFTER: Final = 3
 
 
 class DataPosition:
-    """Keeps ``Position.batch``: the data that the newest training forward was given.
+    """Keeps ``Position.batch``: the data that the newest training forward was given; and says when it is fetched.
 
     Args:
         position: of this rank.
@@ -35,6 +36,10 @@ class DataPosition:
     def __init__(self, position: Position, call_sites: CallSites) -> None:
         self._position = position
         self._call_sites = call_sites
+        self.on_fetch: tuple[Callable[[], None], Callable[[], None]] | None = None
+        """Called before and after the training waits for a batch."""
+        self._training_thread: int | None = None
+        self._is_fetching = False
         self._yielded: int | None = None
         """Batches from the data loader that was last asked; None if none was since the last forward."""
         self._repeated = _MOST_REPEATED
@@ -57,6 +62,7 @@ class DataPosition:
         Args:
             has_uneven_inputs: it is under ``join()``, where ranks may be at different steps.
         """
+        self._training_thread = threading.get_ident()
         self._had_uneven_inputs |= has_uneven_inputs  # ranks count different steps from then on
         self._position.flags = UNEVEN_INPUTS if self._had_uneven_inputs else 0
         if self._yielded is not None:
@@ -74,7 +80,18 @@ class DataPosition:
 
     def _observed(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def next_batch(iterator: Any) -> Any:
-            batch = original(iterator)
+            # A thread that fetches ahead lets nobody wait, and a dataset may have a loader of its own inside.
+            if self.on_fetch is None or self._is_fetching or threading.get_ident() != self._training_thread:
+                batch = original(iterator)
+            else:
+                begins, ends = self.on_fetch
+                self._is_fetching = True
+                begins()
+                try:
+                    batch = original(iterator)
+                finally:
+                    self._is_fetching = False
+                    ends()
             self._yielded = getattr(iterator, "_num_yielded", None)
             return batch
 

@@ -21,7 +21,7 @@ from instrumented_ddp.collective_log.purposes import Purpose, launched_for
 from instrumented_ddp.recording.bypass import Bypass
 from instrumented_ddp.recording.clock import ClockSampling
 from instrumented_ddp.recording.gc_pauses import GcPauses
-from instrumented_ddp.recording.guard import survived
+from instrumented_ddp.recording.guard import survived, surviving
 from instrumented_ddp.recording.housekeeper import Housekeeper
 from instrumented_ddp.recording.links import LinkSampler
 from instrumented_ddp.recording.metadata import append_plan, describe_rank, describe_run
@@ -100,6 +100,8 @@ class Recorder:
             has_optimizer=self._optimizers.has_one,
             step_begins=self._step_begins,
         )
+        self.on_fetch = surviving(self._steps.fetch_begins, on_error), surviving(self._steps.fetch_ends, on_error)
+        """To be called around the training's wait for a batch."""
         self._gc_pauses = GcPauses(self.log, collectives.position)
         self._links = LinkSampler(self.folder, housekeeper)
         self._write(RANK_FILE, describe_rank(collectives.rank, device))

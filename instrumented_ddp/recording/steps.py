@@ -18,8 +18,10 @@ from overlapscope.trace.format import Kind, Phase, pack_body
 from overlapscope.trace.group_log import UNKNOWN_PHASE
 from overlapscope.trace.host import host_now_ns
 
-_DATA_WAIT_FOLLOWS: Final = (Phase.BACKWARD, Phase.FINALISE, Phase.OPTIMIZER, Phase.EVALUATION)
-"""Between one of these and the next forward a loop fetches data; between two forwards it computes."""
+_LOOP_FOLLOWS: Final = (Phase.BACKWARD, Phase.FINALISE, Phase.OPTIMIZER, Phase.EVALUATION)
+"""Between one of these and the next forward a loop does what is its own; between two forwards it computes."""
+_MOST_FETCHES: Final = 8
+"""In one gap, each of which is recorded: of a loop that skips thousands of batches the rest counts as one."""
 
 
 class Steps:
@@ -59,6 +61,9 @@ class Steps:
         self._passes_are_no_sync: bool | None = None
         self._last_phase: Phase | None = None
         self._last_phase_end: Mark | None = None
+        self._fetch_start: Mark | None = None
+        self._fetches: list[tuple[Mark, Mark]] = []
+        """Since the last phase has ended."""
         self._is_marked_by_user = False
         self._is_updating = False
         self._closure_has_run = False
@@ -94,16 +99,30 @@ class Steps:
         if step_is_over and not self._is_marked_by_user:
             # Without an optimizer of torch nobody knows where the update ended and the data loader began.
             self._end_step(self._last_phase_end if self._has_updated else now)
-        if self._last_phase in _DATA_WAIT_FOLLOWS and not is_within_update:
-            self._timer.write(self._reduced_phases[Phase.DATA_WAIT], self.step, self._last_phase_end, now)
-            self._last_phase = Phase.DATA_WAIT
+        if self._last_phase in _LOOP_FOLLOWS and not is_within_update:
+            self._write_gap(self._last_phase_end, now)
+            self._last_phase = Phase.LOOP
         self._tell()
+
+    def _write_gap(self, start: Mark, end: Mark) -> None:
+        """What lies between an update and a forward: waits for data loaders, and the rest."""
+        for fetch_start, fetch_end in self._fetches:
+            self._timer.write(self._reduced_phases[Phase.LOOP], self.step, start, fetch_start)
+            start = fetch_end
+        self._timer.write(self._reduced_phases[Phase.LOOP], self.step, start, end)
+        self._write_fetches()
+
+    def _write_fetches(self) -> None:
+        for start, end in self._fetches:
+            self._timer.write(self._reduced_phases[Phase.DATA_WAIT], self.step, start, end)
+        self._fetches.clear()
 
     def enter(self, phase: Phase, *, no_sync: bool = False) -> None:
         """A phase begins; one that is still open has ended."""
         now = self._timer.mark()
         if self.phase is not None:
             self._end_open_phase(now)
+        self._write_fetches()
         self.phase, self._phase_start = phase, now
         self._phase_is_no_sync = no_sync
         if phase is Phase.BACKWARD:
@@ -121,6 +140,22 @@ class Steps:
         """The gradients of a pass are final: the step may end, also if no optimizer of torch is ever seen."""
         self._gradients_are_reduced = True
         self._resume_update()
+
+    # -- as data loaders tell ------------------------------------------------------------------------------------
+
+    def fetch_begins(self) -> None:
+        """A data loader is asked for a batch."""
+        if self.phase is None and self._step_start is not None:
+            self._fetch_start = self._timer.mark()
+
+    def fetch_ends(self) -> None:
+        """It has given one, or has none left."""
+        start, self._fetch_start = self._fetch_start, None
+        if start is None or self.phase is not None:
+            return
+        if len(self._fetches) == _MOST_FETCHES:
+            start, _ = self._fetches.pop()
+        self._fetches.append((start, self._timer.mark()))
 
     # -- as optimizers tell --------------------------------------------------------------------------------------
 
@@ -184,7 +219,7 @@ class Steps:
         self._last_phase, self._last_phase_end = phase, now
         self.phase = None
         if phase is Phase.OPTIMIZER:
-            self._announce(Phase.DATA_WAIT)
+            self._announce(Phase.LOOP)
         else:
             self._tell()
 
@@ -199,7 +234,7 @@ class Steps:
         position.step = self.step + (self._has_updated and not self._is_marked_by_user)
         if self.phase is not None:
             position.phase = self.phase
-        elif self._last_phase in _DATA_WAIT_FOLLOWS:
-            position.phase = Phase.DATA_WAIT
+        elif self._last_phase in _LOOP_FOLLOWS:
+            position.phase = Phase.LOOP
         else:
             position.phase = UNKNOWN_PHASE

@@ -80,7 +80,7 @@ def _rank(one: Known) -> RankEvidence | None:
                 step=beat.step,
                 phase=beat.phase,
                 since_ns=beat.since_ns,
-                is_after_update=beat.phase in ("data_wait", "evaluation"),
+                is_after_update=beat.phase in ("loop", "evaluation"),
             ),
             steps_done=beat.step,
             unrecorded_because=beat.unrecorded_because,

@@ -193,7 +193,7 @@ class OwnState:
         """Where it is, for people."""
         standing = self._standing()
         where = f" in {standing.call_site}" if standing.call_site is not None else ""
-        phase = "" if standing.phase is None else f", {standing.phase.replace('_', ' ')}"
+        phase = ", before its forward" if standing.phase == "loop" else f", {standing.phase}" if standing.phase else ""
         return f"step {standing.step}{phase}{where}"
 
     # -- in full -------------------------------------------------------------------------------------------------

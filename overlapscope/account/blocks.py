@@ -25,6 +25,7 @@ from overlapscope.trace.tables import PHASE_NAMES
 
 BLOCKS: Final = (
     "data_wait",
+    "loop",
     "buffers",
     "forward",
     "between",
@@ -37,17 +38,19 @@ BLOCKS: Final = (
     "gc",
     "unknown",
 )
-"""In the order in which people meet them in a step. ``buffers``: their broadcast. ``exposed``: communication that
-nothing hides. ``between``: in no phase, such as the loss, between the first and the last of a step. ``collectives``:
-of the user's own. ``unknown``: nothing is recorded of it."""
+"""In the order in which people meet them in a step. ``loop``: of the loop's own, between an update and the next
+forward. ``buffers``: their broadcast. ``exposed``: communication that nothing hides. ``between``: in no phase, such as
+the loss, between the first and the last of a step. ``collectives``: of the user's own. ``unknown``: nothing is recorded
+of it."""
 
-_PHASES: Final = ("finalise", "optimizer", "evaluation", "data_wait", "forward", "backward")
+_PHASES: Final = ("finalise", "optimizer", "evaluation", "data_wait", "loop", "forward", "backward")
 _CLAIMS: Final = ("gc", "copies", "buffers", "exposed", "collectives", *_PHASES, "between")
 """The first has precedence."""
 _ON_DEVICE: Final = ("copies", "buffers", "exposed", *_PHASES, "collectives", "gc", "between")
 """The same where times are a device's: what stops the host shows only where the device has nothing to do."""
 _BLOCK_OF: Final = {"finalise": "copies"}
 _OPTIMIZER: Final = PHASE_NAMES.index("optimizer")
+_LOOP: Final = PHASE_NAMES.index("loop")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -171,7 +174,8 @@ def _timelines(trace: Trace, waits: Waits) -> Iterator[tuple[int, Timeline]]:
         timeline = paint(np.concatenate(number), edges_ns, len(claims))
         block_of = _BLOCK_OF
         if not (own_phase == _OPTIMIZER).any():  # where an update of the user's own ends nobody knows
-            block_of = _BLOCK_OF | {"data_wait": "between"}
+            has_loop = (own_phase == _LOOP).any()  # before version 0.2 its time counted as a wait for data
+            block_of = _BLOCK_OF | {"loop" if has_loop else "data_wait": "between"}
         block = np.array([BLOCKS.index(block_of.get(name, name)) for name in claims] + [len(BLOCKS) - 1], np.int8)
         yield rank, replace(timeline, owner=block[timeline.owner], claimants=len(BLOCKS) - 1)
 

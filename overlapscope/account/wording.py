@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from overlapscope.account.alike import Apart
+from overlapscope.trace.tables import PHASE_NAMES
 
 BLOCK_LABELS: Final = {
     "data_wait": "data wait",
+    "loop": "loop's own code",
     "buffers": "broadcast of buffers",
     "forward": "forward",
     "between": "between phases",
@@ -21,6 +23,7 @@ BLOCK_LABELS: Final = {
     "gc": "garbage collection",
     "unknown": "nothing known",
 }
+PHASE_LABELS: Final = {name: BLOCK_LABELS.get(name, name) for name in PHASE_NAMES}
 REASON_LABELS: Final = {
     "launch": "launch",
     "later_rank": "waiting for a later rank",

@@ -29,6 +29,7 @@ CAUSES: Final = (
     "copies",
     "optimizer",
     "data_wait",
+    "loop",
     "evaluation",
     "forward",
     "between",
@@ -43,6 +44,7 @@ account; ``between`` is also what is in none of them."""
 GROUPS: Final = {
     "compute": ("copies", "optimizer", "forward", "between", "backward"),
     "data_wait": ("data_wait",),
+    "loop": ("loop",),
     "evaluation": ("evaluation",),
     "gc": ("gc",),
     "carried_over": ("carried_over",),
@@ -54,7 +56,7 @@ sign."""
 Kind = tuple[tuple[int, int], ...]
 """What a step reduces: bucket and bytes of each of its all-reduces, in their order."""
 
-BLAMED: Final = ("compute", "data_wait", "evaluation", "gc", "carried_over")
+BLAMED: Final = ("compute", "data_wait", "loop", "evaluation", "gc", "carried_over")
 """Groups that a rank can be blamed for. In a collective of the user's own it waits for others."""
 
 _OF_BLOCKS: Final = [place for place, name in enumerate(CAUSES) if name in BLOCKS and name != "between"]

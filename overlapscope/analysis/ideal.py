@@ -17,7 +17,7 @@ from overlapscope.account.intervals import Int64Array
 from overlapscope.analysis.cycles import CAUSES
 from overlapscope.analysis.replay import Replay
 
-IDEAL_PHASES: Final = ("copies", "optimizer", "data_wait", "evaluation", "forward", "backward")
+IDEAL_PHASES: Final = ("copies", "optimizer", "data_wait", "loop", "evaluation", "forward", "backward")
 """Causes that are drawn as phases."""
 
 _FORWARD: Final = CAUSES.index("forward")

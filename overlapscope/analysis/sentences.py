@@ -18,6 +18,7 @@ from overlapscope.units import format_bytes, format_ns, format_share
 CAUSE_LABELS: Final = {
     "compute": "Compute",
     "data_wait": "Data wait",
+    "loop": "Loop's own code",
     "evaluation": "Evaluation",
     "gc": "Garbage collection",
     "carried_over": "Carried-over communication",
@@ -34,6 +35,7 @@ PART_LABELS: Final = {
 _DOES_LONGER: Final = {
     "compute": "computes {} longer than {}",
     "data_wait": "waits {} longer for data than {}",
+    "loop": "takes {} longer between an update and the next forward than {}",
     "evaluation": "evaluates {} longer than {}",
     "gc": "collects garbage for {}",
     "carried_over": "is released {} late by the previous step's communication",

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from overlapscope.account.arrivals import Arrival, arrival_of
+from overlapscope.account.wording import PHASE_LABELS
 from overlapscope.analysis.lanes import Lane
 from overlapscope.trace.reader import Trace
 
@@ -68,7 +69,7 @@ def details_of(trace: Trace, begin_ns: int, lane: Lane, row: int) -> SpanDetails
 def _phase(trace: Trace, begin_ns: int, row: pd.Series[Any]) -> SpanDetails:
     origin_ns, place = _place(trace, begin_ns, row)
     return SpanDetails(
-        what=str(row["phase"]).replace("_", " "),
+        what=PHASE_LABELS[str(row["phase"])],
         start_ns=int(row["start_ns"]) - origin_ns,
         end_ns=int(row["end_ns"]) - origin_ns,
         no_sync=bool(row["no_sync"]),

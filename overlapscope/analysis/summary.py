@@ -25,8 +25,14 @@ from overlapscope.units import format_ns
 LITTLE_EXPOSED_SHARE: Final = 0.02
 """Share of the step below which hiding all communication would gain less than steps vary by themselves."""
 
-LONG_DATA_WAIT_SHARE: Final = 0.2
-"""Share of the step from which the data loader is worth fixing before communication."""
+LONG_BEFORE_FORWARD_SHARE: Final = 0.2
+"""Share of the step from which the data loader, or what else the loop does, is worth fixing before communication."""
+
+_SPENT_BEFORE_FORWARD: Final = {
+    "data_wait": ("waiting for data", "for communication"),
+    "loop": ("in the loop's own code between an update and the next forward", "waiting for communication"),
+}
+"""By block, in words, and how it goes on."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -157,8 +163,9 @@ def _sentence(found: Summary) -> str:
         return "No step has finished, so there is nothing to measure yet."
     if not found.steps:
         return "No step has been finished by all ranks, so there is no mean of them."
-    exposed, data_wait = found.mean.blocks["exposed"], found.mean.blocks["data_wait"]
-    exposed_share, data_wait_share = found.share_of(exposed), found.share_of(data_wait)
+    exposed, exposed_share = found.mean.blocks["exposed"], found.share_of(found.mean.blocks["exposed"])
+    spent = max(_SPENT_BEFORE_FORWARD, key=lambda name: found.mean.blocks[name].value)
+    before, before_share = found.mean.blocks[spent], found.share_of(found.mean.blocks[spent])
     step = f"each {format_ns(found.mean.step.value)} step"
     hidden = f"{_percent(found.overlap_ratio)} of communication is hidden"
     waiting = f"{format_ns(exposed.value)} of {step} ({_percent(exposed_share)})"
@@ -169,10 +176,11 @@ def _sentence(found: Summary) -> str:
     if math.isnan(found.overlap_ratio):
         steps = f"steps of {format_ns(found.mean.step.value)}"
         return f"No communication of gradients was recorded in {steps}, so there is no overlap to measure."
-    if data_wait_share >= LONG_DATA_WAIT_SHARE and data_wait.value > exposed.value:
+    if before_share >= LONG_BEFORE_FORWARD_SHARE and before.value > exposed.value:
+        how, communicating = _SPENT_BEFORE_FORWARD[spent]
         return (
-            f"{format_ns(data_wait.value)} of {step} ({_percent(data_wait_share)}) is spent waiting for data, "
-            f"{format_ns(exposed.value)} ({_percent(exposed_share)}) for communication{later}; {hidden}."
+            f"{format_ns(before.value)} of {step} ({_percent(before_share)}) is spent {how}, "
+            f"{format_ns(exposed.value)} ({_percent(exposed_share)}) {communicating}{later}; {hidden}."
         )
     if exposed_share < LITTLE_EXPOSED_SHARE:
         return f"{hidden}; only {waiting} is spent waiting for it, so there is little left to gain."

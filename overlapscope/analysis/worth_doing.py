@@ -27,6 +27,7 @@ MOST: Final = 3
 
 _WAYS: Final = {
     "data_wait": "Have data ready when it is needed: more workers of the DataLoader, or more prefetched batches",
+    "loop": "Do less in the loop itself between an update and the next forward: fetch data ahead, log and save seldom",
     "gc": "Collect garbage between steps alone: gc.freeze() after the warm-up, or gc.disable()",
     "buffers": "Don't broadcast buffers before every forward: broadcast_buffers=False, if ranks may differ in them",
     "copies": "Don't copy averages out of buckets: gradient_as_bucket_view=True",

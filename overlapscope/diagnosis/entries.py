@@ -13,7 +13,8 @@ from overlapscope.trace.signature import Signature
 UNKNOWN_SIGNATURE: Final = Signature(op="unknown")
 """Of an entry whose line in ``signatures.jsonl`` is lost."""
 
-_PHASES: Final = {phase.value: phase.name.lower() for phase in Phase}
+_PHASES: Final = {phase.value: phase.name.lower() for phase in Phase} | {Phase.DATA_WAIT.value: "loop"}
+"""In version 0.1 all of the loop's own code was a wait for data."""
 
 
 def entries_of(

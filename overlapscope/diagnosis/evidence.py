@@ -130,7 +130,7 @@ class Standing:
 
     step: int
     phase: str | None = None
-    """data_wait, forward, backward, finalise, optimizer, evaluation; ``JOINING``; None outside a training step."""
+    """loop, forward, backward, finalise, optimizer, evaluation; ``JOINING``; None outside a training step."""
     bucket: int | None = None
     """Next bucket to be launched in a backward."""
     call_site: CallSite | None = None

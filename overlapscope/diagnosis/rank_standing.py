@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from overlapscope.diagnosis.entries import phase_name
 from overlapscope.diagnosis.evidence import EarlierVerdict, Entry, Standing
 from overlapscope.diagnosis.stacks import user_line
 from overlapscope.trace.format import NO_INDEX, STACKS_PATTERN, Kind, Phase
@@ -18,8 +19,10 @@ _NOT_OF_THE_TRAINING: Final = (Kind.PAUSE, Kind.INCIDENT)
 """Garbage is collected, and a watchdog reports, while nothing goes on."""
 _FATAL: Final = "Fatal Python error"
 """Marks the stacks of a process that aborts."""
-_AFTER: Final = {Phase.BACKWARD: "data_wait", Phase.FINALISE: "data_wait", Phase.EVALUATION: "data_wait"}
+_AFTER: Final = dict.fromkeys((Phase.BACKWARD, Phase.FINALISE, Phase.EVALUATION), "loop")
 """What a rank is in when a phase is over and no other has begun."""
+_BETWEEN_STEPS: Final = (Phase.DATA_WAIT, Phase.LOOP)
+"""Version 0.1 wrote the first, whatever the loop did."""
 _LONGEST_STACKS_BYTES: Final = 64 * 1024
 
 
@@ -40,15 +43,15 @@ def standing_of(records: Records, newest: Entry | None, interrupted_ns: int | No
     until_ns = interrupted_ns if newest is not None and newest.state != "completed" else None
     site = newest.call_site if newest and newest.announced_ns >= int(enter["start_ns"]) else None
     step = int(enter["step"])
-    if phase is Phase.DATA_WAIT:
+    if phase in _BETWEEN_STEPS:
         step += 1  # entered when the optimizer is done, with the number of its step, and belongs to the next one
     return Standing(
         step=step,
-        phase=_AFTER.get(phase) if _is_over(records, enter, until_ns) else phase.name.lower(),
+        phase=_AFTER.get(phase) if _is_over(records, enter, until_ns) else phase_name(phase),
         bucket=_next_bucket(records, enter) if phase is Phase.BACKWARD else None,
         call_site=site,
         since_ns=int(enter["start_ns"]),
-        is_after_update=step > 0 and phase in (Phase.DATA_WAIT, Phase.EVALUATION),
+        is_after_update=step > 0 and phase in (*_BETWEEN_STEPS, Phase.EVALUATION),
     )
 
 

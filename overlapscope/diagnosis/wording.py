@@ -140,7 +140,7 @@ def standing_text(standing: Standing) -> str:
         return f"last seen{at(standing.call_site)}" if standing.call_site else ""
     if standing.phase == JOINING:
         return f"in init_process_group{at(standing.call_site)}"
-    if standing.is_after_update or standing.phase in ("data_wait", "evaluation"):
+    if standing.is_after_update or standing.phase in ("loop", "evaluation"):
         text = _between_steps(standing)
     else:
         phase = _PHASES.get(standing.phase or "")

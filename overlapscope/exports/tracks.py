@@ -15,6 +15,7 @@ import pandas as pd
 
 from overlapscope.account.arrivals import arrivals_by_collective, match_collectives
 from overlapscope.account.intervals import Int64Array
+from overlapscope.account.wording import PHASE_LABELS
 from overlapscope.analysis.analysis import Analysis
 from overlapscope.analysis.density import SpanIndex, index_spans
 from overlapscope.analysis.lanes import LanesByRank, buckets_of_gradients
@@ -181,7 +182,7 @@ def _side_by_side(rank: int, name: str, table: pd.DataFrame) -> Iterator[Track]:
 
 
 def _phases(trace: Trace) -> pd.DataFrame:
-    names = trace.phases["phase"].astype(str).str.replace("_", " ")
+    names = trace.phases["phase"].astype(str).map(PHASE_LABELS)
     return trace.phases[["step", "model", "no_sync"]].assign(name=names)
 
 

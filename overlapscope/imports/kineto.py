@@ -34,6 +34,7 @@ SPANS: Final = (
     ("ProfilerStep#", "step"),
     ("DistributedDataParallel.forward", "forward"),
     ("Optimizer.step#", "optimizer"),
+    ("enumerate(DataLoader)#", "fetch"),
     ("autograd::engine::evaluate_function", "autograd"),
     ("torch::distributed::reducer::mul_out", "copy_in"),
     ("torch.distributed.ddp.reducer::copy_bucket_to_grad", "copy_out"),

@@ -50,6 +50,8 @@ class Steps:
     passes: tuple[Pass, ...]
     """In order of time."""
     optimizers: tuple[Span, ...]
+    fetches: tuple[Span, ...]
+    """Waits for a batch of a DataLoader."""
 
     def of(self, host_ns: int) -> int | None:
         """The step in which something happened; None if that one does not end in the profile."""
@@ -81,6 +83,7 @@ def steps_of(profile: Profile) -> Steps:
         ends_ns=ends_ns,
         passes=_passes(profile, forwards, optimizers, ends_ns),
         optimizers=tuple((start, end) for start, end in optimizers.tolist() if begin_ns <= start),
+        fetches=tuple((start, end) for start, end in _spans(profile, "fetch").tolist() if begin_ns <= start),
     )
 
 

@@ -146,7 +146,7 @@ class _Writing:
                 if one.step == step:
                     spans += self._phases_of(one, own)
             if spans:
-                spans.insert(0, (Phase.DATA_WAIT, (begin_ns, spans[0][1][0]), Flag.NONE))
+                spans += self._before_forward((host_begin_ns, host_end_ns), begin_ns, spans[0][1][0])
             for start_ns, end_ns in steps.optimizers:
                 if host_begin_ns <= start_ns and end_ns <= host_end_ns:
                     spans.append((Phase.OPTIMIZER, (clock(start_ns), clock(end_ns)), Flag.NONE))
@@ -156,6 +156,17 @@ class _Writing:
                 self._add(Kind.PHASE, step, start_ns, now_ns, index=phase, flags=self._flags | flag)
             self._add(Kind.STEP, step, begin_ns, now_ns, flags=self._flags)
             host_begin_ns = host_end_ns
+
+    def _before_forward(self, host: Span, begin_ns: int, forward_ns: int) -> list[tuple[Phase, Span, Flag]]:
+        """What lies between the begin of a step and its first forward: waits for data loaders, and the rest."""
+        spans = []
+        for fetch_ns in (each for each in self._steps.fetches if host[0] <= each[0] < host[1]):
+            start_ns, end_ns = (min(self._clock(ns), forward_ns) for ns in fetch_ns)
+            if begin_ns <= start_ns < end_ns:
+                spans.append((Phase.LOOP, (begin_ns, start_ns), Flag.NONE))
+                spans.append((Phase.DATA_WAIT, (start_ns, end_ns), Flag.NONE))
+                begin_ns = end_ns
+        return [*spans, (Phase.LOOP, (begin_ns, forward_ns), Flag.NONE)]
 
     def _phases_of(self, one: Pass, buckets: Sequence[Collective]) -> list[tuple[Phase, Span, Flag]]:
         clock = self._clock

@@ -21,6 +21,7 @@ from overlapscope.trace.folders import read_json
 from overlapscope.trace.format import EVENTS_FILE, RANK_FILE, RECORD_BYTES, TABLES_FOLDER
 from overlapscope.trace.log import Problem, bytes_to_read, first_and_newest_step
 from overlapscope.trace.part import Part, read_parts
+from overlapscope.trace.table_file import TableFile
 from overlapscope.trace.tables import TABLES
 from overlapscope.workers import Workers
 
@@ -52,7 +53,7 @@ class _Task:
 class _Converted:
     parts: list[Part]
     """Without their tables of events, which are on disk."""
-    files: dict[str, store.TableFile]
+    files: dict[str, TableFile]
     problems: list[Problem]
     by_clock: dict[str, pd.DataFrame]
 
@@ -140,7 +141,7 @@ def draft_beside(path: Path) -> Iterator[Path]:
 def _convert(task: _Task) -> _Converted:
     problems: list[Problem] = []
     parts = list(read_parts(task.folders, problems))
-    files: dict[str, store.TableFile] = {}
+    files: dict[str, TableFile] = {}
     by_clock: dict[str, pd.DataFrame] = {}
     if parts:
         tables = joined_tables(parts)

@@ -133,7 +133,7 @@ class Phase(IntEnum):
     """What a rank is doing. Phases of one rank do not overlap."""
 
     DATA_WAIT = 0
-    """Time from the end of the last optimizer to the next forward: the data loader, logging, zero_grad."""
+    """The wait for a batch of torch's DataLoader."""
     FORWARD = 1
     BACKWARD = 2
     """Time from the first gradient of the module's output until autograd is done, without the wait for buckets."""
@@ -142,6 +142,8 @@ class Phase(IntEnum):
     OPTIMIZER = 4
     EVALUATION = 5
     """A forward pass without gradients."""
+    LOOP = 6
+    """The rest of the time from an update to the next forward: data got otherwise, logging, zero_grad, other models."""
 
 
 class Flag(IntFlag):

@@ -76,6 +76,17 @@ def test_data_that_comes_late_every_tenth_step() -> None:
     assert describe(finding).startswith("Rank 2 waits 15.0 ms longer for data than the median rank every 10 steps")
 
 
+def test_what_the_loop_itself_does_is_no_wait_for_data() -> None:
+    """Rank 0 saves a checkpoint, say."""
+    job = noisy_job()
+    job.own_ns["loop"][::10, 0] += 15 * MS
+    finding = only_finding(job)
+    assert (finding.ranks, finding.cause, finding.pattern.period) == ((0,), "loop", 10)
+    assert describe(finding).startswith(
+        "Rank 0 takes 15.0 ms longer between an update and the next forward than the median rank every 10 steps"
+    )
+
+
 def test_garbage_collection_every_seventh_step_is_named_and_not_the_phase_it_interrupts() -> None:
     job = noisy_job(gc=[(3, step, "forward", 50 * MS) for step in range(7, STEPS, 7)])
     finding = only_finding(job)

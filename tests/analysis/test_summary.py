@@ -14,7 +14,14 @@ MS = 1_000_000
 
 
 def summary(
-    *, compute: float = 0, hidden: float = 0, exposed: float = 0, data_wait: float = 0, rest: float = 0, steps: int = 10
+    *,
+    compute: float = 0,
+    hidden: float = 0,
+    exposed: float = 0,
+    data_wait: float = 0,
+    loop: float = 0,
+    rest: float = 0,
+    steps: int = 10,
 ) -> Summary:
     """So many equal steps of one rank, in milliseconds; an all-reduce ends with the finalise that waits for it."""
     rows: dict[str, Rows] = {"steps": [], "phases": [], "collectives": []}
@@ -22,7 +29,8 @@ def summary(
     for step in range(steps):
         place = {"rank": 0, "step": step}
         begin_ns = now_ns
-        for phase, milliseconds in (("data_wait", data_wait), ("backward", compute), ("finalise", exposed)):
+        lasting = {"data_wait": data_wait, "loop": loop, "backward": compute, "finalise": exposed}
+        for phase, milliseconds in lasting.items():
             start_ns, now_ns = now_ns, now_ns + round(milliseconds * MS)
             rows["phases"].append(place | {"phase": phase, "start_ns": start_ns, "end_ns": now_ns})
         if hidden or exposed:
@@ -68,12 +76,24 @@ def test_the_plain_case_names_what_hides_and_what_waits() -> None:
             "communication is hidden.",
         ),
         (
+            {"compute": 40, "loop": 55, "hidden": 5, "exposed": 5},
+            "55.0 ms of each 100 ms step (55 %) is spent in the loop's own code between an update and the next "
+            "forward, 5.00 ms (5 %) waiting for communication; 50 % of communication is hidden.",
+        ),
+        (
             {"compute": 40, "data_wait": 25, "hidden": 20, "exposed": 30, "rest": 5},
             "Communication takes 50.0 ms and compute 40.0 ms, so it can't all hide: 40 % of communication is hidden, "
             "and 30.0 ms of each 100 ms step (30 %) is spent waiting for it.",
         ),
     ],
-    ids=["no communication", "little exposed", "bound by communication", "data", "data and yet more communication"],
+    ids=[
+        "no communication",
+        "little exposed",
+        "bound by communication",
+        "data",
+        "own code",
+        "data and yet more communication",
+    ],
 )
 def test_each_case_has_its_own_sentence(milliseconds: dict[str, float], said: str) -> None:
     assert summary(**milliseconds).sentence == said  # type: ignore[arg-type]

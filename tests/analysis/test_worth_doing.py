@@ -38,6 +38,14 @@ def test_what_all_ranks_wait_for_is_worth_more_than_what_one_does_longer() -> No
     assert rank_ms == pytest.approx(6, rel=0.1)
 
 
+def test_what_the_loop_itself_does_between_steps_is_worth_it_if_it_takes_long() -> None:
+    job = Job(steps=STEPS, noise=0.02)
+    job.own_ns["loop"] += 20 * MS
+    (first, saved_ms), *_ = found_in(job)
+    assert first.startswith("Do less in the loop itself")
+    assert saved_ms == pytest.approx(20, rel=0.05)
+
+
 def test_a_rank_that_waits_for_data_is_named_and_not_data_as_such() -> None:
     job = Job(steps=STEPS, noise=0.02)
     job.own_ns["data_wait"][:, 1] += 15 * MS

@@ -25,6 +25,7 @@ from typing import Any, Final, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
 
 from instrumented_ddp import DistributedDataParallel
 from tests.cluster.faults import Delay, GcPauses, Pause, SlowCompute, SlowData, from_json
@@ -158,6 +159,17 @@ def fetch_batch(injected: Injected) -> torch.Tensor:
     return torch.randn(BATCH, WIDTH)
 
 
+class Batches(IterableDataset[torch.Tensor]):
+    """Data that a loader has to wait for."""
+
+    def __init__(self, injected: Injected) -> None:
+        self._injected = injected
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while True:
+            yield fetch_batch(self._injected)
+
+
 def keep_others_out() -> None:
     """Run before all ordinary processes, where that is allowed: they are no part of what is recorded.
 
@@ -170,9 +182,9 @@ def keep_others_out() -> None:
 def train(model: DistributedDataParallel, pace: Pace, injected: Injected, steps: int) -> None:
     """Run the steps."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    batches = iter(DataLoader(Batches(injected), batch_size=None))
     for injected.step in range(steps):
-        batch = fetch_batch(injected)
-        loss = model(batch).square().mean()
+        loss = model(next(batches)).square().mean()
         pace.begin_pass()
         loss.backward()
         optimizer.step()

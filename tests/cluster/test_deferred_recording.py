@@ -70,7 +70,7 @@ def test_what_hides_under_the_next_forward_is_not_exposed(tmp_path: Path) -> Non
     phases = trace.phases.query("rank == 0 and step == 4")["phase"].tolist()
     # From the first module on a bucket is waited for, its parameters are updated, and the forward goes on.
     assert phases.count("finalise") - 1 == phases.count("forward") - 1 > 1
-    assert phases[:4] == ["data_wait", "forward", "finalise", "optimizer"]
+    assert phases[:4] == ["loop", "forward", "finalise", "optimizer"]
 
 
 def test_a_decoupled_sum_is_recorded_as_its_two_halves(tmp_path: Path) -> None:

@@ -83,6 +83,8 @@ CALLBACKS: dict[str, tuple[Any, str]] = {
     "names": (TensorNames, "names_of"),
     "a line": (CallSites, "number_of"),
     "the position in the data": (DataPosition, "forward_begins"),
+    "a batch is asked for": (Steps, "fetch_begins"),
+    "a batch is there": (Steps, "fetch_ends"),
     "the watchdog looks": (OwnState, "look"),
     "a sample of links": (links, "sample_connections"),
     "clocks": (ClockSampling, "_report"),

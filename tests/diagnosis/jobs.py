@@ -83,7 +83,7 @@ def rank(
     **more: Any,
 ) -> RankEvidence:
     """A rank in some phase; since before its first collective, unless said otherwise."""
-    is_after_update = phase in ("data_wait", "evaluation")
+    is_after_update = phase in ("loop", "evaluation")
     standing = Standing(step=step, phase=phase, since_ns=since_ns, is_after_update=is_after_update)
     return RankEvidence(rank=number, liveness=liveness, standing=standing, **more)
 

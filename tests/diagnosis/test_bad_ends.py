@@ -18,8 +18,8 @@ from overlapscope.diagnosis.report import report_text
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.trace import format as trace_format
 from tests.diagnosis.jobs import CLOSED, TIMED_OUT, group, idle, job, rank, trained
-from tests.diagnosis.test_from_logs import lives_here, stands, write_model
-from tests.ordered import end, fail, steps, write_order
+from tests.diagnosis.test_from_logs import write_model
+from tests.ordered import end, fail, lives_here, stands, steps, write_order
 
 OWN = Failure(type="ValueError", message="no such label")
 LIVENESS: list[Liveness] = ["running", "sleeping", "stopped", "gone", "ended", "failed", "silent", "unknown"]
@@ -34,7 +34,7 @@ def jobs(draw: st.DrawFn) -> Evidence:
     for number in sorted(known):
         liveness = draw(st.sampled_from(LIVENESS))
         failure = draw(st.sampled_from([CLOSED, TIMED_OUT, OWN])) if liveness == "failed" else None
-        phase = draw(st.sampled_from([None, "data_wait", "forward", "backward", "finalise", "optimizer"]))
+        phase = draw(st.sampled_from([None, "loop", "forward", "backward", "finalise", "optimizer"]))
         since_ns = draw(st.sampled_from([0, 10**9]))
         one = rank(number, liveness, phase=phase, step=2, since_ns=since_ns, failure=failure)
         ranks.append(idle(one, draw(st.sampled_from([0.1, 5, 60]))) if draw(st.booleans()) else one)

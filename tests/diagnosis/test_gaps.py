@@ -33,8 +33,8 @@ from overlapscope.trace.group_log import ENTRY_BYTES, GroupHeader, group_file
 from overlapscope.trace.group_reader import CollectiveLogs, read_collective_logs
 from overlapscope.trace.seal import seal
 from tests.diagnosis.jobs import group, job, rank, trained
-from tests.diagnosis.test_from_logs import lives_here, write_model
-from tests.ordered import Collective, all_reduce, end, make_folder, steps, write_order
+from tests.diagnosis.test_from_logs import write_model
+from tests.ordered import Collective, all_reduce, end, lives_here, make_folder, steps, write_order
 from tests.trace.logs import make_log
 
 

@@ -181,7 +181,7 @@ def test_a_member_that_is_in_the_next_step_has_left_the_collective_of_its_subgro
     pair = group({0: [waits], 1: [entry(3, all_reduce("metric"), step=1)]}, name="pair", ranks=(0, 1))
     later = [replace(entry(9, bucket(0), step=3, is_done=False), announced_ns=10**9)]
     everyone = group({0: trained(8), 1: later, 2: later}, ranks=(0, 1, 2))
-    late = rank(0, step=2, phase="data_wait")
+    late = rank(0, step=2, phase="loop")
     verdict = judge(job(late, rank(1, step=3), rank(2, step=3), groups=[everyone, pair]))
     assert (verdict.kind, verdict.blamed, verdict.step, verdict.number) == ("missing collective", (1,), 2, 4)
     assert (verdict.call_sites or {})[0].line == 88
@@ -218,7 +218,7 @@ def test_a_send_that_nobody_receives_is_a_missing_one_or_one_too_many(was_answer
     sent = replace(entry(1, sends, step=2, is_done=False), announced_ns=10**6)
     before = [replace(entry(0, sends, step=1), announced_ns=10**5)] if was_answered_before else []
     talk = group({0: [*before, sent]}, name="default", ranks=(0, 1, 2))
-    ranks = (rank(0, step=2, phase="data_wait"), rank(1, step=3), rank(2, step=3))
+    ranks = (rank(0, step=2, phase="loop"), rank(1, step=3), rank(2, step=3))
     verdict = judge(replace(job(*ranks, groups=[everyone]), conversations=(talk,)))
     suspected = (1,) if was_answered_before else ()
     assert (verdict.kind, verdict.suspected, verdict.step) == ("missing collective", suspected, 2)

@@ -88,7 +88,7 @@ def test_of_those_that_are_gone_the_first_is_the_one_that_was_waited_for() -> No
 
 
 def test_of_several_killed_at_once_it_is_said_where_each_stood() -> None:
-    ranks = (rank(0, "gone", phase="forward", step=2), rank(1, "gone", phase="data_wait", step=3), rank(2, step=3))
+    ranks = (rank(0, "gone", phase="forward", step=2), rank(1, "gone", phase="loop", step=3), rank(2, step=3))
     verdict = judge(job(*ranks, groups=[group({member: trained(8) for member in range(3)})]))
     assert verdict.blamed == (0, 1)
     assert "rank 0 in forward of step 2" in verdict.sentence
@@ -96,7 +96,7 @@ def test_of_several_killed_at_once_it_is_said_where_each_stood() -> None:
 
 
 def test_who_ends_a_job_that_hangs_is_not_what_it_hung_for() -> None:
-    loader = idle(rank(1, "gone", phase="data_wait", step=2, since_ns=10**9, stacks=IN_LOADER), 20)
+    loader = idle(rank(1, "gone", phase="loop", step=2, since_ns=10**9, stacks=IN_LOADER), 20)
     ranks = (rank(0, "failed", step=2, failure=CLOSED), loader, rank(2, "failed", step=2, failure=CLOSED))
     verdict = judge(job(*ranks, groups=[HELD_UP]))
     assert (verdict.kind, verdict.suspected) == ("waits for data", (1,))
@@ -104,7 +104,7 @@ def test_who_ends_a_job_that_hangs_is_not_what_it_hung_for() -> None:
 
 def test_a_job_that_a_watchdog_saw_hang_was_killed_for_that() -> None:
     report = EarlierVerdict(rank=0, time_ns=5, kind="waits for data", sentence="Rank 1 waits for data.", blamed=(1,))
-    loader = rank(1, "gone", phase="data_wait", step=2, since_ns=10**9)
+    loader = rank(1, "gone", phase="loop", step=2, since_ns=10**9)
     closed = replace(CLOSED, time_ns=10)
     ranks = (rank(0, "failed", step=2, failure=closed), loader, rank(2, "failed", step=2, failure=closed))
     assert judge(job(*ranks, groups=[HELD_UP], reports=(report,))).kind == "waits for data"
@@ -180,7 +180,7 @@ def test_what_an_exception_says_is_left_as_it_is(message: str, end: str) -> None
 def test_who_was_interrupted_with_ctrl_c_is_not_to_blame() -> None:
     interrupted = Failure(type="KeyboardInterrupt", message="")
     ranks = [rank(n, "failed", step=2, failure=interrupted) for n in range(3)]
-    ranks[1] = replace(ranks[1], stacks=IN_LOADER, standing=rank(1, phase="data_wait", since_ns=10**9).standing)
+    ranks[1] = replace(ranks[1], stacks=IN_LOADER, standing=rank(1, phase="loop", since_ns=10**9).standing)
     assert judge(job(*ranks, groups=[HELD_UP])).kind == "waits for data"
 
 

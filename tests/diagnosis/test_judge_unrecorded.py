@@ -24,7 +24,7 @@ from tests.diagnosis.jobs import (
 from tests.ordered import all_reduce
 
 
-@pytest.mark.parametrize("phase", ["data_wait", "forward", "backward", None])
+@pytest.mark.parametrize("phase", ["loop", "forward", "backward", None])
 @pytest.mark.parametrize("liveness", ["sleeping", "running", "ended", "unknown"])
 @pytest.mark.parametrize("is_live", [True, False])
 def test_nobody_is_accused_of_what_was_not_recorded(phase: str | None, liveness: Liveness, is_live: bool) -> None:

@@ -27,7 +27,7 @@ from tests.diagnosis.jobs import (
 
 
 def test_a_rank_in_its_data_loader_waits_for_data() -> None:
-    late = rank(1, phase="data_wait", step=2, since_ns=10**9, stacks=IN_LOADER)
+    late = rank(1, phase="loop", step=2, since_ns=10**9, stacks=IN_LOADER)
     verdict = judge(held_up(idle(late, 5), is_live=True))
     assert (verdict.kind, verdict.suspected, verdict.step, verdict.number) == ("waits for data", (1,), 2, 7)
     assert "ranks 0 and 2 wait in collective 7" in verdict.sentence
@@ -50,7 +50,7 @@ def test_what_else_a_rank_does_between_two_steps_is_no_wait_for_data(file: str, 
         f'  File "{file}", line 320 in wait\n'
         '  File "/home/me/train.py", line 12 in main\n'
     )
-    late = rank(1, phase="data_wait", step=2, since_ns=10**9, stacks=stacks)
+    late = rank(1, phase="loop", step=2, since_ns=10**9, stacks=stacks)
     verdict = judge(held_up(idle(late, 5), is_live=True))
     assert verdict.kind == "stuck"
     assert said in verdict.sentence
@@ -63,12 +63,12 @@ def test_a_rank_in_forward_is_stuck_there() -> None:
 
 
 def test_who_ended_while_the_others_wait_ran_out_of_data() -> None:
-    verdict = judge(held_up(rank(1, "ended", phase="data_wait", step=2, since_ns=10**9)))
+    verdict = judge(held_up(rank(1, "ended", phase="loop", step=2, since_ns=10**9)))
     assert (verdict.kind, verdict.blamed, verdict.step) == ("uneven inputs", (1,), 2)
 
 
 def test_peers_that_timed_out_waited_for_a_rank_that_was_still_there() -> None:
-    loader = rank(1, "gone", phase="data_wait", step=2, since_ns=10**9, stacks=IN_LOADER)
+    loader = rank(1, "gone", phase="loop", step=2, since_ns=10**9, stacks=IN_LOADER)
     ranks = (rank(0, "failed", step=2, failure=TIMED_OUT), loader, rank(2, "failed", step=2, failure=TIMED_OUT))
     verdict = judge(job(*ranks, groups=[HELD_UP]))
     assert (verdict.kind, verdict.blamed) == ("waits for data", (1,))
@@ -110,7 +110,7 @@ def test_an_exception_that_came_out_of_the_backward_is_the_reason() -> None:
 def test_a_backward_that_ctrl_c_has_ended_is_not_said_to_have_left_gradients_out() -> None:
     trace = '  File "torch/autograd/graph.py", line 979, in _engine_run_backward\nKeyboardInterrupt\n'
     interrupted = Failure(type="KeyboardInterrupt", message="", traceback=trace, time_ns=2 * 10**9)
-    late = rank(1, "failed", phase="data_wait", step=2, since_ns=10**9, unready=UNREADY, failure=interrupted)
+    late = rank(1, "failed", phase="loop", step=2, since_ns=10**9, unready=UNREADY, failure=interrupted)
     assert judge(held_up(late)).kind != "gradients never ready"
     elsewhere = replace(interrupted, traceback='  File "train.py", line 42, in main\n')
     assert judge(held_up(replace(late, failure=elsewhere))).kind == "gradients never ready"
@@ -126,7 +126,7 @@ def test_an_exception_is_no_reason_for_what_a_second_attempt_leaves_out() -> Non
 
 def test_exceptions_that_came_out_of_earlier_backwards_are_no_reason_but_are_noticed() -> None:
     left = (LeftBackward(step=1, call_site=site(20)),)
-    late = rank(1, "ended", phase="data_wait", step=2, since_ns=10**9)
+    late = rank(1, "ended", phase="loop", step=2, since_ns=10**9)
     verdict = judge(held_up(replace(late, left_backwards=left)))
     assert verdict.kind == "uneven inputs"
     assert any(f"rank 1 in step 1 at {site(20)} and was caught" in line for line in verdict.evidence)
@@ -166,7 +166,7 @@ def test_a_busy_rank_is_only_slow_until_nothing_in_its_history_explains_it(
     idle_s: float, step_s: float, longest_pause_s: float, kind: str
 ) -> None:
     late = replace(
-        idle(rank(1, phase="data_wait", step=2, since_ns=10**9), idle_s, step_s),
+        idle(rank(1, phase="loop", step=2, since_ns=10**9), idle_s, step_s),
         is_working=True,
         longest_pause_ns=round(longest_pause_s * 1e9),
     )
@@ -177,7 +177,7 @@ def test_a_busy_rank_is_only_slow_until_nothing_in_its_history_explains_it(
 
 
 def test_of_a_job_that_was_ended_a_busy_rank_is_suspected_and_not_said_to_have_made_no_progress() -> None:
-    late = replace(idle(rank(1, "gone", phase="data_wait", step=2, since_ns=10**9), 20), is_working=True)
+    late = replace(idle(rank(1, "gone", phase="loop", step=2, since_ns=10**9), 20), is_working=True)
     ranks = (rank(0, "failed", step=2, failure=CLOSED), late, rank(2, "failed", step=2, failure=CLOSED))
     verdict = judge(job(*ranks, groups=[HELD_UP]))
     assert (verdict.kind, verdict.suspected, verdict.certainty) == ("stuck", (1,), "likely")
@@ -185,14 +185,14 @@ def test_of_a_job_that_was_ended_a_busy_rank_is_suspected_and_not_said_to_have_m
 
 
 def test_who_was_waited_for_until_the_time_was_up_is_to_blame() -> None:
-    late = idle(rank(1, "gone", phase="data_wait", step=2, since_ns=10**9, stacks=IN_LOADER), 20)
+    late = idle(rank(1, "gone", phase="loop", step=2, since_ns=10**9, stacks=IN_LOADER), 20)
     ranks = (rank(0, "failed", step=2, failure=TIMED_OUT), late, rank(2, "failed", step=2, failure=TIMED_OUT))
     verdict = judge(job(*ranks, groups=[HELD_UP]))
     assert (verdict.kind, verdict.blamed, verdict.certainty) == ("waits for data", (1,), "certain")
 
 
 def test_what_follows_an_update_belongs_to_its_step() -> None:
-    late = idle(rank(1, phase="data_wait", step=2, since_ns=10**9), 5)
+    late = idle(rank(1, phase="loop", step=2, since_ns=10**9), 5)
     for has_begun_next, step, said in (
         (False, 1, "after the update of step 1"),
         (True, 2, "before the forward of step 2"),

@@ -16,7 +16,7 @@ from tests.diagnosis.jobs import CLOSED, IN_LOADER, group, held_up, idle, job, r
 from tests.diagnosis.test_bad_ends import jobs
 
 OWN = Failure(type="ValueError", message="no such label")
-LATE = idle(rank(1, phase="data_wait", step=2, since_ns=10**9, stacks=IN_LOADER), 5)
+LATE = idle(rank(1, phase="loop", step=2, since_ns=10**9, stacks=IN_LOADER), 5)
 
 
 @pytest.mark.parametrize(

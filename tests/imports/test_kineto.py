@@ -65,7 +65,7 @@ def test_buckets_are_those_of_ddp(resnet):
 def test_phases_follow_each_other_and_fill_the_step_with_the_gaps_between_them(resnet):
     for (_, step), phases in resnet.phases.groupby(["rank", "step"]):
         ordered = phases.sort_values("start_ns")
-        assert list(ordered["phase"]) == ["data_wait", "forward", "backward", "finalise", "optimizer"], step
+        assert list(ordered["phase"]) == ["loop", "forward", "backward", "finalise", "optimizer"], step
         assert (ordered["start_ns"].to_numpy()[1:] >= ordered["end_ns"].to_numpy()[:-1]).all()
     steps = resnet.steps.sort_values("step")
     assert (steps["start_ns"].to_numpy()[1:] == steps["end_ns"].to_numpy()[:-1]).all()
@@ -116,7 +116,7 @@ def test_of_forwards_in_a_row_those_are_trained_whose_operators_lead_to_a_backwa
     (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
     records = training_of(read_profile(tmp_path / "trace.json")).records
     phases = [Phase(each["index"]).name for each in records[records["kind"] == Kind.PHASE]]
-    assert phases == ["DATA_WAIT", "EVALUATION", "FORWARD", "FORWARD", "BACKWARD", "OPTIMIZER"]
+    assert phases == ["LOOP", "EVALUATION", "FORWARD", "FORWARD", "BACKWARD", "OPTIMIZER"]
 
 
 @pytest.mark.parametrize(
@@ -195,13 +195,13 @@ def medians_of(trace: Trace, steps: range) -> dict[str, float]:
 
 
 def between_at_begin(recorded: Trace, imported: Trace, steps: range) -> pd.Series[float]:
-    """By rank and step, microseconds by which an import's forward and data wait together exceed those recorded.
+    """By rank and step, microseconds by which an import's forward and what precedes it together exceed those recorded.
 
     Of the same steps: medians of each do not add up to the median of both where steps differ, as on a busy machine.
     """
     both = []
     for trace in (imported, recorded):
-        phases = trace.phases[trace.phases["step"].isin(steps) & trace.phases["phase"].isin(["forward", "data_wait"])]
+        phases = trace.phases[trace.phases["step"].isin(steps) & trace.phases["phase"].isin(["forward", "loop"])]
         both.append(((phases["end_ns"] - phases["start_ns"]) / 1e3).groupby([phases["rank"], phases["step"]]).sum())
     assert (both[0].index == both[1].index).all()
     return both[0] - both[1]

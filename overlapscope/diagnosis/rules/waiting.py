@@ -205,7 +205,7 @@ def _is_at_its_end(one: RankEvidence | None) -> bool:
         return False
     return has_finished(one) or (
         one.standing is not None
-        and one.standing.phase in (None, "data_wait")
+        and one.standing.phase in (None, "loop")
         and _END_OF_SCRIPT.search(one.stacks) is not None
     )
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pandas as pd
 import pytest
 import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.utils.data import DataLoader, IterableDataset
 
 import instrumented_ddp
 from instrumented_ddp import DistributedDataParallel
@@ -34,7 +40,11 @@ def recorded(model: DistributedDataParallel, traces) -> Trace:
 
 
 def phases_by_step(trace: Trace) -> dict[int, list[str]]:
-    return {int(step): list(part["phase"]) for step, part in trace.phases.sort_values("start_ns").groupby("step")}
+    return phases_by_step_of(trace.phases)
+
+
+def phases_by_step_of(phases: pd.DataFrame) -> dict[int, list[str]]:
+    return {int(step): list(part["phase"]) for step, part in phases.sort_values("start_ns").groupby("step")}
 
 
 def test_a_plain_loop_gives_a_step_per_optimizer_step_with_its_phases_in_order(traces):
@@ -46,7 +56,7 @@ def test_a_plain_loop_gives_a_step_per_optimizer_step_with_its_phases_in_order(t
         optimizer.step()
     trace = recorded(model, traces)
     once = ["forward", "backward", "finalise", "optimizer"]
-    assert phases_by_step(trace) == {0: once, 1: ["data_wait", *once], 2: ["data_wait", *once]}
+    assert phases_by_step(trace) == {0: once, 1: ["loop", *once], 2: ["loop", *once]}
     assert list(trace.steps["step"]) == [0, 1, 2]
     assert list(trace.steps["start_ns"])[1:] == list(trace.steps["end_ns"])[:-1], "steps leave no gap"
 
@@ -61,6 +71,59 @@ def test_phases_of_a_rank_do_not_overlap(traces):
     assert (phases["start_ns"].to_numpy()[1:] >= phases["end_ns"].to_numpy()[:-1]).all()
 
 
+def test_the_wait_for_a_data_loader_is_told_from_what_else_the_loop_does(traces):
+    """A batch comes after 20 ms, then another model takes 5 ms, and another batch is fetched after the backward."""
+
+    class Slow(IterableDataset[torch.Tensor]):
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            while True:
+                time.sleep(0.02)
+                yield torch.randn(8, 4)
+
+    model = make_model(traces)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = iter(DataLoader(Slow(), batch_size=None))
+    for _ in range(3):
+        x = next(batches)
+        time.sleep(0.005)
+        loss = model(x).sum()
+        next(batches)
+        loss.backward()
+        optimizer.step()
+    phases = recorded(model, traces).phases
+    in_order = ["loop", "data_wait", "loop", "forward", "data_wait", "backward", "finalise", "optimizer"]
+    assert phases_by_step_of(phases) == {0: in_order[3:], 1: in_order, 2: in_order}
+    lasted_ns = (phases["end_ns"] - phases["start_ns"])[phases["step"] > 0].groupby(phases["phase"].astype(str)).sum()
+    assert lasted_ns["data_wait"] >= 4 * 20_000_000
+    assert lasted_ns["loop"] >= 2 * 5_000_000
+
+
+def test_a_loader_that_is_read_by_another_thread_keeps_nobody_waiting(traces):
+    model = make_model(traces)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = iter(DataLoader(torch.randn(24, 4), batch_size=8))
+    with ThreadPoolExecutor(1) as ahead:
+        for _ in range(3):
+            model(ahead.submit(next, batches).result()).sum().backward()
+            optimizer.step()
+    assert "data_wait" not in set(recorded(model, traces).phases["phase"])
+
+
+def test_of_a_loop_that_skips_thousands_of_batches_no_more_than_a_few_waits_are_kept(traces):
+    model = make_model(traces)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    backward(model)
+    optimizer.step()
+    for _ in DataLoader(torch.randn(2000, 4), batch_size=1):
+        pass
+    backward(model)
+    optimizer.step()
+    phases = recorded(model, traces).phases
+    assert (phases["phase"] == "data_wait").sum() == 8
+    gap_ns = phases.loc[(phases["step"] == 1) & (phases["phase"] == "forward"), "start_ns"].item()
+    assert phases.loc[phases["phase"] == "data_wait", "end_ns"].max() <= gap_ns
+
+
 def test_accumulation_under_no_sync_is_part_of_one_step_and_marked(traces):
     model = make_model(traces)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -70,7 +133,7 @@ def test_accumulation_under_no_sync_is_part_of_one_step_and_marked(traces):
         backward(model)
         optimizer.step()
     trace = recorded(model, traces)
-    one_step = ["data_wait", "forward", "backward", "data_wait", "forward", "backward", "finalise", "optimizer"]
+    one_step = ["loop", "forward", "backward", "loop", "forward", "backward", "finalise", "optimizer"]
     assert phases_by_step(trace)[1] == one_step
     backwards = trace.phases[trace.phases["phase"] == "backward"].sort_values("start_ns")
     assert list(backwards["no_sync"]) == [True, False, True, False]
@@ -90,7 +153,7 @@ def test_a_closure_runs_inside_the_optimizer_and_its_update_follows_the_backward
     for _ in range(2):
         optimizer.step(closure)
     one_step = ["forward", "backward", "optimizer", "forward", "backward", "finalise", "optimizer"]
-    assert phases_by_step(recorded(model, traces)) == {0: one_step, 1: ["data_wait", *one_step]}
+    assert phases_by_step(recorded(model, traces)) == {0: one_step, 1: ["loop", *one_step]}
 
 
 def test_an_optimizer_that_calls_its_closure_many_times_makes_one_step(traces):
@@ -123,7 +186,7 @@ def test_an_evaluation_belongs_to_the_step_that_follows(traces):
     backward(model)
     optimizer.step()
     trace = recorded(model, traces)
-    assert phases_by_step(trace)[1][:4] == ["data_wait", "evaluation", "data_wait", "forward"]
+    assert phases_by_step(trace)[1][:4] == ["loop", "evaluation", "loop", "forward"]
     assert list(trace.steps["step"]) == [0, 1, 2]
 
 
@@ -174,7 +237,7 @@ def test_an_update_that_is_left_out_ends_no_step(traces):
             optimizer.step()
     trace = recorded(model, traces)
     assert list(trace.steps["step"]) == [0, 1]
-    once = ["data_wait", "forward", "backward", "finalise"]
+    once = ["loop", "forward", "backward", "finalise"]
     assert phases_by_step(trace) == {0: [*once[1:], *once, "optimizer"], 1: [*once, *once, "optimizer"]}
 
 

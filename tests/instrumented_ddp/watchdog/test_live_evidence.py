@@ -8,7 +8,7 @@ from instrumented_ddp.watchdog.process_state import GONE, ProcessState
 from overlapscope.diagnosis.card import Card
 from overlapscope.diagnosis.evidence import RankEvidence
 
-BEAT = Beat(rank=0, host="a", host_id="a", pid=1, start_ticks=1, time_ns=1, step=3, phase="data_wait")
+BEAT = Beat(rank=0, host="a", host_id="a", pid=1, start_ticks=1, time_ns=1, step=3, phase="loop")
 
 
 def known(state: str, card: Card | None = None) -> RankEvidence:
