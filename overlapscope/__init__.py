@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dashboards.notebook import Run
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def open(path: Path | str) -> Run:  # noqa: A001 - as in ov.open("traces/")
