@@ -21,13 +21,7 @@ import torch.distributed as dist
 
 from instrumented_ddp.collective_log.backends import backend_of
 from overlapscope.errors import OverlapScopeError
-from overlapscope.model.calibration import (
-    AllReduceSample,
-    Calibration,
-    algbw_gb_per_s,
-    busbw_gb_per_s,
-    write_calibration,
-)
+from overlapscope.model.calibration import HEADING, AllReduceSample, Calibration, row_of, write_calibration
 from overlapscope.model.wire import lanes_of_backend
 from overlapscope.pipe import outlive_the_reader
 from overlapscope.trace.host import host_now_ns
@@ -127,7 +121,7 @@ def sweep(group: dist.ProcessGroup, device: torch.device, largest_bytes: int) ->
     if is_printing:
         where = f"{len(set(hosts))} host{'s' if len(set(hosts)) > 1 else ''}"
         print(f"all-reduce of {world_size} ranks on {where}, {backend}, {name}; float32, outside training")
-        print(f"{'size':>8} {'time':>9} {'algbw':>12} {'busbw':>12} {'times':>6}", flush=True)
+        print(HEADING, flush=True)
     measure = Sweep(group, device).measure
     samples: list[AllReduceSample] = []
     size_bytes = _SMALLEST_BYTES
@@ -135,7 +129,7 @@ def sweep(group: dist.ProcessGroup, device: torch.device, largest_bytes: int) ->
     while size_bytes <= largest_bytes:
         samples.append(measure(size_bytes))
         if is_printing:
-            print(_row(samples[-1], world_size), flush=True)
+            print(row_of(samples[-1], world_size), flush=True)
         size_bytes *= 2
         # All ranks have the same samples, so they stop at the same size.
         if 2 * samples[-1].time_ns > _LONGEST_NS:
@@ -146,15 +140,6 @@ def sweep(group: dist.ProcessGroup, device: torch.device, largest_bytes: int) ->
         if is_printing:
             print(_pair_row(pairs[-1], samples), flush=True)
     return Calibration(backend=backend, device=name, hosts=tuple(hosts), samples=tuple(samples), pairs=tuple(pairs))
-
-
-def _row(sample: AllReduceSample, world_size: int) -> str:
-    algbw = algbw_gb_per_s(sample.bytes, sample.time_ns)
-    busbw = busbw_gb_per_s(sample.bytes, sample.time_ns, world_size)
-    return (
-        f"{format_bytes(sample.bytes):>8} {format_ns(sample.time_ns):>9} {algbw:>7.3f} GB/s "
-        f"{busbw:>7.3f} GB/s {len(sample.times_ns):>6}"
-    )
 
 
 def _pair_row(pair: AllReduceSample, samples: Sequence[AllReduceSample]) -> str:

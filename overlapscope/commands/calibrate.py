@@ -2,12 +2,14 @@
 
     overlapscope calibrate --nproc 2
     overlapscope calibrate -o traces/calibration.json -- torchrun --nproc-per-node 8
+    overlapscope calibrate -o traces/calibration.json --inspector nccl-inspector-1234/*.log
 
 The first form starts ranks on this machine. In the second a launcher starts them where the training runs: give
 torchrun the training's options, on every node, but no script. This takes a few seconds, prints a table of time, algbw
 and busbw, and writes a file that 'overlapscope recommend' uses if it is in the folder of the recording.
 
-Needs PyTorch. Run it while nothing else uses the network.
+These need PyTorch; run them while nothing else uses the network. The third form takes the times from dumps of NCCL's
+Inspector plugin of a job that has run, of all its ranks.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import Final
 from overlapscope.commands import child_process
 from overlapscope.commands.arguments import positive
 from overlapscope.errors import OverlapScopeError
+from overlapscope.progress import Progress
 
 _MODULE: Final = "instrumented_ddp.calibrate"
 _RUN: Final = "torch.distributed.run"
@@ -40,6 +43,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), help="device of the tensors (cuda if there are GPUs)")
     parser.add_argument("--max-mb", type=positive, metavar="N", help="largest all-reduce in MB (256)")
     parser.add_argument(
+        "--inspector", nargs="+", type=Path, metavar="FILE", help="dumps of NCCL's Inspector, of all ranks of a job"
+    )
+    parser.add_argument(
         "launcher", nargs=argparse.REMAINDER, metavar="-- LAUNCHER ...", help="command that starts the ranks"
     )
 
@@ -51,6 +57,10 @@ def run(args: argparse.Namespace) -> int:
         raise OverlapScopeError("give either --nproc or a launcher: the launcher decides how many ranks it starts")
     if args.nproc == 1:
         raise OverlapScopeError("all-reduce needs at least 2 ranks; give --nproc 2 or more")
+    if args.inspector:
+        if launcher or args.nproc:
+            raise OverlapScopeError("--inspector: what it reads was measured before; start no ranks as well")
+        return _read(args.inspector, args.output)
     if find_spec("torch") is None:
         raise OverlapScopeError("calibrate needs PyTorch, which is missing; pip install 'overlapscope[torch]'")
     _make_ready(args.output)
@@ -65,6 +75,26 @@ def run(args: argparse.Namespace) -> int:
     with child_process.running(command, environment) as (child, _):
         child.wait()
     return child_process.exit_code(child.returncode)
+
+
+def _read(dumps: Sequence[Path], output: Path) -> int:
+    from overlapscope.imports.nccl_inspector import read_inspector
+    from overlapscope.model.calibration import HEADING, row_of, write_calibration
+
+    with Progress() as progress:
+        progress.begin("reading dumps")
+        found, left_out = read_inspector(dumps, progress.count)
+    _make_ready(output)
+    write_calibration(output, found)
+    where = f"{len(set(found.hosts))} host{'s' if len(set(found.hosts)) > 1 else ''}"
+    print(f"all-reduces of {found.world_size} ranks on {where}, {found.backend}, in a job that has run")
+    print(HEADING)
+    for sample in found.samples:
+        print(row_of(sample, found.world_size))
+    for what in left_out:
+        print(f"left out: {what}")
+    print(f"written to {output}")
+    return 0
 
 
 def _make_ready(output: Path) -> None:

@@ -41,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
     """Read the traces, then write the recording."""
     from overlapscope.imports.into_recording import Imported, ranks_of, write_recording
     from overlapscope.imports.kineto import kernel_overlap, read_profile
+    from overlapscope.imports.nccl_inspector import is_inspector_dump
     from overlapscope.imports.nsight import is_report, read_report
     from overlapscope.imports.training import training_of
 
@@ -50,6 +51,11 @@ def run(args: argparse.Namespace) -> int:
         found: list[tuple[Source, Training]] = []
         damaged, kernels = [], []
         for path in args.files:
+            if is_inspector_dump(path):
+                raise OverlapScopeError(
+                    f"{path}: a dump of NCCL's Inspector, in which there are no steps; 'overlapscope calibrate "
+                    "--inspector FILE ...' takes from such dumps how long all-reduces take"
+                )
             progress.begin(f"reading {path.name}")
             for profile in read_report(path) if is_report(path) else [read_profile(path, progress.count)]:
                 if profile.source.problem is not None:

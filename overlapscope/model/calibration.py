@@ -17,6 +17,7 @@ from overlapscope.errors import OverlapScopeError
 from overlapscope.model.observation import Spans
 from overlapscope.trace.checksum import read_json_text
 from overlapscope.trace.format import write_json
+from overlapscope.units import format_bytes, format_ns
 
 CALIBRATION_FILE: Final = "calibration.json"
 """Name of the file in the folder of a recording."""
@@ -67,6 +68,20 @@ def algbw_gb_per_s(size_bytes: int, time_ns: float) -> float:
 def busbw_gb_per_s(size_bytes: int, time_ns: float, world_size: int) -> float:
     """What each link carries in an all-reduce by a ring, in 10⁹ bytes per second."""
     return algbw_gb_per_s(size_bytes, time_ns) * 2 * (world_size - 1) / world_size
+
+
+HEADING: Final = f"{'size':>8} {'time':>9} {'algbw':>12} {'busbw':>12} {'times':>6}"
+"""Of ``row_of``."""
+
+
+def row_of(sample: AllReduceSample, world_size: int) -> str:
+    """The all-reduces of one size, for people."""
+    algbw = algbw_gb_per_s(sample.bytes, sample.time_ns)
+    busbw = busbw_gb_per_s(sample.bytes, sample.time_ns, world_size)
+    return (
+        f"{format_bytes(sample.bytes):>8} {format_ns(sample.time_ns):>9} {algbw:>7.3f} GB/s "
+        f"{busbw:>7.3f} GB/s {len(sample.times_ns):>6}"
+    )
 
 
 def write_calibration(path: Path, calibration: Calibration) -> None:

@@ -1,0 +1,202 @@
+"""Dumps of NCCL's Inspector -> a calibration: how long the all-reduces of a job have taken, by size.
+
+The plugin (``ext-profiler/inspector`` in NCCL's sources) writes a line of JSON for every collective of every
+communicator and rank: its bytes, and how long its kernel ran. There are no steps, phases and launches in it, so no
+account comes of it. But of an all-reduce the shortest time of all ranks is that of the one that came last, from its
+arrival to the end, which is what ``overlapscope calibrate`` measures.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from overlapscope.errors import OverlapScopeError
+from overlapscope.model.calibration import AllReduceSample, Calibration
+
+_GZIP: Final = b"\x1f\x8b"
+_MARK: Final = b'"inspector_output_format_version"'
+_LONGEST_LINE_BYTES: Final = 1 << 20
+_OF_KERNELS: Final = ("kernel_gpu", "kernel_cpu")
+"""Timing sources. With the third, ``collective_cpu``, a time is that of the call, which does not wait."""
+_NS_PER_US: Final = 1000
+
+
+@dataclass
+class _AllReduce:
+    bytes: int
+    time_us: float
+    """The shortest of those that are known."""
+    ranks: int = 1
+    """How many have told of it."""
+    is_same: bool = True
+    """Whether all say that it has as many bytes."""
+
+
+@dataclass
+class _Communicator:
+    ranks: int
+    hosts: dict[int, str] = field(default_factory=dict)
+    all_reduces: dict[int, _AllReduce] = field(default_factory=dict)
+    """By sequence number."""
+
+    @property
+    def complete(self) -> list[_AllReduce]:
+        """Those that all ranks have told of."""
+        return [each for each in self.all_reduces.values() if each.ranks == self.ranks and each.is_same]
+
+
+class _Dumps:
+    """What some dumps say, of all communicators."""
+
+    def __init__(self) -> None:
+        self.communicators: dict[str, _Communicator] = {}
+        self.without_kernel = 0
+        """All-reduces whose kernel was not timed."""
+        self.damaged = 0
+        """Lines that can't be read, such as the one that was being written when the process ended."""
+        self._read_from: dict[tuple[str, int], Path] = {}
+        """By communicator and rank."""
+
+    def read(self, path: Path) -> None:
+        """Add those of a file.
+
+        Raises:
+            OverlapScopeError: it can't be read, is no such dump, or is of a rank that another one is of.
+        """
+        is_dump = False
+        for line in _lines(path):
+            try:
+                content = orjson.loads(line)
+                header, host = content["header"], str(content["metadata"]["hostname"])
+                name, rank, ranks = str(header["id"]), int(header["rank"]), int(header["n_ranks"])
+                perf = content.get("coll_perf", {})
+                found = (int(perf["coll_sn"]), _all_reduce_of(perf)) if perf.get("coll") == "AllReduce" else None
+            except (ValueError, KeyError, TypeError, AttributeError):
+                if not is_dump:
+                    raise OverlapScopeError(f"{path}: not a dump of NCCL's Inspector") from None
+                self.damaged += 1
+                continue
+            is_dump = True
+            if (other := self._read_from.setdefault((name, rank), path)) != path:
+                raise OverlapScopeError(f"{path} and {other} are both of rank {rank} of communicator {name}")
+            communicator = self.communicators.setdefault(name, _Communicator(ranks))
+            communicator.hosts[rank] = host
+            if found is not None:
+                self._add(communicator, *found)
+        if not is_dump:
+            raise OverlapScopeError(f"{path}: empty")
+
+    def _add(self, communicator: _Communicator, number: int, one: _AllReduce | None) -> None:
+        if one is None:
+            self.without_kernel += 1
+            return
+        known = communicator.all_reduces.setdefault(number, one)
+        if known is not one:
+            known.ranks += 1
+            known.time_us = min(known.time_us, one.time_us)
+            known.is_same &= known.bytes == one.bytes
+
+
+def read_inspector(
+    paths: Sequence[Path], progress: Callable[[int, int], None] | None = None
+) -> tuple[Calibration, tuple[str, ...]]:
+    """The all-reduces of the largest communicator of which all ranks' dumps are there.
+
+    Args:
+        paths: dumps of all ranks; compressed with gzip as well.
+        progress: called with (files read so far, files in all).
+
+    Returns:
+        The calibration, and what was left out.
+
+    Raises:
+        OverlapScopeError: one can't be read or is no such dump, two are of the same rank, or no all-reduce is whole.
+    """
+    dumps = _Dumps()
+    for number, path in enumerate(paths):
+        dumps.read(path)
+        if progress:
+            progress(number + 1, len(paths))
+    several = (each for each in dumps.communicators.values() if each.ranks > 1 and each.complete)
+    chosen = max(several, key=lambda each: (each.ranks, len(each.complete)), default=None)
+    if chosen is None:
+        raise OverlapScopeError(_why_none(dumps))
+    return _calibration_of(chosen), tuple(_left_out(dumps, chosen))
+
+
+def is_inspector_dump(path: Path) -> bool:
+    """Whether a file begins as one does."""
+    try:
+        return _MARK in next(_lines(path), b"")
+    except OverlapScopeError:
+        return False
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as raw:
+            is_compressed = raw.peek(2)[:2] == _GZIP
+            with gzip.open(raw) if is_compressed else raw as file:
+                while line := file.readline(_LONGEST_LINE_BYTES):
+                    if line.strip():
+                        yield line
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        return  # cut short: what comes before is whole
+    except OSError as error:
+        raise OverlapScopeError(f"{path}: can't be read ({error.strerror})") from None
+
+
+def _all_reduce_of(perf: dict[str, Any]) -> _AllReduce | None:
+    """None if its time is not that of its kernel."""
+    size = int(perf["coll_msg_size_bytes"])
+    if perf.get("coll_timing_source", _OF_KERNELS[0]) not in _OF_KERNELS or size <= 0:
+        return None
+    return _AllReduce(bytes=size, time_us=max(1.0, float(perf["coll_exec_time_us"])))
+
+
+def _calibration_of(communicator: _Communicator) -> Calibration:
+    times_ns: dict[int, list[int]] = defaultdict(list)
+    for each in communicator.complete:
+        times_ns[each.bytes].append(round(_NS_PER_US * each.time_us))
+    return Calibration(
+        backend="nccl",
+        device="unknown",
+        hosts=tuple(communicator.hosts.get(rank, "unknown") for rank in range(communicator.ranks)),
+        samples=tuple(AllReduceSample(bytes=size, times_ns=tuple(times_ns[size])) for size in sorted(times_ns)),
+    )
+
+
+def _why_none(dumps: _Dumps) -> str:
+    several = (each for each in dumps.communicators.values() if each.ranks > 1 and each.all_reduces)
+    largest = max(several, key=lambda each: each.ranks, default=None)
+    if largest is None:
+        what = " whose kernel was timed" if dumps.without_kernel else ""
+        return f"no all-reduce of several ranks is in these dumps{what}"
+    if len(largest.hosts) < largest.ranks:
+        return (
+            f"dumps of {len(largest.hosts)} of {largest.ranks} ranks were given; an all-reduce takes as long as on the "
+            "rank that comes last, so give those of all"
+        )
+    return "no all-reduce is in the dumps of all ranks"
+
+
+def _left_out(dumps: _Dumps, chosen: _Communicator) -> Iterator[str]:
+    others = sum(bool(each.all_reduces) for each in dumps.communicators.values()) - 1
+    missing = len(chosen.all_reduces) - len(chosen.complete)
+    counted = (
+        (others, "other communicator", "with fewer ranks or all-reduces"),
+        (missing, "all-reduce", "not in the dumps of all ranks, or not of one size"),
+        (dumps.without_kernel, "all-reduce", "whose kernel was not timed"),
+        (dumps.damaged, "damaged line", ""),
+    )
+    for count, what, why in counted:
+        if count:
+            yield " ".join([f"{count:,} {what}{'s' * (count > 1)}", *why.split()])
