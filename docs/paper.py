@@ -33,14 +33,14 @@ PICTURES: Final = DOCS / "paper"
 OVERLAPSCOPE: Final = Path(sys.executable).parent / "overlapscope"
 
 
-def measure(name: str, args: argparse.Namespace) -> None:
-    """Run one experiment on hosts of its own."""
+def measure(name: str, args: argparse.Namespace) -> int:
+    """Run one experiment on hosts of its own. Returns the exit code; it has said itself what is wrong."""
     network = ["--hosts", str(args.hosts), "--rate", args.rate]
     options = ["--steps", str(args.steps), "--repetitions", str(args.repetitions), "-o", str(args.folder.absolute())]
     for model in args.model:
         options += ["--model", model]
     command = [OVERLAPSCOPE, "lab", "cluster", *network, "--", OVERLAPSCOPE, "lab", "run", name, *options]
-    subprocess.run(list(map(str, command)), check=True)
+    return subprocess.run(list(map(str, command))).returncode
 
 
 def text_of(folder: Path, args: argparse.Namespace) -> str:
@@ -109,13 +109,14 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
-    """Measure, and write the page."""
+def main() -> int:
+    """Measure, and write the page. Returns the exit code."""
     args = parse_arguments()
-    for name in args.only:
-        measure(name, args)
-    (DOCS / "paper.md").write_text(text_of(args.folder, args), encoding="utf-8")
+    code = next(filter(None, (measure(name, args) for name in args.only)), 0)
+    if not code:
+        (DOCS / "paper.md").write_text(text_of(args.folder, args), encoding="utf-8")
+    return code
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
