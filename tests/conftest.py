@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 import pytest
 from hypothesis import settings
+
+# Hundreds of processes import our sources. Where the environment forbids to keep them compiled, each compiles them all.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Every run looks at other examples, so fewer of them at a time find as much over the days.
 settings.register_profile("without a deadline", deadline=None, max_examples=40)
