@@ -123,6 +123,7 @@ class Steps:
         if self.phase is not None:
             self._end_open_phase(now)
         self._write_fetches()
+        self._fetch_start = None  # data that is made by a model is no wait for a loader
         self.phase, self._phase_start = phase, now
         self._phase_is_no_sync = no_sync
         if phase is Phase.BACKWARD:

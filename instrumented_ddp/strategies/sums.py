@@ -20,8 +20,8 @@ from instrumented_ddp.strategies.strategy import Strategy
 from instrumented_ddp.strategies.wire import Wire
 
 _LONGEST_TASK_S: Final = 5.0
-"""A thread is waited for while it gets on, as long as updates wait for the next forward there are sums left at the end.
-One that comes back from a wait in C++ when Python shuts down ends the process with SIGABRT."""
+"""At the end a thread is waited for while it gets on: where updates wait for the next forward, sums are left then. One
+that comes back from a wait in C++ when Python shuts down ends the process with SIGABRT."""
 
 
 class GradBucket(Protocol):

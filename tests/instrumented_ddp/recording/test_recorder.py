@@ -98,6 +98,26 @@ def test_the_wait_for_a_data_loader_is_told_from_what_else_the_loop_does(traces)
     assert lasted_ns["loop"] >= 2 * 5_000_000
 
 
+def test_a_dataset_that_asks_the_model_itself_is_no_wait_for_data(traces):
+    model = make_model(traces)
+
+    class Asked(IterableDataset[torch.Tensor]):
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            while True:
+                with torch.no_grad():
+                    answers = model(torch.randn(8, 4))
+                yield torch.cat([answers, torch.zeros(8, 2)], dim=1)
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = iter(DataLoader(Asked(), batch_size=None))
+    for _ in range(3):
+        model(next(batches)).sum().backward()
+        optimizer.step()
+    phases = recorded(model, traces).phases.sort_values("start_ns")
+    assert "data_wait" not in set(phases["phase"])
+    assert (phases["start_ns"].to_numpy()[1:] >= phases["end_ns"].to_numpy()[:-1]).all()
+
+
 def test_a_loader_that_is_read_by_another_thread_keeps_nobody_waiting(traces):
     model = make_model(traces)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
