@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -9,8 +10,8 @@ import numpy as np
 import pandas as pd
 
 from overlapscope.account.blocks import BLOCKS
-from overlapscope.account.means import mean_of
-from overlapscope.interval import Interval
+from overlapscope.account.means import student
+from overlapscope.interval import SIGMAS_90, Interval
 from overlapscope.lab.experiments.charts import Bar, is_known
 
 FEWEST: Final = 3
@@ -26,9 +27,17 @@ def select(rows: pd.DataFrame, **settings: Any) -> pd.DataFrame:
 
 
 def estimate(values: Sequence[float]) -> Interval:
-    """The mean of repetitions, with its 90 % interval; NaN of fewer than ``FEWEST``."""
-    (interval,) = mean_of(np.asarray(values, dtype=np.float64)[:, None])
-    return interval
+    """The mean of repetitions, with its 90 % interval; NaN of fewer than ``FEWEST``.
+
+    Each is a training of its own, and they are measured in another order every time: unlike neighbouring steps they are
+    independent.
+    """
+    count, mean = len(values), float(np.mean(values)) if len(values) else math.nan
+    if count < FEWEST:
+        return Interval(value=mean, low=math.nan, high=math.nan)
+    (quantile,) = student(np.array([count - 1.0]), SIGMAS_90).tolist()
+    half = quantile * float(np.std(values, ddof=1)) / math.sqrt(count)
+    return Interval(value=mean, low=mean - half, high=mean + half)
 
 
 def step_of(rows: pd.DataFrame) -> Interval:
@@ -37,8 +46,8 @@ def step_of(rows: pd.DataFrame) -> Interval:
 
 
 def bar_of(label: str, rows: pd.DataFrame) -> Bar:
-    """The step of one setting, divided."""
-    parts = {name: float(rows[f"{name}_ns"].mean()) for name in BLOCKS}
+    """The step of one setting, divided; an earlier version may have known fewer blocks."""
+    parts = {name: float(rows[f"{name}_ns"].mean()) for name in BLOCKS if f"{name}_ns" in rows}
     return Bar(label=label, parts_ns={name: ns for name, ns in parts.items() if ns}, step_ns=step_of(rows))
 
 

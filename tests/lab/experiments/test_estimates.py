@@ -52,6 +52,22 @@ def test_the_mean_of_repetitions_is_in_its_interval():
     assert found.low < found.value == 100.0 < found.high
 
 
+def test_a_block_that_an_earlier_version_did_not_know_is_left_out():
+    assert bar_of("", rows_of([10, 20, 30]).drop(columns="loop_ns")).parts_ns == {"backward": 20 * MS}
+
+
+def test_the_interval_is_students_whatever_the_order_of_repetitions():
+    """Of three the 95 % quantile is 2.92."""
+    for values in ([90.0, 100.0, 110.0], [90.0, 110.0, 100.0]):
+        assert estimate(values).high == pytest.approx(100 + 2.92 * 10 / math.sqrt(3), rel=2e-3)
+
+
+def test_a_difference_that_was_never_negative_may_still_be_so():
+    found = change(rows_of([100, 100, 100]), rows_of([101, 105, 120]))
+    assert found.low < 0 < found.value
+    assert not is_told(found)
+
+
 @pytest.mark.parametrize(
     ("difference", "sentence"),
     [
