@@ -23,10 +23,12 @@ from dashboards.charts.files import write_pictures
 from overlapscope.lab.experiments import strategies
 from overlapscope.lab.experiments.charts import is_known
 from overlapscope.lab.experiments.known import EXPERIMENTS, experiment_in, figure_of
+from overlapscope.lab.network.link import parsed_rate
 from overlapscope.lab.trials.conditions import described_conditions
 from overlapscope.lab.trials.results import RESULTS_FILE
-from overlapscope.units import format_interval_ns, format_ns
+from overlapscope.units import format_interval_ns, format_ns, format_rate
 
+MINUS: Final = "\N{MINUS SIGN}"
 DOCS: Final = Path(__file__).parent
 PAPER: Final = "https://arxiv.org/abs/2006.15704"
 PICTURES: Final = DOCS / "paper"
@@ -49,9 +51,10 @@ def text_of(folder: Path, args: argparse.Namespace) -> str:
     parts = [
         "# The paper's experiments, here\n",
         f"What [PyTorch Distributed: Experiences on Accelerating Data Parallel Training]({PAPER}) found on up to 256 "
-        f"GPUs, and what holds on {args.hosts} hosts with a rank each, joined at {args.rate}, that are [made on one "
-        "machine](cluster.md) and share its cores. `docs/paper.py` measures all of it and writes this page; "
-        "[Experiments](experiments.md) says how to do the same where you train. Intervals are of 90 %.\n",
+        f"GPUs, and what holds on {args.hosts} hosts with a rank each, joined at "
+        f"{format_rate(parsed_rate(args.rate))}, that are [made on one machine](cluster.md) and share its cores. "
+        "`docs/paper.py` measures all of it and writes this page; [Experiments](experiments.md) says how to do the "
+        "same where you train. Intervals are of 90 %.\n",
     ]
     for experiment in EXPERIMENTS:
         own = folder / experiment.name
@@ -91,7 +94,7 @@ def _table(rows: pd.DataFrame) -> Iterator[str]:
         share = "" if name == strategies.DEFAULT else f"{100 * difference.value:+.1f} %"
         if share and is_known(difference):
             share += f" ({100 * difference.low:+.1f} to {100 * difference.high:+.1f})"
-        yield f"| {where} | `{name}` | {format_ns(step.value)}{interval} | {share} |"
+        yield f"| {where} | `{name}` | {format_ns(step.value)}{interval} | {share.replace('-', MINUS)} |"
     yield ""
 
 

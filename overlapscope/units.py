@@ -63,6 +63,12 @@ def keep_together(text: str) -> str:
     return re.sub(r"(?<=\d) (?=%|[nµm]?s\b|[kMG]?B\b)| (?=±)|(?<=±) ", "\N{NO-BREAK SPACE}", text)
 
 
+def format_rate(bits_per_s: float) -> str:
+    """A link's rate: ``1 Gbit/s``."""
+    unit, bits = ("Gbit/s", 1e9) if bits_per_s >= 1e9 else ("Mbit/s", 1e6)
+    return f"{bits_per_s / bits:.3g} {unit}"
+
+
 def _significant(number: float) -> str:
     digits = 2 if abs(number) < 9.995 else 1 if abs(number) < 99.95 else 0
     return f"{number:,.{digits}f}"

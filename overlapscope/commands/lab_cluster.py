@@ -34,7 +34,7 @@ from overlapscope.lab.network.hosts import Hosts
 from overlapscope.lab.network.link import Link, check, hosts_over, parsed_latency, parsed_rate
 from overlapscope.lab.network.requirements import what_is_missing_for
 from overlapscope.trace.environment import DETAILS, with_startup
-from overlapscope.units import format_ns
+from overlapscope.units import format_ns, format_rate
 
 _FEWEST_HOSTS: Final = 2
 _MOST_HOSTS: Final = 64
@@ -124,14 +124,10 @@ def _what_was_made(hosts: Hosts, link: Link, ranks_per_host: int) -> str:
     ranks = f"{ranks_per_host} rank{'s' * (ranks_per_host != 1)} each"
     latency = f" and {format_ns(link.latency_ms * 1e6)} one way" if link.latency_ms else ""
     return (
-        f"{len(hosts.namespaces)} hosts, {ranks}, joined at {_rate(link.bits_per_s)}{latency}; measured: round trip "
-        f"{format_ns(seen.rtt_us * 1e3)}, one connection carries {_rate(seen.bytes_per_s * 8)} each way at once"
+        f"{len(hosts.namespaces)} hosts, {ranks}, joined at {format_rate(link.bits_per_s)}{latency}; measured: round "
+        f"trip {format_ns(seen.rtt_us * 1e3)}, one connection carries {format_rate(seen.bytes_per_s * 8)} each way "
+        "at once"
     )
-
-
-def _rate(bits_per_s: float) -> str:
-    unit, bits = ("Gbit/s", 1e9) if bits_per_s >= 1e9 else ("Mbit/s", 1e6)
-    return f"{bits_per_s / bits:.3g} {unit}"
 
 
 def _say_that_it_failed(host: int, status: int) -> None:
