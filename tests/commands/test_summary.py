@@ -98,6 +98,7 @@ def test_json_has_every_step_and_null_for_what_is_not_a_number(tmp_path: Path) -
         "step": 0,
         "step_time_ns": 10_000_000,
         "data_wait_ns": 500_000,
+        "loop_ns": 0,
         "buffers_ns": 0,
         "forward_ns": 2_000_000,
         "between_ns": 500_000,
