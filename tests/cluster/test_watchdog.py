@@ -177,7 +177,7 @@ def sleep_between_two_steps(trace: str, seconds: float, patience_s: str | None) 
             if number == FAULT_AT and training.rank == 1:
                 deadline = time.monotonic() + seconds
                 while time.monotonic() < deadline:
-                    time.sleep(0.05)
+                    time.sleep(0.5)  # who wakes often on a crowded host queues for a core, and seems busy
             training.step()
     except IncidentError as error:
         return str(error)
