@@ -2,49 +2,20 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-
-import pandas as pd
 import pytest
 import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.utils.data import DataLoader, IterableDataset
 
 import instrumented_ddp
 from instrumented_ddp import DistributedDataParallel
-from overlapscope.trace.reader import Trace, read_trace
+from overlapscope.trace.reader import read_trace
+from tests.instrumented_ddp.recording.lone_training import backward, make_model, phases_by_step, recorded
 
 
 @pytest.fixture(autouse=True)
 def _every_gradient_is_recorded(monkeypatch):
     monkeypatch.setenv("OVERLAPSCOPE_DETAIL", "parameters")
-
-
-def make_model(traces) -> DistributedDataParallel:
-    return DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), trace=traces)
-
-
-def backward(model: nn.Module) -> None:
-    model(torch.randn(8, 4)).sum().backward()
-
-
-def recorded(model: DistributedDataParallel, traces) -> Trace:
-    assert model.recorder is not None
-    model._session.close()
-    trace = read_trace(traces)
-    assert trace.problems == ()
-    return trace
-
-
-def phases_by_step(trace: Trace) -> dict[int, list[str]]:
-    return phases_by_step_of(trace.phases)
-
-
-def phases_by_step_of(phases: pd.DataFrame) -> dict[int, list[str]]:
-    return {int(step): list(part["phase"]) for step, part in phases.sort_values("start_ns").groupby("step")}
 
 
 def test_a_plain_loop_gives_a_step_per_optimizer_step_with_its_phases_in_order(traces):
@@ -69,79 +40,6 @@ def test_phases_of_a_rank_do_not_overlap(traces):
         optimizer.step()
     phases = recorded(model, traces).phases.sort_values("start_ns")
     assert (phases["start_ns"].to_numpy()[1:] >= phases["end_ns"].to_numpy()[:-1]).all()
-
-
-def test_the_wait_for_a_data_loader_is_told_from_what_else_the_loop_does(traces):
-    """A batch comes after 20 ms, then another model takes 5 ms, and another batch is fetched after the backward."""
-
-    class Slow(IterableDataset[torch.Tensor]):
-        def __iter__(self) -> Iterator[torch.Tensor]:
-            while True:
-                time.sleep(0.02)
-                yield torch.randn(8, 4)
-
-    model = make_model(traces)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    batches = iter(DataLoader(Slow(), batch_size=None))
-    for _ in range(3):
-        x = next(batches)
-        time.sleep(0.005)
-        loss = model(x).sum()
-        next(batches)
-        loss.backward()
-        optimizer.step()
-    phases = recorded(model, traces).phases
-    in_order = ["loop", "data_wait", "loop", "forward", "data_wait", "backward", "finalise", "optimizer"]
-    assert phases_by_step_of(phases) == {0: in_order[3:], 1: in_order, 2: in_order}
-    lasted_ns = (phases["end_ns"] - phases["start_ns"])[phases["step"] > 0].groupby(phases["phase"].astype(str)).sum()
-    assert lasted_ns["data_wait"] >= 4 * 20_000_000
-    assert lasted_ns["loop"] >= 2 * 5_000_000
-
-
-def test_a_dataset_that_asks_the_model_itself_is_no_wait_for_data(traces):
-    model = make_model(traces)
-
-    class Asked(IterableDataset[torch.Tensor]):
-        def __iter__(self) -> Iterator[torch.Tensor]:
-            while True:
-                with torch.no_grad():
-                    answers = model(torch.randn(8, 4))
-                yield torch.cat([answers, torch.zeros(8, 2)], dim=1)
-
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    batches = iter(DataLoader(Asked(), batch_size=None))
-    for _ in range(3):
-        model(next(batches)).sum().backward()
-        optimizer.step()
-    phases = recorded(model, traces).phases.sort_values("start_ns")
-    assert "data_wait" not in set(phases["phase"])
-    assert (phases["start_ns"].to_numpy()[1:] >= phases["end_ns"].to_numpy()[:-1]).all()
-
-
-def test_a_loader_that_is_read_by_another_thread_keeps_nobody_waiting(traces):
-    model = make_model(traces)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    batches = iter(DataLoader(torch.randn(24, 4), batch_size=8))
-    with ThreadPoolExecutor(1) as ahead:
-        for _ in range(3):
-            model(ahead.submit(next, batches).result()).sum().backward()
-            optimizer.step()
-    assert "data_wait" not in set(recorded(model, traces).phases["phase"])
-
-
-def test_of_a_loop_that_skips_thousands_of_batches_no_more_than_a_few_waits_are_kept(traces):
-    model = make_model(traces)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    backward(model)
-    optimizer.step()
-    for _ in DataLoader(torch.randn(2000, 4), batch_size=1):
-        pass
-    backward(model)
-    optimizer.step()
-    phases = recorded(model, traces).phases
-    assert (phases["phase"] == "data_wait").sum() == 8
-    gap_ns = phases.loc[(phases["step"] == 1) & (phases["phase"] == "forward"), "start_ns"].item()
-    assert phases.loc[phases["phase"] == "data_wait", "end_ns"].max() <= gap_ns
 
 
 def test_accumulation_under_no_sync_is_part_of_one_step_and_marked(traces):
@@ -304,12 +202,12 @@ def test_buffers_are_broadcast_and_recorded_outside_of_any_bucket(traces):
 
 def test_the_launch_names_the_users_line(traces):
     model = make_model(traces)
-    backward(model)
+    model(torch.randn(8, 4)).sum().backward()
     trace = recorded(model, traces)
     sites = trace.call_sites.set_index("call_site")
     site = sites.loc[trace.collectives.query("op == 'all_reduce'")["call_site"].iloc[0]]
     assert site["file"] == __file__
-    assert site["function"] == "backward"
+    assert site["function"] == "test_the_launch_names_the_users_line"
 
 
 def test_both_plans_are_in_the_trace_and_the_launches_say_which(traces):
