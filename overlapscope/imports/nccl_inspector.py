@@ -9,6 +9,7 @@ arrival to the end, which is what ``overlapscope calibrate`` measures.
 from __future__ import annotations
 
 import gzip
+import math
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -155,11 +156,17 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def _all_reduce_of(perf: dict[str, Any]) -> _AllReduce | None:
-    """None if its time is not that of its kernel."""
-    size = int(perf["coll_msg_size_bytes"])
-    if perf.get("coll_timing_source", _OF_KERNELS[0]) not in _OF_KERNELS or size <= 0:
+    """None if its time is not that of its kernel.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is no time, or has no size.
+    """
+    size, time_us = int(perf["coll_msg_size_bytes"]), float(perf["coll_exec_time_us"])
+    if not (math.isfinite(time_us) and time_us >= 0 and size >= 0):
+        raise ValueError("no all-reduce takes that long, or is that large")
+    if perf.get("coll_timing_source", _OF_KERNELS[0]) not in _OF_KERNELS or not size:
         return None
-    return _AllReduce(bytes=size, time_us=max(1.0, float(perf["coll_exec_time_us"])))
+    return _AllReduce(bytes=size, time_us=max(1.0, time_us))
 
 
 def _calibration_of(communicator: _Communicator) -> Calibration:

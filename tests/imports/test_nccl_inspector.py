@@ -17,7 +17,7 @@ from overlapscope.model.calibration import read_calibration
 MB = 1_000_000
 
 
-def line(rank: int, number: int, size: int, time_us: int, *, ranks: int = 2, group: str = "0xab", **perf: Any) -> str:
+def line(rank: int, number: int, size: int, time_us: Any, *, ranks: int = 2, group: str = "0xab", **perf: Any) -> str:
     """As the plugin writes one (NCCL 2.28, output format v4.0)."""
     content = {
         "header": {"id": group, "rank": rank, "n_ranks": ranks, "nnodes": 2},
@@ -77,6 +77,15 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
         "1 all-reduce whose kernel was not timed",
         "1 damaged line",
     )
+
+
+@pytest.mark.parametrize("time_us", ["nan", -5, "inf", None, "soon"])
+def test_what_is_no_time_is_damaged_and_not_a_short_one(tmp_path: Path, time_us: Any) -> None:
+    whole = [[line(rank, 0, MB, 100)] for rank in range(2)]
+    paths = dumps(tmp_path, *([*lines, line(rank, 1, MB, time_us)] for rank, lines in enumerate(whole)))
+    found, left_out = read_inspector(paths)
+    assert [each.times_ns for each in found.samples] == [(100_000,)]
+    assert left_out == ("2 damaged lines",)
 
 
 def test_of_several_communicators_it_is_the_largest(tmp_path: Path) -> None:
