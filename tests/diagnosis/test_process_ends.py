@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.diagnosis.evidence import Evidence
-from overlapscope.diagnosis.from_logs import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.trace.exits import write_exit
 from overlapscope.trace.format import (
@@ -27,13 +25,8 @@ from overlapscope.trace.format import (
     write_json,
 )
 from overlapscope.trace.writer import EventLog
+from tests.diagnosis.test_from_logs import evidence_of
 from tests.ordered import BEGIN_NS, Collective, all_reduce, end, fail, lives_here, stands, steps, write_order
-
-
-def evidence_of(folder: Path) -> Evidence:
-    evidence, problems = read_evidence(folder)
-    assert problems == []
-    return evidence
 
 
 @pytest.fixture
