@@ -47,8 +47,8 @@ def draw(rows: pd.DataFrame) -> Figure:
         charts=tuple(charts),
         here=tuple(here),
         note=(
-            "Steps as the account divides them; the line at the end of a bar is a 90 % interval. Of as many differences "
-            "as there are here, one in ten or so looks like one by chance."
+            "Steps as the account divides them; the line at the end of a bar is a 90 % interval. Of as many "
+            "differences as there are here, one in ten or so looks like one by chance."
         ),
     )
 
