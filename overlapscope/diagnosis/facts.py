@@ -117,6 +117,16 @@ class Facts:
         late = {rank for wait in self.waits for rank in wait.late}
         return tuple(sorted(rank for rank in late - set(self.waiting) if not self._waits_for_the_network(rank)))
 
+    def awaited_in_new_group(self, rank: int) -> tuple[int, ...]:
+        """For whom a rank waits in ``new_group``: members of that group that have called it less often."""
+        own = self.ranks[rank].new_groups
+        calls = {other: one.new_groups for other, one in self.ranks.items()}
+        return tuple(
+            other
+            for other in self.ranks[rank].making_group
+            if own is not None and (its := calls.get(other)) is not None and its < own
+        )
+
     def wait_for(self, ranks: Iterable[int]) -> Wait | None:
         """The first collective in which somebody waits for one of these ranks."""
         wanted = set(ranks)

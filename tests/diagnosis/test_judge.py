@@ -67,32 +67,6 @@ def test_while_a_job_runs_who_is_missing_has_not_joined_so_far() -> None:
     assert verdict.sentence.startswith("Rank 2 of 3 has not joined after 11 s")
 
 
-IN_TORCH = (
-    "Current thread 0x00007f (most recent call first):\n"
-    '  File "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 9 in all_reduce\n'
-    '  File "/home/me/train.py", line 42 in main\n'
-)
-
-
-@pytest.mark.parametrize(("world", "blamed"), [(3, (1,)), (2, ())])
-def test_a_group_that_only_some_ranks_make(world: int, blamed: tuple[int, ...]) -> None:
-    """Rank 0 is in new_group of ranks 0 and 1, and rank 1, which has not called it, waits for rank 0 elsewhere."""
-    waiting = {number: trained(1, is_waiting=True) for number in range(1, world)}
-    ranks = [
-        replace(idle(rank(number, phase=None), 5), new_groups=2 if number != 1 else 1, stacks=IN_TORCH)
-        for number in range(world)
-    ]
-    ranks[0] = replace(ranks[0], making_group=(0, 1))
-    logs = group(waiting, ranks=range(world))
-    verdict = judge(job(*ranks, groups=[logs], is_live=True))
-    assert (verdict.kind, verdict.blamed, verdict.certainty) == ("missing collective", blamed, "certain")
-    assert verdict.sentence.startswith("Rank 0 waits in new_group([0, 1]) for rank 1, which has not called it")
-    all_have = [replace(one, new_groups=2) for one in ranks]
-    assert "new_group" not in judge(job(*all_have, groups=[logs], is_live=True)).sentence
-    away = [replace(one, stacks="") for one in ranks]
-    assert judge(job(*away, groups=[logs], is_live=True)).certainty == "likely"
-
-
 def test_a_first_step_that_takes_long_is_a_fact_and_no_fault() -> None:
     starting = replace(rank(1, phase="forward", step=0, since_ns=10**9), is_starting=True, idle_ns=6 * 10**9)
     starting = replace(starting, standing=replace(starting.standing, call_site=site(7)))

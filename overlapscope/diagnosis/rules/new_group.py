@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from overlapscope.diagnosis.evidence import CallSite
+from overlapscope.diagnosis.evidence import CallSite, RankEvidence
 from overlapscope.diagnosis.facts import STUCK_AFTER_NS, Facts, minority
 from overlapscope.diagnosis.stacks import waits_for
 from overlapscope.diagnosis.verdict import Verdict
@@ -21,19 +21,18 @@ from overlapscope.diagnosis.wording import (
 def not_called(facts: Facts) -> Verdict | None:
     """A rank waits in ``new_group`` for members that have called it less often, and wait for that rank elsewhere."""
     for rank, one in sorted(facts.ranks.items()):
-        calls = {other: each.new_groups for other, each in facts.ranks.items() if each.new_groups is not None}
-        if not one.making_group or rank not in calls:
-            continue
         waits = {wait.rank: wait for wait in facts.waits if rank in wait.late}
-        without = tuple(other for other in sorted(calls) if calls[other] < calls[rank])
-        late = tuple(other for other in one.making_group if other in without and other in waits)
-        if not late or not all(_stands_still(facts, each) for each in (rank, *late)):
+        late = tuple(other for other in facts.awaited_in_new_group(rank) if other in waits)
+        has_waited = not facts.is_only_slow(rank) and (one.idle_ns or 0) >= STUCK_AFTER_NS
+        if not late or not has_waited or not all(_waits_or_stands_still(facts, other) for other in late):
             continue
+        calls = {other: each.new_groups for other, each in facts.ranks.items() if each.new_groups is not None}
+        without = tuple(other for other in sorted(calls) if calls[other] < calls[rank])
         called = tuple(other for other in sorted(calls) if calls[other] >= calls[rank])
         wait = waits[late[0]]
         sites: dict[int, CallSite | None] = {rank: one.standing.call_site if one.standing else None}
         sites |= {other: waits[other].entry.call_site for other in late}
-        is_inside = all(waits_for(facts.ranks[other].stacks) == "torch.distributed" for other in late)
+        is_inside = all(_is_inside(facts.ranks[other]) for other in late)
         return Verdict(
             kind="missing collective",
             sentence=f"Rank {rank} waits in new_group({list(one.making_group)}){at(sites[rank])} for "
@@ -58,5 +57,16 @@ def not_called(facts: Facts) -> Verdict | None:
     return None
 
 
-def _stands_still(facts: Facts, rank: int) -> bool:
-    return not facts.is_only_slow(rank) and (facts.ranks[rank].idle_ns or 0) >= STUCK_AFTER_NS
+def _is_inside(one: RankEvidence) -> bool:
+    return waits_for(one.stacks) == "torch.distributed"
+
+
+def _waits_or_stands_still(facts: Facts, rank: int) -> bool:
+    """Whether a rank with a collective under way does nothing else meanwhile, and so does not come to ``new_group``.
+
+    If its main thread waits, it is no matter for how long: the alarm is raised by the first rank that has waited for
+    long, and the watchdogs of others may have noticed a little later that nothing goes on.
+    """
+    one = facts.ranks[rank]
+    waits = _is_inside(one) or (one.standing is not None and one.standing.phase == "finalise")
+    return not facts.is_only_slow(rank) and (waits or (one.idle_ns or 0) >= STUCK_AFTER_NS)

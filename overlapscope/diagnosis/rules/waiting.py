@@ -129,6 +129,7 @@ def stuck(facts: Facts) -> Verdict | None:
 
 
 def _culprits(facts: Facts) -> tuple[int, ...]:
+    held_up = {*facts.waiting, *facts.awaited}
     return tuple(
         rank
         for rank in facts.awaited
@@ -136,6 +137,7 @@ def _culprits(facts: Facts) -> tuple[int, ...]:
         and facts.is_stuck(rank)
         and not facts.is_only_slow(rank)
         and facts.ranks[rank].liveness not in ("ended",)
+        and held_up.isdisjoint(facts.awaited_in_new_group(rank))  # else it waits itself, and for one of these
     )
 
 
