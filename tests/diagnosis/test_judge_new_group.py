@@ -67,6 +67,11 @@ def test_a_member_that_waits_has_not_called_it_however_late_its_watchdog_has_not
     assert (inside.kind, inside.blamed, inside.certainty) == ("missing collective", (0,), "certain")
 
 
+def test_a_rank_that_polls_for_the_members_is_not_busy() -> None:
+    """On a crowded host it queues for a core each time that it looks into the file of a FileStore."""
+    assert verdict_on(maker=replace(MAKER, is_working=True)).kind == "missing collective"
+
+
 @pytest.mark.parametrize("more", [{"idle_ns": 2_500_000_000}, {"is_working": True}])
 def test_a_member_that_may_be_on_its_way_to_it_is_no_reason_to_call_anybody_stuck(more: dict[str, int]) -> None:
     """It has launched the collective and computes on."""
