@@ -6,7 +6,7 @@ thing that tells them apart is which tensor each of them was given.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from types import FrameType
@@ -14,6 +14,8 @@ from typing import Any, Final
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
+
+from instrumented_ddp.collective_log.variables import read_variables
 
 _MOST_ITEMS: Final = 64
 """Of a container in which a tensor is looked for."""
@@ -45,25 +47,33 @@ class TensorNames:
         if frame is None or not tensors:
             return tuple(names)
         by_id: dict[int, list[str]] = {id(tensor): [] for tensor in tensors}
-        with suppress(Exception):  # of the user's objects, or because another thread changes them meanwhile
-            for name, value in islice(_things_in(frame), _MOST_THINGS):
+
+        def look_for_them(variables: Mapping[str, Any]) -> None:
+            for name, value in islice(_things_in(variables), _MOST_THINGS):
                 if (found := by_id.get(id(value))) is not None:
                     found.append(name)
                 elif _is_parameter(value) and (found := by_id.get(id(value.grad))) is not None:
                     found.append(f"{self._of_module.get(value, name)}.grad")
+
+        with suppress(Exception):  # of the user's objects, or because another thread changes them meanwhile
+            read_variables(frame, look_for_them)
         return (*names, *(name for tensor in tensors for name in sorted(by_id[id(tensor)])))
 
     def note_modules(self, frame: FrameType) -> None:
         """Know the modules that a frame holds in its variables."""
-        with suppress(Exception):
-            for value in frame.f_locals.values():
+
+        def note(variables: Mapping[str, Any]) -> None:
+            for value in variables.values():
                 if isinstance(value, torch.nn.Module):
                     self.add_module(value)
 
+        with suppress(Exception):
+            read_variables(frame, note)
 
-def _things_in(frame: FrameType) -> Iterator[tuple[str, Any]]:
+
+def _things_in(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Variables of a frame, items of its containers and attributes of its ``self``, with their names."""
-    for name, value in frame.f_locals.items():
+    for name, value in variables.items():
         if isinstance(value, dict) and len(value) <= _MOST_ITEMS:
             for key, item in value.items():
                 if isinstance(key, str | int):

@@ -8,7 +8,8 @@ ahead. Positions of ranks need not be equal, a rank may have begun elsewhere; on
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import CodeType, FrameType
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from torch.utils.data import dataloader
 
 from instrumented_ddp.collective_log.call_sites import CallSites
 from instrumented_ddp.collective_log.position import Position
+from instrumented_ddp.collective_log.variables import read_variables
 from overlapscope.trace.group_log import UNEVEN_INPUTS, UNKNOWN
 
 _FRAMES_SEARCHED: Final = 5
@@ -103,18 +105,18 @@ class DataPosition:
             if frame is None:
                 break
             if self._counter is None:
-                self._watch(frame)
+                read_variables(frame, partial(self._watch, frame.f_code))
             if self._counter is not None and self._counter[0] is frame.f_code:
-                value = frame.f_locals.get(self._counter[1])
+                value = read_variables(frame, partial(_value_of, self._counter[1]))
                 return value if type(value) is int and 0 <= value < UNKNOWN else UNKNOWN
             frame = frame.f_back
         return UNKNOWN
 
-    def _watch(self, frame: FrameType) -> None:
-        for name, value in frame.f_locals.items():
+    def _watch(self, code: CodeType, variables: Mapping[str, Any]) -> None:
+        for name, value in variables.items():
             if type(value) is not int:
                 continue
-            key = (frame.f_code, name)
+            key = (code, name)
             before, times = self._growing.get(key, (value, 0))
             times = times + 1 if value == before + 1 else 0
             self._growing[key] = (value, times)
@@ -122,3 +124,7 @@ class DataPosition:
                 self._counter = key
                 self._growing = {}
                 return
+
+
+def _value_of(name: str, variables: Mapping[str, Any]) -> Any:
+    return variables.get(name)

@@ -1,8 +1,9 @@
-"""What ranks wait for in collectives of the user's own is a block of the account."""
+"""Collectives of the user's own: what ranks wait for in them is a block of the account, and nothing is kept of them."""
 
 from __future__ import annotations
 
 import time
+import weakref
 from datetime import timedelta
 from pathlib import Path
 
@@ -65,3 +66,22 @@ def test_its_failure_is_told_to_the_line_that_waits(tmp_path: Path) -> None:
     told, _ = run_ranks(fail, 2, str(tmp_path))
     assert "imed out" in told
     assert read_trace(tmp_path).user_collectives["rank"].tolist() == [0], "it waited, though in vain"
+
+
+def let_go(trace: str) -> list[bool]:
+    """Whether a tensor is gone when the last variable that held it is."""
+    model = DistributedDataParallel(nn.Linear(8, 2), trace=trace)
+    gone = []
+    for _ in range(8):
+        output = model(torch.randn(4, 8))
+        mean = output.detach().mean()
+        dist.all_reduce(mean)
+        output.square().mean().backward()
+        tensors = weakref.ref(output), weakref.ref(mean)
+        del output, mean
+        gone.append([tensor() for tensor in tensors] == [None, None])
+    return gone
+
+
+def test_what_a_script_lets_go_of_is_gone_although_its_variables_were_looked_at(tmp_path: Path) -> None:
+    assert run_ranks(let_go, 1, str(tmp_path)) == [[True] * 8]

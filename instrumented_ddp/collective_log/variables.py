@@ -1,0 +1,31 @@
+"""The variables of a frame of the user's, read so that nothing is kept alive by it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from inspect import CO_OPTIMIZED
+from types import FrameType
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
+
+_FRAMES_KEEP_COPIES: Final = sys.version_info < (3, 13)
+_REFERENCES: Final = 3
+"""To a copy that nobody else has: the frame's, that of who has just asked for it, and that of who counts."""
+
+
+def read_variables(frame: FrameType, read: Callable[[Mapping[str, Any]], T]) -> T:
+    """What ``read`` makes of the variables of a frame; it must not keep what it is given.
+
+    Before Python 3.13 ``frame.f_locals`` of a function is a copy that the frame keeps until somebody asks again: a
+    tensor that the function has let go of since would live on, and with it memory of the device. So it is emptied,
+    unless the function has asked for it too, with ``locals()``.
+    """
+    variables = frame.f_locals
+    try:
+        return read(variables)
+    finally:
+        is_copy = _FRAMES_KEEP_COPIES and frame.f_code.co_flags & CO_OPTIMIZED
+        if is_copy and sys.getrefcount(variables) <= _REFERENCES:
+            variables.clear()
