@@ -80,7 +80,7 @@ def compared(rows: Entries, signatures: Mapping[int, Signature]) -> Compared:
     found[["signature", "names", "is_bucket"]] = np.array(what, dtype=_WHAT_DTYPE)[place]
     found["number"] = rows["number"]
     is_even = (rows["flags"] & UNEVEN_INPUTS) == 0
-    found["step"] = np.where(is_even, rows["step"], NOWHERE)
+    found["step"] = np.where(is_even, rows["step"].astype(np.int64), NOWHERE)
     has_batch = is_even & found["is_bucket"] & (rows["batch"] != UNKNOWN)
     found["batch"] = np.where(has_batch, rows["batch"].astype(np.int64), NOWHERE)
     return found

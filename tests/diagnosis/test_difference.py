@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlapscope.diagnosis.difference import COMPARED_DTYPE, NEAR, NOWHERE, Compared, Difference, first_difference
+from overlapscope.diagnosis.difference import (
+    COMPARED_DTYPE,
+    NEAR,
+    NOWHERE,
+    Compared,
+    Difference,
+    compared,
+    first_difference,
+)
+from overlapscope.trace.group_log import ENTRY_DTYPE, UNEVEN_INPUTS
 
 Row = tuple[int, int, int, int, int, bool]
 
@@ -40,6 +49,12 @@ def test_what_must_agree_and_does_not_is_a_difference(other: Row, divergence: st
     usual = [bucket(n, step=n) for n in range(1, 6)]
     found = first_difference(rows(usual), rows([*usual[:2], other, *usual[3:]]))
     assert found == Difference(number=3, divergence=divergence)  # type: ignore[arg-type]
+
+
+def test_the_step_of_an_entry_is_compared_unless_inputs_are_uneven() -> None:
+    entries = np.zeros(2, dtype=ENTRY_DTYPE)
+    entries["number"], entries["step"], entries["flags"] = (1, 2), (3, 4), (0, UNEVEN_INPUTS)
+    assert compared(entries, {})["step"].tolist() == [3, NOWHERE]
 
 
 def test_entries_that_one_rank_lacks_are_passed_over() -> None:
