@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from overlapscope.account.intervals import Int64Array
+from overlapscope.trace.entering import entered_ns
 from overlapscope.trace.format import OPS
 from overlapscope.trace.reader import Trace
 from overlapscope.trace.turns import places_in_runs
@@ -81,8 +82,7 @@ def match_collectives(trace: Trace) -> Matched:
     step = table["step"].to_numpy(dtype=np.int64)
     of_lowest = rows[:, :1].ravel()  # with no rank at all there is none
     rows = rows[np.lexsort((launch_ns[of_lowest], step[of_lowest]))]
-    # On CUDA the host runs ahead of its device; on CPU a bucket is always ready before it is launched.
-    arrival_ns = np.maximum(launch_ns, table["ready_ns"].fillna(0).to_numpy(dtype=np.int64))
+    arrival_ns = entered_ns(table)
     of_lowest = rows[:, :1].ravel()
     return Matched(
         ranks=ranks,

@@ -20,6 +20,7 @@ from overlapscope.account.cuts import StepsByRank
 from overlapscope.account.intervals import Int64Array, joined
 from overlapscope.account.timeline import Timeline, paint
 from overlapscope.account.waits import LONG_AGO, Starts, Waits, starts_of, waits_of
+from overlapscope.trace.entering import entered_ns
 from overlapscope.trace.reader import Trace
 from overlapscope.trace.tables import PHASE_NAMES
 
@@ -161,7 +162,7 @@ def _timelines(trace: Trace, waits: Waits) -> Iterator[tuple[int, Timeline]]:
     phase = trace.phases["phase"].cat.set_categories(PHASE_NAMES).cat.codes.to_numpy()
     others = {"gc": SpansByRank.of(trace.pauses), "copies": SpansByRank.of(trace.copies)}
     others |= {"collectives": SpansByRank.of(trace.user_collectives)}
-    others |= {"buffers": SpansByRank.of(buffers, start="launch_ns")}
+    others |= {"buffers": SpansByRank.of(buffers.assign(start_ns=entered_ns(buffers)))}
     others |= {"exposed": SpansByRank(waits.rank, waits.start_ns, waits.end_ns)}
     for rank, device in zip(trace.ranks["rank"].tolist(), trace.ranks["device"].astype(str), strict=True):
         claims = _ON_DEVICE if device.startswith("cuda") else _CLAIMS

@@ -19,6 +19,7 @@ from overlapscope.account.arrivals import Matched
 from overlapscope.account.by_rank import RowsByRank
 from overlapscope.account.intervals import Int64Array
 from overlapscope.model.wire import lanes_of_backend
+from overlapscope.trace.entering import entered_ns
 from overlapscope.trace.format import OPS
 from overlapscope.trace.reader import Trace
 
@@ -56,7 +57,7 @@ def starts_of(trace: Trace, matched: Matched) -> Starts:
         matched: the collectives of all ranks.
     """
     table = trace.collectives
-    own_ns = np.maximum(table["launch_ns"].to_numpy(np.int64), table["ready_ns"].fillna(0).to_numpy(np.int64))
+    own_ns = entered_ns(table)
     last_ns, last_rank = own_ns.copy(), table["rank"].to_numpy(np.int64).copy()
     is_known = np.zeros(len(table), dtype=bool)
     if len(matched.rows):
@@ -137,12 +138,12 @@ class _Spans(NamedTuple):
 
 
 def _handed_over_ns(trace: Trace) -> Int64Array:
-    """(N,) when the average that a collective came to was handed to the parameters, else when it was launched.
+    """(N,) when the average that a collective came to was handed to the parameters, else when it was entered.
 
     Parameters that are gathered are handed to nobody: these are waited for until they are there.
     """
     table, copies = trace.collectives, trace.copies[trace.copies["direction"] == "out"]
-    moment_ns = table["launch_ns"].to_numpy(np.int64).copy()
+    moment_ns = entered_ns(table)
     gathered = ((table["op"] == "all_gather") & table["end_ns"].notna()).to_numpy(dtype=bool)
     moment_ns[gathered] = table["end_ns"].to_numpy(np.int64, na_value=0)[gathered]
     if copies.empty:  # gradients are views of the buckets

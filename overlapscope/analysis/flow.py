@@ -11,6 +11,7 @@ import pandas as pd
 
 from overlapscope.analysis.lanes import LANE_NAMES, Timeline
 from overlapscope.analysis.related_spans import on_every_rank
+from overlapscope.trace.entering import entered_ns
 from overlapscope.trace.reader import Trace
 
 MOMENTS: Final = ("gradient ready", "bucket ready", "launched", "last rank there", "ended", "copied out")
@@ -91,9 +92,8 @@ def _times_ns(trace: Trace, timeline: Timeline, row: int) -> tuple[int | None, .
 
 
 def _arrival_ns(trace: Trace, timeline: Timeline, row: int) -> int:
-    """When a rank entered a collective: on CUDA the host may launch it before the gradients are there."""
-    ready_ns, launch_ns, _ = _times_ns(trace, timeline, row)
-    return max(moment for moment in (ready_ns, launch_ns) if moment is not None)
+    """When a rank entered a collective, on the timeline."""
+    return int(entered_ns(trace.collectives.iloc[[row]])[0]) - timeline.begin_ns
 
 
 def _is_copy_out(trace: Trace, row: int) -> bool:

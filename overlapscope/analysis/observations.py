@@ -21,6 +21,7 @@ from overlapscope.model.bucket_cycles import BucketCycles, bucket_cycles_of, joi
 from overlapscope.model.observation import Observations, observations_of_cycles
 from overlapscope.model.partition import Float64Array, Int64Array
 from overlapscope.model.wire import lanes_of_backend
+from overlapscope.trace.entering import entered_ns
 from overlapscope.trace.format import Kind, Phase
 from overlapscope.trace.log import RECORD_DTYPE, Records
 from overlapscope.trace.reader import Trace
@@ -222,9 +223,7 @@ def _records_by_rank(
 
     reduced = taken(trace.collectives)
     ready = reduced[reduced["ready_ns"].notna()]
-    # On CUDA the host runs ahead of its device.
-    entered_ns = np.maximum(reduced["launch_ns"], reduced["ready_ns"].fillna(0).astype("int64"))
-    add(Kind.COLLECTIVE, reduced.assign(entered_ns=entered_ns), "entered_ns", "end_ns", reduced["bucket"])
+    add(Kind.COLLECTIVE, reduced.assign(entered_ns=entered_ns(reduced)), "entered_ns", "end_ns", reduced["bucket"])
     add(Kind.BUCKET_READY, ready, "ready_ns", "ready_ns", ready["bucket"])
     for kind, direction in ((Kind.COPY_IN, "in"), (Kind.COPY_OUT, "out")):
         copies = taken(trace.copies[trace.copies["direction"] == direction])

@@ -11,6 +11,7 @@ import pandas as pd
 
 from overlapscope.account.arrivals import arrivals_by_collective, match_collectives
 from overlapscope.analysis.lanes import Lane, Timeline, buckets_of_gradients
+from overlapscope.trace.entering import entered_ns
 from overlapscope.trace.reader import Trace
 
 _OF_LANES = {"phases": "phases", "gradients": "gradients", "communication": "collectives"}
@@ -133,6 +134,5 @@ def _times(name: str, found: pd.DataFrame) -> tuple[Any, Any]:
     if name == "gradients":
         return found["ready_ns"], found["ready_ns"]
     if name == "collectives":
-        launch_ns = found["launch_ns"].to_numpy(dtype=np.int64)
-        return np.maximum(launch_ns, found["ready_ns"].fillna(0).to_numpy(dtype=np.int64)), found["end_ns"]
+        return entered_ns(found), found["end_ns"]
     return found["start_ns"], found["end_ns"]

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from overlapscope.account.intervals import Int64Array
+from overlapscope.trace.entering import entered_ns
 from overlapscope.trace.reader import Trace
 
 _SAME: Final = ["rank", "model", "step", "bucket"]
@@ -60,10 +61,12 @@ class Rounds:
 
 def _reductions(trace: Trace) -> Int64Array:
     """Of a bucket that is reduced several times in a step, the newest before the round."""
-    collectives = trace.collectives.assign(row=np.arange(len(trace.collectives)))
-    launched = collectives[collectives["op"] == "all_reduce"][[*_SAME, "launch_ns", "row"]].sort_values("launch_ns")
+    collectives = trace.collectives.assign(
+        row=np.arange(len(trace.collectives)), entered_ns=entered_ns(trace.collectives)
+    )
+    entered = collectives[collectives["op"] == "all_reduce"][[*_SAME, "entered_ns", "row"]].sort_values("entered_ns")
     begun = trace.segments[[*_SAME, "start_ns"]].assign(place=np.arange(len(trace.segments))).sort_values("start_ns")
-    found = pd.merge_asof(begun, launched, left_on="start_ns", right_on="launch_ns", by=_SAME)
+    found = pd.merge_asof(begun, entered, left_on="start_ns", right_on="entered_ns", by=_SAME)
     rows: npt.NDArray[np.int64] = np.full(len(begun), -1, dtype=np.int64)
     rows[found["place"]] = found["row"].fillna(-1)
     return rows

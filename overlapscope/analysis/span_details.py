@@ -100,7 +100,7 @@ def _wait(trace: Trace, begin_ns: int, row: pd.Series[Any]) -> SpanDetails:
     return SpanDetails(
         what="wait for launch",
         start_ns=int(row["ready_ns"]) - origin_ns,
-        end_ns=int(row["launch_ns"]) - origin_ns,
+        end_ns=max(int(row["ready_ns"]), int(row["launch_ns"])) - origin_ns,  # a host may be ahead of its device
         bytes=int(row["bytes"]),
         dtype=str(row["dtype"]),
         **place,

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from overlapscope.trace.clock import LEAST_WANDER, ClockMap, Fix, OffsetBounds, fix
+from overlapscope.trace.entering import entered_ns
 from overlapscope.trace.turns import turns
 
 _Int64s = npt.NDArray[np.int64]
@@ -56,10 +57,9 @@ def all_reduces_by_clock(
     """
     # Who takes part in a rank's other process groups is unknown.
     wanted = ((collectives["op"] == "all_reduce") & (collectives["group"] == 0)).to_numpy()
-    columns = {name: collectives[name].to_numpy()[wanted] for name in ("rank", "model", "step", "bucket", "launch_ns")}
+    columns = {name: collectives[name].to_numpy()[wanted] for name in ("rank", "model", "step", "bucket")}
     columns["turn"] = _turns(columns["rank"], columns["step"], columns["model"], columns["bucket"])
-    ready_ns = collectives["ready_ns"].to_numpy(np.int64, na_value=0)[wanted]
-    columns["arrival_ns"] = np.maximum(columns.pop("launch_ns"), ready_ns)
+    columns["arrival_ns"] = entered_ns(collectives)[wanted]
     columns["end_ns"] = collectives["end_ns"].to_numpy(np.int64, na_value=_NEVER)[wanted]
     has_ended = columns["end_ns"] != _NEVER
     ranks, place = np.unique(columns["rank"], return_inverse=True)

@@ -122,7 +122,8 @@ def _with_the_rest(draw: st.DrawFn, ranks: int, steps: Rows, phases: Rows) -> Tr
             ready_ns = draw(st.none() | MOMENTS) if bucket >= 0 else None
             if took_ns > -2:
                 ended = {"end_ns": launch_ns + took_ns if took_ns >= 0 else None}
-                collectives.append({"rank": rank, "launch_ns": launch_ns, "ready_ns": ready_ns} | what | ended)
+                began = {"launch_ns": launch_ns, "start_ns": draw(st.none() | MOMENTS), "ready_ns": ready_ns}
+                collectives.append({"rank": rank} | began | what | ended)
     has_clock = [draw(st.integers(0, 5)) > 0 for _ in range(ranks)]
     return recording(
         steps=steps,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from overlapscope.account.alike import alike_steps
 from overlapscope.account.blocks import BLOCKS, Account, account_of
@@ -40,7 +42,7 @@ class Oracle:
             return "gc"
         if within(self.copies):
             return "copies"
-        if any(each.launch_ns <= moment < each.end_ns for each in self.ended if each.op == "broadcast"):
+        if any(arrival_of(each) <= moment < each.end_ns for each in self.ended if each.op == "broadcast"):
             return "buffers"
         if phase is not None and phase.phase == "finalise" and self.awaited(phase, moment) is not None:
             return "exposed"
@@ -76,11 +78,11 @@ class Oracle:
         return min(waiting, key=lambda each: (each.launch_ns, each.Index), default=None)
 
     def finalise_of(self, bucket: Any) -> Any:
-        """The first that ends after the launch, or one that follows it without a gap, if the bucket ends there.
+        """The first that ends after it was entered, or one that follows it without a gap, if the bucket ends there.
 
         Of those that are gathered, which a forward waits for in several places: the first after the end.
         """
-        moment = bucket.end_ns if bucket.op == "all_gather" else bucket.launch_ns
+        moment = bucket.end_ns if bucket.op == "all_gather" else arrival_of(bucket)
         later = iter(
             sorted(
                 (each for each in self.phases if each.phase == "finalise" and each.end_ns >= moment),
@@ -133,7 +135,8 @@ def key_of(row: Any) -> tuple[Any, ...]:
 
 
 def arrival_of(row: Any) -> int:
-    return int(row.launch_ns if pd.isna(row.ready_ns) else max(row.launch_ns, row.ready_ns))
+    on_device = next((moment for moment in (row.ready_ns, row.start_ns) if not pd.isna(moment)), row.launch_ns)
+    return int(max(row.launch_ns, on_device))
 
 
 def blocks_of(account: Account, row: int) -> dict[str, int]:
@@ -169,6 +172,17 @@ def check_sums(trace: Trace, account: Account) -> None:
 @given(wild_recordings())
 def test_whatever_was_recorded_blocks_sum_to_the_step(trace: Trace) -> None:
     check_sums(trace, account_of(trace))
+
+
+@settings(max_examples=60, deadline=None)
+@given(orderly_recordings(), st.integers(0, 100))
+def test_it_does_not_matter_how_far_a_host_is_ahead_of_its_device(trace: Trace, ahead_ns: int) -> None:
+    entered_ns = [arrival_of(row) for row in trace.collectives.itertuples()]
+    wanted = trace.collectives.assign(ready_ns=pd.array(entered_ns, dtype="Int64"))
+    usual = account_of(replace(trace, collectives=wanted))
+    ahead = account_of(replace(trace, collectives=wanted.assign(launch_ns=wanted["launch_ns"] - ahead_ns)))
+    assert ahead.ns.tolist() == usual.ns.tolist()
+    assert ahead.wait_ns.tolist() == usual.wait_ns.tolist()
 
 
 @settings(max_examples=40, deadline=None)

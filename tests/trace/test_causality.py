@@ -35,6 +35,7 @@ def table(arrivals_ns: np.ndarray, ends_ns: np.ndarray, buckets: int = 1) -> pd.
             "op": "all_reduce",
             "ready_ns": pd.Series(arrivals_ns - 5 * US, dtype="Int64"),
             "launch_ns": arrivals_ns,
+            "start_ns": pd.Series(arrivals_ns, dtype="Int64"),
             "end_ns": pd.Series(ends_ns, dtype="Int64"),
         }
     )
