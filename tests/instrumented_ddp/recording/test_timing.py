@@ -29,6 +29,8 @@ class FakeDevice:
         self.host_ns = 1_000_000_000
         self.lag_ns = 0
         self.idle_stream_ns = 0
+        self.turns_ns: list[int] = []
+        """How long others have the device first, one event on the idle stream after the other."""
         self.look_ns = 0
         self.drift_ppm = 0
         self.events_made = 0
@@ -50,8 +52,10 @@ class FakeEvent:
     def record(self, stream: object) -> None:
         self._meet_failure()
         assert not self.device.is_capturing, "an event in a graph can never be asked for"
-        is_idle = stream == "idle"
-        self.happens_ns = self.device.host_ns + (self.device.idle_stream_ns if is_idle else self.device.lag_ns)
+        lag_ns = self.device.lag_ns
+        if stream == "idle":
+            lag_ns = self.device.turns_ns.pop(0) if self.device.turns_ns else self.device.idle_stream_ns
+        self.happens_ns = self.device.host_ns + lag_ns
 
     def _meet_failure(self) -> None:
         if self.device.has_failed:
@@ -117,6 +121,17 @@ def test_an_event_is_written_in_host_time_once_the_device_has_passed_it(device, 
     assert (body, step) == (b"span", 0)
     assert start_ns == pytest.approx(1_003_000_000, abs=100)
     assert end_ns - start_ns == pytest.approx(1_000_000, abs=100)
+
+
+def test_the_first_anchor_is_the_one_of_several_that_the_host_waits_for_least(device, log):
+    """Where others share the device, it may be theirs first."""
+    device.turns_ns = [2_000_000, 1_500_000, 20_000, *[2_000_000] * 7]
+    timer = make_timeline(log)
+    mark = timer.mark()
+    timer.write(b"", 0, mark, mark)
+    timer.close()
+    ((_, _, start_ns, _),) = log.records
+    assert start_ns == pytest.approx(device.host_ns, abs=20_000)
 
 
 def errors_over(steps: int, device: FakeDevice, log: MemoryLog) -> list[int]:
