@@ -38,6 +38,10 @@ SIGNATURE: Final = TORCH_SIGNATURE.replace(
 """Of our wrapper."""
 
 
+_LESS_THAN_A_BYTE_MB: Final = 1e-9
+"""A bucket for each parameter. 0 would say so too, which torch 2.11 does not take."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
     """What a wrapper is given, made sense of."""
@@ -71,7 +75,7 @@ class Arguments:
             refuse_caps_beside("bucket_plan", given)
         if chosen.bucket_cap_mb is not None:
             refuse_caps_beside(f"strategy={strategy!r}", given | {"bucket_plan": bucket_plan})
-            given["bucket_cap_mb"] = chosen.bucket_cap_mb
+            given["bucket_cap_mb"] = chosen.bucket_cap_mb or _LESS_THAN_A_BYTE_MB
         if chosen.pads_to is not None and (bucket_plan is not None or is_auto(given)):
             raise OverlapScopeError(f"strategy={chosen.name!r} sizes its buckets itself: give it bucket_cap_mb at most")
         if chosen.pads_to is not None and given.get("mixed_precision") is not None:
@@ -87,6 +91,8 @@ class Arguments:
         described = {name: value for name, value in given.items() if is_plain(value)} | of_strategy
         if wants_auto:
             described["bucket_cap_mb"] = AUTO
+        if chosen.bucket_cap_mb is not None:
+            described["bucket_cap_mb"] = chosen.bucket_cap_mb
         if bucket_plan is not None:
             described["bucket_plan"] = str(bucket_plan) if isinstance(bucket_plan, str | Path) else "given"
         return Arguments(
