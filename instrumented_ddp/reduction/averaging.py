@@ -17,7 +17,7 @@ from instrumented_ddp.reduction.comm_hooks import GradBucket, Hook, result_of
 from instrumented_ddp.reduction.communicator import Communicator, communicator_of
 from instrumented_ddp.reduction.unused_parameters import UsageMap
 from instrumented_ddp.strategies.strategy import PARTS, Strategy
-from instrumented_ddp.strategies.sums import Sums, another_group
+from instrumented_ddp.strategies.sums import Sums, another_group, check_can_send
 
 
 class Averaging:
@@ -41,6 +41,7 @@ class Averaging:
         self._events = events
         self._groups = [group, *(another_group(group) for _ in range(1, strategy.groups))]
         self._strategy = strategy
+        check_can_send(strategy, group, devices)
         self._sums = self._sums_over(group)
         self._communicators = self._communicators_on(devices)
         self.comm_hook: Hook | None = None

@@ -6,18 +6,20 @@ import atexit
 import queue
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final, Protocol
 
 import torch
 import torch.distributed as dist
 
+from instrumented_ddp.collective_log.backends import backend_of
 from instrumented_ddp.collective_log.purposes import Purpose, keep_for
 from instrumented_ddp.recording.bucket_sum import BucketSum
 from instrumented_ddp.strategies.priority import Slices
 from instrumented_ddp.strategies.strategy import Strategy
 from instrumented_ddp.strategies.wire import Wire
+from overlapscope.errors import OverlapScopeError
 
 _LONGEST_TASK_S: Final = 5.0
 """At the end a thread is waited for while it gets on: where updates wait for the next forward, sums are left then. One
@@ -32,6 +34,25 @@ class GradBucket(Protocol):
 
     def buffer(self) -> torch.Tensor:
         """All its gradients."""
+
+
+def check_can_send(strategy: Strategy, group: dist.ProcessGroup, devices: Iterable[torch.device]) -> None:
+    """Sums over sends and receives need a backend that can send what is on a device.
+
+    gloo takes tensors on a device for its own collectives, but sends none: the address is no host's, and the process
+    ends with ``writev: Bad address``.
+
+    Raises:
+        OverlapScopeError: this one can't.
+    """
+    if strategy.all_reduce is None and strategy.then is None:
+        return
+    for device in devices:
+        if device.type != "cpu" and backend_of(group, device) == "gloo":
+            raise OverlapScopeError(
+                f"strategy={strategy.name!r} sends parts of buckets from rank to rank, which gloo can't from {device}: "
+                "train over nccl, or with a strategy that leaves sums to the backend, such as 'bucketed'"
+            )
 
 
 class Sums:

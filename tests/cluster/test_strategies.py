@@ -15,8 +15,9 @@ from torch import nn
 from torch.nn import functional
 
 from instrumented_ddp import DistributedDataParallel
-from instrumented_ddp.strategies.known import STRATEGIES
+from instrumented_ddp.strategies.known import STRATEGIES, strategy_of
 from instrumented_ddp.strategies.strategy import Strategy
+from instrumented_ddp.strategies.sums import check_can_send
 from overlapscope.errors import OverlapScopeError
 from tests.cluster.ranks import Ranks, run_ranks
 from tests.cluster.same_as_stock.values import differences_of_values
@@ -171,3 +172,20 @@ def test_what_nobody_knows_or_contradicts_itself_is_refused_in_one_line() -> Non
 
 def ask_for_both() -> list[str]:
     return [ask_for(strategy="rings"), ask_for(strategy="naive", bucket_cap_mb=1)]
+
+
+def send_over_gloo_from_a_device() -> list[str]:
+    said = []
+    for name in STRATEGIES:
+        try:
+            check_can_send(strategy_of(name), dist.group.WORLD, [torch.device("cuda", 0)])
+        except OverlapScopeError as error:
+            said.append(str(error).split(" sends ")[0])
+    return said
+
+
+def test_what_gloo_can_not_send_from_a_device_is_refused() -> None:
+    """It would send the address: the process ends with "writev: Bad address"."""
+    (said,) = run_ranks(send_over_gloo_from_a_device, 1)
+    assert {"strategy='ring'", "strategy='parameter_server'", "strategy='decoupled'"} <= set(said)
+    assert not {f"strategy={name!r}" for name in ("overlapped", "bucketed", "bf16", "power_sgd")} & set(said)
