@@ -235,6 +235,8 @@ class Facts:
         group, entry = max(newest, key=lambda pair: pair[1].announced_ns)
         if entry.state == "completed":
             return None
+        if runs_on_device(group):  # where it waits, however far its host has gone on
+            return group, entry
         standing = one.standing
         has_gone_on = (
             standing is not None
@@ -256,6 +258,11 @@ def _of_same_round(group: GroupOrder, rank: int, newest: Entry) -> list[Entry]:
         for entry in window
         if entry.state != "completed" and entry.signature.role == "segment" and entry.number <= newest.number
     ]
+
+
+def runs_on_device(group: GroupOrder) -> bool:
+    """Whether hosts go on when they have launched a collective, and only their devices wait for others."""
+    return group.backend.startswith("nccl")
 
 
 def has_finished(one: RankEvidence) -> bool:

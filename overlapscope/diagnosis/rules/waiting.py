@@ -9,7 +9,7 @@ import re
 from typing import Any, Final
 
 from overlapscope.diagnosis.evidence import RankEvidence
-from overlapscope.diagnosis.facts import Facts, Wait, has_finished, is_busy
+from overlapscope.diagnosis.facts import Facts, Wait, has_finished, is_busy, runs_on_device
 from overlapscope.diagnosis.failures import is_timeout
 from overlapscope.diagnosis.stacks import Waiting, waits_for
 from overlapscope.diagnosis.verdict import FaultKind, Verdict
@@ -156,9 +156,10 @@ def _all_inside(facts: Facts) -> Verdict | None:
     group, entry = facts.blocked[stuck[0]]
     if any(other[0].name != group.name or other[1].number != entry.number for other in facts.blocked.values()):
         return None
+    ahead = ("A device that is still at what was launched before it looks the same: hosts run ahead.",)
     return Verdict(
         kind="stuck",
-        sentence=f"All ranks that left a log have entered collective {entry.number} of {group_text(group)}"
+        sentence=f"All ranks that left a log have launched collective {entry.number} of {group_text(group)}"
         f"{in_step(entry)} ({collective_text(entry)}{at(entry.call_site)}); it never completed.",
         concerned=tuple(stuck),
         step=loop_step(entry),
@@ -168,7 +169,8 @@ def _all_inside(facts: Facts) -> Verdict | None:
         parameters=entry.signature.parameters,
         windows={rank: group.windows[rank] for rank in stuck[:8]},
         alternative=_alternative(facts),
-        evidence=("They agree on all collectives up to there, so no rank's order is at fault.",),
+        evidence=("They agree on all collectives up to there, so no rank's order is at fault.",)
+        + (ahead if runs_on_device(group) else ()),
         advice=("Look at the network between the hosts, and at the backend's own log (NCCL_DEBUG=INFO).",),
     )
 
