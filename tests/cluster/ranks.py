@@ -53,11 +53,15 @@ class Ranks:
     Args:
         world_size: how many.
         enter: called first on each rank with its number, to bring it to its host.
+        backend: of the process group.
     """
 
-    def __init__(self, world_size: int, enter: Callable[[int], None] = on_loopback) -> None:
+    def __init__(
+        self, world_size: int, enter: Callable[[int], None] = on_loopback, backend: str | None = "gloo"
+    ) -> None:
         self._world_size = world_size
         self._enter = enter
+        self._backend = backend
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._ranks: list[tuple[Connection, BaseProcess]] = []
 
@@ -111,7 +115,7 @@ class Ranks:
         self._folder = tempfile.TemporaryDirectory()
         for rank in range(self._world_size):
             ours, theirs = CONTEXT.Pipe()
-            arguments = theirs, rank, self._world_size, self._folder.name, self._enter
+            arguments = theirs, rank, self._world_size, self._folder.name, self._enter, self._backend
             process = CONTEXT.Process(target=_rank_main, args=arguments)
             process.start()
             theirs.close()
@@ -123,11 +127,13 @@ def _result_of(rank: int, pipe: Connection) -> Any:
         raise TimeoutError(f"rank {rank} gave no result in {TIME_LIMIT_S} s")
     try:
         return pipe.recv()
-    except EOFError:
+    except (EOFError, ConnectionResetError):
         raise RuntimeError(f"rank {rank} died") from None
 
 
-def _rank_main(pipe: Connection, rank: int, world_size: int, folder: str, enter: Callable[[int], None]) -> None:
+def _rank_main(
+    pipe: Connection, rank: int, world_size: int, folder: str, enter: Callable[[int], None], backend: str | None
+) -> None:
     gc.freeze()  # what was imported before the fork is not garbage, and looking at it would copy its memory
     enter(rank)
     import torch
@@ -135,7 +141,7 @@ def _rank_main(pipe: Connection, rank: int, world_size: int, folder: str, enter:
 
     torch.set_num_threads(1)
     tempfile.tempdir = folder
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world_size)
+    dist.init_process_group(backend, init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world_size)
     with suppress(EOFError):  # the other end is closed
         while task := pipe.recv():
             worker, args = task
