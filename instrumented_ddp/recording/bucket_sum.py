@@ -44,6 +44,8 @@ class BucketSum:
         self._timer: DeviceTimer | None = None
         self._announced: Announced | None = None
         self._ranks: Sequence[int] | None = None
+        self.marks: tuple[Mark, Mark] = None, None
+        """On a device: of its begin and its end."""
 
     def over(self, group: dist.ProcessGroup) -> BucketSum:
         """The same sum, told of rounds in another group than that of those who need it."""
@@ -73,6 +75,22 @@ class BucketSum:
                 self._announced.log.launched(self._announced.number, host_now_ns())
         except Exception as error:
             observer.gives_up(error)
+
+    @contextmanager
+    def on_device(self, device: torch.device) -> Iterator[None]:
+        """All of it is enqueued inside, on the current stream of a device."""
+        begin = self._mark_on(device)
+        yield
+        self.marks = begin, self._mark_on(device)
+
+    def _mark_on(self, device: torch.device) -> Mark:
+        if self._observer is None or self._records is None:
+            return None
+        try:
+            return self._observer.timer_on(device).mark()
+        except Exception as error:
+            self._observer.gives_up(error)
+            return None
 
     @contextmanager
     def running(self) -> Iterator[None]:

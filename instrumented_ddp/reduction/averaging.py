@@ -90,7 +90,9 @@ class Averaging:
         is_over = self._strategy.then is None or self._strategy.pads_to is not None
         if is_over or self.comm_hook is not None or bucket.is_sparse:
             return first
-        return self._launch_part(1, GradBucket(bucket, buffer, is_last=False))
+        second = self._launch_part(1, GradBucket(bucket, buffer, is_last=False))
+        self._communicator_of(bucket).superseded(first)
+        return second
 
     def gather(self, bucket: Bucket, parameters: torch.Tensor) -> Collective:
         """Have ranks exchange their parts of a bucket's parameters, where the optimizer is sharded."""
@@ -107,7 +109,11 @@ class Averaging:
     def _run_part(self, part: int, seen: GradBucket, records: BucketRecords | None, op: str) -> Collective:
         assert self._sums is not None
         told = BucketSum(self._strategy.name, records, self._events.observer, op)
-        return self._communicator_of(seen.bucket).run_hook(partial(self._sums.launch, seen, told, part), records)
+        launch = partial(self._sums.launch, seen, told, part)
+        collective = self._communicator_of(seen.bucket).run_hook(launch, records)
+        if told.marks[1] is not None:  # where it runs, and not where it is launched and waited for
+            collective.start, collective.end = told.marks
+        return collective
 
     def wait(self, bucket: Bucket, collective: Collective) -> None:
         """Make the current stream (on CPU, the host) wait for a bucket."""

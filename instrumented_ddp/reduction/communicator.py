@@ -54,6 +54,9 @@ class Communicator(Protocol):
     def waited(self, collective: Collective) -> None:
         """Somebody has waited for a collective."""
 
+    def superseded(self, collective: Collective) -> None:
+        """Nobody waits for it, but for another one that was launched behind it."""
+
     def wait(self, collective: Collective) -> None:
         """Make the current stream (on CPU, the host) wait for a collective.
 
@@ -94,6 +97,9 @@ class HostCommunicator:
             collective.work = hook()
         self._watch(collective)
         return collective
+
+    def superseded(self, collective: Collective) -> None:
+        """Its end is seen by the thread that waits for it."""
 
     def wait(self, collective: Collective) -> None:
         """Block the host, at the end of a backward or in place of one under ``join()``."""
@@ -195,6 +201,11 @@ class StreamCommunicator:
         if isinstance(collective.work, dist.Work):
             collective.work = None  # it may point at a communicator, which does not outlive its process group
         self.waited(collective)
+
+    def superseded(self, collective: Collective) -> None:
+        """Write its times, if its end was marked where it runs."""
+        if collective.end is not None:
+            self.waited(collective)
 
     def waited(self, collective: Collective) -> None:
         """Write its times."""

@@ -124,7 +124,7 @@ class Sums:
         stream = self._streams.setdefault(device, torch.cuda.Stream(device))
         stream.wait_stream(torch.cuda.current_stream(device))
         future: torch.futures.Future[Any] = torch.futures.Future(devices=[device])
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream), told.on_device(device):
             future.set_result(self._run(bucket, told, part))  # who waits for it has his stream wait for this one
         return future
 

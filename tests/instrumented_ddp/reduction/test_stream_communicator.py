@@ -9,14 +9,18 @@ from __future__ import annotations
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from instrumented_ddp.recording.bucket_sum import BucketSum
 from instrumented_ddp.recording.records import all_reduce_records
 from instrumented_ddp.reduction.communicator import StreamCommunicator
+from instrumented_ddp.strategies.strategy import Strategy
+from instrumented_ddp.strategies.sums import Sums
 from overlapscope.trace.format import Flag
 
 DEVICE = torch.device("cuda", 0)
@@ -52,6 +56,7 @@ class FakeTimer:
 
 class FakeObserver:
     step = 0
+    collectives = None
 
     def __init__(self, timer: FakeTimer) -> None:
         self._timer = timer
@@ -184,3 +189,49 @@ def test_no_work_outlives_the_wait_for_it(timer):
     collective = lane.all_reduce(torch.ones(8), RECORDS)
     lane.wait(collective)
     assert collective.work is None
+
+
+class FakeFuture:
+    def __init__(self, devices: object) -> None:
+        """Of tensors on these."""
+
+    def set_result(self, result: object) -> None:
+        self.result = result
+
+
+class FakeBucket:
+    def index(self) -> int:
+        return 0
+
+    def buffer(self) -> Any:
+        return SimpleNamespace(device=DEVICE)
+
+
+class FakeGroup(FakeNccl):
+    def rank(self) -> int:
+        return 0
+
+    def size(self) -> int:
+        return 1
+
+
+def test_each_part_of_a_sum_is_timed_on_the_stream_where_it_runs(timer, monkeypatch):
+    """And not where the second one, which is launched later, is waited for."""
+    monkeypatch.setattr(torch.futures, "Future", FakeFuture)
+
+    def part(*_: object) -> None:
+        compute(TRANSFER)
+
+    sums = Sums(Strategy(name="in two parts", all_reduce=part, then=part), FakeGroup())  # type: ignore[arg-type]
+    lane = communicator(FakeGroup(), timer)
+    compute(3)
+    parts = []
+    for number in range(2):
+        told = BucketSum("in two parts", RECORDS, FakeObserver(timer))  # type: ignore[arg-type]
+        collective = lane.run_hook(partial(sums.launch, FakeBucket(), told, number), RECORDS)
+        collective.start, collective.end = told.marks
+        parts.append(collective)
+        compute(30)  # the backward goes on
+    lane.superseded(parts[0])
+    lane.waited(parts[1])
+    assert timer.written == [(RECORDS.collective, 3, 13), (RECORDS.collective, 33, 43)]
