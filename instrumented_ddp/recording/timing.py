@@ -36,8 +36,8 @@ class DeviceTimer(Protocol):
     flags: Flag
     """What the times it gives are worth."""
 
-    def mark(self) -> Mark:
-        """The current point of the current stream."""
+    def mark(self, stream: torch.cuda.Stream | None = None) -> Mark:
+        """The current point of a stream of the device, the current one if none is given."""
 
     def write(self, body: bytes, step: int, start: Mark, end: Mark) -> None:
         """Write a record now or, at the latest, when its times are known. A mark may be used in many records."""
@@ -53,7 +53,8 @@ class HostTimer:
     """The time line of work that the host does itself."""
 
     flags = Flag.NONE
-    mark = staticmethod(host_now_ns)
+    mark: Any = staticmethod(host_now_ns)
+    """There are no streams on a host."""
 
     def __init__(self, log: RecordLog) -> None:
         self.write = log.append
@@ -98,14 +99,14 @@ class CudaTimer:
         self._has_failed = False
         self._anchor = self._first_anchor()
 
-    def mark(self) -> _Mark | None:
-        """Record an event on the device's current stream; None if nothing can be marked."""
+    def mark(self, stream: torch.cuda.Stream | None = None) -> _Mark | None:
+        """Record an event on a stream, the device's current one if none is given; None if nothing can be marked."""
         if self._has_failed:
             return None
         try:
             if is_capturing():
                 return None
-            mark = _Mark(self._record_event())
+            mark = _Mark(self._record_event(stream))
             self._marks.append(mark)
             self._marks_since_anchor += 1
             if self._marks_since_anchor >= _MARKS_AN_ANCHOR:  # an evaluation may be long, and is within one step
@@ -216,7 +217,7 @@ class PhasesOnly:
         self.step_begins = timer.step_begins
         self.close = timer.close
 
-    def mark(self) -> None:
+    def mark(self, stream: torch.cuda.Stream | None = None) -> None:
         """Nothing is marked."""
 
     def write(self, body: bytes, step: int, start: Mark, end: Mark) -> None:

@@ -184,7 +184,7 @@ class StreamCommunicator:
         """On our stream."""
         if self._timer is not None and collective.start is not None and self._work_blocks_streams:
             work.block_current_stream()
-            collective.end = self._timer.mark()
+            collective.end = self._timer.mark(self._stream)
 
     def run_hook(self, hook: Callable[[], torch._C.Future[Any]], records: BucketRecords | None) -> Collective:
         """Call the hook on the current stream, which is where its own kernels belong. Its end is seen by ``wait``."""
@@ -228,8 +228,7 @@ class StreamCommunicator:
         collective = self._announce(records)
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         if self._timer is not None and records is not None:
-            with torch.cuda.stream(self._stream):
-                collective.start = self._timer.mark()
+            collective.start = self._timer.mark(self._stream)
         return collective
 
     def _announce(self, records: BucketRecords | None) -> Collective:

@@ -46,8 +46,8 @@ class FakeTimer:
         self.is_capturing = False
         self.written: list[tuple[bytes, int, int]] = []
 
-    def mark(self) -> int | None:
-        return None if self.is_capturing else FakeStream.current.done_at
+    def mark(self, stream: FakeStream | None = None) -> int | None:
+        return None if self.is_capturing else (stream or FakeStream.current).done_at
 
     def write(self, body: bytes, _: int, start: int | None, end: int | None) -> None:
         if start is not None and end is not None:
