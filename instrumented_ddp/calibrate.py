@@ -19,7 +19,7 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-from instrumented_ddp.collective_log.backends import backend_of
+from instrumented_ddp.collective_log.backends import backend_of, require_a_device_for_each_rank
 from overlapscope.errors import OverlapScopeError
 from overlapscope.model.calibration import HEADING, AllReduceSample, Calibration, row_of, write_calibration
 from overlapscope.model.wire import lanes_of_backend
@@ -178,8 +178,10 @@ def _run(args: argparse.Namespace) -> None:
             f"{', '.join(missing)}: not set; start it with torchrun, or with 'overlapscope calibrate --nproc 2'"
         )
     device = _device(args.device)
+    backend = args.backend or ("nccl" if device.type == "cuda" else "gloo")
+    require_a_device_for_each_rank(backend)
     dist.init_process_group(
-        args.backend or ("nccl" if device.type == "cuda" else "gloo"),
+        backend,
         init_method=args.init_method,
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),

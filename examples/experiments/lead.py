@@ -16,6 +16,7 @@ import torch
 from agent import RESULT_FILE, Rank
 from workloads import NEED_SKLEARN, WORKLOADS
 
+from instrumented_ddp.collective_log.backends import require_a_device_for_each_rank
 from instrumented_ddp.strategies.known import STRATEGIES
 from overlapscope import __version__
 from overlapscope.errors import OverlapScopeError
@@ -71,7 +72,7 @@ def wanted_by(args: argparse.Namespace, ranks: int) -> Wanted:
     """What the arguments ask for.
 
     Raises:
-        OverlapScopeError: there is no such model or strategy, or too few ranks.
+        OverlapScopeError: there is no such model or strategy, too few ranks, or too few devices.
     """
     for what, given, known in (("model", args.model, WORKLOADS), ("strategy", args.strategy, STRATEGIES)):
         for name in given or ():
@@ -81,10 +82,12 @@ def wanted_by(args: argparse.Namespace, ranks: int) -> Wanted:
         raise OverlapScopeError("no CUDA device found here, and nccl needs one; give --backend gloo")
     if ranks < 2:
         raise OverlapScopeError("an experiment needs at least 2 ranks; there is one")
+    backend = args.backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    require_a_device_for_each_rank(backend)
     return Wanted(
         models=tuple(args.model or _MEASURED_MODELS),
         ranks=ranks,
-        backend=args.backend or ("nccl" if torch.cuda.is_available() else "gloo"),
+        backend=backend,
         strategies=tuple(args.strategy or STRATEGIES),
         steps=args.steps,
         repetitions=args.repetitions,
