@@ -134,7 +134,7 @@ def choice_of(arguments: Arguments) -> Choice:
 def basis_of(advice: Advice) -> str:
     """A sentence on what the prediction rests on."""
     observations = advice.fitted.observations
-    steps, plans = len(observations.steps), len(observations.plans)
+    steps, plans = len(observations.steps), observations.used_plans
     calibrated = ", and a calibration" if advice.is_calibrated else ""
     return (
         f"Predicted from {steps:,} step{'s' * (steps != 1)} of {observations.world_size:,} ranks, with {plans} bucket "

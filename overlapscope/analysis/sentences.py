@@ -105,6 +105,8 @@ def verdict(stragglers: Stragglers) -> str:
         return "No rank stands out."
     step = f"each {format_ns(step_ns)} step ({format_share(waiting_ns / step_ns)})"
     waiting = f"{format_ns(waiting_ns)} of {step} is spent waiting for whichever rank is later."
+    if waiting_ns < 1:
+        waiting = "Nobody waits for a later rank."
     # As many steps in a row are as unlikely by chance as a verdict has to be.
     least = math.ceil(-math.log2(significance_of(stragglers.cycles)))
     few = len(stragglers.cycles.steps) < least

@@ -74,7 +74,7 @@ def as_json(trace: Trace, advice: Advice) -> str:
 
 def _facts(trace: Trace, advice: Advice) -> str:
     observations = advice.fitted.observations
-    plans = len({int(plan) for plan in observations.plan})
+    plans = observations.used_plans
     gradients = observations.gradients
     parts = [
         f"{trace.path}: {len(observations.steps)} steps of {observations.world_size} ranks",

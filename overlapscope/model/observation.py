@@ -62,7 +62,7 @@ class Observations:
     """(R,)"""
     has_common_clock: bool
     plans: tuple[Buckets, ...]
-    """The distinct plans that were used."""
+    """The distinct plans that were in force at some time, also before these steps."""
     steps: Int64Array
     """(S,)"""
     plan: Int64Array
@@ -84,6 +84,11 @@ class Observations:
     """Copies into buckets, after their last gradient is ready and before they are launched."""
     copies_out: Spans
     """Copies of buckets back, after their all-reduces."""
+
+    @property
+    def used_plans(self) -> int:
+        """How many plans were used in these steps."""
+        return len(np.unique(self.plan))
 
     def of_cycles(self, which: BoolArray) -> Observations:
         """The observations of some cycles.

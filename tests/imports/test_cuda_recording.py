@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from dashboards.pages.buckets import basis_of
 from overlapscope.account.blocks import BLOCKS, account_of
 from overlapscope.analysis.advice import advise
 from overlapscope.analysis.analysis import Analysis
@@ -108,5 +109,7 @@ def test_buckets_of_stock_ddp_are_found_in_the_profile(recorded: Trace, imported
 
 def test_advice_can_be_had_of_a_recording_of_a_device(recorded: Trace) -> None:
     advice = advise(Analysis(recorded), None)
-    measured_ns = np.median(steps_ns(recorded, 0, 3))
-    assert advice.recommendation.now.step_ns.value == pytest.approx(measured_ns, rel=0.5)
+    assert advice.recommendation.now.step_ns.value == pytest.approx(np.median(steps_ns(recorded, 0, 3)), rel=0.5)
+    # The plan of the construction was in force as well, in a step that is left out.
+    assert len(advice.fitted.observations.plans) == 2
+    assert "of 2 ranks, with 1 bucket plan." in basis_of(advice)
