@@ -15,12 +15,14 @@ import pytest
 
 from tests.browser.chromium import CHROMIUM
 from tests.cluster.warm_process import WarmProcess
+from tests.gpu.device import needs_a_device
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
 ROOT = Path(__file__).parents[2]
 TIME_LIMIT_S = 300
 
+ON_A_DEVICE = {"device_step_time": "--models gpt2 --dtypes float32 --rounds 1 --steps 2"}
 STARTED_BY_OTHERS = {"auto_training", "healthy_training", "recorded_training", "swept_training", "timed_training"}
 SWEPT = {
     "bucket_sweep": "FOLDER --model tiny --link loopback --caps 0.2 0.5 1 --rounds 2 --seconds 1 --calibrate-mb 1",
@@ -84,9 +86,9 @@ def run(name: str, arguments: str, folder: Path) -> str:
     return printed
 
 
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", [*ALONE, *(pytest.param(name, marks=needs_a_device) for name in ON_A_DEVICE)])
 def test_it_runs(name: str, tmp_path: Path) -> None:
-    assert run(name, ALONE[name], tmp_path)
+    assert run(name, (ALONE | ON_A_DEVICE)[name], tmp_path)
 
 
 def test_what_is_swept_can_be_judged_and_shown(tmp_path: Path) -> None:
@@ -98,4 +100,4 @@ def test_none_is_left_out() -> None:
     programs = {
         path.stem for path in (ROOT / "benchmarks").glob("*.py") if 'if __name__ == "__main__":' in path.read_text()
     }
-    assert programs == ALONE.keys() | SWEPT.keys() | STARTED_BY_OTHERS
+    assert programs == ALONE.keys() | ON_A_DEVICE.keys() | SWEPT.keys() | STARTED_BY_OTHERS
