@@ -113,9 +113,14 @@ class Facts:
 
     @cached_property
     def awaited(self) -> tuple[int, ...]:
-        """Ranks that others wait for and that wait for nobody: they hold the job up."""
+        """Ranks that others wait for and that wait for nobody: they hold the job up.
+
+        A device that is not done with what its host has launched may be what that host waits for, and no other rank.
+        """
         late = {rank for wait in self.waits for rank in wait.late}
-        return tuple(sorted(rank for rank in late - set(self.waiting) if not self._waits_for_the_network(rank)))
+        on_device = {rank for rank, (group, _) in self.blocked.items() if runs_on_device(group)}
+        held_up = late - set(self.waiting) - on_device
+        return tuple(sorted(rank for rank in held_up if not self._waits_for_the_network(rank)))
 
     def awaited_in_new_group(self, rank: int) -> tuple[int, ...]:
         """For whom a rank waits in ``new_group``: members of that group that have called it less often."""
@@ -132,6 +137,13 @@ class Facts:
         wanted = set(ranks)
         waits = [wait for wait in self.waits if wanted & set(wait.late)]
         return min(waits, key=lambda wait: (wait.entry.number, wait.rank), default=None)
+
+    def first_open(self, rank: int) -> tuple[GroupOrder, Entry]:
+        """The collective that a rank is held up in: of those that its host has launched ahead, where its device is."""
+        group, entry = self.blocked[rank]
+        if not runs_on_device(group):
+            return group, entry
+        return group, next(each for each in group.windows[rank] if each.state != "completed")
 
     def newest(self, group: GroupOrder, rank: int) -> Entry | None:
         """The newest entry of a rank, if available. Of the messages that a sum is made of the sum counts."""

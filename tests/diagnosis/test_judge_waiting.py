@@ -24,6 +24,7 @@ from tests.diagnosis.jobs import (
     site,
     trained,
 )
+from tests.ordered import bucket
 
 
 def test_a_rank_in_its_data_loader_waits_for_data() -> None:
@@ -65,6 +66,17 @@ def test_a_host_that_has_gone_on_waits_where_its_device_does(backend: str, kind:
     verdict = judge(job(*ahead, late, groups=[replace(HELD_UP, backend=backend)], is_live=True))
     assert verdict.kind == kind
     assert verdict.suspected == ((1,) if backend == "nccl" else ())
+
+
+def test_a_host_that_is_less_far_ahead_of_its_device_is_not_accused() -> None:
+    """It may wait for its device, which waits for the other one."""
+    ahead = trained(12)[:6] + tuple(
+        entry(n, bucket((n - 1) % 3), step=(n - 1) // 3, is_done=False) for n in range(7, 13)
+    )
+    one, other = (idle(rank(n, "running", phase="loop", step=3, since_ns=10**9, is_working=True), 5) for n in (0, 1))
+    verdict = judge(job(one, other, groups=[group({0: ahead, 1: ahead[:9]}, backend="nccl")], is_live=True))
+    assert (verdict.kind, verdict.blamed, verdict.suspected) == ("stuck", (), ())
+    assert "have launched collective 7 of" in verdict.sentence
 
 
 def test_that_all_hosts_have_launched_a_collective_does_not_say_that_all_devices_are_in_it() -> None:

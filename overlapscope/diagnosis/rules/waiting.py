@@ -153,8 +153,9 @@ def _all_inside(facts: Facts) -> Verdict | None:
     stuck = [rank for rank in facts.blocked if facts.is_stuck(rank)]
     if len(stuck) < len(facts.ranks) or not stuck:
         return None
-    group, entry = facts.blocked[stuck[0]]
-    if any(other[0].name != group.name or other[1].number != entry.number for other in facts.blocked.values()):
+    held_up = {rank: facts.first_open(rank) for rank in stuck}
+    group, entry = held_up[stuck[0]]
+    if any(other[0].name != group.name or other[1].number != entry.number for other in held_up.values()):
         return None
     ahead = ("A device that is still at what was launched before it looks the same: hosts run ahead.",)
     return Verdict(
