@@ -225,7 +225,7 @@ def test_when_nobody_stands_out_the_page_says_so_and_what_jitter_costs(tmp_path)
     )
     page = page_of(Recording(folder).newest())
     assert "No rank stands out. " in page
-    assert "waiting for whichever rank is later" in page
+    assert "Nobody waits for a later rank." in page
     assert "Nobody stands out" in page
 
 
