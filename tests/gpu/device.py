@@ -16,6 +16,8 @@ from tests.cluster.ranks import Ranks
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 DEVICE: Final = torch.device("cuda", 0)
+SHARED_CLOCK_ERROR_NS: Final = 10_000_000
+"""Processes take turns of 2 ms on a device, and each wait for an anchor may contain several. 6 ms were seen."""
 
 needs_a_device: Final = [
     pytest.mark.gpu,

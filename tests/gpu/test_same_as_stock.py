@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from instrumented_ddp import DistributedDataParallel
 from overlapscope.trace.reader import read_trace
-from tests.gpu.device import DEVICE, make_mlp, needs_a_device, results_of, run_on_device
+from tests.gpu.device import DEVICE, SHARED_CLOCK_ERROR_NS, make_mlp, needs_a_device, results_of, run_on_device
 
 pytestmark = needs_a_device
 
@@ -120,9 +120,8 @@ def test_gradients_are_those_of_stock(tmp_path, backend, world_size):
     assert trace.errors == []
     reduced = trace.collectives.query("bucket >= 0")
     assert reduced["end_ns"].notna().all()
-    # The host enqueues before the device begins; both are on the host's clock within the error of the first anchor,
-    # which is worse where processes take turns on the device.
-    error_ns = 20_000 if world_size == 1 else 5_000_000
+    # The host enqueues before the device begins; both are on the host's clock within the error of the first anchor.
+    error_ns = 20_000 if world_size == 1 else SHARED_CLOCK_ERROR_NS
     assert (reduced["start_ns"] >= reduced["launch_ns"] - error_ns).all()
     assert (reduced["end_ns"] > reduced["start_ns"]).all()
     steps = trace.steps.set_index(["rank", "step"])
