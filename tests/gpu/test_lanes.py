@@ -55,8 +55,11 @@ def test_recorded_collectives_are_as_long_as_their_kernels(tmp_path, wrapper):
         seen = spans(tmp_path / f"profile_{rank}.json", is_all_reduce) - said["ahead_ns"]
         assert len(seen) == len(recorded)
         kernel_ns = seen["end_ns"] - seen["start_ns"]
-        apart_ns = (recorded["end_ns"] - recorded["start_ns"] - kernel_ns).abs()
-        assert (apart_ns <= np.maximum(0.02 * kernel_ns, 20_000)).all()
+        longer_ns = recorded["end_ns"] - recorded["start_ns"] - kernel_ns
+        error_ns = np.maximum(0.02 * kernel_ns, 20_000)
+        assert (longer_ns >= -error_ns).all()
+        # The first of a step may have to wait for its process's turn on the device.
+        assert (longer_ns <= error_ns)[recorded["bucket"] > 0].all()
         assert ((recorded["end_ns"] - seen["end_ns"]).abs() < SHARED_CLOCK_ERROR_NS).all()
 
 
