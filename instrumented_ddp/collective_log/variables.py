@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from inspect import CO_OPTIMIZED
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
@@ -20,8 +21,11 @@ def read_variables(frame: FrameType, read: Callable[[Mapping[str, Any]], T]) -> 
 
     Before Python 3.13 ``frame.f_locals`` of a function is a copy that the frame keeps until somebody asks again: a
     tensor that the function has let go of since would live on, and with it memory of the device. So it is emptied,
-    unless the function has asked for it too, with ``locals()``.
+    unless somebody else has it, such as a debugger. ``locals()`` hands out the same copy, which asking would bring up
+    to date: in a function that calls it there is nothing to read.
     """
+    if _FRAMES_KEEP_COPIES and _asks_for_its_own(frame.f_code):
+        return read({})
     variables = frame.f_locals
     try:
         return read(variables)
@@ -29,3 +33,8 @@ def read_variables(frame: FrameType, read: Callable[[Mapping[str, Any]], T]) -> 
         is_copy = _FRAMES_KEEP_COPIES and frame.f_code.co_flags & CO_OPTIMIZED
         if is_copy and sys.getrefcount(variables) <= _REFERENCES:
             variables.clear()
+
+
+@lru_cache(maxsize=1024)
+def _asks_for_its_own(code: CodeType) -> bool:
+    return bool(code.co_flags & CO_OPTIMIZED) and not {"locals", "vars"}.isdisjoint(code.co_names)
