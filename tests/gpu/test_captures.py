@@ -119,8 +119,9 @@ def test_a_graph_may_be_captured_on_another_thread(tmp_path):
     assert results_of(run_on_device(capture_in_a_thread, "nccl", 1, str(tmp_path))) == [True]
 
 
-def test_graphed_callables_are_trained_and_recorded(tmp_path):
-    results_of(run_on_device(train_graphed_callables, "nccl", 1, str(tmp_path)))
+@pytest.mark.parametrize("worker", [train_graphed_callables, pytest.param(train_compiled, marks=pytest.mark.slow)])
+def test_parts_that_are_graphs_are_trained_and_recorded(tmp_path, worker):
+    results_of(run_on_device(worker, "nccl", 1, str(tmp_path)))
     trace = read_trace(tmp_path)
     assert trace.errors == []
     assert set(trace.steps["step"]) >= set(range(STEPS - 1))
@@ -132,14 +133,6 @@ def test_whole_steps_are_captured_and_those_before_are_recorded(tmp_path):
     trace = read_trace(tmp_path)
     assert trace.errors == []
     assert set(trace.steps["step"]) >= set(range(WARM_UP_STEPS - 1))
-
-
-@pytest.mark.slow
-def test_compiled_with_graphs_it_is_trained_and_recorded(tmp_path):
-    results_of(run_on_device(train_compiled, "nccl", 1, str(tmp_path)))
-    trace = read_trace(tmp_path)
-    assert trace.errors == []
-    assert set(trace.steps["step"]) >= set(range(STEPS - 1))
 
 
 def test_modules_need_not_be_on_the_device(tmp_path):

@@ -25,7 +25,7 @@ STUCK_S = 25
 
 
 def train_until(folder: str, fault: str) -> list[dict]:
-    """The reports that rank 0 has written when it is over."""
+    """The reports that this rank has written when it is over."""
     model = DistributedDataParallel(make_mlp(), device_ids=[0], bucket_cap_mb=4, trace=folder)
     rank = dist.get_rank()
     sleep_on_device(1)
