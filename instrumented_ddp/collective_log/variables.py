@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dis import get_instructions
 from functools import lru_cache
 from inspect import CO_OPTIMIZED
 from types import CodeType, FrameType
@@ -37,4 +38,7 @@ def read_variables(frame: FrameType, read: Callable[[Mapping[str, Any]], T]) -> 
 
 @lru_cache(maxsize=1024)
 def _asks_for_its_own(code: CodeType) -> bool:
-    return bool(code.co_flags & CO_OPTIMIZED) and not {"locals", "vars"}.isdisjoint(code.co_names)
+    if not code.co_flags & CO_OPTIMIZED or {"locals", "vars"}.isdisjoint(code.co_names):
+        return False
+    # Names are also those of attributes.
+    return any(each.opname == "LOAD_GLOBAL" and each.argval in ("locals", "vars") for each in get_instructions(code))
