@@ -51,6 +51,15 @@ def test_a_delay_in_every_step_is_persistent(seed: int, count: int, delay_ms: fl
     assert found.p_value < 1e-6
 
 
+@settings(max_examples=50)
+@given(seed=seeds, count=st.integers(20, 100), drift=st.floats(-1, 1))
+def test_a_steady_delay_is_persistent_however_slowly_it_drifts(seed: int, count: int, drift: float) -> None:
+    steady = 20 * MS * (1 + np.linspace(0, 0.05 * drift, count)) + noise(count, seed, 0.03)
+    found = patterns_of(steady)[0]
+    assert found.kind == "persistent"
+    assert found.p_value == pytest.approx(0.5**count)
+
+
 @settings(max_examples=100)
 @given(seed=seeds, period=st.integers(3, 50), phase=st.integers(0, 49), periods=st.integers(18, 24))
 def test_a_delay_every_k_steps_is_periodic(seed: int, period: int, phase: int, periods: int) -> None:
