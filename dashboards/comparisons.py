@@ -96,7 +96,7 @@ class Comparisons:
             del self._asked[key]
 
     def _compare(self, base: Wanted, new: Wanted) -> Compared:
-        before, after = (self._recording(side.path).newest(is_whole=True) for side in (base, new))
+        before, after = (self._recording(side.path).newest(wanted="all") for side in (base, new))
         plans = plans_to_compare(before.trace), plans_to_compare(after.trace)
         if (base.path, base.choice) == (new.path, new.choice):
             why_not = f"Both sides are the same steps of {base.recording}"

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import pandas as pd
 
@@ -30,7 +30,12 @@ from overlapscope.trace.flight_recorder_files import holds_dumps
 from overlapscope.trace.folders import find_rank_folders
 from overlapscope.trace.format import EVENTS_FILE, RECORD_BYTES
 from overlapscope.trace.log import bytes_to_read, live_records
+from overlapscope.trace.memory import bytes_needed, free_bytes
 from overlapscope.trace.reader import Progress, Trace, empty_trace, read_trace
+from overlapscope.trace.table_file import EVERYTHING, StepRange
+
+Wanted = Literal["all", "newest"] | StepRange
+"""Which steps of a recording to read."""
 
 _OUTDATED_AFTER_S: Final = 2.0
 _READING_SHARE: Final = 0.25
@@ -140,7 +145,8 @@ class _Reading:
 class Recording:
     """A folder of traces. A run may still be writing to it: every page that is opened shows the newest state.
 
-    Of a long one that goes on, that is the newest steps, so that memory and waiting stay the same however long it does.
+    Of a long one that goes on, that is the newest steps, so that memory and waiting stay the same however long it does;
+    so it is of one that is over and does not fit into memory.
 
     Args:
         folder: what ``overlapscope record -o`` wrote, or dumps of PyTorch's Flight Recorder, which have nothing but an
@@ -150,52 +156,59 @@ class Recording:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._newsroom = Newsroom(folder)
-        self._whole: _Reading | None = None
-        self._newest: _Reading | None = None
+        self._readings: dict[Wanted, _Reading] = {}
 
-    def newest(self, progress: Progress | None = None, *, is_whole: bool = False) -> Snapshot:
+    def newest(self, progress: Progress | None = None, *, wanted: Wanted | None = None) -> Snapshot:
         """The current snapshot of the folder.
 
         Args:
             progress: told of each rank that has been read, if any has to be.
-            is_whole: with all steps, also of a long recording that goes on.
+            wanted: which steps; None for all, or the newest of a recording that is long and goes on, or doesn't fit.
 
         Raises:
-            OverlapScopeError: the folder holds nothing to show.
+            OverlapScopeError: the folder holds nothing to show, or more than fits into memory.
         """
         is_dumps, folders = self._is_dumps, self._folders()
-        only_newest = None if is_dumps else self._only_newest(folders.values())
-        is_part = only_newest is not None and not is_whole
-        reading = self._newest if is_part else self._whole
+        is_live = self._newsroom.newest().is_live
+        is_long = is_live and not is_dumps and _is_long(folders.values())
+        if is_dumps or wanted == EVERYTHING:
+            wanted = "all"
+        elif wanted is None:
+            is_part = is_long or ("all" not in self._readings and not is_live and not _fits(folders.values()))
+            wanted = "newest" if is_part else "all"
+        self._forget(wanted, is_live=is_live)
+        reading = self._readings.get(wanted)
         begun_s = time.monotonic()
         mark = reading.mark if reading is not None and begun_s < reading.until_s else self.state()
         if reading is None or mark != reading.mark:
-            trace = (
-                None if is_dumps else read_trace(self.folder, progress, only_newest=only_newest if is_part else None)
+            before = None if reading is None or not is_live else reading.snapshot
+            self._readings.pop(wanted, None)  # if it can't be read any more, it is not known any more
+            snapshot = (
+                _of_dumps(self.folder) if is_dumps else Snapshot(self._read(wanted, len(folders), progress), before)
             )
-            before = None if reading is None or not self._newsroom.newest().is_live else reading.snapshot
-            snapshot = _of_dumps(self.folder) if trace is None else Snapshot(trace, before)
             now_s = time.monotonic()
-            until_s = 0.0 if only_newest is None else now_s + (now_s - begun_s) / _READING_SHARE
-            reading = _Reading(snapshot=snapshot, mark=mark, until_s=until_s)
-        if not is_part:
-            self._whole = reading
-        else:
-            self._newest = reading
-            if self._whole is not None and begun_s > self._whole.until_s:
-                self._whole = None  # large, and outdated: who asks for all steps again gets those of then
+            until_s = now_s + (now_s - begun_s) / _READING_SHARE if is_long else 0.0
+            reading = self._readings[wanted] = _Reading(snapshot=snapshot, mark=mark, until_s=until_s)
         reading.snapshot.is_live = self._newsroom.newest().is_live
         reading.snapshot.forget_outdated()
         return reading.snapshot
 
-    def _only_newest(self, folders: Collection[Path]) -> int | None:
-        """How many records to read of each rank; None for all."""
-        if not self._newsroom.newest().is_live:
-            self._newest = None
-            return None
-        count = live_records(len(folders))
-        logged = sum(bytes_to_read(folder / EVENTS_FILE) for folder in folders)
-        return count if logged > count * len(folders) * RECORD_BYTES else None
+    def _read(self, wanted: Wanted, ranks: int, progress: Progress | None) -> Trace:
+        if wanted == "newest":
+            return read_trace(self.folder, progress, only_newest=live_records(ranks))
+        return read_trace(self.folder, progress, steps=EVERYTHING if wanted == "all" else wanted)
+
+    def _forget(self, wanted: Wanted, *, is_live: bool) -> None:
+        """Let go of what takes memory and is not asked for any more.
+
+        Of steps that were chosen those of before, of all of them, once they are outdated, what can be had again.
+        """
+        now_s = time.monotonic()
+        for kept, reading in list(self._readings.items()):
+            is_outdated = kept == "all" and wanted == "newest" and now_s > reading.until_s
+            is_over = kept == "newest" and wanted == "all" and not is_live
+            if kept != wanted and (is_outdated or is_over or (isinstance(kept, tuple) and isinstance(wanted, tuple))):
+                del self._readings[kept]
 
     def state(self) -> str:
         """What changes when anything does that is read.
@@ -211,6 +224,17 @@ class Recording:
     @property
     def _is_dumps(self) -> bool:
         return self.folder.is_dir() and holds_dumps(self.folder)
+
+
+def _is_long(folders: Collection[Path]) -> bool:
+    """Whether there is more than is read of a recording that goes on."""
+    logged = sum(bytes_to_read(folder / EVENTS_FILE) for folder in folders)
+    return logged > live_records(len(folders)) * len(folders) * RECORD_BYTES
+
+
+def _fits(folders: Collection[Path]) -> bool:
+    free = free_bytes()
+    return free is None or bytes_needed(folder / EVENTS_FILE for folder in folders) <= free
 
 
 def _newest_beside(path: Path) -> int:

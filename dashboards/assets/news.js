@@ -42,6 +42,10 @@ window.overlapscope.watchNews = () => {
   const isWhole = new URLSearchParams(location.search).has("read")
   read.addEventListener("click", () => window.overlapscope.openAgain({read: read.dataset.read ?? null}))
 
+  part("extent")?.querySelector("input").addEventListener("change", ({target}) => {
+    if (target.reportValidity()) window.overlapscope.openAgain({read: target.value})
+  })
+
   function stateOf({is_live, age_s}) {
     if (!is_live) return "recorded"
     if (age_s === null || age_s < 2) return "recording"

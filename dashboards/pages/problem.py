@@ -21,6 +21,20 @@ def build(document: Document, error: OverlapScopeError) -> None:
     )
 
 
+def build_no_steps(document: Document, error: OverlapScopeError) -> None:
+    """Fill a document with why the steps that an address asks for can't be shown."""
+    message = str(error).partition("; choose")[0]
+    render(
+        document,
+        "problem.html",
+        title="No such steps",
+        headline="These steps can't be shown",
+        message=f"{message}.",
+        advice="",
+        way_out="Show the newest steps instead: others can be chosen there",
+    )
+
+
 def build_no_run(document: Document, reason: OverlapScopeError) -> None:
     """Fill a document with what is wrong with an address that leads to no run."""
     render(

@@ -15,15 +15,18 @@ from markupsafe import Markup, escape
 
 from dashboards import theme
 from dashboards.place import Place, file_stem
-from dashboards.recording import Snapshot
+from dashboards.recording import Snapshot, Wanted
 from overlapscope.account.blocks import BLOCKS
 from overlapscope.account.wording import PHASE_LABELS
 from overlapscope.analysis.clocks import describe_clocks
+from overlapscope.analysis.compare.side import steps_in
 from overlapscope.analysis.lanes import BUCKET_SLOTS
 from overlapscope.analysis.models import describe_models, describe_strategies
+from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.folders import imported_from
 from overlapscope.trace.log import Problem
 from overlapscope.trace.reader import Trace
+from overlapscope.trace.table_file import as_range
 from overlapscope.units import keep_together
 
 Arguments = Mapping[str, Sequence[bytes]]
@@ -52,9 +55,15 @@ _ENVIRONMENT.filters["together"] = keep_together
 _ENVIRONMENT.filters["code"] = lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
-def is_whole(arguments: Arguments) -> bool:
-    """Whether an address asks for all steps, also of a long recording that goes on."""
-    return list(arguments.get("read", ())) == [b"all"]
+def wanted_steps(arguments: Arguments) -> Wanted | None:
+    """Which steps an address asks for, such as ``read=all`` or ``read=100:200``; None if it doesn't say."""
+    text = (*arguments.get("read", ()), b"")[0].decode(errors="replace")
+    if text == "all":
+        return "all"
+    try:
+        return as_range(*steps_in(text))
+    except OverlapScopeError:
+        return None
 
 
 def render(
@@ -111,7 +120,7 @@ def shell_variables(title: str, trace: Trace | None, further_problems: Sequence[
     return {
         "page_title": title,
         "facts": run_facts(trace) if trace else [],
-        "newest_steps": newest_steps_text(trace) if trace is not None and trace.is_newest_only else "",
+        "extent": extent_of(trace) if trace is not None and trace.extent != "all" else "",
         "problems": problems,
         "has_errors": any(problem.severity == "error" for problem in problems),
         "problems_summary": _summary(problems),
@@ -146,12 +155,10 @@ def run_facts(trace: Trace) -> list[tuple[str, str]]:
     return [(label, str(value)) for label, value in known.items() if value]
 
 
-def newest_steps_text(trace: Trace) -> str:
-    """Which steps were read, if only the newest were."""
-    if trace.steps.empty:
-        return "no whole step yet"
-    first, last = int(trace.steps["step"].min()), int(trace.steps["step"].max())
-    return f"steps {first:,} to {last:,}"
+def extent_of(trace: Trace) -> str:
+    """Which steps were read, as ``wanted_steps`` understands it."""
+    step = trace.steps["step"]
+    return "0:0" if step.empty else f"{step.min()}:{step.max() + 1}"
 
 
 def _summary(problems: Sequence[Any]) -> str:

@@ -56,7 +56,9 @@ def _facts(trace: Trace, now: datetime) -> Iterator[Fact]:
     devices = trace.ranks.loc[trace.ranks["device"] != "unknown", "device"].astype(str).value_counts()
     yield "devices", ", ".join(f"{device} ×{count}" if count > 1 else str(device) for device, count in devices.items())
     if steps := int(trace.steps["step"].nunique()):
-        yield "steps", f"{format_count(steps)} recorded"
+        first, last = trace.steps["step"].min(), trace.steps["step"].max()
+        chosen = f"{first:,} to {last:,} of those recorded"
+        yield "steps", f"{format_count(steps)} recorded" if trace.extent == "all" else chosen
     for model in run.get("models") or ():
         arguments = model.get("ddp_arguments") or {}
         settings = ", ".join(f"{name}={value}" for name, value in arguments.items())

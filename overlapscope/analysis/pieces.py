@@ -26,12 +26,12 @@ from overlapscope.analysis.analysis import Analysis
 from overlapscope.analysis.cycles import Cycles, Kind, cycles_of, kinds_in, usual_kind
 from overlapscope.analysis.summary import summary_of
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.reader import Progress, Recording, Trace, open_recording
+from overlapscope.trace.reader import NEIGHBOURS, Progress, Recording, Trace, open_recording
 from overlapscope.trace.store import DamagedTables
 from overlapscope.trace.table_file import StepRange
 from overlapscope.workers import Workers
 
-_MARGINS: Final = (1, 4, 16)
+_MARGINS: Final = (1, 4, NEIGHBOURS)
 """Steps before and after a range: the first number with which the critical path is that of the whole."""
 _OF_STEPS: Final = ("steps", "begin_ns", "arrival_ns", "end_ns", "lead_ns", "broadcast_ns")
 
@@ -132,7 +132,7 @@ class PiecewiseAnalysis(Analysis):
             OverlapScopeError: always.
         """
         raise OverlapScopeError(
-            f"{self.trace.path}: is too large for this; copy some of its rank_* folders, open these"
+            f"{self.trace.path}: is too large for this; choose some of its steps, such as with --steps 100:200"
         )
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.remote import is_url, recording_at
+
+if TYPE_CHECKING:
+    from overlapscope.trace.table_file import StepRange
 
 RECORDING: Final = "the folder that 'overlapscope record -o' wrote, or a URL such as s3://bucket/run"
 
@@ -35,6 +38,24 @@ def steps(text: str) -> tuple[int | None, int | None]:
         return steps_in(text)
     except OverlapScopeError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def prepare_steps(parser: argparse.ArgumentParser) -> None:
+    """Declare that some steps can be looked at without the others."""
+    parser.add_argument(
+        "--steps",
+        type=_step_range,
+        default=":",
+        metavar="FIRST:END",
+        help="only these steps, as a slice of Python's: 10:50 are 10 to 49; of a recording that is too large for this "
+        "machine they can be read without the others (default: all)",
+    )
+
+
+def _step_range(text: str) -> StepRange:
+    from overlapscope.trace.table_file import as_range
+
+    return as_range(*steps(text))
 
 
 def folder_or_url(text: str) -> Path:

@@ -83,14 +83,18 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.analysis.compare.comparison import compare
     from overlapscope.analysis.compare.side import Side
     from overlapscope.commands import compare_report
-    from overlapscope.trace.reader import read_trace
+    from overlapscope.trace.reader import NEIGHBOURS, read_trace
+    from overlapscope.trace.table_file import as_range
 
     is_same = args.base.resolve() == args.new.resolve()
     choices = (_choice(args.base_steps, args.base_plan), _choice(args.new_steps, args.new_plan))
+    read = [as_range(choice.first, choice.end) for choice in choices]
+    if is_same:
+        read[0] = min(first for first, _ in read), max(end for _, end in read)
     with Progress() as progress:
-        base = Analysis(read_trace(args.base, progress.count))
+        base = Analysis(read_trace(args.base, progress.count, steps=read[0], neighbours=NEIGHBOURS))
         progress.begin("reading logs of the new one")
-        new = base if is_same else Analysis(read_trace(args.new, progress.count))
+        new = base if is_same else Analysis(read_trace(args.new, progress.count, steps=read[1], neighbours=NEIGHBOURS))
         progress.begin("dividing steps")
         found = compare(Side.of(base, choices[0]), Side.of(new, choices[1]))
     if args.json:

@@ -64,7 +64,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the file; 1 if a part of the recording could not be read."""
     from overlapscope.analysis.analysis import Analysis
-    from overlapscope.trace.reader import read_trace
+    from overlapscope.trace.reader import NEIGHBOURS, read_trace
+    from overlapscope.trace.table_file import EVERYTHING, as_range
 
     if args.format not in _TRACES and (args.steps or args.ranks):
         raise OverlapScopeError(f"--steps and --ranks choose from a trace: {args.format} has the whole recording")
@@ -73,7 +74,8 @@ def run(args: argparse.Namespace) -> int:
     if args.output.exists() and not (args.format in _TABLES and args.output.is_dir()):
         raise OverlapScopeError(f"{args.output}: already exists: remove it, or give another name with -o")
     with Progress() as progress:
-        analysis = Analysis(read_trace(args.traces, progress.count))
+        some = as_range(*args.steps) if args.steps else EVERYTHING
+        analysis = Analysis(read_trace(args.traces, progress.count, steps=some, neighbours=NEIGHBOURS))
         if args.format in _TABLES:
             said = _write_tables(analysis, args, progress)
         elif args.format == "openmetrics":

@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from overlapscope.commands.arguments import RECORDING, folder_or_url
+from overlapscope.commands.arguments import RECORDING, folder_or_url, prepare_steps
 from overlapscope.commands.reading import report_problems
 from overlapscope.errors import OverlapScopeError
 from overlapscope.progress import Progress
@@ -27,6 +27,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument("traces", type=folder_or_url, help=RECORDING)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    prepare_steps(parser)
     parser.add_argument("--plan", type=Path, metavar="FILE", help="write the best bucket plan to a new file")
     parser.add_argument(
         "--calibration",
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     if args.plan is not None and args.plan.exists():
         raise OverlapScopeError(f"{args.plan}: already exists: remove it, or give another name to --plan")
     with Progress() as progress:
-        trace = read_trace(args.traces, progress.count)
+        trace = read_trace(args.traces, progress.count, steps=args.steps)
         progress.begin("predicting other bucket sizes")
         advice = advise(Analysis(trace), args.calibration)
     if args.plan is not None:

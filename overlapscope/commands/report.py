@@ -20,7 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from overlapscope.commands.arguments import folder
+from overlapscope.commands.arguments import folder, prepare_steps
 from overlapscope.commands.reading import report_problems
 from overlapscope.errors import OverlapScopeError
 from overlapscope.progress import Progress
@@ -36,6 +36,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="a new file (default: report.html; Markdown goes to stdout)"
     )
+    prepare_steps(parser)
     parser.add_argument("--format", choices=("html", "md"), default="html", help="HTML or Markdown (%(default)s)")
 
 
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     from dashboards.report.markdown import report_markdown
 
     with Progress() as progress:
-        snapshot = Recording(args.traces).newest(progress.count)
+        snapshot = Recording(args.traces).newest(progress.count, wanted=args.steps)
         progress.begin("writing the report")
         text = (report_html if args.format == "html" else report_markdown)(snapshot, datetime.now())
     if output is None:

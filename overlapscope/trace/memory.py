@@ -16,19 +16,27 @@ _MEMINFO: Final = Path("/proc/meminfo")
 _CGROUP: Final = Path("/sys/fs/cgroup")
 
 
-def require_room(path: Path, logs: Iterable[Path]) -> None:
+def require_room(path: Path, logs: Iterable[Path], share: float = 1.0) -> None:
     """Refuse a recording whose event logs are too large for this machine.
+
+    Args:
+        share: of them that is wanted.
 
     Raises:
         OverlapScopeError: they need more memory than is free.
     """
-    needed = _BYTES_PER_LOGGED * sum(map(bytes_to_read, logs))
+    needed = bytes_needed(logs) * share
     free = free_bytes()
     if free is not None and needed > free:
         raise OverlapScopeError(
-            f"{path}: takes about {format_bytes(needed)} of memory, and {format_bytes(free)} are free; open it on a "
-            f"larger machine, or copy some of its rank_* folders and open these"
+            f"{path}: takes about {format_bytes(needed)} of memory, and {format_bytes(free)} are free; choose "
+            f"{'some' if share == 1 else 'fewer'} of its steps, such as with --steps 100:200, or use a larger machine"
         )
+
+
+def bytes_needed(logs: Iterable[Path]) -> int:
+    """Memory for the recording with these event logs, more or less."""
+    return _BYTES_PER_LOGGED * sum(map(bytes_to_read, logs))
 
 
 def free_bytes() -> int | None:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 import pandas as pd
 
@@ -32,6 +32,12 @@ from overlapscope.workers import Here, Workers
 
 Progress = Callable[[int, int], None]
 """Called with (ranks read so far, ranks in all)."""
+
+NEIGHBOURS: Final = 16
+"""Steps before and after some others that decide what these consist of; see ``overlapscope.analysis.pieces``."""
+
+Extent = Literal["all", "newest", "chosen"]
+"""Which steps of a recording were read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +67,7 @@ class Trace:
     links: pd.DataFrame
     """Samples of TCP connections, described in ``overlapscope.trace.links``."""
     problems: tuple[Problem, ...]
-    is_newest_only: bool = False
-    """Whether only the newest steps were read."""
+    extent: Extent = "all"
 
     @property
     def errors(self) -> list[Problem]:
@@ -137,7 +142,14 @@ class Recording:
         return Trace(path=self.path, run=self.run, problems=self.problems, **found)
 
 
-def read_trace(path: Path | str, progress: Progress | None = None, *, only_newest: int | None = None) -> Trace:
+def read_trace(
+    path: Path | str,
+    progress: Progress | None = None,
+    *,
+    only_newest: int | None = None,
+    steps: StepRange = EVERYTHING,
+    neighbours: int = 0,
+) -> Trace:
     """Read a recording, from its Parquet tables if they are up to date, else from its logs.
 
     Args:
@@ -145,24 +157,26 @@ def read_trace(path: Path | str, progress: Progress | None = None, *, only_newes
         progress: told of each rank that has been read.
         only_newest: read only so many records of each rank, and of these the steps that are whole on all ranks: however
             long a recording has gone on, that takes as long.
+        steps: read these and no others, as if it had begun and ended with them.
+        neighbours: but for so many steps before and after them.
 
     Raises:
-        OverlapScopeError: there is nothing to show; lesser problems are in ``Trace.problems``.
+        OverlapScopeError: there is nothing to show, or it doesn't fit into memory; lesser problems are in
+            ``Trace.problems``.
     """
     if only_newest is None:
-        if not is_remote(path):
-            path = Path(path)
-            require_room(path, (folder / EVENTS_FILE for folder in find_rank_folders(path).values()))
+        if steps == EVERYTHING:
+            _require_room(path)
         try:
-            return open_recording(path, progress).trace()
+            return _read_steps(open_recording(path, progress), steps, neighbours)
         except DamagedTables:
-            return open_recording(path, progress, afresh=True).trace()
+            return _read_steps(open_recording(path, progress, afresh=True), steps, neighbours)
     path = Path(path)
     recording = _in_memory(path, find_rank_folders(path), progress, only_newest)
     trace = recording.trace()
     problems = list(trace.problems)
     kept: dict[str, Any] = {**_of_common_steps(trace, problems)}
-    return replace(trace, is_newest_only=True, problems=tuple(problems), **kept)
+    return replace(trace, extent="newest", problems=tuple(problems), **kept)
 
 
 def open_recording(
@@ -206,6 +220,34 @@ def open_recording(
             found = recording.whole, recording.run, recording.problems
             store.finish(draft, path, fingerprint, *found, plan.between, [files])
     return recording
+
+
+def _read_steps(recording: Recording, steps: StepRange, neighbours: int) -> Trace:
+    """What there is of some steps of a recording, and of their neighbours.
+
+    Raises:
+        DamagedTables: it has to be opened afresh.
+        OverlapScopeError: it has none of them, or they don't fit into memory.
+    """
+    if steps == EVERYTHING:
+        return recording.trace()
+    known = recording.steps()["step"]
+    if not known.between(steps[0], steps[1] - 1).any():
+        has = f"it has {known.min()} to {known.max()}" if len(known) else "none has finished"
+        until = f"to before {steps[1]}" if steps[1] < EVERYTHING[1] else "on"
+        raise OverlapScopeError(f"{recording.path}: has no step from {steps[0]} {until}; {has}")
+    first, end = max(0, steps[0] - neighbours), min(EVERYTHING[1], steps[1] + neighbours)
+    share = float(known.between(first, end - 1).mean())
+    _require_room(recording.path, share)
+    if share == 1:
+        return recording.trace()
+    return replace(recording.trace((first, end)), extent="chosen")
+
+
+def _require_room(path: Path | str, share: float = 1.0) -> None:
+    if not is_remote(path):
+        path = Path(path)
+        require_room(path, (folder / EVENTS_FILE for folder in find_rank_folders(path).values()), share)
 
 
 def _remote(path: Path, *, is_damaged: bool) -> Recording:

@@ -22,6 +22,12 @@ StepRange = tuple[int, int]
 
 EVERYTHING: Final[StepRange] = (0, 2**32)
 
+
+def as_range(first: int | None, end: int | None) -> StepRange:
+    """The steps of a slice of Python's."""
+    return EVERYTHING[0] if first is None else first, EVERYTHING[1] if end is None else end
+
+
 _FOOTER_END: Final = 8
 """Bytes: how long a footer is, and that it is one."""
 

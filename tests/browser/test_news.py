@@ -61,3 +61,21 @@ def test_a_page_that_follows_shows_the_newest_step_by_itself(open_page, recordin
         page.wait_for_function("new URLSearchParams(location.search).get('step') === '24'")
         page.wait_for_function(f"window.Bokeh?.documents[0] && {LANES}?.x_range.end > 2.4e8")
         expect(page.locator("#news").get_by_label("Follow")).to_be_checked()
+
+
+def test_the_steps_that_are_shown_are_named_and_others_can_be_asked_for(open_page, recording, tmp_path):
+    with served(recording, tmp_path / "server.log") as url:
+        page = open_page(f"{url}?read=4:8")
+        expect(page.locator(".basis")).to_contain_text("Means of 4 steps")
+        steps = page.get_by_label("steps", exact=True)
+        expect(steps).to_have_value("4:8")
+        steps.fill("5-10")
+        steps.press("Enter")
+        expect(steps).to_have_js_property("validity.valid", False)
+        steps.fill("5:10")
+        steps.press("Enter")
+        expect(page.locator(".basis")).to_contain_text("Means of 5 steps")
+        page.get_by_role("link", name="Stragglers").click()
+        expect(steps).to_have_value("5:10")
+        page.get_by_role("button", name="All steps").click()
+        expect(page.locator("#news")).to_be_hidden()

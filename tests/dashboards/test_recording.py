@@ -34,8 +34,8 @@ def test_of_a_long_recording_that_goes_on_the_newest_steps_are_read_and_all_when
     tmp_path: Path, is_live: list[bool]
 ) -> None:
     recording = Recording(write_recording(tmp_path, steps=100))
-    newest, whole = recording.newest(), recording.newest(is_whole=True)
-    assert newest.trace.is_newest_only
+    newest, whole = recording.newest(), recording.newest(wanted="all")
+    assert newest.trace.extent == "newest"
     assert 0 < len(newest.trace.steps) < len(whole.trace.steps) == 200
     assert recording.newest() is newest, "nothing has changed"
     is_live.append(False)
@@ -44,7 +44,7 @@ def test_of_a_long_recording_that_goes_on_the_newest_steps_are_read_and_all_when
 
 def test_of_a_short_recording_that_goes_on_all_steps_are_read(tmp_path: Path, is_live: list[bool]) -> None:
     recording = Recording(write_recording(tmp_path, steps=5))
-    assert not recording.newest().trace.is_newest_only
+    assert recording.newest().trace.extent == "all"
 
 
 def test_what_goes_on_is_not_read_again_before_reading_it_has_cost_a_share_of_the_time(
@@ -56,7 +56,7 @@ def test_what_goes_on_is_not_read_again_before_reading_it_has_cost_a_share_of_th
     first = recording.newest()
     (folder / "rank_0" / "new.json").write_text("{}")
     assert recording.newest() is first
-    assert recording.newest(is_whole=True) is not first
+    assert recording.newest(wanted="all") is not first
 
 
 def test_all_steps_of_what_goes_on_are_let_go_of_when_they_are_outdated(
@@ -64,13 +64,13 @@ def test_all_steps_of_what_goes_on_are_let_go_of_when_they_are_outdated(
 ) -> None:
     recording = Recording(write_recording(tmp_path, steps=100))
     monkeypatch.setattr(recording_module, "_READING_SHARE", 1e-9)
-    whole = weakref.ref(recording.newest(is_whole=True))
+    whole = weakref.ref(recording.newest(wanted="all"))
     recording.newest()
     gc.collect()
     assert whole() is not None, "others may ask for them"
     monkeypatch.setattr(recording_module, "_READING_SHARE", 1e9)
     recording = Recording(tmp_path)
-    whole = weakref.ref(recording.newest(is_whole=True))
+    whole = weakref.ref(recording.newest(wanted="all"))
     time.sleep(0.01)
     recording.newest()
     gc.collect()
@@ -80,8 +80,53 @@ def test_all_steps_of_what_goes_on_are_let_go_of_when_they_are_outdated(
 def test_a_page_says_which_steps_it_is_of_and_offers_all(tmp_path: Path, is_live: list[bool]) -> None:
     with running(Runs([write_recording(tmp_path, steps=100)])) as server:
         newest, whole = server.get("/").text, server.get("/?read=all").text
-    assert re.search(r"steps \d\d to 99</span> <button[^>]*>All steps", newest)
+    assert re.search(r'steps <input value="\d\d:100" [^>]*></label> <button[^>]*>All steps', newest)
     assert "All steps" not in whole
+
+
+def test_of_a_recording_that_is_over_and_does_not_fit_the_newest_steps_are_read(
+    tmp_path: Path, is_live: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_live.append(False)
+    folder = write_recording(tmp_path, steps=100)
+    fitting = Recording(folder)
+    whole = fitting.newest()
+    monkeypatch.setattr(recording_module, "free_bytes", lambda: 1000)
+    newest = Recording(folder).newest()
+    assert newest.trace.extent == "newest"
+    assert newest.trace.steps["step"].max() == 99
+    assert fitting.newest() is whole, "it is there already"
+
+
+def test_steps_that_are_chosen_are_kept_until_others_are(tmp_path: Path) -> None:
+    recording = Recording(write_recording(tmp_path, steps=100))
+    some = recording.newest(wanted=(20, 30))
+    assert some.trace.steps["step"].unique().tolist() == [*range(20, 30)]
+    whole = recording.newest()
+    assert recording.newest(wanted=(20, 30)) is some
+    known = weakref.ref(some)
+    del some
+    recording.newest(wanted=(30, 40))
+    gc.collect()
+    assert known() is None
+    assert recording.newest() is whole
+
+
+def test_an_address_asks_for_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(Runs([write_recording(tmp_path, steps=100)])) as server:
+        some = server.get("/?read=20:30").text
+        assert re.search(r'steps <input value="20:30" [^>]*></label> <button[^>]*>All steps', some)
+        assert "Means of 10 steps of 2 ranks" in some
+        assert server.get("/tables/steps.csv?read=20:30").text.count("\n") == 1 + 2 * 10
+        missing = server.get("/?read=500:").text
+        monkeypatch.setattr("overlapscope.trace.memory.free_bytes", lambda: 1000)
+        too_many = server.get("/?read=all").text
+        monkeypatch.undo()
+        assert 'class="extent"' not in server.get("/?read=sideways").text
+    for page, why in ((missing, "has no step from 500 on; it has 0 to 99."), (too_many, " of memory, and ")):
+        assert "These steps can&#39;t be shown" in page
+        assert why in page
+        assert '<a href="?">' in page
 
 
 def test_while_a_forecast_of_a_recording_that_goes_on_is_made_the_one_before_is_shown(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 
@@ -13,7 +14,7 @@ from overlapscope.exports.tracks import Counter, Track, Tracks
 from overlapscope.trace.reader import Trace, read_trace
 from tests.account.recordings import orderly_recordings, wild_recordings
 from tests.segments import write_ring_recording
-from tests.synthetic import write_recording
+from tests.synthetic import write_recording, write_straggling_recording
 
 US = 1000
 
@@ -93,6 +94,25 @@ def test_counters_are_those_of_the_account(trace: Trace) -> None:
     counters = {one.name: one.samples for one in Tracks(Analysis(trace)).of_rank(1) if isinstance(one, Counter)}
     assert counters["exposed communication"]["value"].tolist() == [1.3] * 3
     assert counters["hidden communication"]["value"].tolist() == [2.4] * 3
+
+
+def test_it_does_not_matter_whether_the_other_steps_were_read(tmp_path: Path) -> None:
+    folder = write_straggling_recording(tmp_path / "traces", late_us=lambda rank, step: 100 * (rank + step % 3))
+    whole, some = read_trace(folder), read_trace(folder, steps=(10, 14), neighbours=3)
+    assert len(some.steps) < len(whole.steps)
+    for rank in range(4):
+        of_whole, of_some = (list(Tracks(Analysis(trace), slice(10, 14)).of_rank(rank)) for trace in (whole, some))
+        for among_all, one in zip(of_whole, of_some, strict=True):
+            if isinstance(among_all, Track):
+                assert isinstance(one, Track)
+                assert (one.name, one.row) == (among_all.name, among_all.row)
+                # What goes together has other numbers, which nobody sees.
+                assert [each[:-1] for each in one] == [each[:-1] for each in among_all]
+            else:
+                assert isinstance(one, Counter)
+                pd.testing.assert_frame_equal(
+                    one.samples.reset_index(drop=True), among_all.samples.reset_index(drop=True)
+                )
 
 
 def test_of_some_steps_only_what_goes_on_in_them_is_there(tmp_path: Path) -> None:

@@ -28,10 +28,23 @@ def with_free(monkeypatch: pytest.MonkeyPatch, free_bytes: int | None) -> None:
 def test_a_recording_that_does_not_fit_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_recording(tmp_path / "traces", steps=200)
     with_free(monkeypatch, MB // 4)
-    with pytest.raises(OverlapScopeError, match=f"{folder}: takes about .* of memory, and 256 kB are free; open it on"):
+    with pytest.raises(
+        OverlapScopeError, match=f"{folder}: takes about .* of memory, and 256 kB are free; choose some of"
+    ):
         read_trace(folder)
     with_free(monkeypatch, 1024 * MB)
     assert len(read_trace(folder).steps) == 400
+
+
+def test_of_a_recording_that_does_not_fit_some_steps_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_recording(tmp_path / "traces", steps=200)
+    read_trace(folder)  # makes its tables
+    with_free(monkeypatch, MB // 4)
+    assert read_trace(folder, steps=(100, 105)).steps["step"].unique().tolist() == [*range(100, 105)]
+    with pytest.raises(OverlapScopeError, match="are free; choose fewer of its steps"):
+        read_trace(folder, steps=(0, 199))
 
 
 def test_where_free_memory_is_unknown_everything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

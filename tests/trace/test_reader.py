@@ -274,8 +274,8 @@ def test_the_newest_steps_alone_are_read_as_they_are_among_all(tmp_path: Path, l
     """Also of a log that has come round, and where one rank has lost its newest steps."""
     folder = write_recording(tmp_path, ranks=3, steps=100, limit_bytes=limit_bytes)
     whole, newest = read_trace(folder), read_trace(folder, only_newest=300)
-    assert newest.is_newest_only
-    assert not whole.is_newest_only
+    assert newest.extent == "newest"
+    assert whole.extent == "all"
     first = newest.steps["step"].min()
     assert whole.steps["step"].min() == 0
     assert 3 < first < newest.steps["step"].max() == 99
@@ -283,6 +283,33 @@ def test_the_newest_steps_alone_are_read_as_they_are_among_all(tmp_path: Path, l
     for name in ("steps", "phases", "gradients", "copies", "collectives"):
         among_all = getattr(whole, name).query("step >= @first").reset_index(drop=True)
         pd.testing.assert_frame_equal(getattr(newest, name), among_all, obj=name)
+
+
+@pytest.mark.parametrize("from_tables", [False, True], ids=["from logs", "from tables"])
+def test_some_steps_are_read_as_they_are_among_all(tmp_path: Path, from_tables: bool) -> None:
+    folder = write_recording(tmp_path, ranks=3, steps=60)
+    if from_tables:
+        read_trace(folder)
+    some = read_trace(folder, steps=(20, 30))
+    assert some.extent == "chosen"
+    with_neighbours = read_trace(folder, steps=(22, 28), neighbours=2)
+    whole = read_trace(folder)
+    for name in ("steps", "phases", "gradients", "copies", "collectives"):
+        among_all = getattr(whole, name).query("20 <= step < 30").reset_index(drop=True)
+        for read in (some, with_neighbours):
+            pd.testing.assert_frame_equal(getattr(read, name), among_all, obj=name)
+
+
+def test_all_steps_may_be_asked_for_by_number(tmp_path: Path) -> None:
+    folder = write_recording(tmp_path, steps=20)
+    assert read_trace(folder, steps=(0, 1000)).extent == "all"
+    assert read_trace(folder, steps=(5, 15), neighbours=5).extent == "all"
+
+
+def test_steps_that_it_does_not_have_are_an_error(tmp_path: Path) -> None:
+    folder = write_recording(tmp_path, steps=20)
+    with pytest.raises(OverlapScopeError, match=f"{folder}: has no step from 20 to before 30; it has 0 to 19"):
+        read_trace(folder, steps=(20, 30), neighbours=5)
 
 
 def test_a_rank_that_is_far_behind_the_newest_steps_is_named(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from overlapscope.account.blocks import BLOCKS
@@ -12,10 +14,12 @@ from overlapscope.analysis.analysis import Analysis
 from overlapscope.analysis.compare.changes import Change
 from overlapscope.analysis.compare.comparison import Comparison, compare
 from overlapscope.analysis.compare.sentences import verdict
-from overlapscope.analysis.compare.side import PARTS, Choice, plans_to_compare
+from overlapscope.analysis.compare.side import PARTS, Choice, Side, plans_to_compare
 from overlapscope.errors import OverlapScopeError
 from overlapscope.interval import Interval
+from overlapscope.trace.reader import NEIGHBOURS, read_trace
 from tests.analysis.compare.jobs import MS, side_of, trace_of
+from tests.synthetic import write_straggling_recording
 
 
 def compared(**new: object) -> Comparison:
@@ -207,3 +211,18 @@ def test_settings_that_differ_are_listed_and_other_jobs_called_so() -> None:
         "2 ranks in the base, 4 in the new one",
         "models differ in parameters or their shapes (1 in the base, 1 in the new one)",
     )
+
+
+def test_steps_consist_of_the_same_whether_or_not_all_others_were_read(tmp_path: Path) -> None:
+    folder = write_straggling_recording(tmp_path, late_us=lambda rank, step: 100 * rank + 7 * (step % 5), steps=90)
+    whole, some = (read_trace(folder, steps=steps, neighbours=NEIGHBOURS) for steps in ((0, 90), (40, 60)))
+    assert len(some.steps) < len(whole.steps)
+    sides = [Side.of(Analysis(trace), Choice(first=40, end=60)) for trace in (whole, some)]
+    for of_whole, of_some in (
+        [side.parts_ns() for side in sides],
+        [side.job_ns() for side in sides],
+    ):
+        assert of_whole is not None
+        assert of_some is not None
+        for part, ns in of_whole.items():
+            np.testing.assert_array_equal(of_some[part], ns, err_msg=part)
