@@ -20,7 +20,7 @@ else:
 
 FAULTY_RANK = 1
 FAULT_STEP = 12
-STEPS = 100
+STEPS = 40
 LONG = 300  # so that a fault that ends nothing is found while the job runs
 BATCH_SIZE = 128
 FEATURES = 32

@@ -32,7 +32,7 @@ SWEPT = {
 """One after the other: a sweep, and what is made of it."""
 ALONE = {
     "all_reduces": "--link loopback --mb 0.1 --repetitions 1",
-    "app": "--sizes 2x20 --users 1 2 --moves 2",
+    "app": "--sizes 2x20 --users 2 --moves 1",
     "auto_buckets": "--model tiny --link loopback --rounds 1",
     "chaos": "--seed 284 --folder FOLDER",
     "clock_recovery": "--runs 1 --seconds 2",
@@ -43,19 +43,19 @@ ALONE = {
     "drift": "--models tiny --steps 10 --healthy-steps 6 --loops with_own_buffers --faults other-weights",
     "false_alarms": "--recordings 2 --ranks 2 --steps 30 --delay 0.1",
     "fault_table": "--ranks 2 failed-rank",
-    "healthy_recordings": "FOLDER --recordings 1 --steps 8 --busy 1",
+    "healthy_recordings": "FOLDER --recordings 1 --steps 6 --busy 1",
     "import_traces": "--mb 1 --ranks 1",
     "injected_faults": "FOLDER none slow_data --steps 25",
-    "intervals": "--recordings 10 --steps 12 30 --jobs 1",
+    "intervals": "--recordings 4 --steps 12 --jobs 1",
     "links": "--samples 1",
-    "live_app": "--hours 0.01 --seconds 4 --seed 1",
+    "live_app": "--hours 0.01 --seconds 2 --seed 1",
     "plan_search": "--plans 10 --parameters 20 --cycles 2 --ranks 2",
     "recorder": "--rounds 1 --steps 3",
     "rounds": "--turns 1",
     "scale": "--ranks 4 --steps 40 --buckets 3 --dask",
     "step_time": "--models tiny --rounds 1 --steps 3 --threads",
-    "thousand_ranks": "--ranks 16 --steps 30 --times 1 --seconds 1",
-    "timeline": "--spans 2000 --ranks 2 --seconds 0.5",
+    "thousand_ranks": "--ranks 16 --steps 30 --times 1 --seconds 0.1",
+    "timeline": "--spans 2000 --ranks 2 --seconds 0.1",
     "watchdog": "--models tiny --pairs 1 --starts 1 --block-s 0.1 --warm-up-s 0.1",
 }
 IN_BROWSER = {"app", "bucket_page", "live_app", "thousand_ranks", "timeline"}

@@ -123,8 +123,7 @@ def an_optimizer_in_backward(make_ddp: MakeDdp, seen: Seen, view: bool) -> None:
     module = make_mlp()
     _apply_optimizer_in_backward(torch.optim.SGD, module.parameters(), {"lr": 0.1})
     model = make_ddp(module, gradient_as_bucket_view=view, bucket_cap_mb=1e-3)
-    loss = mean_square(model, 0)
-    seen.error("backward, which asks for an accelerator in the end", loss.backward)
+    seen.error("which asks for an accelerator in the end", lambda: mean_square(model, 0).backward())
     seen.gradients("after backward", model)
     seen.state("after backward", model)
 

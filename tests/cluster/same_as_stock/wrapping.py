@@ -154,8 +154,7 @@ def an_argument_that_is_deprecated(make_ddp: MakeDdp, seen: Seen) -> None:
 @scenarios.add()
 def mixed_precision_asks_for_an_accelerator(make_ddp: MakeDdp, seen: Seen) -> None:
     precision = _MixedPrecision(param_dtype=torch.float16, reduce_dtype=torch.float16, buffer_dtype=torch.float16)
-    model = make_ddp(make_mlp(), mixed_precision=precision)
-    seen.error("forward", lambda: mean_square(model, 0))
+    seen.error("wrapping and forward", lambda: mean_square(make_ddp(make_mlp(), mixed_precision=precision), 0))
 
 
 @scenarios.add()
