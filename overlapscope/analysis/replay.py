@@ -13,7 +13,8 @@ one alone would gain is its *saving*. Two equally late ranks have the same cost,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
@@ -26,6 +27,9 @@ from overlapscope.analysis.cycles import CAUSES, GROUPS, Cycles, causes_of, lowe
 
 BEST_TRANSFER_QUANTILE: Final = 0.05
 """Quantile that counts as the best observed transfer of a bucket: the very shortest one may be an outlier."""
+
+_ARRIVALS_AT_ONCE: Final = 4_000_000
+"""Each (S, R, K) that is computed on the way takes 32 MB then."""
 
 _COLLECTIVES: Final = CAUSES.index("collectives")
 _FORWARD: Final = CAUSES.index("forward")
@@ -166,7 +170,7 @@ class Replay:
     @cached_property
     def recorded_ns(self) -> Int64Array:
         """(S,) as recorded."""
-        return finish_ns(self._arrivals_ns.max(axis=1), self.transfer_ns)
+        return finish_ns(self._last_arrivals_ns, self.transfer_ns)
 
     @cached_property
     def ideal_ns(self) -> Int64Array:
@@ -175,7 +179,7 @@ class Replay:
 
     def with_transfers_ns(self, transfer_ns: Int64Array) -> Int64Array:
         """(S,) with other transfers (S, K)."""
-        return finish_ns(self._arrivals_ns.max(axis=1), transfer_ns)
+        return finish_ns(self._last_arrivals_ns, transfer_ns)
 
     def ideal_with_transfers_ns(self, transfer_ns: Int64Array) -> Int64Array:
         """(S,) the ideal with other transfers (S, K)."""
@@ -213,6 +217,9 @@ class Replay:
 
     def costs_by_rank_ns(self) -> Int64Array:
         """(S, R) what each rank alone, all its causes together, adds to the ideal."""
+        return self._by_cycles(Replay._costs_by_rank_ns)
+
+    def _costs_by_rank_ns(self) -> Int64Array:
         arrivals_ns = self._hardly_waiting.arrivals_ns(self.ideal.before_ns)
         together_ns = np.maximum(arrivals_ns, self._ideal_arrivals_ns)
         costs_ns = finish_ns(together_ns, self.transfer_ns) - self.ideal_ns[:, None]
@@ -223,7 +230,10 @@ class Replay:
 
     def savings_by_rank_ns(self) -> Int64Array:
         """(S, R) what would be gained if one rank were like the median rank, and the others as recorded."""
-        savings_ns = self._savings_ns(self._arrivals_ns)
+        return self._by_cycles(Replay._savings_by_rank_ns)
+
+    def _savings_by_rank_ns(self) -> Int64Array:
+        savings_ns = self._savings_ns(self.recorded.arrivals_ns())
         collectives_ns = self.recorded.own_ns[_COLLECTIVES]
         if collectives_ns.any():  # the others wait there for the last one, and would not if it were mended
             is_last = collectives_ns == collectives_ns.min(axis=1, keepdims=True)
@@ -245,8 +255,17 @@ class Replay:
 
     def cost_of_cause_ns(self, cause: int) -> Int64Array:
         """(S,) what one cause, on all ranks, adds to the ideal."""
-        excess = self.excess.restricted(cause)
-        return self.ideal_but_ns(np.arange(len(self.cycles.ranks)), excess) - self.ideal_ns
+        ranks = np.arange(len(self.cycles.ranks))
+        return self._by_cycles(lambda some: some.ideal_but_ns(ranks, some.excess.restricted(cause)) - some.ideal_ns)
+
+    def _by_cycles(self, result: Callable[[Replay], Int64Array]) -> Int64Array:
+        """A result by cycle, of so many cycles at once that it takes little memory on the way."""
+        cycles, ranks, buckets = self.recorded.lead_ns.shape
+        parts = min(cycles, math.ceil(cycles * ranks * buckets / _ARRIVALS_AT_ONCE))
+        if parts <= 1:
+            return result(self)
+        part = np.arange(cycles) * parts // cycles
+        return np.concatenate([result(Replay(self.cycles.of(part == number))) for number in range(parts)])
 
     @cached_property
     def _hardly_waiting(self) -> Times:
@@ -256,8 +275,9 @@ class Replay:
         return replace(self.recorded, own_ns=own_ns)
 
     @cached_property
-    def _arrivals_ns(self) -> Int64Array:
-        return self.recorded.arrivals_ns()
+    def _last_arrivals_ns(self) -> Int64Array:
+        """(S, K) when the last rank arrives."""
+        return self._by_cycles(lambda some: some.recorded.arrivals_ns().max(axis=1))
 
     @cached_property
     def _ideal_arrivals_ns(self) -> Int64Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlapscope.account.blocks import account_of
+from overlapscope.analysis import replay as replay_module
 from overlapscope.analysis.cycles import CAUSES, cycles_of
 from overlapscope.analysis.replay import Replay, finish_ns
 from tests.simulated_job import MS, Job
@@ -53,6 +55,23 @@ def test_costs_and_savings_of_each_rank_are_those_of_asking_one_by_one(job: Job,
         np.testing.assert_array_equal(
             savings_ns[:, place], replay.recorded_ns - replay.length_ns(replay.without([place], excess))
         )
+
+
+@settings(max_examples=25)
+@given(job=jobs, broadcast=st.booleans(), at_once=st.integers(1, 60))
+def test_it_does_not_matter_how_many_cycles_are_looked_at_at_once(job: Job, broadcast: bool, at_once: int) -> None:
+    job.broadcast_ns = 2 * MS if broadcast else None
+
+    def results() -> list[np.ndarray]:
+        replay = replay_of(job)
+        of_causes = [replay.cost_of_cause_ns(cause) for cause in range(len(CAUSES))]
+        return [replay.recorded_ns, replay.costs_by_rank_ns(), replay.savings_by_rank_ns(), *of_causes]
+
+    of_all = results()
+    with mock.patch.object(replay_module, "_ARRIVALS_AT_ONCE", at_once):
+        of_some = results()
+    for some, all_ in zip(of_some, of_all, strict=True):
+        np.testing.assert_array_equal(some, all_)
 
 
 @settings(max_examples=25)
