@@ -20,6 +20,7 @@ from overlapscope.errors import OverlapScopeError
 from overlapscope.exports.curves import Log, log_steps
 from overlapscope.model.recommend import Prediction
 from overlapscope.model.sentences import headline
+from overlapscope.trace.table_file import StepRange
 
 _HEIGHT_PX: Final = 640
 
@@ -60,6 +61,8 @@ class Run:
 
     Args:
         path: the folder that ``overlapscope record -o`` wrote, or Flight Recorder dumps.
+        steps: (first, end) of those to read; None for all, or the newest of a recording that is long and goes on or
+            does not fit into memory, which ``trace.extent`` tells.
 
     Raises:
         OverlapScopeError: the folder has nothing to show.
@@ -73,13 +76,15 @@ class Run:
         run.timeline()
     """
 
-    def __init__(self, path: Path | str) -> None:
-        self._snapshot = Recording(Path(path)).newest()
+    def __init__(self, path: Path | str, steps: StepRange | None = None) -> None:
+        self._snapshot = Recording(Path(path)).newest(wanted=steps)
         self.trace = self._snapshot.trace
         """All that was recorded, as tables."""
 
     def __repr__(self) -> str:
-        return f"{self.trace.path}: {self._snapshot.summary.sentence}"
+        step = self.trace.steps["step"]
+        some = "" if self.trace.extent == "all" or step.empty else f" (steps {step.min()} to {step.max()})"
+        return f"{self.trace.path}{some}: {self._snapshot.summary.sentence}"
 
     @property
     def steps(self) -> pd.DataFrame:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 
-def open(path: Path | str) -> Run:  # noqa: A001 - as in ov.open("traces/")
-    """A recording, for notebooks and scripts: see ``dashboards.notebook.Run``."""
+def open(path: Path | str, steps: tuple[int, int] | None = None) -> Run:  # noqa: A001 - as in ov.open("traces/")
+    """A recording, or some of its steps, for notebooks and scripts: see ``dashboards.notebook.Run``."""
     from dashboards.notebook import Run
 
-    return Run(path)
+    return Run(path, steps)

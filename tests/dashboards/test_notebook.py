@@ -93,6 +93,12 @@ def test_every_drawing_is_a_page_of_its_own_in_a_frame(run: Run, name: str) -> N
     assert repr(drawing).endswith("a notebook shows it>")
 
 
+def test_some_steps_can_be_opened_alone(folder: Path) -> None:
+    some = ov.open(folder, steps=(10, 20))
+    assert some.steps["step"].unique().tolist() == [*range(10, 20)]
+    assert repr(some).startswith(f"{folder} (steps 10 to 19): ")
+
+
 def test_without_steps_there_is_an_order_and_a_reason(tmp_path: Path) -> None:
     run = ov.open(faulty(tmp_path / "traces"))
     verdict = run.diagnose()
