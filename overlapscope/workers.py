@@ -34,6 +34,10 @@ class Workers(Protocol):
         """
         ...
 
+    def rest(self) -> None:
+        """Give back the memory that calls have taken; further ones may come."""
+        ...
+
 
 class Here:
     """This process, one call after the other."""
@@ -42,6 +46,9 @@ class Here:
         """See ``Workers``."""
         for place, argument in enumerate(given):
             yield place, function(argument)
+
+    def rest(self) -> None:
+        """See ``Workers``."""
 
 
 class _Pool:
@@ -82,12 +89,17 @@ class _Pool:
                     future.cancel()
                 raise
 
+    def rest(self) -> None:
+        """See ``Workers``."""
+        if self._executor is not None:
+            self._executor.shutdown()
+            self._executor = None
+
     def __enter__(self) -> _Pool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._executor is not None:
-            self._executor.shutdown()
+        self.rest()
 
 
 def processes() -> AbstractContextManager[Workers]:

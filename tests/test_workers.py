@@ -32,6 +32,10 @@ def square_where_one_dies_once(given: tuple[int, str]) -> int:
     return square(number)
 
 
+def own_pid(_: int) -> int:
+    return os.getpid()
+
+
 def die(_: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -68,6 +72,23 @@ def test_each_argument_gets_its_result(workers) -> None:
         assert dict(pool.map(square, range(7))) == {place: place * place for place in range(7)}
         assert dict(pool.map(square, [5])) == {0: 25}
         assert dict(pool.map(square, [])) == {}
+
+
+@pytest.mark.parametrize("workers", [here, processes, DASK])
+def test_who_has_rested_goes_on(workers) -> None:
+    with workers() as pool:
+        for _ in range(2):
+            assert dict(pool.map(square, [5])) == {0: 25}
+            pool.rest()
+
+
+def test_processes_that_rest_are_gone() -> None:
+    with processes() as pool:
+        ((_, pid),) = pool.map(own_pid, [0])
+        os.kill(pid, 0)
+        pool.rest()
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
 
 
 @pytest.mark.parametrize("workers", [here, processes])

@@ -52,7 +52,7 @@ class _Delay:
     def excess(self, replay: Replay) -> Times:
         """The delay alone: the excess in the delayed cycles, over what is usual for these ranks otherwise."""
         causes = causes_of(self.group)
-        excess = replay.excess.of_ranks(self.places).restricted(causes)
+        excess = replay.excess_of(self.places).restricted(causes)
         if self.pattern.kind == "persistent":
             return excess
         where, others = self.pattern.where, ~self.pattern.where

@@ -111,6 +111,7 @@ class PiecewiseAnalysis(Analysis):
             again, _mapped(workers, [replace(tasks[place], usual=usual) for place in again], None), strict=True
         ):
             pieces[place] = piece
+        workers.rest()
         figures = pd.concat([piece.figures for piece in pieces], ignore_index=True)
         figures = figures.sort_values("rank", kind="stable", ignore_index=True)
         alike = alike_of(
@@ -122,7 +123,9 @@ class PiecewiseAnalysis(Analysis):
             ranks_with_most,
         )
         self.summary = summary_of(figures, alike, _joined_jobs([piece.job for piece in pieces if piece.job]))
-        self.cycles = _joined_cycles([piece.cycles for piece in pieces if piece.cycles and piece.usual == usual], steps)
+        cycles = [piece.cycles for piece in pieces if piece.cycles and piece.usual == usual]
+        pieces.clear()
+        self.cycles = _joined_cycles(cycles, steps)
 
     @property
     def account(self) -> Account:
@@ -253,10 +256,13 @@ def _joined_jobs(jobs: Sequence[JobAccount]) -> JobAccount | None:
     return replace(jobs[0], path=CriticalPath(**path), **joined)
 
 
-def _joined_cycles(cycles: Sequence[Cycles], steps: pd.DataFrame) -> Cycles | None:
+def _joined_cycles(cycles: list[Cycles], steps: pd.DataFrame) -> Cycles | None:
+    """The cycles of all pieces. The list is emptied: array by array, what has been joined is let go of."""
     if not cycles:
         return None
-    joined = {name: np.concatenate([getattr(each, name) for each in cycles]) for name in _OF_STEPS}
-    changed: dict[str, Any] = joined | {"own_ns": np.concatenate([each.own_ns for each in cycles], axis=1)}
+    parts = [{field.name: getattr(each, field.name) for field in fields(Cycles)} for each in cycles]
+    cycles.clear()
+    joined: dict[str, Any] = {name: np.concatenate([part.pop(name) for part in parts]) for name in _OF_STEPS}
+    joined["own_ns"] = np.concatenate([part.pop("own_ns") for part in parts], axis=1)
     left_out = max(0, steps["step"].nunique() - len(joined["steps"]))
-    return replace(cycles[0], left_out=left_out, **changed)
+    return Cycles(**parts[0] | joined | {"left_out": left_out})

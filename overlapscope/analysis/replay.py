@@ -13,8 +13,7 @@ one alone would gain is its *saving*. Two equally late ranks have the same cost,
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
@@ -101,6 +100,11 @@ class Times:
             broadcast_ns=self.broadcast_ns[:, places],
         )
 
+    def few_at_once(self) -> Iterator[Times]:
+        """All of these cycles, so many at once that as much again for each rank and all-reduce takes little memory."""
+        for part in _few_at_once(self.lead_ns):
+            yield Times(own_ns=self.own_ns[:, part], lead_ns=self.lead_ns[part], broadcast_ns=self.broadcast_ns[part])
+
     def plus(self, excess: Times) -> Times:
         """These times plus an excess, which may be negative."""
         return Times(
@@ -126,6 +130,12 @@ class Times:
         if CAUSES.index("backward") in causes:
             lead_ns[cycles] = self.lead_ns[cycles]
         return Times(own_ns=own_ns, lead_ns=lead_ns, broadcast_ns=np.zeros_like(self.broadcast_ns))
+
+
+def _few_at_once(lead_ns: Int64Array) -> list[slice]:
+    """One after the other, all cycles of (S, R, K); at least one slice."""
+    each = max(1, _ARRIVALS_AT_ONCE // max(1, lead_ns[:1].size))
+    return [slice(first, first + each) for first in range(0, max(1, len(lead_ns)), each)]
 
 
 def finish_ns(last_arrival_ns: Int64Array, transfer_ns: Int64Array) -> Int64Array:
@@ -159,13 +169,20 @@ class Replay:
         self.cycles = cycles
         self.recorded = Times(own_ns=cycles.own_ns, lead_ns=cycles.lead_ns, broadcast_ns=cycles.broadcast_ns)
         self.ideal = self.recorded.middle()
-        excess = self.recorded.minus(self.ideal)
-        excess.own_ns[_COLLECTIVES] = 0
-        self.excess = excess
-        """How much longer each rank takes than the median rank; who waits in a collective is not late."""
         self.transfer_ns = cycles.transfer_ns
         best_ns = np.quantile(self.transfer_ns, BEST_TRANSFER_QUANTILE, axis=0, method="lower")
         self.best_transfer_ns = np.minimum(self.transfer_ns, best_ns)
+
+    @property
+    def excess(self) -> Times:
+        """How much longer each rank takes than the median rank; who waits in a collective is not late."""
+        return self.excess_of(np.arange(len(self.cycles.ranks)))
+
+    def excess_of(self, places: npt.ArrayLike) -> Times:
+        """The same of some of the ranks, by place."""
+        excess = self.recorded.of_ranks(places).minus(self.ideal)
+        excess.own_ns[_COLLECTIVES] = 0
+        return excess
 
     @cached_property
     def recorded_ns(self) -> Int64Array:
@@ -213,7 +230,8 @@ class Replay:
 
     def length_ns(self, times: Times) -> Int64Array:
         """(S,) if all ranks did something else."""
-        return finish_ns(times.arrivals_ns().max(axis=1), self.transfer_ns)
+        last_ns = [some.arrivals_ns().max(axis=1) for some in times.few_at_once()]
+        return finish_ns(np.concatenate(last_ns), self.transfer_ns)
 
     def costs_by_rank_ns(self) -> Int64Array:
         """(S, R) what each rank alone, all its causes together, adds to the ideal."""
@@ -223,9 +241,7 @@ class Replay:
         arrivals_ns = self._hardly_waiting.arrivals_ns(self.ideal.before_ns)
         together_ns = np.maximum(arrivals_ns, self._ideal_arrivals_ns)
         costs_ns = finish_ns(together_ns, self.transfer_ns) - self.ideal_ns[:, None]
-        costs_ns[:, 0] = (
-            self.ideal_but_ns(0, self.excess.of_ranks([0])) - self.ideal_ns
-        )  # the others wait for its buffers
+        costs_ns[:, 0] = self.ideal_but_ns(0, self.excess_of([0])) - self.ideal_ns  # the others wait for its buffers
         return costs_ns
 
     def savings_by_rank_ns(self) -> Int64Array:
@@ -238,7 +254,7 @@ class Replay:
         if collectives_ns.any():  # the others wait there for the last one, and would not if it were mended
             is_last = collectives_ns == collectives_ns.min(axis=1, keepdims=True)
             savings_ns = np.where(is_last, self._savings_ns(self._hardly_waiting.arrivals_ns()), savings_ns)
-        savings_ns[:, 0] = self.recorded_ns - self.length_ns(self.without([0], self.excess.of_ranks([0])))
+        savings_ns[:, 0] = self.recorded_ns - self.length_ns(self.without([0], self.excess_of([0])))
         return savings_ns
 
     def _savings_ns(self, arrivals_ns: Int64Array) -> Int64Array:
@@ -260,12 +276,12 @@ class Replay:
 
     def _by_cycles(self, result: Callable[[Replay], Int64Array]) -> Int64Array:
         """A result by cycle, of so many cycles at once that it takes little memory on the way."""
-        cycles, ranks, buckets = self.recorded.lead_ns.shape
-        parts = min(cycles, math.ceil(cycles * ranks * buckets / _ARRIVALS_AT_ONCE))
-        if parts <= 1:
+        parts = _few_at_once(self.recorded.lead_ns)
+        if len(parts) == 1:
             return result(self)
-        part = np.arange(cycles) * parts // cycles
-        return np.concatenate([result(Replay(self.cycles.of(part == number))) for number in range(parts)])
+        number = np.arange(len(self.cycles.steps))
+        masks = ((number >= part.start) & (number < part.stop) for part in parts)
+        return np.concatenate([result(Replay(self.cycles.of(mask))) for mask in masks])
 
     @cached_property
     def _hardly_waiting(self) -> Times:
@@ -277,7 +293,7 @@ class Replay:
     @cached_property
     def _last_arrivals_ns(self) -> Int64Array:
         """(S, K) when the last rank arrives."""
-        return self._by_cycles(lambda some: some.recorded.arrivals_ns().max(axis=1))
+        return np.concatenate([some.arrivals_ns().max(axis=1) for some in self.recorded.few_at_once()])
 
     @cached_property
     def _ideal_arrivals_ns(self) -> Int64Array:

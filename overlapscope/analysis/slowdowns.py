@@ -50,7 +50,7 @@ def by_host(replay: Replay, hosts: dict[int, str]) -> pd.DataFrame:
     rows = []
     for name in pd.unique(names):
         places = np.flatnonzero(names == name)
-        cost_ns = float((replay.ideal_but_ns(places, replay.excess.of_ranks(places)) - replay.ideal_ns).mean())
+        cost_ns = float((replay.ideal_but_ns(places, replay.excess_of(places)) - replay.ideal_ns).mean())
         rows.append((str(name), len(places), cost_ns, cost_ns / float(replay.ideal_ns.mean())))
     return pd.DataFrame(rows, columns=["host", "ranks", "cost_ns", "slowdown"])
 

@@ -49,7 +49,7 @@ def test_costs_and_savings_of_each_rank_are_those_of_asking_one_by_one(job: Job,
     replay = replay_of(job)
     costs_ns, savings_ns = replay.costs_by_rank_ns(), replay.savings_by_rank_ns()
     for place in range(job.ranks):
-        excess = replay.excess.of_ranks([place])
+        excess = replay.excess_of([place])
         one_ns = replay.ideal_but_ns(place, excess) - replay.ideal_ns
         np.testing.assert_array_equal(costs_ns[:, place], one_ns)
         np.testing.assert_array_equal(
@@ -115,7 +115,7 @@ def test_of_two_equally_late_ranks_both_cost_and_neither_alone_saves() -> None:
     assert (replay.costs_by_rank_ns().mean(axis=0) == [0, 8 * MS, 0, 0, 8 * MS]).all()
     assert not replay.savings_by_rank_ns().any()
     both = np.array([1, 4])
-    saved_ns = replay.recorded_ns - replay.length_ns(replay.without(both, replay.excess.of_ranks(both)))
+    saved_ns = replay.recorded_ns - replay.length_ns(replay.without(both, replay.excess_of(both)))
     assert (saved_ns == 8 * MS).all()
 
 
@@ -179,5 +179,5 @@ def test_who_waits_in_a_collective_of_the_users_own_is_not_late_and_would_not_wa
     assert (replay.ideal_ns == cycles.cycle_time_ns).all()
     assert (replay.costs_by_rank_ns() == [0, late_ns, 0]).all()
     assert (replay.savings_by_rank_ns() == [0, late_ns, 0]).all()
-    without = replay.without([1], replay.excess.of_ranks([1]))
+    without = replay.without([1], replay.excess_of([1]))
     assert (replay.length_ns(without) == cycles.cycle_time_ns).all()

@@ -64,7 +64,7 @@ def test_blocks_sum_to_the_saving_whatever_is_changed(ranks: int, noise: float, 
     job = Job(ranks=ranks, steps=8, noise=noise, seed=seed)
     job.broadcast_ns = MS if broadcast else None
     replay = replay_of(job)
-    without = replay.without([ranks - 1], replay.excess.of_ranks([ranks - 1]))
+    without = replay.without([ranks - 1], replay.excess_of([ranks - 1]))
     for times, cycle_ns in (
         (replay.ideal, replay.ideal_ns),
         (without, replay.length_ns(without)),
