@@ -59,7 +59,7 @@ def test_metrics_are_of_the_folders_name(traces: Path, tmp_path: Path) -> None:
     [
         (("--ranks", "1,9"), "--ranks 1,9: {traces} has no such rank; it has 0-2"),
         (("--ranks", ""), "--ranks : {traces} has no such rank; it has 0-2"),
-        (("--steps", "90:"), "{traces}: nothing was recorded in these steps"),
+        (("--steps", "90:"), "{traces}: has no step from 90 on; it has 0 to 4"),
         (("--format", "csv", "--ranks", "1"), "--steps and --ranks choose from a trace: csv has the whole recording"),
     ],
 )
