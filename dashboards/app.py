@@ -24,7 +24,7 @@ from dashboards.metrics import metrics_routes
 from dashboards.news import news_routes
 from dashboards.pages import buckets, compare, experiments, order, overview, problem, stragglers, timeline
 from dashboards.pages import runs as runs_page
-from dashboards.pages.shell import BuildPage, wanted_steps
+from dashboards.pages.shell import BuildPage, which_steps
 from dashboards.place import RUN_ROUTE, Place
 from dashboards.recording import Recording
 from dashboards.runs import Runs
@@ -60,11 +60,11 @@ def open_page(build: BuildPage, recording: Recording) -> None:
     """Fill the current document with a page of the newest state of a recording, or with what is wrong with it."""
     document = curdoc()
     arguments = pn.state.session_args
-    wanted = wanted_steps(arguments)
+    which = which_steps(arguments)
     try:
-        build(document, recording.newest(wanted=wanted), arguments)
+        build(document, recording.newest(which=which), arguments)
     except OverlapScopeError as error:
-        (problem.build if wanted is None else problem.build_no_steps)(document, error)
+        (problem.build if which is None else problem.build_no_steps)(document, error)
 
 
 def open_run_page(build: BuildPage, runs: Runs, name: str) -> None:

@@ -13,6 +13,8 @@ from dashboards.recording import Recording, Snapshot
 from overlapscope.analysis.compare.comparison import Comparison, compare
 from overlapscope.analysis.compare.side import Choice, Side, plans_to_compare
 from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.reader import NEIGHBOURS
+from overlapscope.trace.table_file import as_range, with_neighbours
 
 _PATIENCE_S: Final = 0.3
 """How long the page waits that asks first; after that the browser comes back."""
@@ -96,7 +98,7 @@ class Comparisons:
             del self._asked[key]
 
     def _compare(self, base: Wanted, new: Wanted) -> Compared:
-        before, after = (self._recording(side.path).newest(wanted="all") for side in (base, new))
+        before, after = self._snapshot(base), self._snapshot(new)
         plans = plans_to_compare(before.trace), plans_to_compare(after.trace)
         if (base.path, base.choice) == (new.path, new.choice):
             why_not = f"Both sides are the same steps of {base.recording}"
@@ -106,6 +108,11 @@ class Comparisons:
         except OverlapScopeError as error:
             return Compared(plans=plans, middle=None, found=None, why_not=str(error))
         return Compared(plans=plans, middle=None, found=found, why_not="", drawings=tuple(draw_pairs(found)))
+
+    def _snapshot(self, side: Wanted) -> Snapshot:
+        """Of all steps, or, if there is no memory for these, of those that are compared, and what decides them."""
+        recording, steps = self._recording(side.path), as_range(side.choice.first, side.choice.end)
+        return recording.newest(which="all" if recording.fits else with_neighbours(steps, NEIGHBOURS))
 
 
 def _middle(snapshot: Snapshot) -> int | None:

@@ -77,7 +77,7 @@ class Run:
     """
 
     def __init__(self, path: Path | str, steps: StepRange | None = None) -> None:
-        self._snapshot = Recording(Path(path)).newest(wanted=steps)
+        self._snapshot = Recording(Path(path)).newest(which=steps)
         self.trace = self._snapshot.trace
         """All that was recorded, as tables."""
 

@@ -34,8 +34,8 @@ from overlapscope.trace.memory import bytes_needed, free_bytes
 from overlapscope.trace.reader import Progress, Trace, empty_trace, read_trace
 from overlapscope.trace.table_file import EVERYTHING, StepRange
 
-Wanted = Literal["all", "newest"] | StepRange
-"""Which steps of a recording to read."""
+WhichSteps = Literal["all", "newest"] | StepRange
+"""Of a recording."""
 
 _OUTDATED_AFTER_S: Final = 2.0
 _READING_SHARE: Final = 0.25
@@ -156,14 +156,14 @@ class Recording:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._newsroom = Newsroom(folder)
-        self._readings: dict[Wanted, _Reading] = {}
+        self._readings: dict[WhichSteps, _Reading] = {}
 
-    def newest(self, progress: Progress | None = None, *, wanted: Wanted | None = None) -> Snapshot:
+    def newest(self, progress: Progress | None = None, *, which: WhichSteps | None = None) -> Snapshot:
         """The current snapshot of the folder.
 
         Args:
             progress: told of each rank that has been read, if any has to be.
-            wanted: which steps; None for all, or the newest of a recording that is long and goes on, or doesn't fit.
+            which: None for all, or the newest of a recording that is long and goes on, or doesn't fit.
 
         Raises:
             OverlapScopeError: the folder holds nothing to show, or more than fits into memory.
@@ -171,43 +171,48 @@ class Recording:
         is_dumps, folders = self._is_dumps, self._folders()
         is_live = self._newsroom.newest().is_live
         is_long = is_live and not is_dumps and _is_long(folders.values())
-        if is_dumps or wanted == EVERYTHING:
-            wanted = "all"
-        elif wanted is None:
-            is_part = is_long or ("all" not in self._readings and not is_live and not _fits(folders.values()))
-            wanted = "newest" if is_part else "all"
-        self._forget(wanted, is_live=is_live)
-        reading = self._readings.get(wanted)
+        if is_dumps or which == EVERYTHING:
+            which = "all"
+        elif which is None:
+            which = "newest" if is_long or not (is_live or self.fits) else "all"
+        self._forget_for(which, is_live=is_live)
+        reading = self._readings.get(which)
         begun_s = time.monotonic()
         mark = reading.mark if reading is not None and begun_s < reading.until_s else self.state()
         if reading is None or mark != reading.mark:
             before = None if reading is None or not is_live else reading.snapshot
-            self._readings.pop(wanted, None)  # if it can't be read any more, it is not known any more
-            snapshot = (
-                _of_dumps(self.folder) if is_dumps else Snapshot(self._read(wanted, len(folders), progress), before)
-            )
+            self._readings.pop(which, None)  # if it can't be read any more, it is not known any more
+            snapshot = _of_dumps(self.folder) if is_dumps else Snapshot(self._read(which, progress), before)
             now_s = time.monotonic()
             until_s = now_s + (now_s - begun_s) / _READING_SHARE if is_long else 0.0
-            reading = self._readings[wanted] = _Reading(snapshot=snapshot, mark=mark, until_s=until_s)
+            reading = self._readings[which] = _Reading(snapshot=snapshot, mark=mark, until_s=until_s)
         reading.snapshot.is_live = self._newsroom.newest().is_live
         reading.snapshot.forget_outdated()
         return reading.snapshot
 
-    def _read(self, wanted: Wanted, ranks: int, progress: Progress | None) -> Trace:
-        if wanted == "newest":
-            return read_trace(self.folder, progress, only_newest=live_records(ranks))
-        return read_trace(self.folder, progress, steps=EVERYTHING if wanted == "all" else wanted)
+    @property
+    def fits(self) -> bool:
+        """Whether there is memory for all steps, or they are there already."""
+        free = free_bytes()
+        needed = bytes_needed(folder / EVENTS_FILE for folder in self._folders().values())
+        return "all" in self._readings or free is None or needed <= free
 
-    def _forget(self, wanted: Wanted, *, is_live: bool) -> None:
-        """Let go of what takes memory and is not asked for any more.
+    def _read(self, which: WhichSteps, progress: Progress | None) -> Trace:
+        if which == "newest":
+            return read_trace(self.folder, progress, only_newest=live_records(len(self._folders())))
+        return read_trace(self.folder, progress, steps=EVERYTHING if which == "all" else which)
 
-        Of steps that were chosen those of before, of all of them, once they are outdated, what can be had again.
-        """
+    def _forget_for(self, which: WhichSteps, *, is_live: bool) -> None:
+        """Before some steps are read, let go of others that take memory and are hardly asked for again."""
         now_s = time.monotonic()
         for kept, reading in list(self._readings.items()):
-            is_outdated = kept == "all" and wanted == "newest" and now_s > reading.until_s
-            is_over = kept == "newest" and wanted == "all" and not is_live
-            if kept != wanted and (is_outdated or is_over or (isinstance(kept, tuple) and isinstance(wanted, tuple))):
+            if isinstance(which, tuple):
+                is_done = isinstance(kept, tuple) and kept != which
+            elif which == "newest":  # of a recording that goes on, all of it is outdated soon
+                is_done = kept == "all" and now_s > reading.until_s
+            else:
+                is_done = kept == "newest" and not is_live
+            if is_done:
                 del self._readings[kept]
 
     def state(self) -> str:
@@ -230,11 +235,6 @@ def _is_long(folders: Collection[Path]) -> bool:
     """Whether there is more than is read of a recording that goes on."""
     logged = sum(bytes_to_read(folder / EVENTS_FILE) for folder in folders)
     return logged > live_records(len(folders)) * len(folders) * RECORD_BYTES
-
-
-def _fits(folders: Collection[Path]) -> bool:
-    free = free_bytes()
-    return free is None or bytes_needed(folder / EVENTS_FILE for folder in folders) <= free
 
 
 def _newest_beside(path: Path) -> int:

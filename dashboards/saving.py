@@ -13,7 +13,7 @@ from tornado.web import RequestHandler, authenticated
 from dashboards.pages.buckets import choice_of
 from dashboards.pages.order import group_of_address
 from dashboards.pages.runs import runs_table
-from dashboards.pages.shell import Arguments, render_alone, wanted_steps
+from dashboards.pages.shell import Arguments, render_alone, which_steps
 from dashboards.place import RUN_ROUTE, Place, file_stem
 from dashboards.plots.buckets import chosen_of
 from dashboards.recording import Snapshot
@@ -135,7 +135,7 @@ class _TableHandler(AuthRequestHandler):
         if path is None or table not in TABLES:
             raise OverlapScopeError("there is no table at this address")
         arguments = self.request.arguments
-        snapshot = self._runs.recording(path).newest(wanted=wanted_steps(arguments))
+        snapshot = self._runs.recording(path).newest(which=which_steps(arguments))
         return file_stem(place.run, path), TABLES[table](snapshot, arguments)
 
     def _refuse(self, message: str) -> None:

@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 
 from dashboards import theme
 from dashboards.place import Place, file_stem
-from dashboards.recording import Snapshot, Wanted
+from dashboards.recording import Snapshot, WhichSteps
 from overlapscope.account.blocks import BLOCKS
 from overlapscope.account.wording import PHASE_LABELS
 from overlapscope.analysis.clocks import describe_clocks
@@ -55,7 +55,7 @@ _ENVIRONMENT.filters["together"] = keep_together
 _ENVIRONMENT.filters["code"] = lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
-def wanted_steps(arguments: Arguments) -> Wanted | None:
+def which_steps(arguments: Arguments) -> WhichSteps | None:
     """Which steps an address asks for, such as ``read=all`` or ``read=100:200``; None if it doesn't say."""
     text = (*arguments.get("read", ()), b"")[0].decode(errors="replace")
     if text == "all":
@@ -156,7 +156,7 @@ def run_facts(trace: Trace) -> list[tuple[str, str]]:
 
 
 def extent_of(trace: Trace) -> str:
-    """Which steps were read, as ``wanted_steps`` understands it."""
+    """Which steps were read, as ``which_steps`` understands it."""
     step = trace.steps["step"]
     return "0:0" if step.empty else f"{step.min()}:{step.max() + 1}"
 

@@ -134,9 +134,7 @@ class PiecewiseAnalysis(Analysis):
         Raises:
             OverlapScopeError: always.
         """
-        raise OverlapScopeError(
-            f"{self.trace.path}: is too large for this; choose some of its steps, such as with --steps 100:200"
-        )
+        raise OverlapScopeError(f"{self.trace.path}: is too large for this; choose some of its steps, such as 100:200")
 
 
 def analyse(

@@ -88,13 +88,15 @@ def run(args: argparse.Namespace) -> int:
 
     is_same = args.base.resolve() == args.new.resolve()
     choices = (_choice(args.base_steps, args.base_plan), _choice(args.new_steps, args.new_plan))
-    read = [as_range(choice.first, choice.end) for choice in choices]
-    if is_same:
-        read[0] = min(first for first, _ in read), max(end for _, end in read)
+    base_steps, new_steps = (as_range(choice.first, choice.end) for choice in choices)
+    if is_same:  # read once, with the steps of both
+        base_steps = min(base_steps[0], new_steps[0]), max(base_steps[1], new_steps[1])
     with Progress() as progress:
-        base = Analysis(read_trace(args.base, progress.count, steps=read[0], neighbours=NEIGHBOURS))
+        base = Analysis(read_trace(args.base, progress.count, steps=base_steps, neighbours=NEIGHBOURS))
         progress.begin("reading logs of the new one")
-        new = base if is_same else Analysis(read_trace(args.new, progress.count, steps=read[1], neighbours=NEIGHBOURS))
+        new = (
+            base if is_same else Analysis(read_trace(args.new, progress.count, steps=new_steps, neighbours=NEIGHBOURS))
+        )
         progress.begin("dividing steps")
         found = compare(Side.of(base, choices[0]), Side.of(new, choices[1]))
     if args.json:

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     from dashboards.report.markdown import report_markdown
 
     with Progress() as progress:
-        snapshot = Recording(args.traces).newest(progress.count, wanted=args.steps)
+        snapshot = Recording(args.traces).newest(progress.count, which=args.steps)
         progress.begin("writing the report")
         text = (report_html if args.format == "html" else report_markdown)(snapshot, datetime.now())
     if output is None:

@@ -30,7 +30,7 @@ def require_room(path: Path, logs: Iterable[Path], share: float = 1.0) -> None:
     if free is not None and needed > free:
         raise OverlapScopeError(
             f"{path}: takes about {format_bytes(needed)} of memory, and {format_bytes(free)} are free; choose "
-            f"{'some' if share == 1 else 'fewer'} of its steps, such as with --steps 100:200, or use a larger machine"
+            f"{'some' if share == 1 else 'fewer'} of its steps, such as 100:200, or use a larger machine"
         )
 
 

@@ -26,7 +26,7 @@ from overlapscope.trace.part import empty_tables, read_parts
 from overlapscope.trace.plans import plans_table
 from overlapscope.trace.remote import is_remote
 from overlapscope.trace.store import DamagedTables
-from overlapscope.trace.table_file import EVERYTHING, StepRange
+from overlapscope.trace.table_file import EVERYTHING, StepRange, with_neighbours
 from overlapscope.trace.tables import TABLES, on_clocks
 from overlapscope.workers import Here, Workers
 
@@ -236,7 +236,7 @@ def _read_steps(recording: Recording, steps: StepRange, neighbours: int) -> Trac
         has = f"it has {known.min()} to {known.max()}" if len(known) else "none has finished"
         until = f"to before {steps[1]}" if steps[1] < EVERYTHING[1] else "on"
         raise OverlapScopeError(f"{recording.path}: has no step from {steps[0]} {until}; {has}")
-    first, end = max(0, steps[0] - neighbours), min(EVERYTHING[1], steps[1] + neighbours)
+    first, end = with_neighbours(steps, neighbours)
     share = float(known.between(first, end - 1).mean())
     _require_room(recording.path, share)
     if share == 1:

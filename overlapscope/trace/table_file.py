@@ -28,6 +28,11 @@ def as_range(first: int | None, end: int | None) -> StepRange:
     return EVERYTHING[0] if first is None else first, EVERYTHING[1] if end is None else end
 
 
+def with_neighbours(steps: StepRange, number: int) -> StepRange:
+    """Those steps, and so many before and after them."""
+    return max(EVERYTHING[0], steps[0] - number), min(EVERYTHING[1], steps[1] + number)
+
+
 _FOOTER_END: Final = 8
 """Bytes: how long a footer is, and that it is one."""
 

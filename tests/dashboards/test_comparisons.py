@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dashboards import comparisons
+from dashboards import recording as recording_module
 from dashboards.comparisons import Compared, Comparisons, Wanted
 from dashboards.pages.compare_choice import address, choices_of
 from dashboards.recording import Recording
@@ -162,6 +163,26 @@ def test_a_comparison_is_made_again_once_a_recording_has_grown(tmp_path: Path) -
     assert before.found is not None
     assert after.found is not None
     assert (len(before.found.new.steps), len(after.found.new.steps)) == (15, 16)
+
+
+def test_of_a_recording_that_does_not_fit_the_steps_that_are_compared_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = recorded(tmp_path / "run", 0, 500, steps=90)
+    sides = wanted(run, first=20, end=35), wanted(run, first=60, end=75)
+    found: list[Compared] = []
+    for free_bytes in (None, 1000):
+        monkeypatch.setattr(recording_module, "free_bytes", lambda free_bytes=free_bytes: free_bytes)
+        recording = Recording(run)
+        made_here = Comparisons(lambda _, recording=recording: recording)
+        found.append(made(made_here, *sides))
+        made_here.close()
+    of_all, of_some = (each.found for each in found)
+    assert of_all is not None
+    assert of_some is not None
+    assert (of_all.base.trace.extent, of_some.base.trace.extent) == ("all", "chosen")
+    assert of_some.changes["forward"] == of_all.changes["forward"]
+    assert of_some.step == of_all.step
 
 
 def test_each_of_the_steps_that_differ_most_is_drawn_of_both_sides(folder: Path) -> None:

@@ -34,7 +34,7 @@ def test_of_a_long_recording_that_goes_on_the_newest_steps_are_read_and_all_when
     tmp_path: Path, is_live: list[bool]
 ) -> None:
     recording = Recording(write_recording(tmp_path, steps=100))
-    newest, whole = recording.newest(), recording.newest(wanted="all")
+    newest, whole = recording.newest(), recording.newest(which="all")
     assert newest.trace.extent == "newest"
     assert 0 < len(newest.trace.steps) < len(whole.trace.steps) == 200
     assert recording.newest() is newest, "nothing has changed"
@@ -56,7 +56,7 @@ def test_what_goes_on_is_not_read_again_before_reading_it_has_cost_a_share_of_th
     first = recording.newest()
     (folder / "rank_0" / "new.json").write_text("{}")
     assert recording.newest() is first
-    assert recording.newest(wanted="all") is not first
+    assert recording.newest(which="all") is not first
 
 
 def test_all_steps_of_what_goes_on_are_let_go_of_when_they_are_outdated(
@@ -64,13 +64,13 @@ def test_all_steps_of_what_goes_on_are_let_go_of_when_they_are_outdated(
 ) -> None:
     recording = Recording(write_recording(tmp_path, steps=100))
     monkeypatch.setattr(recording_module, "_READING_SHARE", 1e-9)
-    whole = weakref.ref(recording.newest(wanted="all"))
+    whole = weakref.ref(recording.newest(which="all"))
     recording.newest()
     gc.collect()
     assert whole() is not None, "others may ask for them"
     monkeypatch.setattr(recording_module, "_READING_SHARE", 1e9)
     recording = Recording(tmp_path)
-    whole = weakref.ref(recording.newest(wanted="all"))
+    whole = weakref.ref(recording.newest(which="all"))
     time.sleep(0.01)
     recording.newest()
     gc.collect()
@@ -100,13 +100,13 @@ def test_of_a_recording_that_is_over_and_does_not_fit_the_newest_steps_are_read(
 
 def test_steps_that_are_chosen_are_kept_until_others_are(tmp_path: Path) -> None:
     recording = Recording(write_recording(tmp_path, steps=100))
-    some = recording.newest(wanted=(20, 30))
+    some = recording.newest(which=(20, 30))
     assert some.trace.steps["step"].unique().tolist() == [*range(20, 30)]
     whole = recording.newest()
-    assert recording.newest(wanted=(20, 30)) is some
+    assert recording.newest(which=(20, 30)) is some
     known = weakref.ref(some)
     del some
-    recording.newest(wanted=(30, 40))
+    recording.newest(which=(30, 40))
     gc.collect()
     assert known() is None
     assert recording.newest() is whole
