@@ -31,7 +31,7 @@ def build_no_steps(document: Document, error: OverlapScopeError) -> None:
         headline="These steps can't be shown",
         message=f"{message}.",
         advice="",
-        way_out="Show the newest steps instead: others can be chosen there",
+        way_out="Open the page without choosing steps",
     )
 
 
