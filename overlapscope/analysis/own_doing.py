@@ -10,13 +10,13 @@ import numpy as np
 
 from overlapscope.account.intervals import Int64Array
 from overlapscope.analysis.cycles import BLAMED, Cycles
-from overlapscope.analysis.patterns import DelayPattern
+from overlapscope.analysis.patterns import DelayPattern, runs_of
 
 FALSE_ALARMS: Final = 1e-3
 """Of recordings in which only noise makes ranks differ, something may be named in at most this share: all questions to
 one of them together."""
 
-_KINDS: Final = 4
+_KINDS: Final = 5
 """Patterns that are looked for in each series."""
 
 ONCE_LONGER: Final = 15.0
@@ -63,6 +63,8 @@ def own_doing(
 ) -> DelayPattern | None:
     """What comes now and then is a rank's own doing if chance would hardly give all of it to this rank.
 
+    And a rank that is early in some steps, and no later than the others in the rest, is not late in these.
+
     Args:
         pattern: in the series of the rank.
         series_ns: (S, R) from ``against_others``.
@@ -71,12 +73,14 @@ def own_doing(
     Returns:
         The pattern as far as it is the rank's own doing; None if nothing of it is.
     """
+    own_ns = series_ns[:, place]
+    if pattern.kind in ("shift", "stretch") and float(np.median(own_ns[pattern.where])) < -pattern.usual_ns:
+        return None
     if pattern.kind != "transient":
         return pattern
-    own_ns = series_ns[:, place]
     longest_other_ns = int(np.delete(series_ns, place, axis=1).max(initial=0))
     where = pattern.where & (own_ns > OFTEN_LONGER * longest_other_ns)
-    times = int((where & ~np.append(False, where[:-1])).sum())
+    times = runs_of(where)
     p_value = float(len(cycles.ranks)) ** (1 - times)
     if not times or p_value > significance_of(cycles):
         longest_other_ns, pause_ns = _pauses_apart(series_ns, step_time_ns)

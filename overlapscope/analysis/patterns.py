@@ -1,4 +1,4 @@
-"""How a delay is spread over the steps: in all of them, every k-th, from one step on, or now and then.
+"""How a delay is spread over the steps: in all of them, every k-th, from one step on, in stretches, or now and then.
 
 A series is how much longer a rank takes than the others do, one value per cycle; noise makes it longer as often as
 shorter. What is usual is estimated from its lower half, which holds as long as fewer than half of the values are
@@ -17,11 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapscope.account.means import independent_steps
+from overlapscope.analysis.chance import chance_of_at_least, chance_of_runs
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
-Kind = Literal["persistent", "shift", "periodic", "transient"]
+Kind = Literal["persistent", "shift", "stretch", "periodic", "transient"]
 
 SIGNIFICANCE: Final = 1e-4
 """A pattern of a series on its own is named if noise would show as much with at most this probability, counting all
@@ -46,6 +47,10 @@ _MAD_TO_SIGMA: Final = 1.4826
 _STEADY_SHARE: Final = 1 / 50
 """A delay that varies by at most this share of itself is not what noise would come to: of first-order autoregressive
 series of 20 values with a correlation of 0.99, fewer than 1 in 100,000 are as steady, and as far from 0."""
+_APART: Final = 6.0
+"""Delays in stretches are so many times as long as what is left when they are taken out. In normal noise that is cut in
+two at its mean the halves are 2.3 times as far apart, and in a series that only rises 2.7 times."""
+_FIRST_CUT_SIGMAS: Final = 3.0
 _MOST_MISSED: Final = 0.25
 """Maximum share of the delays that a period predicts that may be missing."""
 _SMALLEST_TO_LARGEST: Final = 0.1
@@ -91,9 +96,10 @@ def find_patterns(
     rest = series
     change = _change_of(series)
     shift = None if change is None else _shift(series, change, steps, least_ns, significance)
-    if shift is not None:
-        found.append(shift)
-        rest = np.where(shift.where, series - np.median(series[shift.where]) + shift.usual_ns, series)
+    stretches = _stretches(series, least_ns, significance)
+    if (lasting := _better_of(shift, stretches)) is not None:
+        found.append(lasting)
+        rest = np.where(lasting.where, series - np.median(series[lasting.where]) + lasting.usual_ns, series)
     elif (persistent := _persistent(series, change, least_ns, significance, others)) is not None:
         found.append(persistent)
     usual_ns, sigma_ns = usual_of(rest)
@@ -114,24 +120,6 @@ def usual_of(series_ns: Floats) -> tuple[float, float]:
     low, middle = np.quantile(series_ns, [_LOW, _MIDDLE])
     sigma = (middle - low) / _SIGMAS_BETWEEN
     return float(middle + _SIGMAS_TO_MEAN * sigma), float(sigma) * (1 + _FEW_VALUES / len(series_ns))
-
-
-def chance_of_at_least(hits: int, tries: int, share: float) -> float:
-    """The probability of that many hits among independent tries that each hit with probability ``share``."""
-    if hits <= 0:
-        return 1.0
-    if share <= 0.0 or hits > tries:
-        return 0.0
-    if share >= 1.0:
-        return 1.0
-    total = 0.0
-    for count in range(hits, tries + 1):
-        ways = math.lgamma(tries + 1) - math.lgamma(count + 1) - math.lgamma(tries - count + 1)
-        term = math.exp(ways + count * math.log(share) + (tries - count) * math.log1p(-share))
-        total += term
-        if count > share * tries and term < 1e-12 * total:
-            break
-    return min(1.0, total)
 
 
 def _persistent(
@@ -243,6 +231,46 @@ def _refined(series: Floats, change: int) -> int:
     return int(tried.argmin()) + _LEAST_VALUES
 
 
+def _stretches(series: Floats, least_ns: float, significance: float) -> DelayPattern | None:
+    """Delayed for some steps on end, once or more often, and usual otherwise.
+
+    That is a series of two levels which are far apart, whose delayed values are in fewer runs than chance would put
+    them in, of as many values as are independent within the levels.
+    """
+    usual_ns, sigma_ns = usual_of(series)
+    cut_ns = usual_ns + max(_FIRST_CUT_SIGMAS * sigma_ns, least_ns)
+    for _ in range(2):  # the first cut says which values are delayed about, and these where the levels are
+        delayed = series > cut_ns
+        if not _LEAST_VALUES <= delayed.sum() <= len(series) - _LEAST_VALUES:
+            return None
+        usual_ns, late_ns = float(np.median(series[~delayed])), float(np.median(series[delayed]))
+        cut_ns = (usual_ns + late_ns) / 2
+    rise_ns = late_ns - usual_ns
+    levels = series - np.where(delayed, late_ns, usual_ns)
+    if rise_ns < max(least_ns, _APART * _MAD_TO_SIGMA * float(np.median(np.abs(levels)))) or usual_ns > rise_ns / 2:
+        return None
+    runs = runs_of(delayed)
+    share = _independent_share(levels, 2)
+    p_value = chance_of_runs(runs, math.floor(delayed.sum() * share), math.floor(len(series) * share))
+    if p_value > significance:
+        return None
+    return DelayPattern(
+        kind="stretch",
+        where=delayed,
+        usual_ns=usual_ns,
+        statistic=f"{delayed.sum()} steps are {rise_ns / 1e6:.2f} ms longer, in {runs} "
+        f"stretch{'es' * (runs > 1)} of steps (runs test, {_p_text(p_value)})",
+        p_value=p_value,
+    )
+
+
+def _better_of(shift: DelayPattern | None, stretches: DelayPattern | None) -> DelayPattern | None:
+    """Stretches, if there are too many values that a single change says the wrong thing of."""
+    if shift is None or stretches is None:
+        return shift or stretches
+    return stretches if (shift.where != stretches.where).sum() >= _LEAST_VALUES else shift
+
+
 def _periodic(delayed: Mask, steps: npt.NDArray[np.int64], usual_ns: float, significance: float) -> DelayPattern | None:
     """At equal distances: more of the steps that a period calls for are delayed than chance would have it."""
     late_steps = steps[delayed]
@@ -289,6 +317,11 @@ def _transient(series: Floats, delayed: Mask, usual_ns: float, sigma_ns: float) 
         statistic=f"{times}{above} above normal",
         p_value=math.nan,
     )
+
+
+def runs_of(where: Mask) -> int:
+    """How often some begin that are one after the other."""
+    return int((where & ~np.append(False, where[:-1])).sum())
 
 
 def _mean_ranks(values: Floats) -> Floats:

@@ -11,6 +11,7 @@ from overlapscope.account.wording import BLOCK_LABELS
 from overlapscope.analysis.cycles import CAUSES, Cycles
 from overlapscope.analysis.finding import Finding, SlowLink
 from overlapscope.analysis.own_doing import significance_of
+from overlapscope.analysis.patterns import runs_of
 from overlapscope.analysis.stragglers import Stragglers
 from overlapscope.trace.reader import Trace
 from overlapscope.units import format_bytes, format_ns, format_share
@@ -83,6 +84,12 @@ def when(finding: Finding) -> str:
         return f"every {pattern.period} steps"
     if pattern.kind == "shift":
         return f"from step {steps[0]} on" if not pattern.where[0] else f"until step {steps[-1]}"
+    if pattern.kind == "stretch":
+        stretches = runs_of(pattern.where)
+        between = f"{steps[0]} to {steps[-1]}"
+        return (
+            f"in steps {between}" if stretches == 1 else f"in {len(steps)} of steps {between}, in {stretches} stretches"
+        )
     return f"in step {steps[0]}" if len(steps) == 1 else f"in {len(steps)} steps, peak in step {finding.worst_step}"
 
 

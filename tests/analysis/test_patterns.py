@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlapscope.analysis.patterns import DelayPattern, chance_of_at_least, find_patterns, usual_of
+from overlapscope.analysis.patterns import DelayPattern, find_patterns, usual_of
 
 MS = 1e6
 LEAST_NS = 0.5 * MS
@@ -93,6 +93,41 @@ def test_a_change_at_one_step_is_a_shift(seed: int, count: int, share: float, ri
     assert (f"from step {change} on" if rises else f"until step {change - 1}") in found.statistic
 
 
+@settings(max_examples=100)
+@given(seed=seeds, count=st.integers(100, 400), begin=st.integers(5, 60), length=st.integers(15, 30))
+def test_a_delay_in_some_steps_on_end_is_a_stretch(seed: int, count: int, begin: int, length: int) -> None:
+    late = np.zeros(count, dtype=bool)
+    late[begin : begin + length] = True
+    found = patterns_of(noise(count, seed) + np.where(late, 8 * MS, 0), first_step=0)[0]
+    assert found.kind == "stretch"
+    np.testing.assert_array_equal(found.where, late)
+    assert f"{length} steps are " in found.statistic
+    assert "in 1 stretch of steps" in found.statistic
+    assert found.usual_ns == pytest.approx(0, abs=0.2 * MS)
+
+
+def test_stretches_after_every_checkpoint_are_one_pattern() -> None:
+    series = noise(300, seed=7)
+    late = np.arange(300) % 50 < 12
+    late[:50] = False
+    series[late] += 8 * MS
+    (found,) = patterns_of(series)
+    np.testing.assert_array_equal(found.where, late)
+    assert "in 5 stretches of steps" in found.statistic
+
+
+def test_steps_that_are_late_in_no_order_are_no_stretches() -> None:
+    for seed in range(100):
+        late = np.random.default_rng(seed).random(100) < 0.2
+        assert "stretch" not in [found.kind for found in patterns_of(noise(100, seed) + np.where(late, 8 * MS, 0))]
+
+
+def test_a_delay_that_ends_before_the_last_steps_is_no_shift() -> None:
+    series = noise(116, seed=8)
+    series[70:110] += 8 * MS
+    assert [found.kind for found in patterns_of(series)] == ["stretch"]
+
+
 def test_a_rank_that_is_late_throughout_and_gets_worse_is_persistent() -> None:
     series = noise(100, seed=2) + 10 * MS
     series[50:] += 5 * MS
@@ -146,14 +181,6 @@ def test_what_is_usual_is_told_from_the_lower_half() -> None:
     usual_ns, sigma_ns = usual_of(series)
     assert abs(usual_ns) < 0.7 * MS
     assert 0.6 * MS < sigma_ns < 1.5 * MS
-
-
-@pytest.mark.parametrize(
-    ("hits", "tries", "share", "chance"),
-    [(0, 5, 0.5, 1.0), (5, 5, 0.5, 1 / 32), (1, 2, 0.5, 0.75), (3, 3, 0.0, 0.0), (4, 3, 0.5, 0.0), (2, 3, 1.0, 1.0)],
-)
-def test_chances_by_hand(hits: int, tries: int, share: float, chance: float) -> None:
-    assert chance_of_at_least(hits, tries, share) == pytest.approx(chance)
 
 
 def test_steps_that_are_late_for_a_while_have_no_period() -> None:

@@ -115,6 +115,31 @@ def test_a_rank_that_is_slow_from_one_step_on() -> None:
     assert "from step 90 on" in describe(finding)
 
 
+def test_a_rank_that_is_slow_for_a_while() -> None:
+    job = noisy_job()
+    job.slow_down(2, 0.3, steps=slice(60, 90))
+    finding = only_finding(job)
+    assert (finding.ranks, finding.pattern.kind, finding.steps.tolist()) == ((2,), "stretch", list(range(60, 90)))
+    assert finding.cost.value == pytest.approx(9 * MS * 30 / 150, rel=0.1)
+    assert " in steps 60 to 89 " in describe(finding)
+
+
+@pytest.mark.parametrize("steps", [slice(0, 50), slice(60, 90)])
+def test_of_two_ranks_the_quicker_one_is_not_late_whenever_the_other_one_is_not(steps: slice) -> None:
+    job = Job(steps=STEPS, ranks=2, noise=0.05)
+    job.slow_down(1, 1.0, steps=steps)
+    assert only_finding(job).ranks == (1,)
+
+
+def test_a_rank_that_is_slow_now_and_again_for_a_while() -> None:
+    job = noisy_job()
+    job.slow_down(2, 0.3, steps=slice(40, 60))
+    job.slow_down(2, 0.3, steps=slice(100, 120))
+    finding = only_finding(job)
+    assert (finding.ranks, finding.pattern.kind) == ((2,), "stretch")
+    assert " in 40 of steps 40 to 119, in 2 stretches " in describe(finding)
+
+
 def test_transfers_that_take_longer_from_one_step_on_are_no_ranks_doing() -> None:
     job = noisy_job()
     job.transfer_ns[60:, 3] += 6 * MS
