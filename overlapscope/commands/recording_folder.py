@@ -40,7 +40,7 @@ from overlapscope.trace.format import (
     UNREDUCED_FILE,
     WATCHDOG_FOLDER,
 )
-from overlapscope.trace.own_files import remove_files, remove_if_empty, remove_tables
+from overlapscope.trace.own_files import remove_drafts, remove_files, remove_if_empty, remove_tables
 from overlapscope.trace.segments import SEGMENTS_FILE
 
 _RANK_FILES: Final = (
@@ -106,6 +106,7 @@ def _clear_attempt(folder: Path) -> None:
     for rank_dir in recorded_ranks(folder):
         remove_files(rank_dir, _RANK_FILES)
     remove_tables(folder)
+    remove_drafts(folder)
     remove_files(folder / WATCHDOG_FOLDER, ("*",))
     for file in list(folder.glob(EXITS_PATTERN)):
         file.unlink()

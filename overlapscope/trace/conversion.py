@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -17,8 +14,9 @@ from overlapscope.trace import store
 from overlapscope.trace.alignment import all_reduces_of
 from overlapscope.trace.assembly import assemble
 from overlapscope.trace.causality import joined_by_clock
+from overlapscope.trace.draft import Converted, draft_beside, forget_parts, keep, kept
 from overlapscope.trace.folders import read_json
-from overlapscope.trace.format import EVENTS_FILE, RANK_FILE, RECORD_BYTES, TABLES_FOLDER
+from overlapscope.trace.format import EVENTS_FILE, RANK_FILE, RECORD_BYTES
 from overlapscope.trace.log import Problem, bytes_to_read, first_and_newest_step
 from overlapscope.trace.part import Part, read_parts
 from overlapscope.trace.table_file import TableFile
@@ -47,15 +45,6 @@ class _Task:
     draft: Path
     between: list[int]
     compares_clocks: bool
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Converted:
-    parts: list[Part]
-    """Without their tables of events, which are on disk."""
-    files: dict[str, TableFile]
-    problems: list[Problem]
-    by_clock: dict[str, pd.DataFrame]
 
 
 def cut(folders: Mapping[int, Path]) -> Cut:
@@ -89,7 +78,7 @@ def convert(
     workers: Workers,
     progress: Callable[[int, int], None] | None,
 ) -> None:
-    """Make the tables of a recording.
+    """Make the tables of a recording, from where the process before was interrupted in making them.
 
     Args:
         progress: called with (ranks read so far, ranks in all).
@@ -99,18 +88,19 @@ def convert(
         OverlapScopeError: no rank can be read.
     """
     compares_clocks = len({read_json(folder / RANK_FILE, []).get("boot_id") for folder in folders.values()}) > 1
-    found: dict[int, _Converted] = {}
-    with draft_beside(path) as draft:
+    with draft_beside(path, f"{fingerprint} {[sorted(part) for part in plan.parts]} {plan.between}") as draft:
         tasks = [
             _Task(number=number, folders=part, draft=draft, between=plan.between, compares_clocks=compares_clocks)
             for number, part in enumerate(plan.parts)
         ]
-        done = 0
+        found = {task.number: part for task in tasks if (part := kept(draft, task.number)) is not None}
+        left = [task for task in tasks if task.number not in found]
+        done = len(folders) - sum(len(task.folders) for task in left)
         if progress:
-            progress(0, len(folders))
-        for number, converted in workers.map(_convert, tasks):
-            found[number] = converted
-            done += len(plan.parts[number])
+            progress(done, len(folders))
+        for place, converted in workers.map(_convert, left):
+            found[left[place].number] = converted
+            done += len(left[place].folders)
             if progress:
                 progress(done, len(folders))
         in_order = [found[number] for number in range(len(tasks))]
@@ -121,24 +111,11 @@ def convert(
             [problem for each in in_order for problem in each.problems],
         )
         files = [each.files for each in in_order]
+        forget_parts(draft)
         store.finish(draft, path, fingerprint, assembled.whole, assembled.run, assembled.problems, plan.between, files)
 
 
-@contextmanager
-def draft_beside(path: Path) -> Iterator[Path]:
-    """A folder for tables that are being written, gone afterwards if it is still there.
-
-    Raises:
-        OSError: the recording's folder can't be written.
-    """
-    draft = Path(tempfile.mkdtemp(prefix=f".{TABLES_FOLDER}-", dir=path))
-    try:
-        yield draft
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-
-
-def _convert(task: _Task) -> _Converted:
+def _convert(task: _Task) -> Converted:
     problems: list[Problem] = []
     parts = list(read_parts(task.folders, problems))
     files: dict[str, TableFile] = {}
@@ -149,7 +126,9 @@ def _convert(task: _Task) -> _Converted:
         if task.compares_clocks:
             by_clock = all_reduces_of([clock for part in parts for clock in part.clocks], tables["collectives"])
     without = [replace(part, tables={}) for part in parts]
-    return _Converted(parts=without, files=files, problems=problems, by_clock=by_clock)
+    converted = Converted(parts=without, files=files, problems=problems, by_clock=by_clock)
+    keep(task.draft, task.number, converted)
+    return converted
 
 
 def joined_tables(parts: list[Part]) -> dict[str, pd.DataFrame]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from overlapscope.trace.format import TABLES_FOLDER
+
+DRAFT_PREFIX: Final = f".{TABLES_FOLDER}-"
+"""Names of the folders in which tables are made begin with it."""
 
 _TABLE_FILES: Final = ("*.parquet", "contents.json")
 _PART_FILES: Final = ("[0-9][0-9][0-9][0-9].parquet",)
@@ -34,6 +40,26 @@ def remove_tables(path: Path) -> None:
     for part in list((path / TABLES_FOLDER).glob("*/")):
         remove_files(part, _PART_FILES)
     remove_files(path / TABLES_FOLDER, _TABLE_FILES)
+
+
+def remove_drafts(path: Path, *, but: str | None = None) -> None:
+    """Remove tables of a recording that nobody finishes, all but one."""
+    for draft in path.glob(f"{DRAFT_PREFIX}*"):
+        if draft.name != but and (lock := locked(draft)) is not None:
+            shutil.rmtree(draft, ignore_errors=True)
+            os.close(lock)
+
+
+def locked(folder: Path) -> int | None:
+    """A lock on a folder, held until it is closed or its process ends; None if another one has it."""
+    descriptor = None
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return descriptor
+    if descriptor is not None:
+        os.close(descriptor)
+    return None
 
 
 def remove_if_empty(folder: Path) -> None:

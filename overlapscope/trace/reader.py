@@ -16,7 +16,8 @@ from overlapscope.trace import store
 from overlapscope.trace.alignment import all_reduces_of, are_of_one_clock
 from overlapscope.trace.assembly import assemble, maps_of
 from overlapscope.trace.causality import joined_by_clock
-from overlapscope.trace.conversion import convert, cut, draft_beside, joined_tables
+from overlapscope.trace.conversion import convert, cut, joined_tables
+from overlapscope.trace.draft import draft_beside
 from overlapscope.trace.folders import expected_ranks_of, find_rank_folders
 from overlapscope.trace.format import EVENTS_FILE, TABLES_FOLDER
 from overlapscope.trace.links import with_peer_ranks

@@ -142,7 +142,7 @@ def load(path: Path, expected_fingerprint: str | None) -> Stored | None:
             problems=tuple(Problem(*problem) for problem in contents["problems"]),
             between=tuple(contents["between"]),
             parts=tuple(
-                {name: TableFile.of_json(_file_name(name, number), part[name]) for name in TABLES if name in part}
+                {name: TableFile.of_json(part_file(name, number), part[name]) for name in TABLES if name in part}
                 for number, part in enumerate(contents["parts"])
             ),
             whole=contents["whole"],
@@ -168,7 +168,7 @@ def write_part(
     files = {}
     for name in (name for name in TABLES if len(tables[name])):
         (folder / name).mkdir(exist_ok=True)
-        files[name] = write_groups(folder, _file_name(name, number), tables[name], between)
+        files[name] = write_groups(folder, part_file(name, number), tables[name], between)
     return files
 
 
@@ -204,7 +204,8 @@ def finish(
     draft.rename(path / TABLES_FOLDER)
 
 
-def _file_name(table: str, part: int) -> str:
+def part_file(table: str, part: int) -> str:
+    """Where a table of some ranks is, below the folder of tables."""
     return f"{table}/{part:04}.parquet"
 
 

@@ -1,0 +1,132 @@
+"""Tables of a large recording whose making is interrupted: the next process goes on with what is left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from overlapscope.trace import conversion
+from overlapscope.trace.conversion import _Task
+from overlapscope.trace.draft import Converted
+from overlapscope.trace.format import RUN_FILE, TABLES_FOLDER, rank_folder
+from overlapscope.trace.own_files import DRAFT_PREFIX, locked
+from overlapscope.trace.reader import open_recording
+from overlapscope.trace.tables import TABLES
+from tests.synthetic import write_recording
+from tests.trace.test_reader_clocks import edit_json, on_another_host
+
+ALL = [0, 1, 2]
+"""Parts: each rank is one."""
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversion, "_RECORDS_OF_PART", 1)
+    monkeypatch.setattr(conversion, "_RECORDS_OF_RANGE", 600)
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    write_recording(tmp_path, ranks=3, steps=24)
+    for rank in (1, 2):
+        on_another_host(tmp_path, rank, shift_ns=700)
+    (rank_folder(tmp_path, 1) / RUN_FILE).write_text("{")  # a problem of the first part
+    return tmp_path
+
+
+def parts_read(path: Path, *, at: int | None = None, error: BaseException | None = None) -> list[int]:
+    """Open a recording, and have an error come instead of reading one part. Returns those that were read."""
+    read: list[int] = []
+    convert = conversion._convert
+
+    def watched(task: _Task) -> Converted:
+        if task.number == at and error is not None:
+            raise error
+        read.append(task.number)
+        return convert(task)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(conversion, "_convert", watched)
+        with suppress(KeyboardInterrupt, OSError):
+            open_recording(path)
+    return read
+
+
+def drafts_in(path: Path) -> list[Path]:
+    return list(path.glob(f"{DRAFT_PREFIX}*"))
+
+
+def test_what_was_read_before_ctrl_c_is_not_read_again_and_the_tables_are_the_same(recording: Path) -> None:
+    assert parts_read(recording) == ALL
+    expected = open_recording(recording)
+    files = sorted(path.relative_to(recording) for path in recording.rglob("*"))
+    shutil.rmtree(recording / TABLES_FOLDER)
+    assert parts_read(recording, at=2, error=KeyboardInterrupt()) == [0, 1]
+    assert parts_read(recording, at=2, error=KeyboardInterrupt()) == []
+    assert parts_read(recording) == [2]
+    found = open_recording(recording)
+    assert sorted(path.relative_to(recording) for path in recording.rglob("*")) == files
+    assert (found.run, found.problems) == (expected.run, expected.problems)
+    assert len(found.problems) > 0
+    for name, table in expected.whole.items():
+        pd.testing.assert_frame_equal(found.whole[name], table, obj=name)
+    for name in TABLES:
+        pd.testing.assert_frame_equal(getattr(found.trace(), name), getattr(expected.trace(), name), obj=name)
+
+
+def test_what_was_read_before_the_process_was_killed_is_not_read_again(recording: Path) -> None:
+    pid = os.fork()
+    if pid == 0:
+        convert = conversion._convert
+
+        def until_killed(task: _Task) -> Converted:
+            if task.number == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return convert(task)
+
+        conversion._convert = until_killed
+        open_recording(recording)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    assert parts_read(recording) == [1, 2]
+    assert drafts_in(recording) == []
+
+
+@pytest.mark.parametrize("name", ["0000.json", "0000-0-ranks.parquet", "0000-0-links.parquet", "0000-clock-0.parquet"])
+def test_a_part_that_is_damaged_is_read_again(recording: Path, name: str) -> None:
+    parts_read(recording, at=2, error=KeyboardInterrupt())
+    (draft,) = drafts_in(recording)
+    damaged = draft / "parts" / name
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 0x04
+    damaged.write_bytes(content)
+    assert parts_read(recording) == [0, 2]
+
+
+def test_a_recording_that_has_changed_since_is_read_as_it_is_now(recording: Path) -> None:
+    parts_read(recording, at=2, error=KeyboardInterrupt())
+    edit_json(rank_folder(recording, 0) / RUN_FILE, backend="nccl")
+    assert parts_read(recording) == ALL
+    assert drafts_in(recording) == []
+    assert open_recording(recording).run["backend"] == "nccl"
+
+
+def test_on_a_full_disk_nothing_is_left(recording: Path) -> None:
+    assert parts_read(recording, at=2, error=OSError("no space left")) == [0, 1]
+    assert drafts_in(recording) == []
+
+
+def test_what_another_process_is_making_is_left_to_it(recording: Path) -> None:
+    parts_read(recording, at=2, error=KeyboardInterrupt())
+    (draft,) = drafts_in(recording)
+    lock = locked(draft)
+    assert lock is not None
+    assert parts_read(recording) == ALL
+    assert drafts_in(recording) == [draft]
+    os.close(lock)
