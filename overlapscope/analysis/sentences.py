@@ -163,11 +163,12 @@ def why_none(trace: Trace) -> Reason:
             "of parameters, and wait for each other more than once in a step.",
             advice="The timeline and the account of a step show who waits for whom.",
         )
+    are_all = trace.extent == "all"
     return Reason(
         headline="There are too few steps to compare",
         message="This needs two steps in a row with the same all-reduces on all ranks, after the warm-up. "
-        f"This recording has {steps:,} finished step{'s' * (steps != 1)}.",
-        advice="Record more steps, or wait until the run has got further.",
+        f"{'This recording has' if are_all else 'What was read has'} {steps:,} finished step{'s' * (steps != 1)}.",
+        advice="Record more steps, or wait until the run has got further." if are_all else "Choose more steps.",
     )
 
 

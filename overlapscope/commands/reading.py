@@ -24,16 +24,29 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
 
 
 def analysis_of(args: argparse.Namespace, progress: Progress, *, with_cycles: bool) -> Analysis:
-    """Read ``args.traces``, a large recording side by side and range by range of its steps.
+    """Read ``args.traces``, a large recording side by side and range by range of its steps, or just ``args.steps``.
 
     Args:
         with_cycles: whether more than the summary is wanted.
     """
+    from overlapscope.analysis.analysis import Analysis
     from overlapscope.analysis.pieces import analyse
+    from overlapscope.trace.reader import read_trace
+    from overlapscope.trace.table_file import EVERYTHING
     from overlapscope.workers import dask, processes
+
+    if args.steps != EVERYTHING:
+        return Analysis(read_trace(args.traces, progress.count, steps=args.steps))
 
     with dask(args.dask) if args.dask else processes() as workers:
         return analyse(args.traces, workers, progress.count, progress.begin, with_cycles=with_cycles)
+
+
+def chosen_steps(trace: Trace) -> str:
+    """Which steps these are, to be put behind their number, if others were not read."""
+    if trace.extent == "all":
+        return ""
+    return f" (only {trace.steps['step'].min()} to {trace.steps['step'].max()} were read)"
 
 
 def report_problems(trace: Trace) -> int:

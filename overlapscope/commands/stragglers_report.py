@@ -15,6 +15,7 @@ from overlapscope.analysis.links import link_rates
 from overlapscope.analysis.sentences import PART_LABELS, all_alike, describe, missing, verdict, why_none
 from overlapscope.analysis.stragglers import Stragglers
 from overlapscope.commands.json_text import json_text
+from overlapscope.commands.reading import chosen_steps
 from overlapscope.units import format_bytes, format_interval_ns, format_ns, format_share
 
 _LEAST_WIDTH: Final = 80
@@ -112,8 +113,10 @@ def _saving(saving: MeanStep) -> dict[str, Any]:
 def _facts(analysis: Analysis, stragglers: Stragglers) -> str:
     cycles = stragglers.cycles
     clocks = "on one clock" if not cycles.clock_error_ns else f"on clocks within {format_ns(cycles.clock_error_ns)}"
-    left_out = f", {cycles.left_out} steps left out" if cycles.left_out else ""
-    return f"{analysis.trace.path}: {len(cycles.steps)} steps of {len(cycles.ranks)} ranks {clocks}{left_out}"
+    count, trace = cycles.left_out, analysis.trace
+    left_out = f", {count} step{'s' * (count > 1)} left out" if count else ""
+    what = f"{len(cycles.steps)} steps{chosen_steps(trace)} of {len(cycles.ranks)} ranks {clocks}"
+    return f"{trace.path}: {what}{left_out}"
 
 
 def _gain(finding: Finding) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 
-from overlapscope.commands.arguments import RECORDING, folder_or_url
+from overlapscope.commands.arguments import RECORDING, folder_or_url, prepare_steps
 from overlapscope.commands.reading import add_workers, analysis_of, report_problems
 from overlapscope.progress import Progress
 
@@ -21,6 +21,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument("traces", type=folder_or_url, help=RECORDING)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead, with every step")
+    prepare_steps(parser)
     add_workers(parser)
 
 

@@ -17,6 +17,7 @@ from overlapscope.analysis.models import describe_models, describe_strategies
 from overlapscope.analysis.summary import Summary
 from overlapscope.commands.diagnose_report import attempts_json
 from overlapscope.commands.json_text import json_text
+from overlapscope.commands.reading import chosen_steps
 from overlapscope.diagnosis.attempts import read_attempts
 from overlapscope.interval import Interval
 from overlapscope.trace.reader import Trace
@@ -88,7 +89,7 @@ def _facts(trace: Trace) -> str:
     ]
     facts += [f"backend {run['backend']}"] if "backend" in run else []
     facts += [f"strategy {strategy}"] if (strategy := describe_strategies(run)) else []
-    facts += [f"{trace.steps['step'].nunique()} steps"]
+    facts += [_count(trace.steps["step"].nunique(), "step") + chosen_steps(trace)]
     facts += [f"{name} {version}" for name, version in run.get("versions", {}).items() if name == "torch"]
     if "started_unix_ns" in run:
         started = datetime.fromtimestamp(run["started_unix_ns"] / 1e9)

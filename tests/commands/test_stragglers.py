@@ -39,6 +39,21 @@ def test_nobody_is_blamed_where_nobody_is_late(tmp_path: Path) -> None:
     assert "No rank stands out." in ran.stdout
 
 
+def test_a_rank_that_is_late_in_some_steps_is_late_in_every_one_of_these(tmp_path: Path) -> None:
+    late_us = lambda rank, step: LATE_US if rank == 1 and step >= 30 else 0  # noqa: E731
+    folder = write_straggling_recording(tmp_path, late_us=late_us, ranks=3, steps=60)
+    assert " from step 30 on " in overlapscope("stragglers", folder).stdout
+    some = overlapscope("stragglers", folder, "--steps", "32:52").stdout.splitlines()
+    assert some[0] == f"{tmp_path}: 19 steps (only 32 to 51 were read) of 3 ranks on one clock, 1 step left out"
+    assert some[2].startswith("Rank 1 computes 2.00 ms longer than the median rank in every step")
+    assert "No rank stands out." in overlapscope("stragglers", folder, "--steps", ":29").stdout
+    none = overlapscope("stragglers", folder, "--steps", "32:33").stdout
+    assert none.endswith("What was read has 1 finished step. Choose more steps.\n")
+    ran = overlapscope("stragglers", folder, "--steps", "80:")
+    assert (ran.returncode, ran.stderr.count("\n")) == (1, 1)
+    assert "has no step from 80 on; it has 0 to 59" in ran.stderr
+
+
 def test_json_has_everything(tmp_path: Path) -> None:
     ran = overlapscope("stragglers", "--json", write_late_rank(tmp_path))
     content = json.loads(ran.stdout)

@@ -33,6 +33,12 @@ def test_a_short_recording_is_shown_in_full(tmp_path: Path) -> None:
     assert ran.stdout.splitlines()[-1] == VERDICT
 
 
+def test_some_steps_are_summed_up_without_the_others(tmp_path: Path) -> None:
+    ran = overlapscope("summary", write_recording(tmp_path, ranks=1, steps=9), "--steps", "4:6")
+    assert ", 2 steps (only 4 to 5 were read), " in ran.stdout.splitlines()[0]
+    assert rows(ran.stdout)[1:] == [f"0 {step} {ROW}" for step in (4, 5)]
+
+
 def test_the_account_adds_up_for_whoever_reads_it(tmp_path: Path) -> None:
     ran = overlapscope("summary", write_recording(tmp_path, ranks=2, steps=9))
     account = re.findall(r"^ (\S.*?|  \S.*?) {2,}([\d.]+) +[\d.]+ to [\d.]+ +[\d.]+ % *([\d.]*) *$", ran.stdout, re.M)
