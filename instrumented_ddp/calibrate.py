@@ -12,6 +12,7 @@ import argparse
 import os
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -40,6 +41,7 @@ _PAIRS: Final = 3
 """Number of sizes measured in pairs: the largest, in which latency is a small part."""
 _BYTES_PER_ELEMENT: Final = 4
 _NS_PER_MS: Final = 1e6
+_GLOO_LETS_GO_S: Final = 0.1
 _ENVIRONMENT: Final = "env://"
 _RANKS_ARE_TOLD: Final = ("RANK", "WORLD_SIZE")
 _WHERE_TO_MEET: Final = ("MASTER_ADDR", "MASTER_PORT")
@@ -187,14 +189,21 @@ def _run(args: argparse.Namespace) -> None:
         world_size=int(os.environ["WORLD_SIZE"]),
     )
     try:
-        group = dist.group.WORLD
-        assert group is not None
-        calibration = sweep(group, device, args.max_mb * _BYTES_PER_MB)
-        if group.rank() == 0:
-            write_calibration(args.output, calibration)
-            print(f"written to {args.output}", flush=True)
+        _measure(device, args.max_mb * _BYTES_PER_MB, args.output)
     finally:
+        # gloo's threads take the GIL to let go of tensors after a collective, and ``destroy_process_group`` waits for
+        # these threads with the GIL: with torch 2.7 every fifth run did not end.
+        time.sleep(_GLOO_LETS_GO_S)
         dist.destroy_process_group()
+
+
+def _measure(device: torch.device, largest_bytes: int, output: Path) -> None:
+    group = dist.group.WORLD
+    assert group is not None
+    calibration = sweep(group, device, largest_bytes)
+    if group.rank() == 0:
+        write_calibration(output, calibration)
+        print(f"written to {output}", flush=True)
 
 
 def _device(kind: str | None) -> torch.device:

@@ -29,7 +29,7 @@ from instrumented_ddp.plans.schedule import WishedSchedule
 from instrumented_ddp.recording.bypass import Bypass
 from instrumented_ddp.recording.model_events import events_of
 from instrumented_ddp.recording.recorder import Recorder
-from instrumented_ddp.recording.settings import settings_of_reduction
+from instrumented_ddp.recording.settings import is_reduced_in_python, settings_of_reduction
 from instrumented_ddp.recording.warnings_to import warnings_to
 from instrumented_ddp.reduction.agreement import Wish, check_same_parameters
 from instrumented_ddp.reduction.bucket import Bucket
@@ -192,7 +192,7 @@ class DistributedDataParallel(Deferring):
         if self._strategy.keeps_state:
             self._plans.keep_plan(f"strategy {self._strategy.name} keeps something of each bucket")
         self.reducer = C10dReducer(self._reducer, self._plans)
-        if not getattr(self, "_use_python_reducer", False):  # else hooks in Python reduce
+        if not is_reduced_in_python(self):  # else hooks in Python reduce
             self._reducer.register_hooks()
             if self._session is not None and self.recorder is not None:
                 self._replica = self._session.replicas.add(self._model_number, self, self._reducer)
@@ -279,7 +279,7 @@ class DistributedDataParallel(Deferring):
         output = super()._post_forward(output)
         if self._deferral is not None and self.recorder is not None:  # it is only now that all are updated
             self._take_fingerprints(self.recorder)
-        is_compiled = getattr(self, "_use_python_reducer", False)  # then hooks on the output can't be called
+        is_compiled = is_reduced_in_python(self)  # then hooks on the output can't be called
         if events.backwards is not None and is_training and not is_compiled:
             events.backwards.expect(output, no_sync=not self.require_backward_grad_sync)
         return output

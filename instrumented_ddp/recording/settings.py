@@ -57,7 +57,15 @@ def settings_of_reduction(ddp: torch.nn.parallel.DistributedDataParallel) -> dic
     With ``torch._dynamo.config.optimize_ddp`` of ``"python_reducer"`` torch's DDP reduces each by a hook in Python,
     and inductor may put them together in a compiled backward (``torch._inductor.config._fuse_ddp_communication``).
     """
-    return {"reduced_by": "python_reducer"} if getattr(ddp, "_use_python_reducer", False) else {}
+    return {"reduced_by": "python_reducer"} if is_reduced_in_python(ddp) else {}
+
+
+def is_reduced_in_python(ddp: torch.nn.parallel.DistributedDataParallel) -> bool:
+    """Whether it is that reducer. Older torch (2.7) makes up its mind at the end of the constructor."""
+    decided: bool | None = getattr(ddp, "_use_python_reducer", None)
+    if decided is None:
+        return bool(torch._dynamo.utils.get_optimize_ddp_mode() == "python_reducer")
+    return decided
 
 
 def versions() -> dict[str, str]:

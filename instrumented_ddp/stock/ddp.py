@@ -27,7 +27,7 @@ from instrumented_ddp.ddp import DistributedDataParallel
 from instrumented_ddp.recording.guard import training_goes_on
 from instrumented_ddp.recording.metadata import is_plain
 from instrumented_ddp.recording.recorder import Recorder
-from instrumented_ddp.recording.settings import settings_of_model, settings_of_reduction
+from instrumented_ddp.recording.settings import is_reduced_in_python, settings_of_model, settings_of_reduction
 from instrumented_ddp.recording.warnings_to import warnings_to
 from instrumented_ddp.replicas.replica import Replica
 from instrumented_ddp.session import Session
@@ -91,7 +91,7 @@ class StockDDP:
         """``_ddp_init_helper``: the reducer is there."""
         original(ddp, *args, **kwargs)
         with self._training_goes_on():
-            if ddp not in self._described or getattr(ddp, "_use_python_reducer", False):
+            if ddp not in self._described or is_reduced_in_python(ddp):
                 return
             number, parameters, specs = self._described.pop(ddp)
             recorder = self._session.record(ddp.process_group, ddp.device)

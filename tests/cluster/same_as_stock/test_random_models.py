@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -109,7 +110,8 @@ def differences_from_stock(model: RandomModel) -> list[str]:
         (partial(DistributedDataParallel, trace=Path(tempfile.gettempdir(), "traces")), ours),
     ):
         torch.manual_seed(0)
-        wrapped = ddp_class(MadeUp(model), **model.options)
+        known = inspect.signature(nn.parallel.DistributedDataParallel).parameters  # an older torch has fewer
+        wrapped = ddp_class(MadeUp(model), **{name: model.options[name] for name in model.options.keys() & known})
         for step in range(STEPS):
             wrapped.zero_grad(set_to_none=step % 2 == 0)
             x = torch.tensor(0.01 * (step + 1) * (rank + 1), dtype=torch.float64, requires_grad=True)

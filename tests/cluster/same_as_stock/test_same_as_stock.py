@@ -29,7 +29,7 @@ from tests.cluster.same_as_stock import (
     unused_parameters,
     wrapping,
 )
-from tests.cluster.same_as_stock.scenarios import differences_from_stock
+from tests.cluster.same_as_stock.scenarios import OlderTorchError, differences_from_stock
 
 pytestmark = pytest.mark.cluster
 
@@ -84,4 +84,6 @@ def ranks_of() -> Iterator[Callable[[str, int], Ranks]]:
 def test_same_as_stock(ranks_of: Callable[[str, int], Ranks], subject: ModuleType, name: str, world_size: int) -> None:
     group = f"{subject.__name__} {name}" if subject.scenarios.leave_traces else subject.__name__
     differences = ranks_of(group, world_size).call(differences_from_stock, subject.__name__, name)
+    if any(isinstance(found, OlderTorchError) for found in differences):
+        pytest.skip(f"stock's class of this torch can't do that: {differences[0]}")
     assert list(chain(*differences)) == []

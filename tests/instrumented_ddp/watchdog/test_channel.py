@@ -28,7 +28,12 @@ def board(request, tmp_path):
         store = dist.HashStore()
     else:
         store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    yield _Named(dist.PrefixStore("job", store).clone(), "watchdog/")
+    yield _Named(cloned(dist.PrefixStore("job", store)), "watchdog/")
+
+
+def cloned(store):
+    """A connection of its own, where torch can make one (2.8)."""
+    return store.clone() if hasattr(store, "clone") else store
 
 
 def test_words_are_found_again_and_the_first_claim_holds(board):
@@ -120,6 +125,7 @@ def test_a_board_that_fails_is_made_anew():
     assert len(made) == 2
 
 
+@pytest.mark.skipif(not hasattr(dist.Store, "clone"), reason="needs torch 2.8")
 def test_a_store_whose_process_has_ended_fails_without_a_page_of_frames(capfd):
     server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     board = _Named(server.clone(), "")
