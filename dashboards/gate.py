@@ -42,6 +42,7 @@ def login_options(access: Access) -> dict[str, Any]:
 
 def guard(server: Server, access: Access) -> None:
     """Let through only what a server should answer."""
+    server._tornado.settings |= {"default_handler_class": _Nowhere, "default_handler_args": {"prefix": server.prefix}}
     # Rules for any host come before those of the pages.
     server._tornado.add_handlers(".*", [Rule(_Refused(access), _Door)])
     if access.oauth:
@@ -50,6 +51,31 @@ def guard(server: Server, access: Access) -> None:
         server._tornado.add_handlers(".*", [(rf"{re.escape(server.prefix)}/.+/login", RedirectHandler, {"url": login})])
     # Bokeh's own list of origins knows neither IPv6 nor names that are not known beforehand: the gate decides.
     server._tornado._websocket_origins.add("*")
+
+
+class _Nowhere(RequestHandler):
+    """Answers at addresses where nothing is."""
+
+    def initialize(self, prefix: str) -> None:
+        self._prefix = prefix
+
+    def prepare(self) -> None:
+        path, prefix = self.request.path, self._prefix
+        # Relative: a proxy may have taken off what the path begins with.
+        to_top = "../" * (path.removeprefix(prefix).count("/") - 1) if path.startswith(f"{prefix}/") else f"{prefix}/"
+        self.set_status(404)
+        self.set_header("Cache-Control", "no-store")
+        self.finish(
+            render_alone(
+                "problem.html",
+                title="No such page",
+                headline="There is no such page",
+                message=f"Nothing is at {path}.",
+                advice="",
+                way_out="Go to the first page",
+                way_out_to=to_top or "./",
+            )
+        )
 
 
 class _Refused(Matcher):

@@ -37,11 +37,16 @@ class Place:
         """
         return cls(run=os.fsdecode(unquote_to_bytes(run)), to_top="../" * (run.count("/") + 3), has_table=True)
 
-    @property
-    def compare(self) -> str:
-        """The relative address of the page that compares; from pages of a run, two ranges of its steps."""
+    def compare(self, steps: str = "") -> str:
+        """The relative address of the page that compares; from pages of a run, two ranges of its steps.
+
+        Args:
+            steps: that the page shows, if it was asked for some: those to begin with.
+        """
         name = quote(os.fsencode(self.run), safe="")
-        return f"{self.to_top}compare" + (f"?base={name}&new={name}" if self.run else "")
+        of_run = [f"base={name}", f"new={name}"] if self.run else []
+        of_steps = [f"base_steps={steps}", f"new_steps={steps}"] if steps else []
+        return "?".join(filter(None, [f"{self.to_top}compare", "&".join(of_run + of_steps)]))
 
 
 def address_of(run: str) -> str:

@@ -90,11 +90,12 @@ def render(
     document.template = _ENVIRONMENT.get_template(template)
     place: Place = document.template_variables.get("place", Place())
     of_run = NAVIGATION if place.run or not place.has_table else ()
+    chosen = extent_of(trace) if trace is not None and trace.extent == "chosen" else ""
     of_lab = ((f"{place.to_top}experiments", "Experiments"),) * bool(document.template_variables.get("has_experiments"))
     document.template_variables.update(
         **shell_variables(title, trace, further_problems),
         is_plain=is_plain,
-        navigation=(*of_run, (place.compare, "Compare"), *of_lab),
+        navigation=(*of_run, (place.compare(chosen), "Compare"), *of_lab),
         is_recorded=trace is not None and not is_plain,
         can_save=bool(roots) and not is_plain,
         file_stem=file_stem(

@@ -165,4 +165,15 @@ def test_behind_a_prefix_every_page_and_its_script_are_below_it(runs: Runs) -> N
         assert server.get("/runs/mine/static/js/bokeh.min.js").status == 200
         own = f"localhost:{server.port}"
         assert server.open_socket("/runs/mine/timeline/ws", Host=own, Origin=f"http://{own}") == 101
-        assert server.get("/timeline").status == 404
+        elsewhere = server.get("/timeline")
+        assert elsewhere.status == 404
+        assert '<a href="/runs/mine/">' in elsewhere.text
+
+
+def test_where_nothing_is_a_page_says_so_and_leads_to_the_first(unlocked: Running) -> None:
+    for path, first in (("/nothing/at/all", "../../"), ("/nothing", "./"), ("/runs/other/timelines", "../../")):
+        answer = unlocked.get(path)
+        assert answer.status == 404
+        assert f"Nothing is at {path}." in answer.text
+        assert f'<a href="{first}">Go to the first page</a>' in answer.text
+    assert "<script>x" not in unlocked.get("/<script>x").text

@@ -118,6 +118,7 @@ def test_an_address_asks_for_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert re.search(r'steps <input value="20:30" [^>]*></label> <button[^>]*>All steps', some)
         assert "Means of 10 steps of 2 ranks" in some
         assert server.get("/tables/steps.csv?read=20:30").text.count("\n") == 1 + 2 * 10
+        assert 'href="compare?base_steps=20:30&amp;new_steps=20:30"' in some
         missing = server.get("/?read=500:").text
         monkeypatch.setattr("overlapscope.trace.memory.free_bytes", lambda: 1000)
         too_many = server.get("/?read=all").text
