@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,6 +23,17 @@ from overlapscope.trace.tables import TABLES
 from tests.synthetic import write_recording
 from tests.trace.test_reader_clocks import edit_json, on_another_host
 
+UNTIL_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from overlapscope.trace import conversion
+from overlapscope.trace.reader import open_recording
+
+conversion._RECORDS_OF_PART, conversion._RECORDS_OF_RANGE = 1, 600
+convert = conversion._convert
+conversion._convert = lambda task: os.kill(os.getpid(), signal.SIGKILL) if task.number == 1 else convert(task)
+open_recording(Path(sys.argv[1]))
+"""
 ALL = [0, 1, 2]
 """Parts: each rank is one."""
 
@@ -81,19 +94,8 @@ def test_what_was_read_before_ctrl_c_is_not_read_again_and_the_tables_are_the_sa
 
 
 def test_what_was_read_before_the_process_was_killed_is_not_read_again(recording: Path) -> None:
-    pid = os.fork()
-    if pid == 0:
-        convert = conversion._convert
-
-        def until_killed(task: _Task) -> Converted:
-            if task.number == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return convert(task)
-
-        conversion._convert = until_killed
-        open_recording(recording)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    killed = subprocess.run([sys.executable, "-c", UNTIL_KILLED, recording], timeout=60, check=False)
+    assert killed.returncode == -signal.SIGKILL
     assert parts_read(recording) == [1, 2]
     assert drafts_in(recording) == []
 
