@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import sys
+import threading
 import webbrowser
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -234,11 +235,16 @@ def _open_of_route(build: BuildPage, runs: Runs) -> None:
     open_run_page(build, runs, pn.state.route_params.get("run", ""))
 
 
+_one_page_at_a_time: Final = threading.Lock()
+
+
 def _page(runs: Runs, fill: Callable[[], None]) -> Callable[[], None]:
     # Panel tells pages from other things by their type: it must be a plain function.
     def page() -> None:
-        curdoc().template_variables["has_experiments"] = bool(experiments_in(runs.folders))
-        fill()
+        # Bokeh 3.10 has threads for this. Two pages that are made at once would compute the same things twice.
+        with _one_page_at_a_time:
+            curdoc().template_variables["has_experiments"] = bool(experiments_in(runs.folders))
+            fill()
 
     return page
 

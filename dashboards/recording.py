@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Collection
 from concurrent.futures import Future
@@ -157,6 +158,7 @@ class Recording:
         self.folder = folder
         self._newsroom = Newsroom(folder)
         self._readings: dict[WhichSteps, _Reading] = {}
+        self._one_at_a_time = threading.RLock()  # who comes meanwhile waits, and is given the same
 
     def newest(self, progress: Progress | None = None, *, which: WhichSteps | None = None) -> Snapshot:
         """The current snapshot of the folder.
@@ -168,6 +170,10 @@ class Recording:
         Raises:
             OverlapScopeError: the folder holds nothing to show, or more than fits into memory.
         """
+        with self._one_at_a_time:
+            return self._newest(which, progress)
+
+    def _newest(self, which: WhichSteps | None, progress: Progress | None) -> Snapshot:
         is_dumps, folders = self._is_dumps, self._folders()
         is_live = self._newsroom.newest().is_live
         is_long = is_live and not is_dumps and _is_long(folders.values())

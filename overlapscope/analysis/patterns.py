@@ -234,8 +234,8 @@ def _refined(series: Floats, change: int) -> int:
 def _stretches(series: Floats, least_ns: float, significance: float) -> DelayPattern | None:
     """Delayed for some steps on end, once or more often, and usual otherwise.
 
-    That is a series of two levels which are far apart, whose delayed values are in fewer runs than chance would put
-    them in, of as many values as are independent within the levels.
+    That is a series of two levels which are far apart, from one step to the next, whose delayed values are in fewer
+    runs than chance would put them in, of as many values as are independent within the levels.
     """
     usual_ns, sigma_ns = usual_of(series)
     cut_ns = usual_ns + max(_FIRST_CUT_SIGMAS * sigma_ns, least_ns)
@@ -248,6 +248,9 @@ def _stretches(series: Floats, least_ns: float, significance: float) -> DelayPat
     rise_ns = late_ns - usual_ns
     levels = series - np.where(delayed, late_ns, usual_ns)
     if rise_ns < max(least_ns, _APART * _MAD_TO_SIGMA * float(np.median(np.abs(levels)))) or usual_ns > rise_ns / 2:
+        return None
+    into_or_out = np.flatnonzero(delayed[1:] != delayed[:-1])
+    if float(np.median(np.abs(np.diff(series)[into_or_out]))) < rise_ns / 2:  # noise that lasts comes and goes slowly
         return None
     runs = runs_of(delayed)
     share = _independent_share(levels, 2)

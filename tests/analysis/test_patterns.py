@@ -122,6 +122,11 @@ def test_steps_that_are_late_in_no_order_are_no_stretches() -> None:
         assert "stretch" not in [found.kind for found in patterns_of(noise(100, seed) + np.where(late, 8 * MS, 0))]
 
 
+def test_what_comes_and_goes_slowly_is_no_stretch() -> None:
+    hill = 10 * MS * np.exp(-(((np.arange(200) - 100) / 25) ** 4))
+    assert "stretch" not in [found.kind for found in patterns_of(noise(200, seed=10) + hill)]
+
+
 def test_a_delay_that_ends_before_the_last_steps_is_no_shift() -> None:
     series = noise(116, seed=8)
     series[70:110] += 8 * MS
