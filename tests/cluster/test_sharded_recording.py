@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -132,4 +133,5 @@ def test_a_rank_that_hangs_before_it_sends_its_shards_is_named_by_those_whose_fo
     run_ranks(hang_in_update, 3, str(tmp_path))
     message = reports_of(tmp_path, 0)[0]["message"]
     assert message.startswith("Rank 1 has made no progress")
-    assert "in the optimizer of step 20" in message
+    # On a crowded machine it has been the next one, which hangs in the same way.
+    assert re.search(r"\(in the optimizer of step 2[01], at .*\(sleep_until_reported\)\)", message)
