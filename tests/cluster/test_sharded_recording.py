@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from pathlib import Path
 from typing import Any
@@ -125,7 +124,7 @@ def hang_in_update(folder: str) -> None:
 def sleep_until_reported(folder: Path) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not reports_of(folder, 0):
-        time.sleep(0.05)
+        time.sleep(0.5)  # who looks more often is busy, on a crowded machine, and only called slow
     time.sleep(1)  # who goes on while his report is being written refutes it
 
 
@@ -133,5 +132,4 @@ def test_a_rank_that_hangs_before_it_sends_its_shards_is_named_by_those_whose_fo
     run_ranks(hang_in_update, 3, str(tmp_path))
     message = reports_of(tmp_path, 0)[0]["message"]
     assert message.startswith("Rank 1 has made no progress")
-    # On a crowded machine it has been the next one, which hangs in the same way.
-    assert re.search(r"\(in the optimizer of step 2[01], at .*\(sleep_until_reported\)\)", message)
+    assert "in the optimizer of step 20" in message
