@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from overlapscope.trace.format import NO_CALL_SITE
+from overlapscope.trace.format import NO_CALL_SITE, Phase
 from overlapscope.trace.group_log import SHADOW, UNEVEN_INPUTS, UNKNOWN, UNKNOWN_PHASE
+from overlapscope.trace.host import host_now_ns
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,6 +37,16 @@ class Position:
     """Whether ``step`` follows an update, and no training forward has begun it."""
     has_phases: bool = False
     """Whether a recorder follows steps and phases."""
+
+    @contextmanager
+    def waits(self) -> Iterator[None]:
+        """What is waited for inside was launched before, outside of the phases in which that is usual."""
+        before = self.phase, self.since_ns
+        self.phase, self.since_ns = Phase.FINALISE, host_now_ns()
+        try:
+            yield
+        finally:
+            self.phase, self.since_ns = before
 
     @contextmanager
     def has_joined(self) -> Iterator[None]:

@@ -9,7 +9,8 @@ precision.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ from torch import nn
 from instrumented_ddp.before_forward import BeforeForward
 from instrumented_ddp.bucket_plan import BucketPlan
 from instrumented_ddp.recording.bucket_collective import Collective
+from instrumented_ddp.recording.observer import Observer
 from instrumented_ddp.reduction.bucket import Bucket, as_real, views_like
 from instrumented_ddp.reduction.reducer import Reducer
 from instrumented_ddp.replicas.replica import Replica
@@ -163,15 +165,23 @@ class Shards:
             return
         reducer = self._reducer
         assert reducer is not None
-        observer = reducer.events.observer
-        phase = None if observer is None else observer.phase
-        is_inside = phase in (Phase.FORWARD, Phase.EVALUATION)
-        if observer is not None and is_inside:
-            observer.enter(Phase.FINALISE, no_sync=self._is_no_sync)
-        reducer.averaging.wait(reducer.buckets[number], collective)
+        with self._waiting(reducer.events.observer):
+            reducer.averaging.wait(reducer.buckets[number], collective)
         del self._gathering[number]  # not if that has failed: nobody goes on with half of an update
-        if observer is not None and phase is not None and is_inside:
+
+    @contextmanager
+    def _waiting(self, observer: Observer | None) -> Iterator[None]:
+        """Of a forward that is a phase. Elsewhere, as for a checkpoint, the watchdogs alone have to know."""
+        phase = None if observer is None else observer.phase
+        if observer is not None and phase in (Phase.FORWARD, Phase.EVALUATION):
+            observer.enter(Phase.FINALISE, no_sync=self._is_no_sync)
+            yield
             observer.enter(phase, no_sync=self._is_no_sync)
+        elif observer is not None and observer.collectives is not None:
+            with observer.collectives.position.waits():
+                yield
+        else:
+            yield
 
     def have_arrived(self) -> bool:
         """Whether all parameters are there."""

@@ -112,24 +112,27 @@ def reports_of(folder: Path, rank: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def hang_in_update(folder: str) -> None:
+def hang_in_update(folder: str, saves: bool) -> None:
     """Until that is reported."""
     loop = Layers(folder)
     for number in range(40):
         if number == 20 and dist.get_rank() == 1:
             loop.optimizer.inner.register_step_pre_hook(lambda *_: sleep_until_reported(Path(folder)))
         loop.step()
+        if saves:
+            loop.ddp.state_dict()
 
 
 def sleep_until_reported(folder: Path) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not reports_of(folder, 0):
-        time.sleep(0.5)  # who looks more often is busy, on a crowded machine, and only called slow
+        time.sleep(0.05)
     time.sleep(1)  # who goes on while his report is being written refutes it
 
 
-def test_a_rank_that_hangs_before_it_sends_its_shards_is_named_by_those_whose_forward_waits(tmp_path: Path) -> None:
-    run_ranks(hang_in_update, 3, str(tmp_path))
+@pytest.mark.parametrize("saves", [pytest.param(False, id="in_their_forward"), pytest.param(True, id="in_state_dict")])
+def test_a_rank_that_hangs_before_it_sends_its_shards_is_named_by_those_that_wait(tmp_path: Path, saves: bool) -> None:
+    run_ranks(hang_in_update, 3, str(tmp_path), saves)
     message = reports_of(tmp_path, 0)[0]["message"]
     assert message.startswith("Rank 1 has made no progress")
     assert "in the optimizer of step 20" in message
