@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 import weakref
 from datetime import timedelta
@@ -28,6 +29,7 @@ STEPS, LATE_S = 6, 0.05
 
 def train(trace: str) -> None:
     """Rank 1 comes late to an average that rank 0 waits for; another one is waited for much later."""
+    gc.disable()  # a collection in a wait is a pause, and no part of the wait
     model = DistributedDataParallel(nn.Linear(8, 2), trace=trace)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(STEPS):
