@@ -143,12 +143,12 @@ def main() -> None:
         parser.error("needs a CUDA device, and there is none")
     console = Console(highlight=False, soft_wrap=True, width=140)
     console.print(f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}, one rank over NCCL")
-    table = Table("model", box=SIMPLE_HEAD)
-    for way in WAYS:
-        unit = " ms" if way == WAYS[0] else ""
-        table.add_column(f"{way}\nstep{unit}", justify="right")
-        table.add_column(f"\nbackward{unit}", justify="right")
     for name in args.models:
+        table = Table("model", box=SIMPLE_HEAD)
+        for way in WAYS:
+            unit = " ms" if way == WAYS[0] else ""
+            table.add_column(f"{way}\nstep{unit}", justify="right")
+            table.add_column(f"\nbackward{unit}", justify="right")
         for dtype, rounds in measure(name, args.dtypes, args.rounds, args.steps).items():
             cells = [f"{statistics.median(times[WAYS[0]][what] for times in rounds):.2f}" for what in (0, 1)]
             cells += [
@@ -157,7 +157,7 @@ def main() -> None:
                 for what in (0, 1)
             ]
             table.add_row(f"{name} {dtype}", *cells)
-    console.print(table)
+        console.print(table)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,8 @@ import torch.distributed as dist
 from instrumented_ddp import DistributedDataParallel
 from overlapscope.diagnosis.from_logs import read_evidence
 from overlapscope.diagnosis.judge import judge
+from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.format import REPORTS_FILE, rank_folder
 from tests.gpu.device import DEVICE, make_mlp, needs_a_device, results_of, run_on_device, sleep_on_device, train
 
@@ -42,14 +46,53 @@ def train_until(folder: str, fault: str) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-@pytest.mark.parametrize(("fault", "named"), [("late host", {1}), ("stuck stream", set())])
 @pytest.mark.parametrize("backend", ["nccl", "gloo"])
-def test_a_rank_is_accused_of_what_its_host_did_not_launch(tmp_path, backend, fault, named):
-    """Of devices it is not known how far they have come."""
-    results = results_of(run_on_device(train_until, backend, 2, str(tmp_path), fault))
+def test_a_rank_whose_host_is_late_is_named(tmp_path, backend):
+    results = results_of(run_on_device(train_until, backend, 2, str(tmp_path), "late host"))
     reports = [report["verdict"] for own in results for report in own]
     assert {report["kind"] for report in reports} == {"stuck"}
-    assert {rank for report in reports for rank in (*report["blamed"], *report["suspected"])} == named
+    assert {rank for report in reports for rank in (*report["blamed"], *report["suspected"])} == {1}
+
+
+def verdicts_until(ranks: Future[list], folder: Path) -> list[Verdict]:
+    """What is said of a job again and again while it runs."""
+    verdicts = []
+    while not ranks.done():
+        time.sleep(1)
+        with suppress(OverlapScopeError):  # nothing is recorded yet
+            verdicts.append(judge(read_evidence(folder)[0]))
+    return verdicts
+
+
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_a_rank_whose_device_is_late_is_named_although_its_host_has_launched_everything(tmp_path, backend):
+    """It may be at something that takes half a minute once, so that it is only called slow."""
+    with ThreadPoolExecutor() as thread:
+        ranks = thread.submit(run_on_device, train_until, backend, 2, str(tmp_path), "stuck stream")
+        verdicts = verdicts_until(ranks, tmp_path)
+    results_of(ranks.result())
+    assert {rank for verdict in verdicts for rank in verdict.named} == set()
+    slow = [verdict for verdict in verdicts if verdict.kind == "slow" and "device of rank" in verdict.sentence]
+    assert {(verdict.concerned, verdict.step) for verdict in slow} == {((1,), HEALTHY_STEPS)}, verdicts
+
+
+def train_until_time_is_up(folder: str) -> None:
+    """Rank 1's device never comes to an all-reduce that its host has launched."""
+    group = dist.new_group(timeout=timedelta(seconds=10))
+    model = DistributedDataParallel(make_mlp(), device_ids=[0], bucket_cap_mb=4, process_group=group, trace=folder)
+    for step in train(model, HEALTHY_STEPS + 3, dist.get_rank()):
+        if step < HEALTHY_STEPS:
+            torch.cuda.synchronize()
+        elif step == HEALTHY_STEPS and dist.get_rank() == 1:
+            sleep_on_device(1000 * STUCK_S)
+    torch.cuda.synchronize()
+
+
+def test_the_device_that_others_waited_for_until_nccl_gave_up_is_named(tmp_path):
+    with suppress(RuntimeError):  # NCCL's watchdog ends the processes
+        run_on_device(train_until_time_is_up, "nccl", 2, str(tmp_path))
+    verdict = judge(read_evidence(tmp_path)[0])
+    assert (verdict.kind, verdict.named, verdict.step) == ("stuck", (1,), HEALTHY_STEPS), verdict
 
 
 def never_synchronising(folder: str) -> None:

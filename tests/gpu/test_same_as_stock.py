@@ -121,8 +121,8 @@ def test_gradients_are_those_of_stock(tmp_path, backend, world_size):
     reduced = trace.collectives.query("bucket >= 0")
     assert reduced["end_ns"].notna().all()
     # The host enqueues before the device begins; both are on the host's clock within the error of the first anchor.
-    error_ns = 20_000 if world_size == 1 else SHARED_CLOCK_ERROR_NS
-    assert (reduced["start_ns"] >= reduced["launch_ns"] - error_ns).all()
+    early_ns = (reduced["launch_ns"] - reduced["start_ns"]).groupby(reduced["step"]).max()
+    assert early_ns.max() <= SHARED_CLOCK_ERROR_NS, early_ns.to_dict()
     assert (reduced["end_ns"] > reduced["start_ns"]).all()
     steps = trace.steps.set_index(["rank", "step"])
     within = reduced.join(steps.add_suffix("_of_step"), on=["rank", "step"], how="inner")
