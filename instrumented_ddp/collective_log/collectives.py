@@ -32,7 +32,7 @@ from instrumented_ddp.collective_log.signatures import SignatureTable
 from instrumented_ddp.collective_log.tensor_names import TensorNames
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.format import EVENTS_FILE, NO_CALL_SITE
-from overlapscope.trace.group_log import AFTER_UPDATE, AWAITED, GroupHeader, GroupLog, group_file
+from overlapscope.trace.group_log import AFTER_UPDATE, AWAITED, REACHED, UNREACHED, GroupHeader, GroupLog, group_file
 from overlapscope.trace.host import host_now_ns
 from overlapscope.trace.signature import POINT_TO_POINT, Signature
 
@@ -51,10 +51,16 @@ class Announced:
     launch: Launch | None
     is_awaited: bool
     """Whether who launches it goes on when it is over, which on the host is now."""
+    before: torch.cuda.Event | None = None
+    """Passed when its device comes to it."""
 
     def ended(self, now_ns: int, failed: bool) -> None:
         """The collective was seen to be over."""
         self.log.completed(self.number, now_ns, failed=failed)
+
+    def looked_at(self, is_reached: bool) -> None:
+        """It was long in coming to its end, and its device has come to it, or has not."""
+        self.log.seen(self.number, REACHED if is_reached else UNREACHED)
 
 
 class Collectives:
@@ -151,7 +157,14 @@ class Collectives:
         )
         meant = launch if launch is not None and launch.group in (None, call.group) else None
         is_awaited = is_awaited or (meant is not None and meant.is_awaited)
-        return Announced(log=log, number=entry, device=call.device, launch=meant, is_awaited=is_awaited)
+        return Announced(
+            log=log,
+            number=entry,
+            device=call.device,
+            launch=meant,
+            is_awaited=is_awaited,
+            before=self.completions.mark_before(call.device),
+        )
 
     def _flag_of_iteration(self) -> int:
         if not self.position.has_updated:
@@ -185,7 +198,9 @@ class Collectives:
             announced.log.launched(announced.number, now_ns)
             on_end = self._on_end_of_bucket(announced, work)
             if announced.device.type != "cpu":
-                self.completions.add_on_device(work, announced.device, announced.ended)
+                self.completions.add_on_device(
+                    work, announced.device, announced.ended, before=announced.before, on_look=announced.looked_at
+                )
             elif work is None:
                 announced.ended(now_ns, failed=False)
             elif announced.is_awaited:  # some works of gloo's say that they have ended to nobody else

@@ -28,7 +28,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from instrumented_ddp.collective_log.device_completion import DeviceCompletionWatch, OnEnd, has_failed
+from instrumented_ddp.collective_log.device_completion import DeviceCompletionWatch, OnEnd, OnLook, has_failed
 from overlapscope.trace.host import host_now_ns
 
 NO_TIMEOUT: Final = timedelta(0)
@@ -108,14 +108,27 @@ class CompletionWatch:
             self._start()
         self._launched.put(one)
 
-    def add_on_device(self, work: dist.Work | None, device: torch.device, *on_end: OnEnd) -> None:
+    def add_on_device(
+        self,
+        work: dist.Work | None,
+        device: torch.device,
+        *on_end: OnEnd,
+        before: torch.cuda.Event | None = None,
+        on_look: OnLook | None = None,
+    ) -> None:
         """Watch a collective on a device, see ``DeviceCompletionWatch.add``."""
-        if self._closed:
-            return
+        if not self._closed:
+            self._watch_of(device).add(work, device, *on_end, before=before, on_look=on_look)
+
+    def mark_before(self, device: torch.device) -> torch.cuda.Event | None:
+        """For a collective on a device that is about to be launched, see ``DeviceCompletionWatch.mark_before``."""
+        return None if device.type == "cpu" or self._closed else self._watch_of(device).mark_before(device)
+
+    def _watch_of(self, device: torch.device) -> DeviceCompletionWatch:
         with self._starting:
             if self._on_devices is None:
                 self._on_devices = DeviceCompletionWatch(device, self._on_error)
-        self._on_devices.add(work, device, *on_end)
+        return self._on_devices
 
     def look(self) -> None:
         """Tell of everything on the host that has ended by now. Never blocks."""

@@ -11,6 +11,11 @@ the work
     Its outputs live until it is seen to be over, and the look may wait for a lock of CUDA's. After an error it is over.
 an event without timing
     Of a synchronous collective, which has no work since torch 2.8: recorded on the stream that waits for it.
+
+Of a collective that does not end it is also told whether its device has come to it at all. Hosts run ahead: of a rank
+whose device is stuck before a collective in which others' wait, the log would only say that it has launched it. So an
+event without timing is recorded before each, on the stream that it is launched on, as NCCL does itself (``syncStream``
+of torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp). Nobody asks for it before a while has passed.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ import os
 import sys
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
@@ -38,10 +43,12 @@ _has_seen_a_capture = False
 
 OnEnd = Callable[[int, bool], None]
 """Told of the end of something: when it was seen, in host nanoseconds, and whether it has failed."""
+OnLook = Callable[[bool], None]
+"""Told whether a device has come to a collective."""
 
 _LOOK_EVERY_S: Final = 0.005
 _LOOK_IDLY_EVERY_S: Final = 0.05
-"""For collectives that have not ended for a while, as those that hang."""
+"""For collectives that have not ended for a while, as those that hang: a third of a second since the last launch."""
 _LAST_LOOKS_S: Final = 0.2
 _JOIN_S: Final = 1.0
 _SUCCESS: Final = 0
@@ -64,10 +71,14 @@ def is_capturing() -> bool:
 class _InFlight:
     """A collective, and how to see that it is over: one of ``result``, ``work`` and ``event``."""
 
-    __slots__ = ("event", "on_end", "result", "work")
+    __slots__ = ("before", "device", "event", "is_reached", "on_end", "on_look", "result", "work")
 
-    def __init__(self, on_end: tuple[OnEnd, ...]) -> None:
+    def __init__(self, device: torch.device, on_end: tuple[OnEnd, ...]) -> None:
+        self.device = device
         self.on_end = on_end
+        self.before: torch.cuda.Event | None = None
+        self.on_look: OnLook | None = None
+        self.is_reached: bool | None = None
         self.result: torch._C.Future[Any] | None = None
         self.work: dist.Work | None = None
         self.event: torch.cuda.Event | None = None
@@ -84,6 +95,15 @@ class _InFlight:
         except Exception:  # of the backend or the device: it is over
             return True
 
+    def look_whether_reached(self) -> None:
+        """Tell whether the device has come to it, unless that has been told."""
+        if self.before is None or self.on_look is None or self.is_reached:
+            return
+        is_reached = self.before.query()
+        if is_reached != self.is_reached:
+            self.is_reached = is_reached
+            self.on_look(is_reached)
+
 
 class DeviceCompletionWatch:
     """Tells when collectives on devices end.
@@ -97,8 +117,11 @@ class DeviceCompletionWatch:
         self._device = device
         self._on_error = on_error
         self._launched: deque[_InFlight] = deque()
+        self._pools: defaultdict[torch.device, list[torch.cuda.Event]] = defaultdict(list)
+        """Events of what is over, each for its own device. To make one takes longer than to record it."""
         self._wake = threading.Event()
         self._is_idle = False
+        self._has_failed = False
         self._closed = False
         self._looking = threading.Lock()
         self._in_flight: list[_InFlight] = []
@@ -107,14 +130,24 @@ class DeviceCompletionWatch:
         self._thread = threading.Thread(target=self._watch, name="overlapscope-device-completion", daemon=True)
         self._thread.start()
 
-    def add(self, work: dist.Work | None, device: torch.device, *on_end: OnEnd) -> None:
+    def add(
+        self,
+        work: dist.Work | None,
+        device: torch.device,
+        *on_end: OnEnd,
+        before: torch.cuda.Event | None = None,
+        on_look: OnLook | None = None,
+    ) -> None:
         """Watch a collective that has just been launched.
 
         Args:
             work: None of a synchronous one.
             on_end: as for ``CompletionWatch.add``.
+            before: what ``mark_before`` gave.
+            on_look: told whether the device has come to it, when that has changed, if its end is long in coming.
         """
-        one = _InFlight(on_end)
+        one = _InFlight(device, on_end)
+        one.before, one.on_look = before, on_look
         if device.type == "cuda" and is_capturing():  # it is not launched: nothing of it will ever be seen to end
             self._tell(one, failed=False)
             return
@@ -122,8 +155,7 @@ class DeviceCompletionWatch:
             one.result = self._result_of(work)
             one.work = work if one.result is None else None
         elif device.type == "cuda":
-            one.event = torch.cuda.Event()
-            one.event.record(torch.cuda.current_stream(device))
+            one.event = self._mark(device)
         else:
             self._tell(one, failed=False)
             return
@@ -131,6 +163,24 @@ class DeviceCompletionWatch:
         if self._is_idle:  # to wake it for each of many would cost them more than all else that is done for them
             self._is_idle = False
             self._wake.set()
+
+    def mark_before(self, device: torch.device) -> torch.cuda.Event | None:
+        """What tells whether a device has come to a collective that is about to be launched on its current stream.
+
+        None if nothing can be marked: in a capture, on a device that has failed or that is none of CUDA's.
+        """
+        if device.type != "cuda":
+            return None
+        try:
+            return None if is_capturing() else self._mark(device)
+        except RuntimeError:  # the launch will meet it too
+            return None
+
+    def _mark(self, device: torch.device) -> torch.cuda.Event:
+        pool = self._pools[device]
+        event = pool.pop() if pool else torch.cuda.Event()
+        event.record(torch.cuda.current_stream(device))
+        return event
 
     def close(self) -> None:
         """Tell of what has ended. What hangs is not waited for."""
@@ -168,6 +218,8 @@ class DeviceCompletionWatch:
             if self._launched:
                 pause_s = _LOOK_EVERY_S
             time.sleep(pause_s)
+            if pause_s == _LOOK_IDLY_EVERY_S:
+                self._look_whether_reached()
             pause_s = min(pause_s * 1.2, _LOOK_IDLY_EVERY_S)
         deadline = time.monotonic() + _LAST_LOOKS_S
         self._look()
@@ -184,8 +236,19 @@ class DeviceCompletionWatch:
                 if failed is None:
                     running.append(one)
                 else:
+                    self._has_failed |= failed
                     self._tell(one, failed=failed)
+                    self._pools[one.device] += [event for event in (one.before, one.event) if event is not None]
             self._in_flight = running
+
+    def _look_whether_reached(self) -> None:
+        if self._has_failed:  # a communicator that is aborted lets go of devices, which then come to what is behind
+            return
+        try:
+            for one in self._in_flight:
+                one.look_whether_reached()
+        except Exception as error:  # a device that has failed, of which the next look tells
+            _log.debug("how far %s has come can't be told: %r", self._device, error)
 
     def _tell(self, one: _InFlight, *, failed: bool) -> None:
         now_ns = host_now_ns()

@@ -162,6 +162,8 @@ class BucketSum:
             if announced.device.type == "cpu" or failed:
                 announced.ended(host_now_ns(), failed)
             else:
-                observer.completions.add_on_device(None, announced.device, announced.ended)
+                observer.completions.add_on_device(
+                    None, announced.device, announced.ended, before=announced.before, on_look=announced.looked_at
+                )
         except Exception as error:
             observer.gives_up(error)

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from overlapscope.diagnosis.evidence import CallSite, RankEvidence
 from overlapscope.diagnosis.order import AROUND
-from overlapscope.trace.group_log import Entries, GroupHeader
+from overlapscope.trace.group_log import GroupHeader, Readable, oldest_open
 from overlapscope.trace.signature import Signature
 
 _NEWEST: Final = 12
@@ -16,19 +16,12 @@ _NEWEST_MESSAGES: Final = 64
 """Of a round in which everybody sends to everybody, say."""
 
 
-class Log(Protocol):
+class Log(Readable, Protocol):
     """A collective log: one that is being written, or a file."""
 
     @property
     def header(self) -> GroupHeader:
         """Which group it is of."""
-
-    @property
-    def newest(self) -> int:
-        """Number of the newest entry; 0 if there is none."""
-
-    def read(self, first: int, last: int) -> Entries:
-        """Entries, as far as the log still has them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +37,8 @@ class LogExcerpt:
     """Of the log, whether or not it is among ``rows``."""
     rows: tuple[tuple[int, ...], ...]
     """In order, fields as in ``group_log.ENTRY_FIELDS``."""
+    oldest_open: tuple[tuple[int, ...], ...] = ()
+    """The first that is not over, of those at the end, if there is one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +71,7 @@ def make_card(
         differences: by group, the number around which collectives are wanted; of others the newest are.
     """
     excerpts = tuple(_excerpt(log, differences) for log in logs)
-    rows = [row for one in excerpts for row in one.rows]
+    rows = [row for one in excerpts for row in (*one.rows, *one.oldest_open)]
     return Card(
         evidence=evidence,
         logs=excerpts,
@@ -99,4 +94,5 @@ def _excerpt(log: Log, differences: Mapping[str, int]) -> LogExcerpt:
         backend=header.backend,
         newest=newest,
         rows=tuple(log.read(max(1, first), last).tolist()),
+        oldest_open=tuple(oldest_open(log).tolist()),
     )

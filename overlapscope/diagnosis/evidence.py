@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from overlapscope.diagnosis.hyperparameters import Hyperparameters
 from overlapscope.diagnosis.replicas import ComparedReplicas, Replica
-from overlapscope.trace.group_log import AFTER_UPDATE, FAILED
+from overlapscope.trace.group_log import AFTER_UPDATE, FAILED, REACHED, UNREACHED
 from overlapscope.trace.signature import Signature
 
 Liveness = Literal[
@@ -75,6 +75,13 @@ class Entry:
             return "failed" if self.flags & FAILED else "completed"
         return "announced" if self.launched_ns is None else "launched"
 
+    @property
+    def is_reached(self) -> bool | None:
+        """Whether the rank's device has come to it, where a host goes on when it has launched; None if unknown."""
+        if self.state == "completed" or self.flags & REACHED:
+            return True
+        return False if self.flags & UNREACHED else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class GroupOrder:
@@ -94,6 +101,10 @@ class GroupOrder:
     """The first difference lies before what is left of the logs: ``first_divergence`` is the oldest that is left."""
     windows: dict[int, tuple[Entry, ...]] = field(default_factory=dict)
     """Entries of each rank around the first divergence; without one, its newest entries."""
+    oldest_open: dict[int, Entry] = field(default_factory=dict)
+    """Of ranks whose newest entry is not over, where there is no divergence: the first that is not.
+
+    It may be far behind the newest, where hosts run ahead of their devices."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -122,6 +122,28 @@ class Facts:
         held_up = late - set(self.waiting) - on_device
         return tuple(sorted(rank for rank in held_up if not self._waits_for_the_network(rank)))
 
+    @cached_property
+    def device_waits(self) -> tuple[Wait, ...]:
+        """Which ranks' devices wait in a collective for devices that have not come to it, although hosts launched it.
+
+        Only of collectives whose end was so long in coming that it was looked whether devices had reached them.
+        """
+        waits = []
+        for group in self.evidence.groups:
+            first = group.oldest_open
+            late = [rank for rank, entry in first.items() if entry.is_reached is False and self.is_device_busy(rank)]
+            waits += [
+                Wait(rank, group, entry, ahead)
+                for rank, entry in first.items()
+                if entry.is_reached and (ahead := tuple(other for other in late if first[other].number <= entry.number))
+            ]
+        return tuple(waits)
+
+    @cached_property
+    def late_devices(self) -> tuple[int, ...]:
+        """Ranks for whose devices others' wait."""
+        return tuple(sorted({rank for wait in self.device_waits for rank in wait.late}))
+
     def awaited_in_new_group(self, rank: int) -> tuple[int, ...]:
         """For whom a rank waits in ``new_group``: members of that group that have called it less often."""
         own = self.ranks[rank].new_groups
@@ -143,7 +165,7 @@ class Facts:
         group, entry = self.blocked[rank]
         if not runs_on_device(group):
             return group, entry
-        return group, next(each for each in group.windows[rank] if each.state != "completed")
+        return group, group.oldest_open.get(rank, entry)
 
     def newest(self, group: GroupOrder, rank: int) -> Entry | None:
         """The newest entry of a rank, if available. Of the messages that a sum is made of the sum counts."""
@@ -185,7 +207,7 @@ class Facts:
     def hung_before(self, rank: int) -> bool:
         """Whether a rank had long stood still, and others with it, when last heard from: its end came later."""
         one = self.ranks[rank]
-        if rank not in self.waiting and rank not in self.awaited:
+        if rank not in self.waiting and rank not in self.awaited and rank not in self.late_devices:
             return False
         if one.idle_ns is not None and one.idle_ns >= self.patience_ns(one):
             return True
@@ -194,17 +216,28 @@ class Facts:
         return bool(reports_ns) and min(reports_ns) < min(failures_ns, default=max(reports_ns) + 1)
 
     def is_only_slow(self, rank: int) -> bool:
-        """Whether a rank of a job that runs is busy, and not for so long that it had to be in an endless loop."""
+        """Whether a rank of a job that runs, or its device, is busy, and not for so long as only endless loops are."""
         one = self.ranks.get(rank)
-        if one is None or not self.evidence.is_live or not is_busy(one):
+        if one is None or not self.evidence.is_live or not (is_busy(one) or self.is_device_busy(rank)):
             return False
         patience_ns = long_standstill_ns(BUSY_PATIENCE_NS, one.step_time_ns, one.longest_pause_ns)
         return one.idle_ns is None or one.idle_ns < patience_ns
+
+    def is_device_busy(self, rank: int) -> bool:
+        """Whether a rank's device is known to be at something that its host launched before any open collective."""
+        if rank in self.unrecorded:
+            return False
+        groups = (*self.evidence.groups, *self.evidence.conversations)
+        first = [group.oldest_open[rank] for group in groups if rank in group.oldest_open]
+        oldest = min(first, key=lambda entry: entry.announced_ns, default=None)
+        return oldest is not None and oldest.is_reached is False and not any(entry.is_reached for entry in first)
 
     def _wait_of(self, rank: int) -> Wait | None:
         if rank not in self.blocked:
             return None
         group, entry = self.blocked[rank]
+        if self.is_device_busy(rank):
+            return None
         if entry.signature.op in POINT_TO_POINT:
             return self._wait_for_peer(rank, group, entry)
         late = [other for other in group.ranks if other != rank and group.newest.get(other, 0) < entry.number]

@@ -2,13 +2,15 @@
 
 All that a dump of gloo, or of torchcomms, says about completion is that nobody waits any more, which is also so after a
 timeout; so a collective counts as completed only if all ranks of its group have launched the same.
+
+NCCL's says whether a device has come to a collective, if starts are timed (``TORCH_NCCL_ENABLE_TIMING``).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, takewhile
 from pathlib import Path
 
 from overlapscope.diagnosis.evidence import UNKNOWN_STEP, CallSite, Entry
@@ -17,7 +19,7 @@ from overlapscope.diagnosis.order_source import ProcessGroup
 from overlapscope.diagnosis.wording import ranks_text, verb
 from overlapscope.trace.flight_recorder import Dump, DumpEntry
 from overlapscope.trace.flight_recorder_files import read_all
-from overlapscope.trace.group_log import FAILED
+from overlapscope.trace.group_log import FAILED, REACHED, UNREACHED
 from overlapscope.trace.log import Problem
 
 _DEFAULT_GROUP = "default_pg"
@@ -42,9 +44,13 @@ class FlightRecorderDumps:
                 self._users.setdefault(entry.group, set()).add(rank)
         self._entries: dict[ProcessGroup, dict[int, tuple[Entry, ...]]] = {}
         for rank, dump in sorted(dumps.items()):
+            has_starts = any(entry.state == "started" or entry.started_ns is not None for entry in dump.entries)
             for group, parts in self._parts_by_group(dump).items():
-                entries = _point_to_point if group.is_point_to_point else _collectives
-                self._entries.setdefault(group, {})[rank] = entries(parts, group.ranks)
+                self._entries.setdefault(group, {})[rank] = (
+                    _point_to_point(parts, group.ranks)
+                    if group.is_point_to_point
+                    else _collectives(parts, group.ranks, has_starts)
+                )
         for group, by_rank in self._entries.items():
             if group.backend == "gloo" or any(dumps[rank].is_of_torchcomms for rank in by_rank):
                 self._entries[group] = _with_completions_of_gloo(by_rank)
@@ -91,6 +97,11 @@ class FlightRecorderDumps:
         begin = bisect_left(entries, first, key=lambda entry: entry.number)
         return entries[begin : bisect_right(entries, last, key=lambda entry: entry.number)]
 
+    def oldest_open(self, group: ProcessGroup, rank: int) -> Entry | None:
+        """The first entry that is not over, of those at the end; None if the newest is."""
+        at_the_end = takewhile(lambda entry: entry.state != "completed", reversed(self._of(group, rank)))
+        return next(iter(reversed(tuple(at_the_end))), None)
+
     def _of(self, group: ProcessGroup, rank: int) -> tuple[Entry, ...]:
         return self._entries.get(group, {}).get(rank, ())
 
@@ -117,31 +128,33 @@ class FlightRecorderDumps:
         return self.expected_ranks if entry.description == _DEFAULT_GROUP else tuple(sorted(self._users[entry.group]))
 
 
-def _collectives(parts: list[DumpEntry], members: tuple[int, ...]) -> tuple[Entry, ...]:
+def _collectives(parts: list[DumpEntry], members: tuple[int, ...], has_starts: bool) -> tuple[Entry, ...]:
     """Collectives by their number. Those that share one were launched as one."""
     in_order = sorted(parts, key=lambda part: (part.number, part.record))
     return tuple(
-        _entry(list(same), number, members) for number, same in groupby(in_order, key=lambda part: part.number)
+        _entry(list(same), number, members, has_starts)
+        for number, same in groupby(in_order, key=lambda part: part.number)
     )
 
 
 def _point_to_point(parts: list[DumpEntry], members: tuple[int, ...]) -> tuple[Entry, ...]:
-    """Sends and receives, counted: those of one batch share a number, so theirs will not do."""
+    """Sends and receives, counted: those of one batch share a number, so theirs will not do. Nor has each a start."""
     single = [part for part in sorted(parts, key=lambda part: part.record) if not is_end_of_coalesced(part)]
-    return tuple(_entry([part], place, members) for place, part in enumerate(single, start=1))
+    return tuple(_entry([part], place, members, has_starts=False) for place, part in enumerate(single, start=1))
 
 
-def _entry(parts: list[DumpEntry], number: int, members: tuple[int, ...]) -> Entry:
+def _entry(parts: list[DumpEntry], number: int, members: tuple[int, ...], has_starts: bool) -> Entry:
     # Of several that were launched as one, the backend says of the last how far all have come.
     first, last = parts[0], parts[-1]
     is_completed = last.state == "completed"
+    reached = {"started": REACHED, "scheduled": UNREACHED}.get(last.state, 0) if has_starts else 0
     site = next((part.call_site for part in parts if part.call_site), None)
     return Entry(
         number=number,
         signature=signature_of(parts, members),
         step=UNKNOWN_STEP,
         call_site=CallSite(file=site.file, line=site.line, function=site.function) if site else None,
-        flags=FAILED if last.is_retired and not is_completed else 0,
+        flags=(FAILED if last.is_retired and not is_completed else 0) | reached,
         announced_ns=first.created_ns,
         launched_ns=first.created_ns,
         completed_ns=(last.completed_ns or last.created_ns) if is_completed else None,

@@ -78,6 +78,7 @@ def group_order(source: OrderSource, group: ProcessGroup, difference: Difference
             if not group.is_point_to_point:  # there each rank numbers its own
                 first = max(min(newest.values()) - AROUND, first)
         windows[rank] = source.entries(group, rank, first, last)
+    oldest_open = {} if difference else {rank: source.oldest_open(group, rank) for rank in newest}
     return GroupOrder(
         name=group.name,
         ranks=group.ranks,
@@ -88,6 +89,7 @@ def group_order(source: OrderSource, group: ProcessGroup, difference: Difference
         divergence=difference.divergence if difference else None,
         is_since_before=difference.is_since_before if difference else False,
         windows=windows,
+        oldest_open={rank: entry for rank, entry in oldest_open.items() if entry is not None},
     )
 
 

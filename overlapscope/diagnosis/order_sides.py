@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -70,8 +70,14 @@ _TRAITS: Final[tuple[tuple[str, Callable[[Entry], str]], ...]] = (
     ("step", lambda entry: "" if entry.step == UNKNOWN_STEP else str(entry.loop_step)),
     ("batch", lambda entry: "" if entry.batch is None else str(entry.batch)),
     ("phase", lambda entry: (entry.phase or "").replace("_", " ")),
-    ("note", lambda entry: ", ".join(text for flag, text in _FLAG_TEXTS.items() if entry.flags & flag)),
+    ("note", lambda entry: ", ".join(_notes(entry))),
 )
+
+
+def _notes(entry: Entry) -> Iterator[str]:
+    yield from (text for flag, text in _FLAG_TEXTS.items() if entry.flags & flag)
+    if entry.state != "completed" and entry.is_reached is not None:
+        yield "its device has come to it" if entry.is_reached else "its device has not come to it"
 
 
 def compare(sides: Sequence[Side], offsets_ns: Mapping[int, float]) -> tuple[Trait, ...]:

@@ -54,6 +54,10 @@ class OrderSource(Protocol):
         """The entries with the numbers ``first`` to ``last``, as far as they are left, in order."""
         ...
 
+    def oldest_open(self, group: ProcessGroup, rank: int) -> Entry | None:
+        """The first entry that is not over, of those at the end; None if the newest is."""
+        ...
+
 
 @runtime_checkable
 class RunningHashes(OrderSource, Protocol):

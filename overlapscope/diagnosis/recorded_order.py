@@ -10,7 +10,7 @@ import numpy as np
 from overlapscope.diagnosis.entries import entries_of
 from overlapscope.diagnosis.evidence import CallSite, Entry
 from overlapscope.diagnosis.order_source import ProcessGroup
-from overlapscope.trace.group_log import Entries
+from overlapscope.trace.group_log import Entries, oldest_open
 from overlapscope.trace.group_reader import CollectiveLogs, GroupFiles
 from overlapscope.trace.signature import Signature
 
@@ -68,6 +68,12 @@ class RecordedOrder:
         used = set(rows["signature"].tolist())
         named = {number: self.logs.named(rank, signatures[number]) for number in used if number in signatures}
         return entries_of(rows.tolist(), named, self.call_sites(rank))
+
+    def oldest_open(self, group: ProcessGroup, rank: int) -> Entry | None:
+        """The first entry that is not over, of those at the end; None if the newest is."""
+        file = self._files[group].files.get(rank)
+        numbers = [] if file is None else oldest_open(file)["number"].tolist()
+        return next((entry for number in numbers for entry in self.entries(group, rank, number, number)), None)
 
     def columns(self, group: ProcessGroup, rank: int, first: int, last: int) -> Entries:
         """The entries with the numbers ``first`` to ``last``, as an array of ``ENTRY_DTYPE``."""

@@ -108,12 +108,15 @@ def _sequences(verdict: Verdict, evidence: Evidence) -> list[str]:
     groups = [
         one
         for one in (*evidence.groups, *evidence.conversations)
-        if one.name == verdict.group and all(one.windows.get(rank) == own for rank, own in verdict.windows.items())
+        if one.name == verdict.group
+        and all(one.windows.get(rank, ())[-1:] == own[-1:] for rank, own in verdict.windows.items())
     ]
     group = groups[0] if groups else GroupOrder(name=verdict.group or "", ranks=())
     columns: dict[tuple[object, ...], list[int]] = {}
     for rank, window in sorted(verdict.windows.items()):
-        key = tuple((e.number, e.signature.hash, e.signature.names, e.step, e.batch, e.call_site) for e in window)
+        key = tuple(
+            (e.number, e.signature.hash, e.signature.names, e.step, e.batch, e.call_site, _on_device(e)) for e in window
+        )
         columns.setdefault(key, []).append(rank)
     sides = list(columns.values())[:_MOST_SIDES]
     entries = [{entry.number: entry for entry in verdict.windows[ranks[0]]} for ranks in sides]
@@ -144,9 +147,16 @@ def _cell(entry: Entry | None, show_batch: bool, missing: str) -> str:
     if entry is None:
         return missing
     batch = f", batch {entry.batch}" if show_batch and entry.batch is not None else ""
-    state = f", {_MARKS[entry.state]}" if _MARKS[entry.state] else ""
+    state = "".join(f", {text}" for text in (_MARKS[entry.state], _on_device(entry)) if text)
     step = "" if entry.step == UNKNOWN_STEP else f"step {entry.loop_step}{batch}: "
     return f"{step}{_short(entry)}{state}"
+
+
+def _on_device(entry: Entry) -> str:
+    """Where the rank's device is, of a collective that has not ended; nothing if that is not known."""
+    if entry.state == "completed" or entry.is_reached is None:
+        return ""
+    return "device in it" if entry.is_reached else "device not there"
 
 
 def _short(entry: Entry) -> str:

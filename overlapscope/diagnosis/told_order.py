@@ -66,6 +66,13 @@ class ToldOrder:
         rows = self._rows(group, rank, first, last)
         return entries_of(rows, card.signatures, card.call_sites) if card else ()
 
+    def oldest_open(self, group: ProcessGroup, rank: int) -> Entry | None:
+        """The first entry that is not over, of those at the end; None if the newest is, or it was not told."""
+        card, excerpt = self._cards.get(rank), self._excerpts[group].get(rank)
+        if card is None or excerpt is None:
+            return None
+        return next(iter(entries_of(excerpt.oldest_open, card.signatures, card.call_sites)), None)
+
     def columns(self, group: ProcessGroup, rank: int, first: int, last: int) -> Entries:
         """The same entries as an array of ``ENTRY_DTYPE``."""
         return np.array(self._rows(group, rank, first, last), dtype=ENTRY_DTYPE)

@@ -15,7 +15,7 @@ import json
 import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from zlib import adler32
 
 import numpy as np
@@ -45,6 +45,10 @@ AWAITED: Final = 8
 """Flag: the user's own, on the host, and the line that launched it went on when it was over."""
 AFTER_UPDATE: Final = 16
 """Flag: launched after the update of the step before, when the user's loop was still in that iteration."""
+REACHED: Final = 32
+"""Flag: where its end was long in coming, its device was seen to have come to it."""
+UNREACHED: Final = 64
+"""Flag: its device was seen not to have come to it, and to be at what was launched before; ``REACHED`` comes later."""
 
 GROUP_LIMIT_BYTES: Final = 8 * 1024**2
 
@@ -84,6 +88,7 @@ _ADLER: Final = 65521
 _MASK: Final = 2**64 - 1
 _SMALLEST_CAPACITY: Final = 16
 _GOLDEN: Final = 0x9E3779B97F4A7C15
+_STRETCH: Final = 64
 
 
 def group_file(number: int, *, point_to_point: bool = False) -> str:
@@ -199,6 +204,34 @@ class GroupHeader:
             raise OverlapScopeError(f"{path}: corrupt header (offset {_HEADER.size})") from None
 
 
+class Readable(Protocol):
+    """A collective log: one that is being written, or a file."""
+
+    @property
+    def newest(self) -> int:
+        """Number of the newest entry; 0 if there is none."""
+
+    def read(self, first: int, last: int) -> Entries:
+        """Entries, as far as the log still has them."""
+
+
+def oldest_open(log: Readable) -> Entries:
+    """The first entry that is not over, of those at the end; none if the newest is over.
+
+    Hosts run ahead of their devices, by a thousand collectives and more. Where a long stretch is over, so is what was
+    before, or nobody waits for it.
+    """
+    found = np.empty(0, dtype=ENTRY_DTYPE)
+    last = log.newest
+    while last > 0:
+        entries = log.read(max(1, last - _STRETCH + 1), last)
+        is_open = (entries["completed_ns"] == 0) | ((entries["flags"] & FAILED) != 0)
+        if not is_open.any() or (not len(found) and not is_open[-1]):
+            break
+        found, last = entries[is_open][:1], last - _STRETCH
+    return found
+
+
 class GroupLog(RingLog):
     """Writes the collective log of one group. Safe to use from several threads.
 
@@ -271,11 +304,15 @@ class GroupLog(RingLog):
 
     def launched(self, number: int, now_ns: int) -> None:
         """Note that the backend has taken a collective."""
-        self._add_time(number, _LAUNCHED_AT, now_ns)
+        self._add(number, _LAUNCHED_AT, now_ns)
 
     def completed(self, number: int, now_ns: int, *, failed: bool = False) -> None:
         """Note that a collective was seen to be over at ``now_ns``."""
-        self._add_time(number, _COMPLETED_AT, now_ns, FAILED if failed else 0)
+        self._add(number, _COMPLETED_AT, now_ns, FAILED if failed else 0)
+
+    def seen(self, number: int, flags: int) -> None:
+        """Add ``REACHED`` or ``UNREACHED`` to an entry."""
+        self._add(number, None, flags=flags)
 
     def read(self, first: int, last: int) -> Entries:
         """The entries ``first`` to ``last``, as far as the ring still has them."""
@@ -289,13 +326,14 @@ class GroupLog(RingLog):
             ]
         return np.frombuffer(b"".join(parts), dtype=ENTRY_DTYPE)
 
-    def _add_time(self, number: int, place: int, now_ns: int, flags: int = 0) -> None:
+    def _add(self, number: int, place: int | None, now_ns: int = 0, flags: int = 0) -> None:
         with self._lock:
             # The ring may have come round to another entry, or the log may be closed.
             if not 0 < number <= self.newest or number <= self.newest - self.capacity or self._buffer.closed:
                 return
             at = self._offset(number)
-            _TIME.pack_into(self._buffer, at + place, now_ns)
+            if place is not None:
+                _TIME.pack_into(self._buffer, at + place, now_ns)
             if flags:
                 self._buffer[at + _FLAGS_AT] |= flags
             entry = self._buffer[at : at + ENTRY_BYTES]

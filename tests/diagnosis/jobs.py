@@ -69,6 +69,11 @@ def group(
         ranks=tuple(ranks if ranks is not None else sorted(windows)),
         newest={rank: window[-1].number for rank, window in windows.items()},
         windows={rank: tuple(window) for rank, window in windows.items()},
+        oldest_open={
+            rank: next(entry for entry in window if entry.state != "completed")
+            for rank, window in windows.items()
+            if window[-1].state != "completed"
+        },
         **more,
     )
 

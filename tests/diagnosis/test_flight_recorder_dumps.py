@@ -9,7 +9,7 @@ import pytest
 from overlapscope.diagnosis.evidence import Entry
 from overlapscope.diagnosis.flight_recorder_dumps import FlightRecorderDumps
 from overlapscope.diagnosis.order_source import OrderSource, ProcessGroup
-from overlapscope.trace.group_log import FAILED
+from overlapscope.trace.group_log import FAILED, REACHED, UNREACHED
 from tests.nccl_dumps import NcclRank
 
 DUMPS = Path(__file__).parent.parent / "data" / "flight_recorder"
@@ -162,6 +162,6 @@ class TestProgress:
         rank.write(tmp_path)
         entries = only(read(tmp_path), 0)
         assert [entry.state for entry in entries] == ["completed", "launched", "launched", "launched"]
-        assert [entry.flags for entry in entries] == [0, FAILED, 0, 0]
+        assert [entry.flags for entry in entries] == [0, FAILED | REACHED, REACHED, UNREACHED]
         assert entries[0].completed_ns is not None
         assert entries[0].completed_ns > entries[0].announced_ns

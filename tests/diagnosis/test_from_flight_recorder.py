@@ -138,6 +138,26 @@ class TestDamage:
         assert all(line.isprintable() for line in text.split("\n"))
 
 
+class TestRealNccl:
+    """Dumps of torch 2.11 with NCCL 2.28; starts are timed but in the healthy ones."""
+
+    @pytest.mark.parametrize("folder", ["healthy_nccl/pickle", "healthy_nccl/json"])
+    def test_nothing_wrong(self, folder: str) -> None:
+        assert verdict_of(DUMPS / folder).kind == "healthy"
+
+    def test_a_device_that_had_not_come_to_the_collective_when_time_was_up_is_named(self) -> None:
+        """As NCCL's watchdogs had them written before they ended the processes."""
+        verdict = verdict_of(DUMPS / "late_device_nccl")
+        assert (verdict.kind, verdict.named, verdict.number) == ("stuck", (1,), 33)
+        assert "The device of rank 1 has not come to collective 33 of the default group" in verdict.sentence
+        assert lines_of(verdict) == {0: "train.py:20", 1: "train.py:20"}
+
+    def test_a_collective_that_one_of_two_left_out(self) -> None:
+        verdict = verdict_of(DUMPS / "left_out_nccl")
+        assert (verdict.kind, verdict.named, verdict.number) == ("missing collective", (), 33)
+        assert lines_of(verdict)[0] == "train.py:20"
+
+
 class TestNccl:
     def run(self, folder: Path, world_size: int, job: Callable[[NcclRank], None], *, keep: int = 2000) -> Verdict:
         for number in range(world_size):
@@ -163,6 +183,21 @@ class TestNccl:
         assert time.time() > START_NS / 1e9
         verdict = self.run(tmp_path, 3, lambda rank: rank.launch("all_reduce", [4], state="started"))
         assert (verdict.kind, verdict.blamed, verdict.number) == ("stuck", (), 11)
+
+    @pytest.mark.parametrize("has_starts", [True, False])
+    def test_the_device_that_has_not_come_to_it_is_named_where_starts_are_timed(
+        self, tmp_path: Path, has_starts: bool
+    ) -> None:
+        def job(rank: NcclRank) -> None:
+            inside = "started" if has_starts and rank.rank != 2 else "scheduled"
+            rank.launch("all_reduce", [4], state=inside, line=33)
+            rank.launch("all_reduce", [5], state="scheduled", line=34)
+            if not has_starts:
+                for entry in rank.entries:
+                    entry["time_discovered_started_ns"] = None
+
+        verdict = self.run(tmp_path, 4, job)
+        assert (verdict.kind, verdict.named, verdict.number) == ("stuck", (2,) if has_starts else (), 11)
 
     def test_one_rank_leaves_a_collective_out(self, tmp_path: Path) -> None:
         def job(rank: NcclRank) -> None:

@@ -24,7 +24,6 @@ from tests.diagnosis.jobs import (
     site,
     trained,
 )
-from tests.ordered import bucket
 
 
 def test_a_rank_in_its_data_loader_waits_for_data() -> None:
@@ -56,35 +55,6 @@ def test_what_else_a_rank_does_between_two_steps_is_no_wait_for_data(file: str, 
     assert verdict.kind == "stuck"
     assert said in verdict.sentence
     assert "(between steps 1 and 2)" in verdict.sentence
-
-
-@pytest.mark.parametrize(("backend", "kind"), [("nccl", "stuck"), ("gloo", "healthy")])
-def test_a_host_that_has_gone_on_waits_where_its_device_does(backend: str, kind: str) -> None:
-    """It may well be busy: a host that waits for its device asks it again and again."""
-    ahead = [idle(rank(n, "running", phase="loop", step=3, since_ns=10**9, is_working=True), 5) for n in (0, 2)]
-    late = idle(rank(1, phase="forward", step=2, since_ns=10**9), 5)
-    verdict = judge(job(*ahead, late, groups=[replace(HELD_UP, backend=backend)], is_live=True))
-    assert verdict.kind == kind
-    assert verdict.suspected == ((1,) if backend == "nccl" else ())
-
-
-def test_a_host_that_is_less_far_ahead_of_its_device_is_not_accused() -> None:
-    """It may wait for its device, which waits for the other one."""
-    ahead = trained(12)[:6] + tuple(
-        entry(n, bucket((n - 1) % 3), step=(n - 1) // 3, is_done=False) for n in range(7, 13)
-    )
-    one, other = (idle(rank(n, "running", phase="loop", step=3, since_ns=10**9, is_working=True), 5) for n in (0, 1))
-    verdict = judge(job(one, other, groups=[group({0: ahead, 1: ahead[:9]}, backend="nccl")], is_live=True))
-    assert (verdict.kind, verdict.blamed, verdict.suspected) == ("stuck", (), ())
-    assert "have launched collective 7 of" in verdict.sentence
-
-
-def test_that_all_hosts_have_launched_a_collective_does_not_say_that_all_devices_are_in_it() -> None:
-    stuck = [idle(rank(n, "running", phase="loop", step=3, since_ns=10**9, is_working=True), 5) for n in (0, 1)]
-    verdict = judge(job(*stuck, groups=[group({0: WAITING, 1: WAITING}, backend="nccl")], is_live=True))
-    assert (verdict.kind, verdict.blamed, verdict.suspected) == ("stuck", (), ())
-    assert "have launched collective 9" in verdict.sentence
-    assert any("hosts run ahead" in each for each in verdict.evidence)
 
 
 def test_a_rank_in_forward_is_stuck_there() -> None:

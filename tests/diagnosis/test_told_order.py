@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,15 @@ from hypothesis import strategies as st
 
 from overlapscope.diagnosis.card import Card, make_card
 from overlapscope.diagnosis.difference import Difference
+from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.order import AROUND, orders_of
 from overlapscope.diagnosis.plain import from_json, to_json
 from overlapscope.diagnosis.recorded_order import RecordedOrder
 from overlapscope.diagnosis.told_order import ToldOrder
 from overlapscope.trace.folders import find_rank_folders
+from overlapscope.trace.group_log import REACHED, UNREACHED
 from overlapscope.trace.group_reader import read_collective_logs
-from tests.diagnosis.jobs import rank
+from tests.diagnosis.jobs import job, rank
 from tests.ordered import Collective, all_reduce, bucket, steps, write_order
 
 
@@ -96,3 +99,14 @@ def test_a_rank_that_has_said_no_more_than_how_far_it_is_counts_as_far(tmp_path:
     (order,) = orders_of(ToldOrder(cards, {1: {"default": 11}}))
     assert (order.newest, order.first_divergence) == ({0: 12, 1: 11}, None)
     assert len(order.windows[1]) == (5 if has_card else 0)
+
+
+def test_the_device_that_others_wait_for_is_named_however_far_hosts_have_gone_on(tmp_path: Path) -> None:
+    """What devices wait in is then far behind what is told otherwise."""
+    behind = [replace(one, state="launched", flags=UNREACHED) for one in steps(100, first=10)]
+    inside = [replace(behind[0], flags=UNREACHED | REACHED), *behind[1:]]
+    source = recorded(write_order(tmp_path, {0: steps(10) + inside, 1: steps(10) + behind, 2: steps(10) + inside}))
+    for orders in (orders_of(source), orders_of(ToldOrder(told(source), {}))):
+        assert {number: entry.number for number, entry in orders[0].oldest_open.items()} == {0: 31, 1: 31, 2: 31}
+        verdict = judge(job(*(rank(number) for number in range(3)), groups=orders))
+        assert (verdict.kind, verdict.named, verdict.number, verdict.step) == ("stuck", (1,), 31, 10)

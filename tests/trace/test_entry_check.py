@@ -8,7 +8,7 @@ import pytest
 
 from overlapscope.trace.format import HEADER_BYTES
 from overlapscope.trace.group_file import GroupFile
-from overlapscope.trace.group_log import ENTRY_BYTES, ENTRY_DTYPE, GroupHeader, GroupLog
+from overlapscope.trace.group_log import ENTRY_BYTES, ENTRY_DTYPE, REACHED, UNREACHED, GroupHeader, GroupLog
 from tests.ordered import all_reduce
 
 
@@ -26,7 +26,7 @@ def write_log(folder: Path, *, close: bool) -> Path:
 
 def flip(path: Path, number: int, place: int) -> None:
     content = bytearray(path.read_bytes())
-    content[HEADER_BYTES + (number - 1) * ENTRY_BYTES + place] ^= 0x40
+    content[HEADER_BYTES + (number - 1) * ENTRY_BYTES + place] ^= 0x80
     path.write_bytes(content)
 
 
@@ -69,3 +69,13 @@ def test_a_time_that_was_being_added_is_taken_out(tmp_path: Path, *, close: bool
     path.write_bytes(content)
     (newest,) = GroupFile(path).read(5, 5)
     assert (newest["number"], newest["completed_ns"], newest["announced_ns"]) == (5, 0, 5)
+
+
+@pytest.mark.parametrize("flag", [REACHED, UNREACHED])
+def test_so_is_what_was_being_noted_of_its_device(tmp_path: Path, flag: int) -> None:
+    path = write_log(tmp_path, close=False)
+    content = bytearray(path.read_bytes())
+    content[HEADER_BYTES + 4 * ENTRY_BYTES + ENTRY_DTYPE.fields["flags"][1]] |= flag
+    path.write_bytes(content)
+    (newest,) = GroupFile(path).read(5, 5)
+    assert (newest["number"], newest["flags"]) == (5, 0)

@@ -7,6 +7,7 @@ import signal
 import threading
 from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from zlib import adler32
 
 import numpy as np
@@ -16,14 +17,18 @@ from hypothesis import strategies as st
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.format import HEADER_BYTES
+from overlapscope.trace.group_file import GroupFile
 from overlapscope.trace.group_log import (
     ENTRY_BYTES,
     ENTRY_DTYPE,
     FAILED,
+    REACHED,
     UNEVEN_INPUTS,
+    UNREACHED,
     Entries,
     GroupHeader,
     GroupLog,
+    oldest_open,
 )
 from overlapscope.trace.signature import Signature
 
@@ -54,6 +59,44 @@ def test_an_entry_is_in_the_file_before_its_collective_is_launched(tmp_path):
         *(3, 2, 7, 5, 1),
     ]
     assert [int(entry[name]) for name in ("announced_ns", "launched_ns", "completed_ns")] == [100, 0, 0]
+
+
+@given(st.lists(st.sampled_from(["open", "over", "failed"]), max_size=20), st.integers(0, 300))
+def test_the_oldest_that_is_not_over_is_found_however_far_hosts_are_ahead(states, ahead):
+    with TemporaryDirectory() as folder:
+        log = GroupLog(Path(folder) / "group_0.log", HEADER)
+        states = [*states, *["open"] * ahead]
+        for state in states:
+            number = log.announce(1, LOSS, now_ns=1, step=0)
+            if state != "over":
+                continue
+            log.completed(number, 2)
+        for number, state in enumerate(states, start=1):
+            if state == "failed":
+                log.completed(number, 2, failed=True)
+        is_open = [state != "over" for state in states]
+        expected = [is_open.index(True) + 1] if is_open and is_open[-1] else []
+        assert oldest_open(log)["number"].tolist() == expected
+        log.close()
+
+
+def test_what_was_never_seen_to_end_long_ago_is_not_what_is_waited_for(tmp_path):
+    log = GroupLog(tmp_path / "group_0.log", HEADER)
+    numbers = [log.announce(1, LOSS, now_ns=1, step=0) for _ in range(200)]
+    for number in numbers[1:-1]:
+        log.completed(number, 2)
+    assert oldest_open(log)["number"].tolist() == [numbers[-1]]
+
+
+def test_how_far_its_device_has_come_is_added_in_place(tmp_path):
+    log = GroupLog(tmp_path / "group_0.log", HEADER)
+    number = log.announce(3, LOSS, now_ns=100, step=7, flags=UNEVEN_INPUTS)
+    log.seen(number, UNREACHED)
+    log.seen(number, REACHED)
+    log.launched(number, 110)
+    (entry,) = GroupFile(tmp_path / "group_0.log").read(1, 1)
+    assert entry["flags"] == UNEVEN_INPUTS | UNREACHED | REACHED
+    assert [int(entry[name]) for name in ("announced_ns", "launched_ns", "completed_ns")] == [100, 110, 0]
 
 
 def test_what_becomes_of_it_is_added_in_place(tmp_path):

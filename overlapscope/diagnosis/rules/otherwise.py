@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from overlapscope.diagnosis.evidence import GroupOrder
+from overlapscope.diagnosis.evidence import GroupOrder, RankEvidence
 from overlapscope.diagnosis.facts import Facts, is_busy, minority
 from overlapscope.diagnosis.refutations import SILENT_FAULTS
 from overlapscope.diagnosis.rules import processes, replicas
@@ -120,11 +120,13 @@ def slow(facts: Facts) -> Verdict | None:
     """The others wait for a rank, but not long enough to call it stuck."""
     if not facts.evidence.is_live:
         return None
-    for rank in facts.awaited:
+    for rank in (*facts.awaited, *facts.late_devices):
         one = facts.ranks.get(rank)
         if one is None or one.idle_ns is None:
             continue
         if one.idle_ns >= max(_SLOW_AFTER_NS, _SLOW_AFTER_STEPS * (one.step_time_ns or 0)):
+            if rank in facts.late_devices:
+                return _slow_device(facts, one, one.idle_ns)
             where = f" ({standing_text(one.standing)})" if one.standing else ""
             busy = ", and busy" if is_busy(one) else ""
             waiting = ranks_text(facts.waiting)
@@ -138,6 +140,21 @@ def slow(facts: Facts) -> Verdict | None:
                 call_sites={rank: one.standing.call_site} if one.standing and one.standing.call_site else None,
             )
     return None
+
+
+def _slow_device(facts: Facts, one: RankEvidence, idle_ns: int) -> Verdict:
+    wait = next(wait for wait in facts.device_waits if one.rank in wait.late)
+    entry = wait.entry
+    return Verdict(
+        kind="slow",
+        sentence=f"The device of rank {one.rank} is slow: for {seconds_text(idle_ns)} it has not come to collective "
+        f"{entry.number} of {group_text(wait.group)}{in_step(entry)}, in which that of rank {wait.rank} waits: "
+        f"{collective_text(entry)}{at(entry.call_site)}.",
+        alternative="a kernel that never ends looks the same until it has lasted for long",
+        concerned=(one.rank,),
+        step=loop_step(entry),
+        call_sites={one.rank: entry.call_site} if entry.call_site else None,
+    )
 
 
 def healthy(facts: Facts) -> Verdict | None:

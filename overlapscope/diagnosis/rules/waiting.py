@@ -6,9 +6,10 @@ As long as a job runs, a standstill is a suspicion: what takes long once looks t
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 
-from overlapscope.diagnosis.evidence import RankEvidence
+from overlapscope.diagnosis.evidence import Entry, GroupOrder, RankEvidence
 from overlapscope.diagnosis.facts import Facts, Wait, has_finished, is_busy, runs_on_device
 from overlapscope.diagnosis.failures import is_timeout
 from overlapscope.diagnosis.stacks import Waiting, waits_for
@@ -39,6 +40,10 @@ _WAITING: Final[dict[Waiting, str]] = {
     "file": "reading or writing a file",
     "torch.distributed": "in a call of torch.distributed",
 }
+_ADVICE_ON_KERNELS: Final = (
+    "Look for a kernel that is slow there or never ends, such as one that waits for another stream or process: "
+    "cuda-gdb, or a run with CUDA_LAUNCH_BLOCKING=1."
+)
 _END_OF_SCRIPT: Final = re.compile(r"in (destroy_process_group|_shutdown|barrier|_exit_function|_python_exit)\b")
 
 
@@ -125,7 +130,7 @@ def stuck(facts: Facts) -> Verdict | None:
         elif (waiting := waits_for(facts.ranks[ranks[0]].stacks)) is not None:
             what = f"{verb(ranks, 'has', 'have')} been {_WAITING[waiting]}"
         return _held_up(facts, ranks, "stuck", what, "Look at that rank's stacks, or run py-spy dump on its process.")
-    return _all_inside(facts)
+    return _device_behind(facts) or _all_inside(facts)
 
 
 def _culprits(facts: Facts) -> tuple[int, ...]:
@@ -148,16 +153,56 @@ def _alternative(facts: Facts) -> str:
     return "" if any(is_timeout(one.failure) for one in facts.ranks.values()) else _MIGHT_HAVE_GONE_ON
 
 
+def _device_behind(facts: Facts) -> Verdict | None:
+    """All hosts have launched the collective, and not all devices have come to it."""
+    ranks = tuple(rank for rank in facts.late_devices if facts.is_stuck(rank) and not facts.is_only_slow(rank))
+    wait = next((wait for wait in facts.device_waits if set(ranks) & set(wait.late)), None)
+    if wait is None:
+        return None
+    waiting = tuple(sorted({one.rank for one in facts.device_waits if set(ranks) & set(one.late)}))
+    one, entry, group = facts.ranks[ranks[0]], wait.entry, wait.group
+    since = f" for {seconds_text(one.idle_ns)}" if one.idle_ns else ""
+    shown = {rank: group.oldest_open[rank] for rank in sorted((*ranks[:4], *waiting[:4]))}
+    return Verdict(
+        kind="stuck",
+        sentence=f"The {verb(ranks, 'device', 'devices')} of {ranks_text(ranks)} {verb(ranks, 'has', 'have')} not come "
+        f"to collective {entry.number} of {group_text(group)}{in_step(entry)}{since}, in which "
+        f"{verb(waiting, 'that', 'those')} of {ranks_text(waiting)} {verb(waiting, 'waits', 'wait')}: "
+        f"{collective_text(entry)}{at(entry.call_site)}.",
+        blamed=ranks,
+        concerned=tuple(sorted({*ranks, *waiting})),
+        evidence=(
+            f"{verb(ranks, 'Its host has', 'Their hosts have')} launched it: what was launched before it does not end.",
+        ),
+        advice=(
+            _ADVICE_ON_KERNELS,
+            "Look at that device with nvidia-smi: its clocks, its temperature, its errors.",
+        ),
+        alternative=_alternative(facts),
+        step=loop_step(entry),
+        group=group.name,
+        number=entry.number,
+        bucket=entry.signature.bucket if entry.signature.bucket != NO_BUCKET else None,
+        parameters=entry.signature.parameters,
+        call_sites={rank: first.call_site for rank, first in shown.items() if first.call_site} or None,
+        windows=_windows_with(group, shown),
+    )
+
+
 def _all_inside(facts: Facts) -> Verdict | None:
     """All ranks are in the same collective and it does not end."""
-    stuck = [rank for rank in facts.blocked if facts.is_stuck(rank)]
+    stuck = [
+        rank
+        for rank in facts.blocked
+        if facts.is_stuck(rank) and not (facts.is_device_busy(rank) and facts.is_only_slow(rank))
+    ]
     if len(stuck) < len(facts.ranks) or not stuck:
         return None
     held_up = {rank: facts.first_open(rank) for rank in stuck}
     group, entry = held_up[stuck[0]]
     if any(other[0].name != group.name or other[1].number != entry.number for other in held_up.values()):
         return None
-    ahead = ("A device that is still at what was launched before it looks the same: hosts run ahead.",)
+    reached = {entry.is_reached for _, entry in held_up.values()}
     return Verdict(
         kind="stuck",
         sentence=f"All ranks that left a log have launched collective {entry.number} of {group_text(group)}"
@@ -168,12 +213,33 @@ def _all_inside(facts: Facts) -> Verdict | None:
         number=entry.number,
         bucket=entry.signature.bucket if entry.signature.bucket != NO_BUCKET else None,
         parameters=entry.signature.parameters,
-        windows={rank: group.windows[rank] for rank in stuck[:8]},
+        windows=_windows_with(group, {rank: held_up[rank][1] for rank in stuck[:8]}),
         alternative=_alternative(facts),
-        evidence=("They agree on all collectives up to there, so no rank's order is at fault.",)
-        + (ahead if runs_on_device(group) else ()),
-        advice=("Look at the network between the hosts, and at the backend's own log (NCCL_DEBUG=INFO).",),
+        evidence=(
+            "They agree on all collectives up to there, so no rank's order is at fault.",
+            *_reached_text(group, reached),
+        ),
+        advice=(_ADVICE_ON_KERNELS,)
+        if reached == {False}
+        else ("Look at the network between the hosts, and at the backend's own log (NCCL_DEBUG=INFO).",),
     )
+
+
+def _windows_with(group: GroupOrder, entries: Mapping[int, Entry]) -> dict[int, tuple[Entry, ...]]:
+    """What ranks have done last in a group, and an entry of each that may be far before it."""
+    windows = {rank: group.windows[rank] for rank in entries}
+    return {rank: own if entries[rank] in own else (entries[rank], *own) for rank, own in windows.items()}
+
+
+def _reached_text(group: GroupOrder, reached: set[bool | None]) -> tuple[str, ...]:
+    """Of ranks that have all launched the same: how far their devices are."""
+    if not runs_on_device(group):
+        return ()
+    if reached == {True}:
+        return ("All devices have come to it.",)
+    if reached == {False}:
+        return ("No device has come to it: each is still at what was launched before.",)
+    return ("A device that is still at what was launched before it looks the same: hosts run ahead.",)
 
 
 def _held_up(facts: Facts, ranks: tuple[int, ...], kind: FaultKind, what: str, advice: str) -> Verdict | None:

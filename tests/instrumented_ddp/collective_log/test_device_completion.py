@@ -195,6 +195,80 @@ def test_after_an_error_of_the_device_it_has_failed(watch):
     assert ends.failed == [True]
 
 
+def test_of_one_that_does_not_end_it_is_told_whether_its_device_has_come_to_it(watch):
+    work, looks = NcclWork(), []
+    before = watch.mark_before(DEVICE)
+    watch.add_on_device(work, DEVICE, Ends(), before=before, on_look=looks.append)
+    until(lambda: looks)
+    FakeEvent.all[0].has_passed = True
+    until(lambda: len(looks) == 2)
+    other_looks: list[bool] = []
+    watch.add_on_device(NcclWork(), DEVICE, Ends(), before=before, on_look=other_looks.append)
+    until(lambda: other_looks)
+    assert (looks, other_looks) == ([False, True], [True]), "once each time that it changes"
+
+
+def test_what_devices_come_to_after_a_failure_says_nothing(watch):
+    """NCCL lets go of them when it aborts."""
+    looks: list[bool] = []
+    failing = NcclWork()
+    watch.add_on_device(failing, DEVICE, ends := Ends())
+    watch.add_on_device(NcclWork(), DEVICE, Ends(), before=watch.mark_before(DEVICE), on_look=looks.append)
+    until(lambda: looks)
+    failing.result_future.set_result(TIMEOUT)
+    until(lambda: ends.failed)
+    FakeEvent.all[0].has_passed = True
+    time.sleep(0.2)
+    assert looks == [False]
+
+
+def test_nobody_asks_for_that_where_collectives_end(watch):
+    marks, looks = [], []
+    for _ in range(20):
+        work = NcclWork()
+        marks.append(watch.mark_before(DEVICE))
+        ends = Ends()
+        watch.add_on_device(work, DEVICE, ends, before=marks[-1], on_look=looks.append)
+        work.result_future.set_result(SUCCESS)
+        until(lambda ends=ends: ends.failed)
+    assert looks == []
+    assert len(FakeEvent.all) < len(marks), "those of what is over are used again"
+
+
+def test_an_event_is_of_one_device(watch, monkeypatch):
+    devices = [DEVICE, torch.device("cuda", 1)]
+    recorded: list[tuple[FakeEvent, torch.device]] = []
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: device)
+    monkeypatch.setattr(FakeEvent, "record", lambda event, stream: recorded.append((event, stream)))
+    for device in devices * 10:
+        work = NcclWork()
+        watch.add_on_device(work, device, ends := Ends(), before=watch.mark_before(device))
+        work.result_future.set_result(SUCCESS)
+        until(lambda ends=ends: ends.failed)
+    on_first, on_second = ({id(event) for event, stream in recorded if stream == device} for device in devices)
+    assert on_first.isdisjoint(on_second)
+
+
+@pytest.mark.parametrize("why", ["on the host", "in a capture", "the device has failed"])
+def test_nothing_is_marked_where_that_is_not_possible(watch, capturing, monkeypatch, why):
+    capturing[0] = why == "in a capture"
+    if why == "the device has failed":
+        monkeypatch.setattr(FakeEvent, "record", lambda *_: fails(RuntimeError("CUDA error: device-side assert")))
+    assert watch.mark_before(torch.device("cpu") if why == "on the host" else DEVICE) is None
+
+
+def test_a_device_that_fails_while_it_is_asked_whether_it_has_come_somewhere_does_no_harm(watch):
+    looks: list[bool] = []
+    work, ends, before = NcclWork(), Ends(), watch.mark_before(DEVICE)
+    watch.add_on_device(work, DEVICE, ends, before=before, on_look=looks.append)
+    until(lambda: looks)
+    FakeEvent.all[0].has_failed = True
+    time.sleep(0.2)
+    work.result_future.set_result(COMM_ERROR)
+    until(lambda: ends.failed)
+    assert (ends.failed, looks) == ([True], [False])
+
+
 def test_what_is_captured_into_a_graph_is_not_waited_for(watch, capturing):
     capturing[0] = True
     work = NcclWork()
