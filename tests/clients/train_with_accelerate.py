@@ -92,6 +92,7 @@ def main() -> None:
 
     network = train(arguments.folder)
     torch.save(network.state_dict(), arguments.folder / f"rank_{torch.distributed.get_rank()}.pt")
+    torch.distributed.destroy_process_group()  # else a thread of gloo's may abort the process (pytorch #179291)
 
 
 if __name__ == "__main__":

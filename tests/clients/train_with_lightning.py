@@ -103,6 +103,7 @@ def main() -> None:
     train(arguments.folder, strategy(), 1, spare_parts=unused, checkpoint=None)
     trainer = train(arguments.folder, strategy(), EPOCHS, spare_parts=unused, checkpoint="last")
     torch.save(trainer.lightning_module.state_dict(), arguments.folder / f"rank_{trainer.global_rank}.pt")
+    torch.distributed.destroy_process_group()  # else a thread of gloo's may abort the process (pytorch #179291)
 
 
 if __name__ == "__main__":

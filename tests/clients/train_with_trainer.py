@@ -66,6 +66,7 @@ def main() -> None:
     train(arguments.folder, STEPS, resume=False)
     model = train(arguments.folder, 2 * STEPS, resume=True)
     torch.save(model.state_dict(), arguments.folder / f"rank_{torch.distributed.get_rank()}.pt")
+    torch.distributed.destroy_process_group()  # else a thread of gloo's may abort the process (pytorch #179291)
 
 
 if __name__ == "__main__":
