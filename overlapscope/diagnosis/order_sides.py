@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from overlapscope.diagnosis.evidence import UNKNOWN_STEP, Entry
+from overlapscope.diagnosis.wording import device_text
 from overlapscope.trace.group_log import SHADOW, UNEVEN_INPUTS
 from overlapscope.trace.signature import Signature
 from overlapscope.units import format_bytes, format_ns
@@ -19,7 +20,7 @@ _FLAG_TEXTS: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """Ranks that have the same collective at a number, launched in the same line."""
+    """Ranks that have the same collective at a number, launched in the same line, and whose devices are as far."""
 
     ranks: tuple[int, ...]
     entries: tuple[Entry, ...]
@@ -48,7 +49,7 @@ def sides_of(entries: Mapping[int, Entry | None]) -> tuple[Side, ...]:
     """
     same: dict[Hashable, list[int]] = {}
     for rank, entry in sorted(entries.items()):
-        what = entry and (entry.signature.hash, entry.signature.names, entry.step, entry.call_site)
+        what = entry and (entry.signature.hash, entry.signature.names, entry.step, entry.call_site, device_text(entry))
         same.setdefault(what, []).append(rank)
     largest_first = sorted(same.items(), key=lambda item: (item[0] is None, -len(item[1])))
     return tuple(
@@ -76,8 +77,8 @@ _TRAITS: Final[tuple[tuple[str, Callable[[Entry], str]], ...]] = (
 
 def _notes(entry: Entry) -> Iterator[str]:
     yield from (text for flag, text in _FLAG_TEXTS.items() if entry.flags & flag)
-    if entry.state != "completed" and entry.is_reached is not None:
-        yield "its device has come to it" if entry.is_reached else "its device has not come to it"
+    if where := device_text(entry):
+        yield where
 
 
 def compare(sides: Sequence[Side], offsets_ns: Mapping[int, float]) -> tuple[Trait, ...]:

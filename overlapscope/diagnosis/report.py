@@ -8,7 +8,15 @@ from typing import Final
 
 from overlapscope.diagnosis.evidence import UNKNOWN_STEP, CallSite, Entry, Evidence, GroupOrder, RankEvidence
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.diagnosis.wording import at, collective_text, group_text, ranges, standing_text, unrecorded_text
+from overlapscope.diagnosis.wording import (
+    at,
+    collective_text,
+    device_text,
+    group_text,
+    ranges,
+    standing_text,
+    unrecorded_text,
+)
 from overlapscope.trace.signature import NO_BUCKET
 
 _MOST_SINGLE_RANKS: Final = 8
@@ -114,9 +122,7 @@ def _sequences(verdict: Verdict, evidence: Evidence) -> list[str]:
     group = groups[0] if groups else GroupOrder(name=verdict.group or "", ranks=())
     columns: dict[tuple[object, ...], list[int]] = {}
     for rank, window in sorted(verdict.windows.items()):
-        key = tuple(
-            (e.number, e.signature.hash, e.signature.names, e.step, e.batch, e.call_site, _on_device(e)) for e in window
-        )
+        key = tuple(_what(entry) for entry in window)
         columns.setdefault(key, []).append(rank)
     sides = list(columns.values())[:_MOST_SIDES]
     entries = [{entry.number: entry for entry in verdict.windows[ranks[0]]} for ranks in sides]
@@ -143,20 +149,20 @@ def _sequences(verdict: Verdict, evidence: Evidence) -> list[str]:
     return [f"Collectives of {group_text(group)}:", *_table(table)]
 
 
+def _what(entry: Entry) -> tuple[object, ...]:
+    """What has to be the same on ranks that share a column."""
+    signature = entry.signature
+    called = signature.hash, signature.names, entry.call_site
+    return entry.number, *called, entry.step, entry.batch, device_text(entry)
+
+
 def _cell(entry: Entry | None, show_batch: bool, missing: str) -> str:
     if entry is None:
         return missing
     batch = f", batch {entry.batch}" if show_batch and entry.batch is not None else ""
-    state = "".join(f", {text}" for text in (_MARKS[entry.state], _on_device(entry)) if text)
+    state = "".join(f", {text}" for text in (_MARKS[entry.state], device_text(entry)) if text)
     step = "" if entry.step == UNKNOWN_STEP else f"step {entry.loop_step}{batch}: "
     return f"{step}{_short(entry)}{state}"
-
-
-def _on_device(entry: Entry) -> str:
-    """Where the rank's device is, of a collective that has not ended; nothing if that is not known."""
-    if entry.state == "completed" or entry.is_reached is None:
-        return ""
-    return "device in it" if entry.is_reached else "device not there"
 
 
 def _short(entry: Entry) -> str:

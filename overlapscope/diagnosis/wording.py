@@ -90,6 +90,13 @@ def collective_text(entry: Entry, *, with_names: bool = True) -> str:
     return text + (f" ({some(signature.names)})" if signature.names and with_names else "")
 
 
+def device_text(entry: Entry) -> str:
+    """Where the rank's device is, of a collective that has not ended; nothing if that is not known."""
+    if entry.state == "completed" or entry.is_reached is None:
+        return ""
+    return "device in it" if entry.is_reached else "device not there"
+
+
 def round_text(signature: Signature) -> str:
     """``round 2 of 3 (reduce-scatter)``; the phase alone where rounds are not numbered alike on all ranks."""
     if signature.rounds > 1:

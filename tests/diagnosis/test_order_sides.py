@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from overlapscope.diagnosis.evidence import CallSite, Entry
 from overlapscope.diagnosis.order_sides import compare, sides_of
+from overlapscope.trace.group_log import REACHED, UNREACHED
 from overlapscope.trace.signature import Signature
 from tests.ordered import all_reduce, bucket
 
@@ -42,6 +45,17 @@ def test_the_same_collective_from_another_line_is_another_side():
     entries = {0: entry(all_reduce(), line=10), 1: entry(all_reduce(), line=20)}
     assert [side.ranks for side in sides_of(entries)] == [(0,), (1,)]
     assert differing(entries) == {"call site"}
+
+
+def test_of_what_does_not_end_a_rank_whose_device_has_not_come_to_it_is_another_side():
+    inside, before, unknown = (
+        replace(entry(bucket(0), took_ms=None), flags=flags) for flags in (REACHED, UNREACHED, 0)
+    )
+    entries = {0: inside, 1: before, 2: inside}
+    assert [side.ranks for side in sides_of(entries)] == [(0, 2), (1,)]
+    assert (differing(entries), values_of(entries)["note"]) == ({"note"}, ("device in it", "device not there"))
+    over = replace(before, completed_ns=before.announced_ns + 1)
+    assert [side.ranks for side in sides_of({0: over, 1: replace(over, flags=0), 2: unknown})] == [(0, 1, 2)]
 
 
 def test_what_differs_is_told_from_what_does_not():
