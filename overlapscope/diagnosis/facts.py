@@ -225,7 +225,7 @@ class Facts:
 
     def is_device_busy(self, rank: int) -> bool:
         """Whether a rank's device is known to be at something that its host launched before any open collective."""
-        if rank in self.unrecorded:
+        if rank not in self.ranks or rank in self.unrecorded:
             return False
         groups = (*self.evidence.groups, *self.evidence.conversations)
         first = [group.oldest_open[rank] for group in groups if rank in group.oldest_open]

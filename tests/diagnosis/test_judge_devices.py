@@ -108,6 +108,21 @@ def test_no_device_is_named_without_a_device_that_waits_for_it(
     assert judge(on_devices(*windows, seconds=70, is_live=is_live)).named == ()
 
 
+def test_of_several_groups_that_wait_one_is_told_of() -> None:
+    evidence = on_devices(INSIDE, BEFORE, seconds=70, is_live=True)
+    of_others = job(*(idle(rank(n, "running", phase="loop", step=3, since_ns=10**9), 70) for n in (2, 3)))
+    other = group({2: INSIDE, 3: BEFORE}, name="1", ranks=(2, 3), backend="nccl")
+    both = replace(
+        evidence,
+        expected_ranks=(0, 1, 2, 3),
+        ranks=evidence.ranks | of_others.ranks,
+        groups=(*evidence.groups, other),
+    )
+    verdict = judge(both)
+    assert (verdict.suspected, verdict.concerned, verdict.group) == ((1,), (0, 1), "default")
+    assert report_text(verdict, both)
+
+
 def test_a_device_that_waits_elsewhere_is_not_named() -> None:
     """It is in a collective of another group, which comes before."""
     other = (replace(entry(5, all_reduce(), is_done=False), flags=REACHED),)

@@ -155,12 +155,13 @@ def _alternative(facts: Facts) -> str:
 
 def _device_behind(facts: Facts) -> Verdict | None:
     """All hosts have launched the collective, and not all devices have come to it."""
-    ranks = tuple(rank for rank in facts.late_devices if facts.is_stuck(rank) and not facts.is_only_slow(rank))
-    wait = next((wait for wait in facts.device_waits if set(ranks) & set(wait.late)), None)
+    stuck = {rank for rank in facts.late_devices if facts.is_stuck(rank) and not facts.is_only_slow(rank)}
+    wait = next((wait for wait in facts.device_waits if stuck & set(wait.late)), None)
     if wait is None:
         return None
-    waiting = tuple(sorted({one.rank for one in facts.device_waits if set(ranks) & set(one.late)}))
-    one, entry, group = facts.ranks[ranks[0]], wait.entry, wait.group
+    ranks, entry, group = tuple(rank for rank in wait.late if rank in stuck), wait.entry, wait.group
+    waiting = tuple(one.rank for one in facts.device_waits if one.group is group and one.entry.number == entry.number)
+    one = facts.ranks[ranks[0]]
     since = f" for {seconds_text(one.idle_ns)}" if one.idle_ns else ""
     shown = {rank: group.oldest_open[rank] for rank in sorted((*ranks[:4], *waiting[:4]))}
     return Verdict(
