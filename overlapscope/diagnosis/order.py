@@ -7,7 +7,7 @@ that, or the ends of what they have in common, give reason to, are entries compa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
 from typing import Final
@@ -78,7 +78,8 @@ def group_order(source: OrderSource, group: ProcessGroup, difference: Difference
             if not group.is_point_to_point:  # there each rank numbers its own
                 first = max(min(newest.values()) - AROUND, first)
         windows[rank] = source.entries(group, rank, first, last)
-    oldest_open = {} if difference else {rank: source.oldest_open(group, rank) for rank in newest}
+    is_open = [] if difference else [rank for rank, window in windows.items() if not _is_over(window)]
+    oldest_open = {rank: source.oldest_open(group, rank) for rank in is_open}
     return GroupOrder(
         name=group.name,
         ranks=group.ranks,
@@ -91,6 +92,10 @@ def group_order(source: OrderSource, group: ProcessGroup, difference: Difference
         windows=windows,
         oldest_open={rank: entry for rank, entry in oldest_open.items() if entry is not None},
     )
+
+
+def _is_over(window: Sequence[Entry]) -> bool:
+    return bool(window) and window[-1].state == "completed"
 
 
 def difference_of(source: RunningHashes, group: ProcessGroup, a: int, b: int) -> Difference | None:
