@@ -172,19 +172,13 @@ def _device_behind(facts: Facts) -> Verdict | None:
         f"{collective_text(entry)}{at(entry.call_site)}.",
         blamed=ranks,
         concerned=tuple(sorted({*ranks, *waiting})),
-        evidence=(
-            f"{verb(ranks, 'Its host has', 'Their hosts have')} launched it: what was launched before it does not end.",
-        ),
+        evidence=(f"{verb(ranks, 'Its host has', 'Their hosts have')} launched it; what is before it has not ended.",),
         advice=(
             _ADVICE_ON_KERNELS,
             "Look at that device with nvidia-smi: its clocks, its temperature, its errors.",
         ),
         alternative=_alternative(facts),
-        step=loop_step(entry),
-        group=group.name,
-        number=entry.number,
-        bucket=entry.signature.bucket if entry.signature.bucket != NO_BUCKET else None,
-        parameters=entry.signature.parameters,
+        **_collective(group, entry),
         call_sites={rank: first.call_site for rank, first in shown.items() if first.call_site} or None,
         windows=_windows_with(group, shown),
     )
@@ -209,11 +203,7 @@ def _all_inside(facts: Facts) -> Verdict | None:
         sentence=f"All ranks that left a log have launched collective {entry.number} of {group_text(group)}"
         f"{in_step(entry)} ({collective_text(entry)}{at(entry.call_site)}); it never completed.",
         concerned=tuple(stuck),
-        step=loop_step(entry),
-        group=group.name,
-        number=entry.number,
-        bucket=entry.signature.bucket if entry.signature.bucket != NO_BUCKET else None,
-        parameters=entry.signature.parameters,
+        **_collective(group, entry),
         windows=_windows_with(group, {rank: held_up[rank][1] for rank in stuck[:8]}),
         alternative=_alternative(facts),
         evidence=(
@@ -224,6 +214,18 @@ def _all_inside(facts: Facts) -> Verdict | None:
         if reached == {False}
         else ("Look at the network between the hosts, and at the backend's own log (NCCL_DEBUG=INFO).",),
     )
+
+
+def _collective(group: GroupOrder, entry: Entry) -> dict[str, Any]:
+    """The fields of a verdict that say which collective it is about."""
+    signature = entry.signature
+    return {
+        "step": loop_step(entry),
+        "group": group.name,
+        "number": entry.number,
+        "bucket": signature.bucket if signature.bucket != NO_BUCKET else None,
+        "parameters": signature.parameters,
+    }
 
 
 def _windows_with(group: GroupOrder, entries: Mapping[int, Entry]) -> dict[int, tuple[Entry, ...]]:
@@ -287,14 +289,9 @@ def place_of(facts: Facts, wait: Wait, ranks: tuple[int, ...]) -> dict[str, Any]
     missed = wait.missed_by(ranks)
     sites = {rank: s.call_site for rank in ranks if rank in facts.ranks and (s := facts.ranks[rank].standing)}
     sites |= {one.rank: one.entry.call_site for one in facts.waits[:8]}
-    signature = missed.signature
     shown = [rank for rank in (*ranks[:4], *facts.waiting[:4]) if rank in wait.group.windows]
     return {
-        "step": loop_step(missed),
-        "group": wait.group.name,
-        "number": missed.number,
-        "bucket": signature.bucket if signature.bucket != NO_BUCKET else None,
-        "parameters": signature.parameters,
+        **_collective(wait.group, missed),
         "call_sites": {rank: site for rank, site in sorted(sites.items()) if site} or None,
         "windows": {rank: wait.group.windows[rank] for rank in sorted(shown)},
     }
