@@ -63,7 +63,8 @@ class Conclusions:
             if is_judge and verdict.kind == "slow" and self.quiet_until_idle_s == 0.0:
                 _log.warning(verdict.sentence)
             idle_s = own.rhythm.idle_s(time.monotonic())
-            self.patient_until_idle_s = own.rhythm.next_look_s(idle_s)
+            undecided_for_s = None if outcome.undecided_for_ns is None else outcome.undecided_for_ns / 1e9
+            self.patient_until_idle_s = own.rhythm.next_look_s(idle_s, undecided_for_s)
             # At the start it was said early where a rank is, which is no reason to wait longer than otherwise.
             at_start_s = idle_s + NOTICED_AT_START_S
             self.quiet_until_idle_s = at_start_s if own.rhythm.is_starting else self.patient_until_idle_s

@@ -23,6 +23,7 @@ from instrumented_ddp.watchdog.messages import Alarm, Beat, Outcome, Pointer
 from instrumented_ddp.watchdog.process_state import GONE, STOPPED, ProcessState, can_be_signalled, look_at
 from overlapscope.diagnosis.card import Card
 from overlapscope.diagnosis.evidence import Evidence
+from overlapscope.diagnosis.facts import Facts
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.plain import from_json
 from overlapscope.diagnosis.report import report_text
@@ -124,9 +125,12 @@ class Inquiry:
             host: what tells which processes this one can look at.
             pointers: differences that are known.
         """
+        undecided_for_ns = None
         try:
             evidence = self._evidence(host, pointers)
             verdict = judge(evidence)
+            if not verdict.is_fault:
+                undecided_for_ns = Facts(evidence).undecided_for_ns
             message = report_text(verdict, evidence)
         except Exception as error:  # a gap in the rules is no reason to be silent
             sentence = f"Rank {self.alarm.by} has raised an alarm ({self.alarm.why}) that can't be judged"
@@ -137,6 +141,7 @@ class Inquiry:
             verdict=verdict,
             message=message,
             listening=tuple(endpoint for card in self.cards.values() for endpoint in card.listening),
+            undecided_for_ns=undecided_for_ns,
         )
 
     def _evidence(self, host: str, pointers: Sequence[Pointer]) -> Evidence:

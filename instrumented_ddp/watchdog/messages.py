@@ -103,3 +103,5 @@ class Outcome:
     """All that people are told."""
     listening: tuple[str, ...] = ()
     """Endpoints of all ranks, if the job may have to be stopped."""
+    undecided_for_ns: int | None = None
+    """If nothing is wrong by now, how long until it is, unless the job goes on: ``Facts.undecided_for_ns``."""

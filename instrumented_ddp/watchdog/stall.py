@@ -86,10 +86,17 @@ class Rhythm:
         step_ns, pause_ns = round((self.step_s or 0.0) * 1e9), round(self.longest_pause_s * 1e9)
         return long_standstill_ns(round(least_s * 1e9), step_ns, pause_ns) / 1e9
 
-    def next_look_s(self, idle_s: float) -> float:
-        """When to look again at a standstill that was called slow: it is called stuck if it lasts for long."""
-        long_s = self.long_standstill_s(BUSY_PATIENCE_NS / 1e9)
-        return min(2 * idle_s, long_s) if idle_s < long_s else 2 * idle_s
+    def next_look_s(self, idle_s: float, undecided_for_s: float | None = None) -> float:
+        """When to look again at a standstill that was called slow: it is called stuck if it lasts for long.
+
+        Args:
+            idle_s: how long this rank has stood still by now.
+            undecided_for_s: how long until another rank, for which this one may wait, has stood still for too long.
+        """
+        limits_s = [self.long_standstill_s(BUSY_PATIENCE_NS / 1e9)]
+        if undecided_for_s is not None:
+            limits_s.append(idle_s + undecided_for_s)
+        return min([2 * idle_s, *(limit_s for limit_s in limits_s if idle_s < limit_s)])
 
     @property
     def is_starting(self) -> bool:

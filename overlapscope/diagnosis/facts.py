@@ -199,6 +199,18 @@ class Facts:
             return STUCK_AT_START_NS
         return max(STUCK_AFTER_NS, STUCK_AFTER_STEPS * (one.step_time_ns or 0))
 
+    @cached_property
+    def undecided_for_ns(self) -> int | None:
+        """How long until ranks that seem to hold the job up have stood still for too long.
+
+        Any of those that others wait for, else all, if all are in a collective. None if it is over, or they are busy.
+        """
+        late = (*self.awaited, *self.late_devices)
+        ranks = late or (self.blocked if len(self.blocked) == len(self.ranks) else ())
+        quiet = [self.ranks[rank] for rank in ranks if rank in self.ranks and not self.is_only_slow(rank)]
+        left_ns = [self.patience_ns(one) - one.idle_ns for one in quiet if one.idle_ns is not None]
+        return (min if late else max)((ns for ns in left_ns if ns > 0), default=None)
+
     def reported_before(self, time_ns: int | None) -> bool:
         """Whether a watchdog had reported more than an end before; at any time if None."""
         reports = [report for report in self.evidence.reports if report.kind not in _OF_ENDS]

@@ -6,7 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from overlapscope.diagnosis.evidence import ExitCall, Failure, LeftBackward, UnreadyParameter
+from overlapscope.diagnosis.evidence import (
+    Evidence,
+    ExitCall,
+    Failure,
+    LeftBackward,
+    RankEvidence,
+    UnreadyParameter,
+)
+from overlapscope.diagnosis.facts import Facts
 from overlapscope.diagnosis.judge import judge
 from overlapscope.trace.signature import Signature
 from tests.diagnosis.jobs import (
@@ -232,6 +240,39 @@ def test_a_rank_that_never_leaves_no_sync_has_not_run_out_of_data() -> None:
 def test_a_rank_that_accumulates_in_the_step_in_which_others_wait_is_only_slow() -> None:
     late = idle(rank(1, phase="forward", step=2, since_ns=10**9, no_sync_since=None, steps_done=2), 2.0)
     assert judge(held_up(late, is_live=True)).kind == "slow"
+
+
+def waiting_for(seconds: float, late: RankEvidence) -> Evidence:
+    """The others have waited for rank 1 for so long."""
+    return job(idle(rank(0, step=2), seconds), late, idle(rank(2, step=2), seconds), groups=[HELD_UP], is_live=True)
+
+
+def test_a_rank_that_goes_on_is_late_and_no_reason_to_raise_an_alarm() -> None:
+    """Not "can't tell", which would be reported."""
+    late = idle(rank(1, phase="loop", step=2, since_ns=10**9), 0.4)
+    verdict = judge(waiting_for(3.1, late))
+    assert (verdict.kind, verdict.is_fault) == ("slow", False)
+    assert "Rank 1 is slow, and goes on" in verdict.sentence
+    assert "rank 0 has waited for 3.1 s in all_reduce" in verdict.sentence
+    assert judge(waiting_for(2.9, late)).kind == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("late_idle_s", "is_working", "left_s"), [(2.9, None, 0.1), (3.2, None, None), (2, True, None)]
+)
+def test_it_is_known_when_a_rank_that_is_only_slow_will_have_stood_still_for_too_long(
+    late_idle_s: float, is_working: bool | None, left_s: float | None
+) -> None:
+    late = replace(idle(rank(1, phase="loop", step=2, since_ns=10**9), late_idle_s), is_working=is_working)
+    left_ns = Facts(waiting_for(3.1, late)).undecided_for_ns
+    assert left_ns == (None if left_s is None else pytest.approx(left_s * 1e9))
+
+
+def test_where_all_are_in_a_collective_the_last_one_that_came_tells_when_that_has_taken_too_long() -> None:
+    inside = [idle(rank(n, step=2), seconds) for n, seconds in enumerate((3.1, 2.9, 2.5))]
+    evidence = job(*inside, groups=[group(dict.fromkeys(range(3), WAITING))], is_live=True)
+    assert judge(evidence).kind == "healthy"
+    assert Facts(evidence).undecided_for_ns == pytest.approx(0.5e9)
 
 
 def test_if_all_ranks_skip_the_same_branch_nobody_is_blamed_and_the_step_is_that_of_the_backward() -> None:

@@ -139,6 +139,27 @@ def slow(facts: Facts) -> Verdict | None:
                 step=one.standing.loop_step if one.standing else None,
                 call_sites={rank: one.standing.call_site} if one.standing and one.standing.call_site else None,
             )
+    return _late(facts)
+
+
+def _late(facts: Facts) -> Verdict | None:
+    """A rank has been waited for for long, and something has come to an end there a moment ago."""
+    for wait in facts.waits:
+        late = tuple(rank for rank in wait.late if rank in facts.awaited and rank in facts.ranks)
+        lives = all(facts.ranks[rank].liveness in ("running", "sleeping") for rank in late)
+        if not late or not lives or any(map(facts.is_stuck, late)) or not facts.is_stuck(wait.rank):
+            continue
+        one = facts.ranks[late[0]]
+        where = f" ({standing_text(one.standing)})" if one.standing else ""
+        return Verdict(
+            kind="slow",
+            sentence=f"{capitalised(ranks_text(late))} {verb(late, 'is', 'are')} slow, and {verb(late, 'goes', 'go')} "
+            f"on{where}: rank {wait.rank} has waited for {seconds_text(facts.ranks[wait.rank].idle_ns or 0)} in "
+            f"{collective_text(wait.entry)}{at(wait.entry.call_site)}.",
+            concerned=(*late, wait.rank),
+            step=loop_step(wait.entry),
+            call_sites={one.rank: one.standing.call_site} if one.standing and one.standing.call_site else None,
+        )
     return None
 
 
