@@ -35,6 +35,7 @@ from overlapscope.diagnosis.rank_models import models_of, unready_parameters
 from overlapscope.diagnosis.rank_replicas import replicas_of
 from overlapscope.diagnosis.replicas import Replica, told
 from overlapscope.diagnosis.settings import settings_of
+from overlapscope.diagnosis.wording import standing_text
 from overlapscope.trace import host
 from overlapscope.trace.folders import read_json
 from overlapscope.trace.format import RUN_FILE, Phase
@@ -191,10 +192,7 @@ class OwnState:
 
     def standing_text(self) -> str:
         """Where it is, for people."""
-        standing = self._standing()
-        where = f" in {standing.call_site}" if standing.call_site is not None else ""
-        phase = ", before its forward" if standing.phase == "loop" else f", {standing.phase}" if standing.phase else ""
-        return f"step {standing.step}{phase}{where}"
+        return standing_text(self._standing())
 
     # -- in full -------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,8 @@ PATIENCE_WITH_THE_DEAD_S: Final = 1.0
 _STEPS: Final = 4
 _ENOUGH_ADVANCES: Final = 8
 _KEPT: Final = 64
+_LOOKS_SELDOM: Final = 1.25
+"""A look costs a word of each rank, and a rank may go on by itself, evaluating, for an hour."""
 _USUAL: Final = 0.9
 """Quantile of pauses that counts as usual."""
 
@@ -95,7 +97,7 @@ class Rhythm:
         """
         limits_s = [self.long_standstill_s(BUSY_PATIENCE_NS / 1e9)]
         if undecided_for_s is not None:
-            limits_s.append(idle_s + undecided_for_s)
+            limits_s.append(max(idle_s + undecided_for_s, _LOOKS_SELDOM * idle_s))
         return min([2 * idle_s, *(limit_s for limit_s in limits_s if idle_s < limit_s)])
 
     @property

@@ -95,7 +95,9 @@ def test_a_job_is_ended_after_a_pause_that_is_long_by_its_own_history():
     assert slow.long_standstill_s(120) > 15 * 30
 
 
-@pytest.mark.parametrize(("undecided_for_s", "next_s"), [(None, 6.0), (0.1, 3.1), (5.0, 6.0)])
-def test_a_standstill_that_is_nearly_one_for_too_long_is_looked_at_again_soon(undecided_for_s, next_s):
+@pytest.mark.parametrize(
+    ("idle_s", "undecided_for_s", "next_s"), [(3, None, 6), (3, 5, 6), (3, 1, 4), (3, 0.1, 3.75), (40, 0.1, 50)]
+)
+def test_a_standstill_that_is_nearly_one_for_too_long_is_looked_at_again_soon(idle_s, undecided_for_s, next_s):
     rhythm, _ = observed(0.05, 200)
-    assert rhythm.next_look_s(3.0, undecided_for_s) == pytest.approx(next_s)
+    assert rhythm.next_look_s(idle_s, undecided_for_s) == pytest.approx(next_s)
