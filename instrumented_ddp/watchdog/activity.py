@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Final
 
 from instrumented_ddp.watchdog.process_state import bytes_read_and_written, cpu_ns_of_children, queued_ns
-from overlapscope.diagnosis.facts import BUSY_CPU_SHARE
+from overlapscope.diagnosis.patience import BUSY_CPU_SHARE
 from overlapscope.trace.host import host_now_ns
 
 _FRAMES: Final = 12

@@ -11,6 +11,7 @@ from typing import Any, Final
 from instrumented_ddp.watchdog.messages import Alarm, Outcome
 from instrumented_ddp.watchdog.own_state import OwnState
 from instrumented_ddp.watchdog.stall import NOTICED_AT_START_S
+from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.trace.reports import ReportLog
 
 _log: Final = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ class Conclusions:
         self._reports = ReportLog(folder)
         self._said: set[tuple[Any, ...]] = set()
         self._retractable: tuple[int, int, bool] | None = None
+        self._slow: tuple[tuple[int, ...], int | None] | None = None
         self.quiet_until_idle_s = 0.0
         """That it stands still is known for so long."""
         self.patient_until_idle_s = 0.0
@@ -60,8 +62,8 @@ class Conclusions:
         own, verdict = self._own, outcome.verdict
         is_judge = outcome.judge == own.rank
         if not verdict.is_fault:
-            if is_judge and verdict.kind == "slow" and self.quiet_until_idle_s == 0.0:
-                _log.warning(verdict.sentence)
+            if is_judge and verdict.kind == "slow":
+                self._say_slow(verdict)
             idle_s = own.rhythm.idle_s(time.monotonic())
             undecided_for_s = None if outcome.undecided_for_ns is None else outcome.undecided_for_ns / 1e9
             self.patient_until_idle_s = own.rhythm.next_look_s(idle_s, undecided_for_s)
@@ -83,6 +85,13 @@ class Conclusions:
         else:
             _log.warning("rank %d: %s; rank %d has the report", own.rank, own.standing_text(), outcome.judge)
         return True
+
+    def _say_slow(self, verdict: Verdict) -> None:
+        """Once for the same ranks in the same step: the judge may be the one that is slow, and goes on meanwhile."""
+        slow = verdict.concerned[:1], verdict.step
+        if slow != self._slow:
+            self._slow = slow
+            _log.warning(verdict.sentence)
 
     def nobody_answers(self, why: str) -> None:
         """Say, once, where this rank stands, as the others can't be asked."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
-from overlapscope.diagnosis.facts import BUSY_PATIENCE_NS, ENOUGH_STEPS, STUCK_AT_START_NS, long_standstill_ns
+from overlapscope.diagnosis.patience import BUSY_PATIENCE_NS, ENOUGH_STEPS, STUCK_AT_START_NS, long_standstill_ns
 
 PATIENCE_S: Final = 3.0
 """Least limit, however short the steps are: garbage collections, page faults and other jobs hold ranks up."""
@@ -84,7 +84,7 @@ class Rhythm:
         return 0.0 if self.advanced_at_s is None else now_s - self.advanced_at_s
 
     def long_standstill_s(self, least_s: float) -> float:
-        """How long a standstill lasts that nothing in the job's history explains, see ``facts.long_standstill_ns``."""
+        """How long a standstill lasts that nothing in the job's history explains: ``long_standstill_ns``."""
         step_ns, pause_ns = round((self.step_s or 0.0) * 1e9), round(self.longest_pause_s * 1e9)
         return long_standstill_ns(round(least_s * 1e9), step_ns, pause_ns) / 1e9
 

@@ -9,26 +9,9 @@ from typing import Final
 
 from overlapscope.diagnosis.evidence import Entry, Evidence, GroupOrder, RankEvidence
 from overlapscope.diagnosis.failures import is_consequence
+from overlapscope.diagnosis.patience import BUSY_PATIENCE_NS, is_busy, long_standstill_ns, patience_ns
 from overlapscope.diagnosis.segments import Message, is_segment, is_sum, is_under_way, open_messages
 from overlapscope.trace.signature import POINT_TO_POINT
-
-STUCK_AFTER_NS: Final = 3_000_000_000
-"""A standstill shorter than this is not called stuck while the job runs ..."""
-STUCK_AFTER_STEPS: Final = 4
-"""... nor one shorter than this many usual steps."""
-
-ENOUGH_STEPS: Final = 4
-"""After so many it is known what a step usually takes."""
-STUCK_AT_START_NS: Final = 20_000_000_000
-"""Instead, while the step time is unknown: compilation, autotuning and starting data loaders take their time."""
-
-BUSY_PATIENCE_NS: Final = 60_000_000_000
-"""A rank that computes, reads or writes may be in an evaluation or a checkpoint: for so long it is only slow."""
-_STEPS_OF_PATIENCE: Final = 20
-_PAUSES_OF_PATIENCE: Final = 3
-
-BUSY_CPU_SHARE: Final = 0.2
-"""Share of a core: a waiting rank uses next to none, a computing one gets at least this, even on a crowded host."""
 
 _OF_ENDS: Final = ("killed", "failed", "out of memory", "slow", "healthy", "interrupted", "cannot tell")
 """Kinds of reports that don't mean that a job hung."""
@@ -190,14 +173,25 @@ class Facts:
             return True
         if one is None or one.idle_ns is None:
             return not self.evidence.is_live or (one is not None and one.liveness == "stopped")
-        return one.idle_ns >= self.patience_ns(one)
+        return self.standstill_ns(one) >= patience_ns(one)
 
-    @staticmethod
-    def patience_ns(one: RankEvidence) -> int:
-        """For how long a rank may stand still and not be called stuck."""
-        if one.is_starting:
-            return STUCK_AT_START_NS
-        return max(STUCK_AFTER_NS, STUCK_AFTER_STEPS * (one.step_time_ns or 0))
+    def standstill_ns(self, one: RankEvidence) -> int:
+        """For how long a rank has stood still and, if others wait for it while the job runs, has held them up.
+
+        Ranks say where they are at different moments: one that came late may be ahead by now of who waited for it.
+        """
+        idle_ns = one.idle_ns or 0
+        return min(idle_ns, self._held_up_ns.get(one.rank, idle_ns)) if self.evidence.is_live else idle_ns
+
+    @cached_property
+    def _held_up_ns(self) -> dict[int, int]:
+        """The longest that others have stood still who wait for a rank."""
+        held_up_ns: dict[int, int] = {}
+        for wait in self.waits:
+            waited_ns = self.ranks[wait.rank].idle_ns
+            for rank in wait.late if waited_ns is not None else ():
+                held_up_ns[rank] = max(waited_ns or 0, held_up_ns.get(rank, 0))
+        return held_up_ns
 
     @cached_property
     def undecided_for_ns(self) -> int | None:
@@ -208,7 +202,7 @@ class Facts:
         late = (*self.awaited, *self.late_devices)
         ranks = late or (self.blocked if len(self.blocked) == len(self.ranks) else ())
         quiet = [self.ranks[rank] for rank in ranks if rank in self.ranks and not self.is_only_slow(rank)]
-        left_ns = [self.patience_ns(one) - one.idle_ns for one in quiet if one.idle_ns is not None]
+        left_ns = [patience_ns(one) - self.standstill_ns(one) for one in quiet if one.idle_ns is not None]
         return (min if late else max)((ns for ns in left_ns if ns > 0), default=None)
 
     def reported_before(self, time_ns: int | None) -> bool:
@@ -221,7 +215,7 @@ class Facts:
         one = self.ranks[rank]
         if rank not in self.waiting and rank not in self.awaited and rank not in self.late_devices:
             return False
-        if one.idle_ns is not None and one.idle_ns >= self.patience_ns(one):
+        if one.idle_ns is not None and one.idle_ns >= patience_ns(one):
             return True
         failures_ns = [other.failure.time_ns for other in self.ranks.values() if other.failure]
         reports_ns = [report.time_ns for report in self.evidence.reports if report.kind not in _OF_ENDS]
@@ -232,8 +226,8 @@ class Facts:
         one = self.ranks.get(rank)
         if one is None or not self.evidence.is_live or not (is_busy(one) or self.is_device_busy(rank)):
             return False
-        patience_ns = long_standstill_ns(BUSY_PATIENCE_NS, one.step_time_ns, one.longest_pause_ns)
-        return one.idle_ns is None or one.idle_ns < patience_ns
+        long_ns = long_standstill_ns(BUSY_PATIENCE_NS, one.step_time_ns, one.longest_pause_ns)
+        return one.idle_ns is None or one.idle_ns < long_ns
 
     def is_device_busy(self, rank: int) -> bool:
         """Whether a rank's device is known to be at something that its host launched before any open collective."""
@@ -325,20 +319,6 @@ def runs_on_device(group: GroupOrder) -> bool:
 def has_finished(one: RankEvidence) -> bool:
     """Whether a rank came to its end of its own accord, and well."""
     return one.liveness == "ended" and not one.exit_status and not one.was_told_to_end
-
-
-def is_busy(one: RankEvidence) -> bool:
-    """Whether a rank computes, reads or writes, or did when last heard from."""
-    return not one.holds_gil and (bool(one.is_working) or (one.cpu_share or 0.0) >= BUSY_CPU_SHARE)
-
-
-def long_standstill_ns(least_ns: int, step_time_ns: int | None, longest_pause_ns: int | None) -> int:
-    """How long a standstill lasts that nothing in a job's history explains: it had checkpoints and evaluations before.
-
-    Args:
-        least_ns: however quick the job has been.
-    """
-    return max(least_ns, _STEPS_OF_PATIENCE * (step_time_ns or 0), _PAUSES_OF_PATIENCE * (longest_pause_ns or 0))
 
 
 def minority(sides: Iterable[Iterable[int]], members: int) -> tuple[int, ...]:

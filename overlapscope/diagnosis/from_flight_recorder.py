@@ -12,10 +12,10 @@ from typing import Final
 
 from overlapscope.diagnosis.difference import Difference
 from overlapscope.diagnosis.evidence import UNKNOWN_STEP, Entry, Evidence, Gap, GroupOrder, RankEvidence, Standing
-from overlapscope.diagnosis.facts import STUCK_AFTER_NS
 from overlapscope.diagnosis.flight_recorder_dumps import FlightRecorderDumps
 from overlapscope.diagnosis.order import conversations_of, group_order
 from overlapscope.diagnosis.order_source import OrderSource, ProcessGroup
+from overlapscope.diagnosis.patience import STUCK_AFTER_NS
 from overlapscope.trace.flight_recorder import Dump
 from overlapscope.trace.log import Problem
 

@@ -22,9 +22,9 @@ from overlapscope.diagnosis.evidence import (
     Unreduced,
 )
 from overlapscope.diagnosis.exits import call_site_of, ended_with, exit_call_of, exit_of, failure_of, interrupted_ns
-from overlapscope.diagnosis.facts import ENOUGH_STEPS
 from overlapscope.diagnosis.failures import is_interrupted
 from overlapscope.diagnosis.hyperparameters import hyperparameters_of
+from overlapscope.diagnosis.patience import ENOUGH_STEPS
 from overlapscope.diagnosis.process import is_here, liveness_of, written_ns
 from overlapscope.diagnosis.rank_models import models_of, unready_parameters
 from overlapscope.diagnosis.rank_replicas import replicas_of

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final, Literal, Protocol
 
-from overlapscope.diagnosis.facts import STUCK_AFTER_NS
+from overlapscope.diagnosis.patience import STUCK_AFTER_NS
 from overlapscope.trace.environment import TRACE_VARIABLE, with_startup
 from overlapscope.trace.format import ENDED_FILE, rank_folder
 from overlapscope.trace.reports import read_reports

@@ -90,6 +90,11 @@ def _ends_apart(setting: Setting, random: Random) -> dict[str, str]:
     return {"end": f"dist.barrier()\nif $rank == {setting.rank}:\n    {text}"}
 
 
+def _validation(setting: Setting, random: Random) -> dict[str, str]:
+    batches = f"for _ in range({random.choice((1, 60))}):\n            $model($x)\n            time.sleep(0.1)"
+    return {"after": f"if $step == {setting.step} and $rank == 0:\n    with torch.no_grad():\n        {batches}"}
+
+
 HARMLESS: Final = (
     Event(name="healthy", write=lambda _setting, _random: {}, weight=12, **_HEALTHY),
     Event(
@@ -146,10 +151,9 @@ HARMLESS: Final = (
     Event(name="healthy: ends apart", write=_ends_apart, extra_s=6, **_HEALTHY),
     Event(
         name="healthy: validation through the wrapper",
-        write=lambda setting, _random: {
-            "after": f"if $step == {setting.step} and $rank == 0:\n    with torch.no_grad():\n        $model($x)"
-        },
+        write=_validation,
         wants={"model": ("mlp", "embedding", "transformer")},
+        extra_s=6,
         **_HEALTHY,
     ),
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 from functools import partial
 from pathlib import Path
@@ -28,6 +27,7 @@ from overlapscope.model.partition import Buckets
 from overlapscope.trace.environment import DETAIL_VARIABLE
 from overlapscope.trace.reader import read_trace
 from tests.cluster.ranks import run_ranks
+from tests.cluster.said import said
 from tests.cluster.same_as_stock.training import batch
 from tests.cluster.test_probing import State, make_model, plans_in, train
 
@@ -265,17 +265,6 @@ def fail(*_: Any, **__: Any) -> Any:
     raise InjectedError
 
 
-class Warnings(logging.Handler):
-    """Keeps what the choice of buckets warns of."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
 def train_with_faults(trace: str | None, faulty_rank: int) -> dict[str, tuple[State, Buckets, list[str]]]:
     """The weights, the plan and the warnings after a training with each of the faults on one rank, and with none."""
     make_one_bucket_faster()
@@ -285,16 +274,15 @@ def train_with_faults(trace: str | None, faulty_rank: int) -> dict[str, tuple[St
     places = {name: place for name, place in FAULTS.items() if (name in OF_RECORDINGS) == (trace is not None)}
     ended = {}
     for name, (owner, attribute) in {"nothing": (schedule, "candidates_of"), **places}.items():
-        warnings, works = Warnings(), getattr(owner, attribute)
-        logging.getLogger("instrumented_ddp").addHandler(warnings)
+        works = getattr(owner, attribute)
         if dist.get_rank() == faulty_rank and name != "nothing":
             setattr(owner, attribute, fail)
-        model = DistributedDataParallel(make_model()[:4], bucket_cap_mb="auto", trace=trace)
-        train(model, 32)
+        with said() as lines:
+            model = DistributedDataParallel(make_model()[:4], bucket_cap_mb="auto", trace=trace)
+            train(model, 32)
         setattr(owner, attribute, works)
-        logging.getLogger("instrumented_ddp").removeHandler(warnings)
         state = [parameter.flatten().tolist() for parameter in model.parameters()]
-        ended[name] = state, model.bucket_plan.buckets, warnings.lines
+        ended[name] = state, model.bucket_plan.buckets, lines
     return ended
 
 

@@ -7,7 +7,6 @@ missing in the recording passes for no fault of the training's, neither while it
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -48,6 +47,7 @@ from overlapscope.diagnosis.judge import judge
 from overlapscope.trace.group_log import GroupLog
 from overlapscope.trace.writer import EventLog
 from tests.cluster.ranks import run_ranks
+from tests.cluster.said import said
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -140,17 +140,6 @@ def fail_later(works: Any) -> Any:
     return lambda *args, **kwargs: works(*args, **kwargs) if next(calls) == 0 else fail()
 
 
-class Lines(logging.Handler):
-    """Keeps what is said."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
 def train(wrap: Callable[[nn.Module], nn.Module]) -> State:
     torch.manual_seed(0)
     model = wrap(nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4)))
@@ -174,24 +163,23 @@ def train_with_each_fault(traces: str, kind: str) -> dict[str, tuple[State, list
     ended = {}
     for number, (name, (owner, attribute)) in enumerate({"": (Steps, "enter"), **BY_KIND[kind]}.items()):
         folder = f"{traces}/{number}"
-        lines, works = Lines(), owner.__dict__[attribute]
-        logging.getLogger("instrumented_ddp").addHandler(lines)
+        works = owner.__dict__[attribute]
         if name and dist.get_rank() == 1:
             setattr(owner, attribute, fail_later(works) if name in FAILS_LATER else fail)
-        if kind == "stock":
-            attach(folder)
-            state = train(partial(nn.parallel.DistributedDataParallel, bucket_cap_mb=SMALL_CAP_MB))
-        elif kind == "fsdp":
-            attach(folder)
-            state = train(fully_shard)
-        else:
-            wrap = partial(DistributedDataParallel, bucket_cap_mb=SMALL_CAP_MB, trace=folder)
-            state = train(partial(wrap, strategy="ring") if kind == "ring" else wrap)
-        if (session := session_of_this_process()) is not None:
-            session.close()
+        with said() as lines:
+            if kind == "stock":
+                attach(folder)
+                state = train(partial(nn.parallel.DistributedDataParallel, bucket_cap_mb=SMALL_CAP_MB))
+            elif kind == "fsdp":
+                attach(folder)
+                state = train(fully_shard)
+            else:
+                wrap = partial(DistributedDataParallel, bucket_cap_mb=SMALL_CAP_MB, trace=folder)
+                state = train(partial(wrap, strategy="ring") if kind == "ring" else wrap)
+            if (session := session_of_this_process()) is not None:
+                session.close()
         setattr(owner, attribute, works)
-        logging.getLogger("instrumented_ddp").removeHandler(lines)
-        ended[name] = state, lines.lines
+        ended[name] = state, lines
     return ended
 
 

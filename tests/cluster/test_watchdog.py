@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from overlapscope.diagnosis.judge import judge
 from overlapscope.trace.environment import PATIENCE_VARIABLE
 from overlapscope.trace.format import REPORTS_FILE, rank_folder
 from tests.cluster.ranks import run_ranks
+from tests.cluster.said import said
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -56,6 +58,11 @@ class Training:
         self.optimizer.step()
         self.optimizer.zero_grad()
         time.sleep(0.02)
+
+    def evaluate(self) -> None:
+        with torch.no_grad():
+            self.model.eval()(torch.randn(8, 32))
+        self.model.train()
 
     def goes_on_once_reported(self, pid: int) -> None:
         """Wake a rank as soon as this one has said that it is stopped."""
@@ -223,9 +230,7 @@ def evaluate_and_pause(trace: str) -> None:
     for number in range(FAULT_AT + 60):
         if number == FAULT_AT and training.rank == 1:
             time.sleep(1.2)
-            with torch.no_grad():
-                training.model.eval()(torch.randn(8, 32))
-            training.model.train()
+            training.evaluate()
             sleep(LONG_S, until=lambda: bool(reports_of(training.trace, 0)))
         training.step()
 
@@ -236,6 +241,30 @@ def test_a_job_that_only_pauses_is_suspected_and_not_ended(tmp_path):
     assert report["verdict"]["certainty"] == "likely"
     assert "This is likely, not certain" in report["message"]
     assert report["retracted_ns"] > report["time_ns"]
+
+
+def evaluate_alone(trace: str, evaluator: int) -> list[str]:
+    """As in ``if rank == 0: evaluate()``, with the model in its wrapper, for longer than anybody waits for a hang."""
+    os.environ[PATIENCE_VARIABLE] = "2"
+    training = Training(trace, on_incident="raise")
+    with said() as lines:
+        for number in range(FAULT_AT + 20):
+            if number == FAULT_AT and training.rank == evaluator:
+                until = time.monotonic() + 8
+                while time.monotonic() < until:
+                    training.evaluate()
+                    time.sleep(0.1)
+            training.step()
+    return lines
+
+
+@pytest.mark.parametrize("evaluator", [0, 1])
+def test_a_rank_that_evaluates_by_itself_is_slow_and_no_fault(tmp_path, evaluator):
+    lines = run_ranks(evaluate_alone, 2, str(tmp_path), evaluator)
+    assert [reports_of(tmp_path, rank) for rank in (0, 1)] == [[], []]
+    (line,) = chain(*lines)
+    assert line.startswith(f"Rank {evaluator} is slow, and goes on (before the forward of step {FAULT_AT}")
+    assert f"rank {1 - evaluator} has waited for" in line
 
 
 def stop_for_a_while(trace: str) -> None:

@@ -21,6 +21,7 @@ from tests.diagnosis.jobs import (
     CLOSED,
     HELD_UP,
     IN_LOADER,
+    LATE,
     TIMED_OUT,
     WAITING,
     entry,
@@ -255,6 +256,26 @@ def test_a_rank_that_goes_on_is_late_and_no_reason_to_raise_an_alarm() -> None:
     assert "Rank 1 is slow, and goes on" in verdict.sentence
     assert "rank 0 has waited for 3.1 s in all_reduce" in verdict.sentence
     assert judge(waiting_for(2.9, late)).kind == "healthy"
+
+
+def test_who_goes_on_may_be_waited_for_by_way_of_others() -> None:
+    """Rank 0 waits for rank 1, which waits for rank 2, and only for a moment."""
+    pair = group({1: trained(12, is_waiting=True), 2: trained(11)}, name="pair")
+    world = group({0: WAITING, 1: LATE}, name="other")
+    ranks = (idle(rank(n, step=2), seconds) for n, seconds in enumerate((5, 0.2, 0.2)))
+    verdict = judge(job(*ranks, groups=[pair, world], is_live=True))
+    assert (verdict.kind, verdict.concerned) == ("slow", (2, 0))
+
+
+@pytest.mark.parametrize(("seconds", "kind"), [(0.1, "healthy"), (3.5, "stuck")])
+def test_who_has_waited_for_a_late_rank_is_not_late_itself_as_soon_as_that_one_is_ahead(
+    seconds: float, kind: str
+) -> None:
+    """Rank 1 said where it stood, and that it had waited for six seconds, a moment before rank 0 came and went on."""
+    came, waited = idle(rank(0, step=3), seconds), idle(rank(1, step=2), 6)
+    in_step_3, in_step_2 = trained(10, is_waiting=True), trained(9, is_waiting=True)
+    verdict = judge(job(came, waited, groups=[group({0: in_step_3, 1: in_step_2})], is_live=True))
+    assert (verdict.kind, verdict.suspected) == (kind, (1,) if kind == "stuck" else ())
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from signal import SIGHUP, SIGINT, SIGTERM, Signals
 from typing import Final
 
 from overlapscope.diagnosis.evidence import Failure, RankEvidence
-from overlapscope.diagnosis.facts import STUCK_AFTER_NS, Facts, Wait
+from overlapscope.diagnosis.facts import Facts, Wait
+from overlapscope.diagnosis.patience import STUCK_AFTER_NS, patience_ns
 from overlapscope.diagnosis.rules import silent
 from overlapscope.diagnosis.rules.otherwise import advice_on_gaps, compared_text, lacking_text
 from overlapscope.diagnosis.verdict import Verdict
@@ -95,7 +96,7 @@ def _has_waited_for_long(facts: Facts, wait: Wait, since_ns: int | None) -> bool
     one = facts.ranks[wait.rank]
     until_ns = since_ns if since_ns is not None else _signalled_ns(one)
     waited_ns = one.idle_ns if until_ns is None else until_ns - wait.entry.announced_ns
-    return waited_ns is None or waited_ns > facts.patience_ns(one)
+    return waited_ns is None or waited_ns > patience_ns(one)
 
 
 def _unknown(facts: Facts, since_ns: int | None) -> str:
@@ -111,7 +112,7 @@ def _unknown(facts: Facts, since_ns: int | None) -> str:
     for group in facts.evidence.groups:
         times += [max(e.announced_ns, e.completed_ns or 0) for w in group.windows.values() for e in w[-1:]]
     quiet_ns = since_ns - max(times, default=since_ns)
-    if quiet_ns < max([STUCK_AFTER_NS, *map(facts.patience_ns, facts.ranks.values())]):
+    if quiet_ns < max([STUCK_AFTER_NS, *map(patience_ns, facts.ranks.values())]):
         return ""
     return f", when nothing had been recorded for {seconds_text(quiet_ns)}: whether it hung can't be told."
 

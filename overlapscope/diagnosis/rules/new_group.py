@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from overlapscope.diagnosis.evidence import CallSite, RankEvidence
-from overlapscope.diagnosis.facts import STUCK_AFTER_NS, Facts, minority
+from overlapscope.diagnosis.facts import Facts, minority
+from overlapscope.diagnosis.patience import STUCK_AFTER_NS
 from overlapscope.diagnosis.stacks import waits_for
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.diagnosis.wording import (

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Final
 
 from overlapscope.diagnosis.evidence import GroupOrder, RankEvidence
-from overlapscope.diagnosis.facts import Facts, is_busy, minority
+from overlapscope.diagnosis.facts import Facts, minority
+from overlapscope.diagnosis.patience import is_busy, patience_ns
 from overlapscope.diagnosis.refutations import SILENT_FAULTS
 from overlapscope.diagnosis.rules import processes, replicas
 from overlapscope.diagnosis.verdict import FaultKind, Verdict
@@ -124,7 +125,7 @@ def slow(facts: Facts) -> Verdict | None:
         one = facts.ranks.get(rank)
         if one is None or one.idle_ns is None:
             continue
-        if one.idle_ns >= max(_SLOW_AFTER_NS, _SLOW_AFTER_STEPS * (one.step_time_ns or 0)):
+        if facts.standstill_ns(one) >= max(_SLOW_AFTER_NS, _SLOW_AFTER_STEPS * (one.step_time_ns or 0)):
             if rank in facts.late_devices:
                 return _slow_device(facts, one, one.idle_ns)
             where = f" ({standing_text(one.standing)})" if one.standing else ""
@@ -143,24 +144,30 @@ def slow(facts: Facts) -> Verdict | None:
 
 
 def _late(facts: Facts) -> Verdict | None:
-    """A rank has been waited for for long, and something has come to an end there a moment ago."""
-    for wait in facts.waits:
-        late = tuple(rank for rank in wait.late if rank in facts.awaited and rank in facts.ranks)
-        lives = all(facts.ranks[rank].liveness in ("running", "sleeping") for rank in late)
-        if not late or not lives or any(map(facts.is_stuck, late)) or not facts.is_stuck(wait.rank):
-            continue
-        one = facts.ranks[late[0]]
-        where = f" ({standing_text(one.standing)})" if one.standing else ""
-        return Verdict(
-            kind="slow",
-            sentence=f"{capitalised(ranks_text(late))} {verb(late, 'is', 'are')} slow, and {verb(late, 'goes', 'go')} "
-            f"on{where}: rank {wait.rank} has waited for {seconds_text(facts.ranks[wait.rank].idle_ns or 0)} in "
-            f"{collective_text(wait.entry)}{at(wait.entry.call_site)}.",
-            concerned=(*late, wait.rank),
-            step=loop_step(wait.entry),
-            call_sites={one.rank: one.standing.call_site} if one.standing and one.standing.call_site else None,
-        )
-    return None
+    """A rank has waited for long, and those that it waits for go on, or wait for others that they have just come to."""
+    wait = next((wait for wait in facts.waits if facts.is_stuck(wait.rank)), None)
+    going = () if wait is None else tuple(rank for rank in facts.awaited or wait.late if _goes_on(facts, rank))
+    if wait is None or not going:
+        return None
+    one = facts.ranks[going[0]]
+    where = f" ({standing_text(one.standing)})" if one.standing else ""
+    is_moving = all((facts.ranks[rank].idle_ns or 0) < patience_ns(facts.ranks[rank]) for rank in going)
+    goes_on = f", and {verb(going, 'goes', 'go')} on" if is_moving else ""
+    return Verdict(
+        kind="slow",
+        sentence=f"{capitalised(ranks_text(going))} {verb(going, 'is', 'are')} slow{goes_on}{where}: rank {wait.rank} "
+        f"has waited for {seconds_text(facts.ranks[wait.rank].idle_ns or 0)} in {collective_text(wait.entry)}"
+        f"{at(wait.entry.call_site)}.",
+        concerned=(*going, wait.rank),
+        step=one.standing.loop_step if one.standing else None,
+        call_sites={one.rank: one.standing.call_site} if one.standing and one.standing.call_site else None,
+    )
+
+
+def _goes_on(facts: Facts, rank: int) -> bool:
+    one = facts.ranks.get(rank)
+    is_known = one is not None and one.liveness in ("running", "sleeping") and one.idle_ns is not None
+    return is_known and not facts.is_stuck(rank)
 
 
 def _slow_device(facts: Facts, one: RankEvidence, idle_ns: int) -> Verdict:

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from overlapscope.diagnosis.evidence import Entry, GroupOrder, RankEvidence
-from overlapscope.diagnosis.facts import Facts, Wait, has_finished, is_busy, runs_on_device
+from overlapscope.diagnosis.facts import Facts, Wait, has_finished, runs_on_device
 from overlapscope.diagnosis.failures import is_timeout
+from overlapscope.diagnosis.patience import is_busy
 from overlapscope.diagnosis.stacks import Waiting, waits_for
 from overlapscope.diagnosis.verdict import FaultKind, Verdict
 from overlapscope.diagnosis.wording import (
