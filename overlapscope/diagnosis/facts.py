@@ -176,7 +176,7 @@ class Facts:
         return self.standstill_ns(one) >= patience_ns(one)
 
     def standstill_ns(self, one: RankEvidence) -> int:
-        """For how long a rank has stood still and, if others wait for it while the job runs, has held them up.
+        """For how long a rank has stood still and, if it is what others wait for while the job runs, has held them up.
 
         Ranks say where they are at different moments: one that came late may be ahead by now of who waited for it.
         """
@@ -185,11 +185,11 @@ class Facts:
 
     @cached_property
     def _held_up_ns(self) -> dict[int, int]:
-        """The longest that others have stood still who wait for a rank."""
-        held_up_ns: dict[int, int] = {}
+        """The longest that others have stood still who wait for a rank that waits for nobody."""
+        waiting, held_up_ns = set(self.waiting), dict[int, int]()
         for wait in self.waits:
             waited_ns = self.ranks[wait.rank].idle_ns
-            for rank in wait.late if waited_ns is not None else ():
+            for rank in {*wait.late} - waiting if waited_ns is not None else ():
                 held_up_ns[rank] = max(waited_ns or 0, held_up_ns.get(rank, 0))
         return held_up_ns
 

@@ -278,6 +278,14 @@ def test_who_has_waited_for_a_late_rank_is_not_late_itself_as_soon_as_that_one_i
     assert (verdict.kind, verdict.suspected) == (kind, (1,) if kind == "stuck" else ())
 
 
+def test_who_waits_has_waited_for_long_also_if_others_have_just_come_to_wait_for_it() -> None:
+    late, waits = idle(rank(2, phase="loop", step=2, since_ns=10**9), 0.4), idle(rank(1, step=2), 5)
+    pair = group({1: trained(12, is_waiting=True), 2: trained(11)}, name="pair")
+    world = group({0: WAITING, 1: LATE}, name="other")
+    verdict = judge(job(idle(rank(0, step=2), 0.1), waits, late, groups=[pair, world], is_live=True))
+    assert (verdict.kind, verdict.concerned) == ("slow", (2, 1))
+
+
 @pytest.mark.parametrize(
     ("late_idle_s", "is_working", "left_s"), [(2.9, None, 0.1), (3.2, None, None), (2, True, None)]
 )
