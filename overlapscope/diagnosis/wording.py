@@ -126,7 +126,7 @@ def is_made_again(group: GroupOrder) -> bool:
 
 def in_step(where: Entry | Standing) -> str:
     """`` in step 12``, `` after the update of step 12``, or nothing if steps are not counted."""
-    if where.step == UNKNOWN_STEP:
+    if where.step == UNKNOWN_STEP or (isinstance(where, Standing) and _has_no_steps(where)):
         return ""
     return f" in step {where.step}" if where.loop_step == where.step else f" after the update of step {where.loop_step}"
 
@@ -147,6 +147,8 @@ def standing_text(standing: Standing) -> str:
         return f"last seen{at(standing.call_site)}" if standing.call_site else ""
     if standing.phase == JOINING:
         return f"in init_process_group{at(standing.call_site)}"
+    if _has_no_steps(standing) and standing.call_site:
+        return f"at {standing.call_site}"
     if standing.is_after_update or standing.phase in ("loop", "evaluation"):
         text = _between_steps(standing)
     else:
@@ -155,6 +157,11 @@ def standing_text(standing: Standing) -> str:
     if standing.bucket is not None and standing.phase in ("backward", "finalise"):
         text += f", before bucket {standing.bucket}"
     return text + (f",{at(standing.call_site)}" if standing.call_site else "")
+
+
+def _has_no_steps(standing: Standing) -> bool:
+    """Whether neither a model nor an optimizer has said by now that the script is in a step."""
+    return standing.step == 0 and standing.phase is None and not standing.is_after_update
 
 
 def _between_steps(standing: Standing) -> str:

@@ -219,3 +219,10 @@ def test_a_time_out_of_the_users_own_is_no_consequence(type_: str, traceback: st
     ranks = (rank(0, "failed", failure=failure), rank(1, "failed", failure=CLOSED))
     same = group({0: trained(6), 1: trained(6)})
     assert judge(job(*ranks, groups=[same])).kind == kind
+
+
+@pytest.mark.parametrize(("phase", "said"), [(None, "Rank 1 failed at"), ("forward", "Rank 1 failed in step 0 at")])
+def test_a_script_without_steps_is_in_none(phase: str | None, said: str) -> None:
+    failure = Failure(type="KeyError", message="'policy_head'", call_site=site(12))
+    ranks = (rank(0, "failed", phase=phase, failure=CLOSED), rank(1, "failed", phase=phase, failure=failure))
+    assert judge(job(*ranks)).sentence.startswith(said)
