@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import signal
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -16,6 +19,37 @@ sys.dont_write_bytecode = False
 # Every run looks at other examples, so fewer of them at a time find as much over the days.
 settings.register_profile("without a deadline", deadline=None, max_examples=40)
 settings.load_profile("without a deadline")
+
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the one option that renews golden files: ``pytest --update-golden``, whose diff is then reviewed."""
+    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/ from what the code says now")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compare what people read with the golden file ``tests/golden/NAME.txt``.
+
+    Tests assert kinds, ranks, steps and numbers. The wording itself is held here alone, so that a sentence is changed
+    in one place in the code and one golden file.
+    """
+
+    def compare(name: str, text: str) -> None:
+        path = GOLDEN / f"{name}.txt"
+        found = "".join(f"{line.rstrip()}\n" for line in text.rstrip().splitlines())
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(found)
+            return
+        expected = path.read_text() if path.exists() else ""
+        if found != expected:
+            changes = difflib.unified_diff(expected.splitlines(), found.splitlines(), str(path), "now", lineterm="")
+            pytest.fail("\n".join([*changes, "", "If this is meant: pytest --update-golden, and review the diff."]))
+
+    return compare
 
 
 def pytest_configure() -> None:
