@@ -1,1 +1,1 @@
-"""The web app: a Panel server over a recording. Draws, never computes."""
+"""The web app: a Panel server that shows recordings. It draws, and leaves computation to ``overlapscope``."""

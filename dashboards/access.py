@@ -1,7 +1,8 @@
-"""Who may use the server: by which names it is reached, and who is let in.
+"""Access control of the server: allowed host names, origins and logins.
 
-A page of another site must not read a recording through the browser of somebody who can: neither under a name of its
-own that leads here (DNS rebinding), nor by opening a websocket. Both are told by headers that browsers set.
+A page of another site must not read a recording through the browser of an authorized user: neither under a host name of
+its own that resolves to this server (DNS rebinding), nor by opening a websocket (cross-site hijacking). Both are
+recognized by headers that browsers set.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _LOGIN_DAYS: Final = 31
 
 
 class Refusal(Enum):
-    """Why a request is not answered."""
+    """Reason why a request is refused."""
 
     HOST = "it calls the server by a name that is not its own"
     ORIGIN = "a page of another site sent it"
@@ -37,14 +38,14 @@ class Refusal(Enum):
 
 
 class Access:
-    """Who may use a server.
+    """Access rules of a server.
 
     Args:
-        token: what lets anybody in; None if no token does.
-        is_token_made: it is known to nobody yet, and so has to be printed.
-        passwords: of each user who may log in by name.
-        hosts: names of the server, beside those of this machine's loopback.
-        oauth: the provider who is asked who it is, by Panel's name.
+        token: token that authorizes anybody who has it; None without one.
+        is_token_made: the token was generated, and so has to be printed for the user to know it.
+        passwords: password of each user who may log in by name.
+        hosts: host names of the server, in addition to loopback.
+        oauth: OAuth provider, by Panel's name; None without one.
     """
 
     def __init__(
@@ -61,20 +62,20 @@ class Access:
         self.passwords = passwords or {}
         self.hosts = frozenset(map(str.lower, hosts))
         self.oauth = oauth
-        # A token that stays the same when the server is started again keeps those who are in.
+        # Derived from a token, so that logins survive a restart of the server with the same token.
         self.secret = hashlib.sha256(b"cookies of " + token.encode()).digest() if token else secrets.token_bytes(32)
-        # Browsers send the cookies of a host to all of its ports.
+        # A distinct name, as browsers send the cookies of a host to all its ports, and so to other servers.
         self.cookie_name = f"overlapscope-{hashlib.sha256(self.secret).hexdigest()[:8]}"
 
     @property
     def needs_login(self) -> bool:
-        """Whether only those are let in who know the token or a password."""
+        """Return whether requests have to be authorized by a token or a password."""
         return self.token is not None or bool(self.passwords)
 
     def refusal(self, request: HTTPServerRequest) -> Refusal | None:
-        """Why a request is not answered; None if it is."""
+        """Return why a request is refused; None if it is allowed."""
         host = name_of_host(request.host)
-        # Cookies belong to a name: under any other one nobody is logged in.
+        # With a login, any host name is safe: cookies belong to a name, so nobody is logged in under a foreign one.
         if not (self.needs_login or self.oauth or self._is_own(host)):
             return Refusal.HOST
         is_socket = request.headers.get("Upgrade", "").lower() == "websocket"
@@ -85,7 +86,7 @@ class Access:
         return None
 
     def knows(self, request: HTTPServerRequest) -> bool:
-        """Whether who sent a request has logged in, or shows what lets in."""
+        """Return whether a request is authorized, by the cookie of a login or by an Authorization header."""
         if self._admits_program(request.headers.get("Authorization", "")):
             return True
         cookie = request.cookies.get(self.cookie_name)
@@ -93,13 +94,13 @@ class Access:
         return decode_signed_value(self.secret, self.cookie_name, value, max_age_days=_LOGIN_DAYS) is not None
 
     def admits(self, *, token: str = "", user: str = "", password: str = "") -> bool:
-        """Whether a token, or a name and password, let somebody in."""
+        """Return whether a token, or a user name and password, is valid."""
         if self.token is not None and hmac.compare_digest(token.encode(), self.token.encode()):
             return True
         return user in self.passwords and hmac.compare_digest(password.encode(), self.passwords[user].encode())
 
     def _admits_program(self, authorization: str) -> bool:
-        """Whether a header lets in who keeps no cookies, such as Prometheus or curl."""
+        """Return whether an Authorization header is valid, for clients without cookies such as Prometheus or curl."""
         scheme, _, credentials = authorization.partition(" ")
         if scheme.lower() == "bearer":
             return self.admits(token=credentials)
@@ -111,11 +112,11 @@ class Access:
         return False
 
     def login_cookie(self) -> bytes:
-        """The value of the cookie of somebody who is let in."""
+        """Create the signed value of the cookie of a logged-in user."""
         return create_signed_value(self.secret, self.cookie_name, "admitted")
 
     def _is_own_page(self, origin: str | None, host: str) -> bool:
-        """Whether a page of this server sends a request, or no page at all."""
+        """Return whether a request comes from a page of this server, or from no page at all."""
         if origin is None:
             return True
         asked_from = origin.rpartition("://")[2].lower()
@@ -126,7 +127,7 @@ class Access:
 
 
 def name_of_host(host: str) -> str:
-    """The name or address in a Host header or an origin, without its port; empty if there is none."""
+    """Return the host name or address in a Host header or an origin, without the port; empty if there is none."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
@@ -134,7 +135,7 @@ def name_of_host(host: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address only leads to the machine it is used on."""
+    """Return whether a host name or address is loopback."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
@@ -142,15 +143,15 @@ def is_loopback(host: str) -> bool:
 
 
 def made_token() -> str:
-    """A token that can't be guessed."""
+    """Generate a random token."""
     return secrets.token_urlsafe(24)
 
 
 def read_token(path: Path) -> str:
-    """The token in a file.
+    """Read the token in a file.
 
     Raises:
-        OverlapScopeError: it can't be read, or is too easy to guess.
+        OverlapScopeError: the file can't be read, or the token is too short.
     """
     token = _text_of(path, "a line with a token").strip()
     if len(token) < LEAST_TOKEN_LENGTH:
@@ -161,10 +162,10 @@ def read_token(path: Path) -> str:
 
 
 def read_passwords(path: Path) -> dict[str, str]:
-    """The password of each user in a file.
+    """Read the password of each user from a JSON file.
 
     Raises:
-        OverlapScopeError: it can't be read, or is not a JSON object of names and passwords.
+        OverlapScopeError: the file can't be read, or is not a JSON object of names and passwords.
     """
     what = 'a JSON object of users and passwords, such as {"ada": "..."}'
     try:

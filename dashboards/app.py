@@ -1,4 +1,4 @@
-"""The web app: which page is at which address, and the server behind it."""
+"""The web app: the routes of its pages, and the server."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ROUTES: Final[dict[str, BuildPage]] = {
     "/stragglers": stragglers.build,
     "/order": order.build,
     "/buckets": buckets.build,
-    # Every plot alone, to embed or to look at on its own.
+    # Every plot without the rest of its page, for embedding.
     "/plots/timeline": partial(timeline.build, is_plain=True),
     "/plots/stragglers": stragglers.build_heatmap,
     "/plots/order": partial(order.build, is_plain=True),
@@ -54,11 +54,11 @@ _PREPARED: Final = (
     ("looking for stragglers", ("stragglers", "heatmap")),
     ("comparing the order of collectives", ("diagnosis",)),
 )
-"""Parts of a snapshot that take long and all pages share, with the names that progress shows."""
+"""Phases of preparing a snapshot, as progress shows them, with the slow properties that all pages share."""
 
 
 def open_page(build: BuildPage, recording: Recording) -> None:
-    """Fill the current document with a page of the newest state of a recording, or with what is wrong with it."""
+    """Fill the current document with a page of the latest state of a recording, or with an error page."""
     document = curdoc()
     arguments = pn.state.session_args
     which = which_steps(arguments)
@@ -72,7 +72,7 @@ def open_run_page(build: BuildPage, runs: Runs, name: str) -> None:
     """Fill the current document with a page of a run.
 
     Args:
-        name: as in the address; empty for an address without a run: of a run that is served alone.
+        name: name of the run, as in the URL; empty if the URL has none, for a run that is the only one served.
     """
     document = curdoc()
     place = Place.of_route(name) if name else Place(has_table=runs.alone is None)
@@ -89,7 +89,7 @@ def open_run_page(build: BuildPage, runs: Runs, name: str) -> None:
 
 
 def open_first_page(runs: Runs) -> None:
-    """Fill the current document with the table of runs, or with the overview of one that is served alone."""
+    """Fill the current document with the table of runs, or with the overview of the only one served."""
     if runs.alone is None:
         runs_page.build(curdoc(), runs)
     else:
@@ -97,12 +97,12 @@ def open_first_page(runs: Runs) -> None:
 
 
 def open_comparison(runs: Runs) -> None:
-    """Fill the current document with a comparison of runs, or of steps of one."""
+    """Fill the current document with a comparison of two runs, or of two step ranges of one."""
     compare.build(curdoc(), runs, pn.state.session_args)
 
 
 def open_experiments(runs: Runs) -> None:
-    """Fill the current document with the experiments in the folders."""
+    """Fill the current document with the experiments in the served folders."""
     experiments.build(curdoc(), runs)
 
 
@@ -119,16 +119,16 @@ def serve(
     """Serve recordings until Ctrl-C.
 
     Args:
-        folders: each a recording, or a folder of recordings. It may be empty, still be written to, or not be there yet.
+        folders: each a recording, or a folder of recordings; it may be empty, live, or not exist yet.
         address: address to listen on; the default can't be reached from other machines.
-        port: ``DEFAULT_PORT`` or the next free one if not given; 0 for any free one.
-        access: who may use it; everybody who reaches the address if not given.
-        prefix: what the path of every address begins with.
+        port: port to listen on; ``DEFAULT_PORT`` or the next free one if not given, any free one if 0.
+        access: access rules; if not given, open to everybody who can reach the address.
+        prefix: prefix of the path of every URL.
         show: open a browser.
-        metrics: also answer Prometheus.
+        metrics: also answer Prometheus at ``/metrics``.
 
     Raises:
-        OverlapScopeError: the address and port can't be listened on.
+        OverlapScopeError: the server can't listen on the address and port.
     """
     access = access or Access()
     runs = Runs(folders)
@@ -143,7 +143,7 @@ def serve(
     print(f"Serving {', '.join(map(str, folders))} at {full_url}  (Ctrl-C to stop)", flush=True)
     if not is_loopback(address):
         print("Other machines can reach it, and the connection is not encrypted.", flush=True)
-    # Other users of this machine could read a token in the list of its processes.
+    # Not with a token in the URL: other users of this machine could read it in the list of processes.
     if show and not access.needs_login:
         server.io_loop.add_callback(webbrowser.open, url)
     try:
@@ -156,10 +156,10 @@ def serve(
 
 
 def prepare(runs: Runs) -> str:
-    """Prepare a run that is served alone, or begin to look for runs. What is wrong with a folder goes to stderr.
+    """Prepare the only run served, or start the search for runs. Problems with a folder go to stderr.
 
     Returns:
-        The page to begin with.
+        The path of the first page to open.
     """
     alone = runs.alone
     if alone is not None:
@@ -171,13 +171,13 @@ def prepare(runs: Runs) -> str:
 
 
 def _prepare_alone(recording: Recording) -> str:
-    """Read and judge a recording, so that the first page of a large one opens as fast as later ones.
+    """Read and analyze a recording with a progress display, so that its first page opens as fast as later ones.
 
-    Its phases are shown while it lasts. What is wrong with the recording goes to stderr and is on the page as well: a
-    run that starts now fills the folder, and a reload shows it.
+    An unreadable recording is no error here, and only printed to stderr: the page shows the problem as well, and a run
+    that starts later fills the folder, so that a reload works.
 
     Returns:
-        The page to begin with: that of the order of collectives if there is an incident, else the overview.
+        The path of the first page to open: the order of collectives if there is an incident, else the overview.
     """
     try:
         with Progress() as progress:
@@ -195,10 +195,10 @@ def _prepare_alone(recording: Recording) -> str:
 def start_server(
     runs: Runs, address: str, port: int, *, access: Access | None = None, prefix: str = "", metrics: bool = False
 ) -> pn.io.server.Server:
-    """Start a server that listens; it answers when its ``io_loop`` runs."""
+    """Start a server that listens; it answers once its ``io_loop`` runs."""
     access = access or Access()
     port = port or _free_port(address, [0])
-    # A tab that is closed while it is answered is no news for the terminal.
+    # Don't log that a browser tab was closed during a request.
     logging.getLogger("bokeh.server.views.ws").setLevel(logging.ERROR)
     page = partial(_page, runs)
     pages = {route: page(partial(open_run_page, build, runs, "")) for route, build in ROUTES.items()}
@@ -227,7 +227,7 @@ def start_server(
     )
     guard(server, access)
     forget_closed_pages(server)
-    server.start()  # what it does now and then: drop the sessions of closed pages, ping those of open ones
+    server.start()  # starts its periodic tasks: drop the sessions of closed pages, ping those of open ones
     return server
 
 
@@ -239,9 +239,9 @@ _one_page_at_a_time: Final = threading.Lock()
 
 
 def _page(runs: Runs, fill: Callable[[], None]) -> Callable[[], None]:
-    # Panel tells pages from other things by their type: it must be a plain function.
+    # Panel recognizes pages by their type: it has to be a plain function.
     def page() -> None:
-        # Bokeh 3.10 has threads for this. Two pages that are made at once would compute the same things twice.
+        # Bokeh 3.10 calls this on threads. Two pages that are built at once would compute the same results twice.
         with _one_page_at_a_time:
             curdoc().template_variables["has_experiments"] = bool(experiments_in(runs.folders))
             fill()
@@ -250,7 +250,7 @@ def _page(runs: Runs, fill: Callable[[], None]) -> Callable[[], None]:
 
 
 def _reachable_name(address: str) -> str:
-    """The host to put into an address that leads to what listens there."""
+    """Return the host for a URL that reaches a server listening on an address."""
     if address in ("0.0.0.0", "::"):
         return socket.gethostname()
     if address == "127.0.0.1":
@@ -263,7 +263,7 @@ def _path_of(prefix: str) -> str:
 
 
 def _free_port(address: str, candidates: Iterable[int]) -> int:
-    """The first free port; the system picks one for 0, or if none of them is free."""
+    """Return the first free port, or 0 if none of them is; the system picks a free one for candidate 0."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for port in candidates:
         with socket.socket(family) as probe:

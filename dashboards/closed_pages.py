@@ -1,4 +1,4 @@
-"""What becomes of the memory of a page once it is closed, or left for another one."""
+"""Release of the memory of pages that are closed, or left for another one."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from bokeh.server.views.ws import WSHandler
 from tornado.ioloop import PeriodicCallback
 
 LIFETIMES: Final[dict[str, Any]] = {
-    # One that is on a slow line has time to open its websocket, and one whose line broke to open it again.
+    # Long enough for a page on a slow connection to open its websocket, or to open it again after an interruption.
     "check_unused_sessions_milliseconds": 5_000,
     "unused_session_lifetime_milliseconds": 60_000,
 }
-"""Options of Bokeh's server."""
+"""Options of Bokeh's server for the lifetime of sessions."""
 
 _GOING_AWAY: Final = 1001
-"""What a browser says of a page that is closed or left, RFC 6455, 7.4.1; of a line that broke nothing is said."""
+"""Websocket close code of a page that is closed or left (RFC 6455, 7.4.1); a broken connection sends none."""
 _GIVEN_BACK_MS: Final = 20_000
 
 
 def forget_closed_pages(server: Server) -> None:
-    """Give the memory of closed pages back soon.
+    """Release the memory of closed pages soon.
 
-    A page that follows a recording is opened again and again, and each has read a newer state of it.
+    Otherwise it grows: a page that follows a live recording is reloaded again and again, each time with a later state.
     """
     for rule in server._tornado.wildcard_router.rules:
         if isinstance(rule.target, type) and issubclass(rule.target, WSHandler):
-            # Panel has one of its own, made of Bokeh's.
+            # The class is Panel's, a subclass of Bokeh's.
             rule.target = type("WebSocket", (_ForgetsClosedPages, rule.target), {})
     if sys.platform == "linux":
         PeriodicCallback(_give_freed_memory_back, _GIVEN_BACK_MS).start()
@@ -43,7 +43,7 @@ class _ForgetsClosedPages(WSHandler):
 
 
 def _give_freed_memory_back() -> None:
-    """To the system: glibc keeps most of what tables have filled. Other C libraries have no such call."""
+    """Return freed memory to the system: glibc keeps most of what tables used. Other C libraries lack this call."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,4 +1,4 @@
-"""Comparisons for pages: made in the background, one after the other, so that no other page waits for them."""
+"""Comparisons for pages: computed in the background, one after the other, so that no other page waits for them."""
 
 from __future__ import annotations
 
@@ -17,48 +17,50 @@ from overlapscope.trace.reader import NEIGHBOURS
 from overlapscope.trace.table_file import as_range, with_neighbours
 
 _PATIENCE_S: Final = 0.3
-"""How long the page waits that asks first; after that the browser comes back."""
+"""Seconds for which the first request of a comparison waits for it; after that, the browser polls."""
 _MOST_KEPT: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """One side of a comparison that a page asks for."""
+    """One side of a comparison that a page requests."""
 
     recording: str
-    """What it is called."""
+    """Display name of the recording."""
     path: Path
     choice: Choice
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Compared:
-    """What comparing two sides has come to."""
+    """Result of comparing two sides."""
 
     plans: tuple[tuple[int, ...], tuple[int, ...]]
-    """Epochs of the bucket plans of both recordings that can be compared."""
+    """Epochs of the bucket plans that can be compared, for both recordings."""
     middle: int | None
-    """If both sides are the same steps, the one in the middle of the recording."""
+    """Median step of the recording, if both sides are the same steps."""
     found: Comparison | None
+    """The comparison; None if the sides can't be compared."""
     why_not: str
-    """Why they can't be compared; empty if they can."""
+    """Why the sides can't be compared; empty if they can."""
     drawings: tuple[tuple[StepDrawing, ...], ...] = ()
-    """Each of the steps that differ most, of both sides; nothing of one that can't be drawn."""
+    """Drawings of both sides for each of the steps that differ most; empty for a step that can't be drawn."""
 
 
 @dataclass(kw_only=True)
 class _Asked:
     result: Future[Compared]
     state: tuple[str, ...]
-    """Of the recordings when it was asked for."""
+    """State of both recordings when the comparison was requested."""
     is_shown: bool = False
+    """True if a page has shown the result."""
 
 
 class Comparisons:
-    """Makes comparisons, and keeps the newest for when they are looked at again.
+    """Background computation of comparisons, with a cache of the latest.
 
     Args:
-        recording: gives the recording in a folder.
+        recording: function that returns the recording in a folder.
     """
 
     def __init__(self, recording: Callable[[Path], Recording]) -> None:
@@ -67,9 +69,9 @@ class Comparisons:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compare")
 
     def soon(self, base: Wanted, new: Wanted) -> Compared | None:
-        """The comparison if it is ready, or nearly; None while it is being made.
+        """Return the comparison if it is ready within a short wait; None while it is being computed.
 
-        What was made is given out once also if a recording has grown meanwhile: it would never be ready otherwise.
+        A result is returned once even if a recording has grown meanwhile: for a live one, none would ever be current.
 
         Raises:
             OverlapScopeError: a recording can't be read.
@@ -79,7 +81,7 @@ class Comparisons:
         is_new = asked is None or (asked.is_shown and asked.state != state)
         if asked is None or is_new:
             asked = _Asked(result=self._thread.submit(self._compare, base, new), state=state)
-        self._asked[base, new] = asked  # the last is the newest
+        self._asked[base, new] = asked  # the last one is the latest request
         try:
             asked.result.exception(_PATIENCE_S if is_new else 0)
         except TimeoutError:
@@ -89,7 +91,7 @@ class Comparisons:
         return asked.result.result()
 
     def close(self) -> None:
-        """Make no further ones than that in hand."""
+        """Cancel the comparisons that have not begun."""
         self._thread.shutdown(cancel_futures=True)
 
     def _forget(self) -> None:
@@ -110,7 +112,7 @@ class Comparisons:
         return Compared(plans=plans, middle=None, found=found, why_not="", drawings=tuple(draw_pairs(found)))
 
     def _snapshot(self, side: Wanted) -> Snapshot:
-        """Of all steps, or, if there is no memory for these, of those that are compared, and what decides them."""
+        """Return a snapshot of all steps, or of the compared ones and their neighbors if all don't fit into memory."""
         recording, steps = self._recording(side.path), as_range(side.choice.first, side.choice.end)
         return recording.newest(which="all" if recording.fits else with_neighbours(steps, NEIGHBOURS))
 

@@ -1,4 +1,4 @@
-"""Pictures and results of experiments as files: ``experiments/NAME.svg`` and others beside the page."""
+"""HTTP handler of downloads of experiments: ``experiments/NAME.svg``, ``.png``, ``.csv`` and ``.parquet``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from overlapscope.exports.table_files import csv_parts, parquet_of
 
 
 def experiment_routes(folders: Sequence[Path]) -> list[tuple[str, type[RequestHandler], dict[str, Any]]]:
-    """The addresses of pictures and results, for Bokeh's server."""
+    """Return the routes of figures and results for Bokeh's server."""
     return [(r"/experiments/(?P<name>[^/]+)\.(?P<kind>svg|png|csv|parquet)", _FileHandler, {"folders": folders})]
 
 

@@ -1,4 +1,4 @@
-"""The experiments in the folders that are served."""
+"""Discovery of the experiments in the served folders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class FoundExperiment:
 
     folder: Path
     name: str
-    """What it is called among those that are served: its folder, and if need be that one's."""
+    """Unique name among the served experiments: that of its folder, if need be with the parent folder's before it."""
 
     @cached_property
     def _read(self) -> tuple[Experiment, pd.DataFrame]:
@@ -29,27 +29,27 @@ class FoundExperiment:
 
     @property
     def experiment(self) -> Experiment:
-        """Which it is; an OverlapScopeError if its results can't be read, as below."""
+        """Return the experiment; like the properties below, raises OverlapScopeError if results can't be read."""
         return self._read[0]
 
     @property
     def rows(self) -> pd.DataFrame:
-        """Its results."""
+        """Return the results."""
         return self._read[1]
 
     @cached_property
     def figure(self) -> Figure:
-        """What they show."""
+        """Compute the figure of the results."""
         return figure_of(self.experiment, self.rows)
 
     @property
     def address(self) -> str:
-        """Of its files, without the ending, relative to the page."""
+        """Return the URL of its files without the extension, relative to the page."""
         return f"experiments/{quote(self.name, safe='')}"
 
 
 def experiments_in(folders: Sequence[Path]) -> list[FoundExperiment]:
-    """All that have results now, in the order of the paper."""
+    """Find all experiments that have results, in the order of the paper."""
     found = results_in([folder.resolve() for folder in folders])
     names = [path.name for path in found]
     return [

@@ -1,4 +1,4 @@
-"""Predictions for other buckets, computed in the background, once for each snapshot and setting."""
+"""Step-time predictions for other buckets, computed in the background, once for each snapshot and setting."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from overlapscope.model.search import best_plan
 from overlapscope.model.typical_step import Step, TypicalStep
 
 _BESIDE: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forecast")
-"""Threads for fits and draws, which take longer than a page may."""
+"""Background thread for fits and predictions, which take longer than a page may take to load."""
 
 
 _PATIENCE_S: Final = 0.5
-"""Time after which the browser waits for a result instead."""
+"""Seconds to wait for a result; after that, the browser polls."""
 
 Awaited = TypeVar("Awaited")
 
 
 def soon(future: Future[Awaited]) -> Awaited | None:
-    """The result if it is ready, or nearly."""
+    """Return the result if it is ready within a short wait; else None."""
     try:
         return future.result(_PATIENCE_S)
     except TimeoutError:
@@ -32,7 +32,7 @@ def soon(future: Future[Awaited]) -> Awaited | None:
 
 
 def is_soon(forecast: Future[Forecast], options: Options) -> bool:
-    """Whether the curve under some options is ready, or nearly, or it is known why there can be none."""
+    """Return whether the curve for some options, or the error instead of it, is ready within a short wait."""
     try:
         made = soon(forecast)
         return made is not None and soon(made.curve(options)) is not None
@@ -41,10 +41,10 @@ def is_soon(forecast: Future[Forecast], options: Options) -> bool:
 
 
 class Forecast:
-    """The model of a recording, and the curves from it.
+    """The performance model of a recording, and the curves predicted by it.
 
     Args:
-        advice: on the recording.
+        advice: recommendation for the recording, with the fitted model.
     """
 
     def __init__(self, advice: Advice) -> None:
@@ -52,25 +52,25 @@ class Forecast:
         self.fitted = advice.fitted
         self._curves: dict[Options, Future[Curve]] = {}
         self.reference = advice.recommendation.curve
-        """Of the job as it is."""
+        """Curve of the job as it is, with default options."""
         self.step = TypicalStep(self.fitted, advice.recommendation.now.buckets)
 
     @classmethod
     def soon(cls, analysis: Analysis) -> Future[Forecast]:
-        """The forecast of a recording, made in the background; an OverlapScopeError if nothing can be predicted."""
+        """Compute a forecast in the background; the future raises OverlapScopeError if nothing can be predicted."""
         return _BESIDE.submit(lambda: cls(advise(analysis)))
 
     @property
     def gradients(self) -> Gradients:
-        """The gradients that are reduced."""
+        """Return the gradients that are reduced."""
         return self.fitted.work.gradients
 
     def step_with(self, plan: Buckets, options: Options) -> Step:
-        """The typical step with other buckets."""
+        """Predict the typical step with other buckets."""
         return self.step.with_buckets(plan, options.applied_to(self.fitted.costs))
 
     def curve(self, options: Options) -> Future[Curve]:
-        """The curve under some options, made in the background if not yet known."""
+        """Return the curve for some options, computed in the background if not cached."""
         if options == self.reference.options:
             known: Future[Curve] = Future()
             known.set_result(self.reference)
@@ -81,7 +81,7 @@ class Forecast:
 
     def _curve(self, options: Options) -> Curve:
         advice, fitted = self.advice.recommendation, self.fitted
-        best = advice.free.buckets  # which a limit of the first bucket does not touch
+        best = advice.free.buckets  # independent of a limit of the first bucket
         if options.is_compressed:
             best = best_plan(fitted.work, options.applied_to(fitted.costs))
         specials: dict[Special, Buckets] = {

@@ -1,4 +1,4 @@
-"""What stands in front of all pages, files and websockets of the server, and asks for the token or a password."""
+"""Authentication in front of all pages, files and websockets of the server, with a login page for token or password."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from dashboards.pages.shell import render_alone
 from overlapscope.errors import OverlapScopeError
 
 SERVER_OPTIONS: Final[dict[str, Any]] = {
-    # Pages carry a description of their request; nobody needs the cookie in it.
+    # Sessions carry a description of their request; keep headers and cookies out of it.
     "include_headers": [],
     "include_cookies": [],
-    # A request that is refused is no news for the terminal; errors are logged beside this.
+    # Don't log refused requests to the terminal; errors are logged elsewhere.
     "log_function": lambda _handler: None,
 }
-"""Options of Bokeh's server."""
+"""Options of Bokeh's server for headers, cookies and logging."""
 
 
 def login_options(access: Access) -> dict[str, Any]:
-    """Options of ``panel.serve`` for a provider who is asked who it is; Panel reads the rest from the environment.
+    """Return the options of ``panel.serve`` for an OAuth provider; Panel reads the others from the environment.
 
     Raises:
-        OverlapScopeError: Panel doesn't know the provider.
+        OverlapScopeError: Panel doesn't support the provider.
     """
     if access.oauth is None:
         return {}
@@ -41,27 +41,27 @@ def login_options(access: Access) -> dict[str, Any]:
 
 
 def guard(server: Server, access: Access) -> None:
-    """Let through only what a server should answer."""
+    """Install the access rules on a server: its handlers get only requests that are allowed."""
     server._tornado.settings |= {"default_handler_class": _Nowhere, "default_handler_args": {"prefix": server.prefix}}
-    # Rules for any host come before those of the pages.
+    # Rules for any host are matched before those of the pages.
     server._tornado.add_handlers(".*", [Rule(_Refused(access), _Door)])
     if access.oauth:
-        # Panel sends pages that lie deeper to a login beside them.
+        # Panel redirects pages in subfolders to a login page in the same subfolder.
         login = f"{server.prefix}/login"
         server._tornado.add_handlers(".*", [(rf"{re.escape(server.prefix)}/.+/login", RedirectHandler, {"url": login})])
-    # Bokeh's own list of origins knows neither IPv6 nor names that are not known beforehand: the gate decides.
+    # Bokeh's list of origins supports neither IPv6 nor names that are not known beforehand: ``Access`` decides instead.
     server._tornado._websocket_origins.add("*")
 
 
 class _Nowhere(RequestHandler):
-    """Answers at addresses where nothing is."""
+    """Handler of URLs that don't exist."""
 
     def initialize(self, prefix: str) -> None:
         self._prefix = prefix
 
     def prepare(self) -> None:
         path, prefix = self.request.path, self._prefix
-        # Relative: a proxy may have taken off what the path begins with.
+        # Relative: a proxy may have stripped a prefix from the path.
         to_top = "../" * (path.removeprefix(prefix).count("/") - 1) if path.startswith(f"{prefix}/") else f"{prefix}/"
         self.set_status(404)
         self.set_header("Cache-Control", "no-store")
@@ -79,7 +79,7 @@ class _Nowhere(RequestHandler):
 
 
 class _Refused(Matcher):
-    """Matches requests that are not answered."""
+    """Matcher of requests that are refused."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -90,7 +90,7 @@ class _Refused(Matcher):
 
 
 class _Door(RequestHandler):
-    """Answers what is refused: says why, or asks for the token or a password."""
+    """Handler of refused requests: shows the reason, or the login page."""
 
     def initialize(self, access: Access, refusal: Refusal) -> None:
         self._access = access
@@ -125,10 +125,10 @@ class _Door(RequestHandler):
         self._go_on()
 
     def _go_on(self) -> None:
-        """To the same address without the token, which would otherwise stay in the history of the browser."""
+        """Redirect to the same URL without the token, which would otherwise stay in the history of the browser."""
         query = [(name, value) for name, value in parse_qsl(self.request.query, True) if name != "token"]
         self.set_header("Referrer-Policy", "no-referrer")
-        # Relative: a proxy may have taken off what the path begins with.
+        # Relative: a proxy may have stripped a prefix from the path.
         place = "./" + self.request.path.rpartition("/")[2]
         self.redirect(f"{place}?{urlencode(query)}" if query else place, status=303)
 

@@ -1,4 +1,4 @@
-"""A run as its pages judge it, for one row of a table."""
+"""Summary of a run, computed from its recording, for its row in the table of runs."""
 
 from __future__ import annotations
 
@@ -20,41 +20,42 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedRun:
-    """What takes long to find out; figures are those of the page Overview, the verdict that of the page Order."""
+    """Facts of a run that take long to compute; figures as on the page Overview, the verdict as on the page Order."""
 
     kind: str = ""
     """Kind of the verdict, as on the page Order; empty if nothing can be read."""
     line: str
-    """The verdict in a line; of a run that has no fault, where its step time goes."""
+    """Verdict in one line; for a run without a fault, where its step time goes."""
     can_tell: bool = True
-    """Whether there is evidence enough for a verdict."""
+    """True if there is enough evidence for a verdict."""
     is_fault: bool = False
+    """True if the verdict is a fault, or the recording can't be read."""
     is_incident: bool = False
-    """Whether its page Order should be shown first."""
+    """True if the page Order should be shown first."""
     step_ns: float | None = None
-    """The mean step."""
+    """Mean step time."""
     exposed_ns: float | None = None
     """Exposed communication of the mean step."""
     steps: int | None = None
-    """Steps that at least one rank has finished."""
+    """Number of steps that at least one rank has finished."""
     ranks: int | None = None
-    """Ranks of which something is known."""
+    """Number of ranks that left a recording."""
     times: StepTimes | None = None
     """Step times over the whole recording."""
     samples: tuple[Sample, ...] = ()
-    """All figures, for Prometheus."""
+    """All metrics, for Prometheus."""
     took_s: float = 0.0
-    """How long it took to find out."""
+    """Seconds that the computation took."""
 
 
 def judge_run(path: Path) -> JudgedRun:
-    """Judge a recording, or dumps. What can't be read is a run without a verdict, and its line says why."""
+    """Analyze a recording or dumps; the result for one that can't be read has no verdict, and ``line`` says why."""
     began_s = time.monotonic()
     try:
         return _judged(Recording(path).newest(), began_s)
     except OverlapScopeError as error:
         line = str(error)
-    except Exception as error:  # one recording that nobody has thought of must not stop those after it
+    except Exception as error:  # an unforeseen recording must not stop the analysis of others
         _log.exception("%s can't be judged", path)
         line = f"can't be judged: {error!r}"
     return JudgedRun(line=line, is_fault=True, took_s=time.monotonic() - began_s)

@@ -1,4 +1,4 @@
-"""The address at which Prometheus asks what is known of all runs: ``/metrics``."""
+"""HTTP handler of ``/metrics``, at which Prometheus scrapes the metrics of all runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CONTENT_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-
 
 
 def metrics_routes(runs: Runs) -> list[tuple[str, type[RequestHandler], dict[str, Any]]]:
-    """The address, for Bokeh's server."""
+    """Return the route of ``/metrics`` for Bokeh's server."""
     return [("/metrics", _MetricsHandler, {"runs": runs})]
 
 
@@ -24,7 +24,7 @@ class _MetricsHandler(AuthRequestHandler):
 
     @authenticated
     def get(self) -> None:
-        """Answer with what is known by now: runs are judged in the background, as for the table of runs."""
+        """Answer with the metrics known so far: runs are analyzed in the background, as for the table of runs."""
         self.set_header("Content-Type", CONTENT_TYPE)
         self.set_header("Cache-Control", "no-store")
         self.write(

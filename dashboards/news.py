@@ -1,4 +1,4 @@
-"""The address at which a page asks, every two seconds, what has become of its recording since it was opened."""
+"""HTTP handler of ``/news``, which an open page polls every two seconds for the live status of its recording."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_RECORDINGS: Final = 64
 
 
 def news_routes(runs: Runs) -> list[tuple[str, type[RequestHandler], dict[str, Any]]]:
-    """The addresses beside all pages at which they ask, for Bokeh's server."""
+    """Return the routes of the live status, beside the pages of each run, for Bokeh's server."""
     rooms = lru_cache(maxsize=_MOST_RECORDINGS)(Newsroom)
     of_run = RUN_ROUTE.replace("{run:path}", "(?P<run>.+)")
     return [(f"{route}/news", _NewsHandler, {"runs": runs, "rooms": rooms}) for route in ("", of_run)]

@@ -1,4 +1,4 @@
-"""What is known of a recording without reading it: whether it goes on, how far it has come, what watchdogs report."""
+"""Live status of a recording, without reading all of it: whether it is live, its last step, and watchdog reports."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from overlapscope.trace.log import newest_records
 from overlapscope.trace.reports import read_reports
 
 _OLD_AFTER_S: Final = 1.0
-"""However many pages ask, files are looked at once in this time."""
+"""Seconds for which a status is cached, so that many pages don't mean many file accesses."""
 _GROWS_S: Final = 10.0
-"""A log that has grown within this time is being written, perhaps on another host."""
+"""Seconds after its last growth for which a log counts as being written, perhaps on another host."""
 _A_FEW: Final = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class News:
-    """The state of a recording."""
+    """The live status of a recording."""
 
     is_live: bool = False
-    """Whether it is being recorded."""
+    """True if it is being recorded."""
     newest_step: int | None = None
-    """The step that its first rank has reached."""
+    """Last step that its first rank has reached."""
     age_s: float | None = None
-    """How old the newest record of that rank is; None of a job that runs on another host, or not at all."""
+    """Seconds since the last record of that rank; None for a job that has ended or runs on another host."""
     report: str = ""
-    """What a watchdog has reported last and not taken back, in a sentence."""
+    """Sentence of the last report of a watchdog that has not been retracted."""
 
 
 class Newsroom:
-    """Knows the state of one recording.
+    """Cached live status of one recording.
 
     Args:
-        folder: of the recording.
+        folder: folder of the recording.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -51,7 +51,7 @@ class Newsroom:
         self._grew_s = -_GROWS_S
 
     def newest(self) -> News:
-        """The state, at most a second old; that of nothing if there is no recording."""
+        """Return the status, at most a second old; an empty one if there is no recording."""
         now_s = time.monotonic()
         if now_s - self._looked_s >= _OLD_AFTER_S:
             self._looked_s = now_s

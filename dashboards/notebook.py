@@ -1,4 +1,4 @@
-"""A recording in a notebook: its figures as tables, and the chapters of its report as drawings."""
+"""Notebook API: the figures of a recording as pandas tables, and the chapters of its report as drawings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HEIGHT_PX: Final = 640
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """A sentence, and the table that it rests on."""
+    """A sentence and the table that supports it."""
 
     sentence: str
     table: pd.DataFrame
@@ -41,11 +41,11 @@ class Answer:
 
 @dataclass(frozen=True, eq=False)
 class Drawing:
-    """A chapter of the report, which a notebook shows in a frame of its own."""
+    """A chapter of the report, which a notebook shows in an iframe."""
 
     name: str
     html: str
-    """A whole page, which needs neither a server nor a network."""
+    """Self-contained page, which needs neither a server nor a network."""
 
     def __repr__(self) -> str:
         return f"<{self.name}: {len(self.html) / 1000:,.0f} kB of HTML; a notebook shows it>"
@@ -61,8 +61,8 @@ class Run:
 
     Args:
         path: the folder that ``overlapscope record -o`` wrote, or Flight Recorder dumps.
-        steps: (first, end) of those to read; None for all, or the newest of a recording that is long and goes on or
-            does not fit into memory, which ``trace.extent`` tells.
+        steps: (start, stop) of the steps to read; None for all, or for the last ones if the recording is long and live
+            or does not fit into memory; ``trace.extent`` says which.
 
     Raises:
         OverlapScopeError: the folder has nothing to show.
@@ -79,7 +79,7 @@ class Run:
     def __init__(self, path: Path | str, steps: StepRange | None = None) -> None:
         self._snapshot = Recording(Path(path)).newest(which=steps)
         self.trace = self._snapshot.trace
-        """All that was recorded, as tables."""
+        """The recorded data as tables."""
 
     def __repr__(self) -> str:
         step = self.trace.steps["step"]
@@ -88,26 +88,26 @@ class Run:
 
     @property
     def steps(self) -> pd.DataFrame:
-        """What every rank's every step consists of, and whether it is counted in means."""
+        """Return the breakdown of every step of every rank, and whether it is included in means."""
         return steps_table(self._snapshot.summary)
 
     @property
     def ranks(self) -> pd.DataFrame:
-        """The means of each rank, with its host and device."""
+        """Return the means of each rank, with its host and device."""
         return ranks_table(self._snapshot)
 
     @property
     def collectives(self) -> pd.DataFrame:
-        """Every collective of gradient buckets, of every rank."""
+        """Return every collective of gradient buckets, of every rank."""
         return self.trace.collectives
 
     def account(self) -> Answer:
-        """What the mean step consists of: blocks that sum to it, and exposed communication by reason."""
+        """Return the breakdown of the mean step: blocks that sum to it, and exposed communication by reason."""
         summary = self._snapshot.summary
         return Answer(summary.sentence, account_table(summary))
 
     def stragglers(self) -> Answer:
-        """Who makes the others wait, why, how often, and what fixing it would save.
+        """Find the stragglers: which ranks delay the others, why, how often, and what fixing it would save.
 
         Raises:
             OverlapScopeError: ranks or steps can't be compared.
@@ -119,7 +119,7 @@ class Run:
         return Answer(sentences.verdict(found), findings_table(found))
 
     def recommend(self) -> Answer:
-        """The predicted step time of bucket sizes, and which one to set.
+        """Predict the step time of bucket sizes, and recommend one.
 
         Raises:
             OverlapScopeError: nothing can be predicted.
@@ -136,40 +136,40 @@ class Run:
         return Answer(headline(found), pd.DataFrame(rows))
 
     def diagnose(self) -> Verdict | None:
-        """What is wrong with the job; None without logs of collectives."""
+        """Return the verdict on faults of the job; None without logs of collectives."""
         return None if self._snapshot.diagnosis is None else self._snapshot.diagnosis.verdict
 
     def log_to(self, log: Log, after_step: int = -1) -> int:
-        """Hand the account of each step that all ranks have finished to a tool that keeps curves.
+        """Log the breakdown of each step that all ranks have finished to an experiment tracker.
 
         Args:
-            log: is called with scalars by name and ``step=``, as ``mlflow.log_metrics`` and ``wandb.log`` are. Times
-                are milliseconds, means of the ranks.
-            after_step: only steps after this one.
+            log: called with scalars by name and ``step=``, like ``mlflow.log_metrics`` and ``wandb.log``. Times are in
+                milliseconds, means over the ranks.
+            after_step: log only later steps.
 
         Returns:
-            The last step that was handed over, for the next call if the recording goes on.
+            The last step logged, for the next call if the recording is live.
         """
         return log_steps(self._snapshot.summary, log, after_step)
 
     def overview(self) -> Drawing:
-        """The account, what is worth doing, and how steps and ranks differ."""
+        """Draw the step-time breakdown, suggestions, and the differences between steps and ranks."""
         return self._draw("overview")
 
     def timeline(self) -> Drawing:
-        """The typical step, to be zoomed."""
+        """Draw a zoomable timeline of the typical step."""
         return self._draw("timeline")
 
     def straggler_map(self) -> Drawing:
-        """Findings, and the map of ranks and steps."""
+        """Draw the straggler findings, and the heatmap of ranks and steps."""
         return self._draw("stragglers")
 
     def buckets(self) -> Drawing:
-        """Step time by bucket size."""
+        """Draw the predicted step time by bucket size."""
         return self._draw("buckets")
 
     def order(self) -> Drawing:
-        """The verdict, and the order of collectives that shows it."""
+        """Draw the verdict and the order of collectives that supports it."""
         return self._draw("order")
 
     @cached_property

@@ -1,7 +1,7 @@
-"""Where a page of a run is: its address holds the run's name like a path, and ends it with ``/-/``.
+"""URLs of the pages of a run: the path contains the run's name, followed by ``/-/``, as in ``/runs/a/b/-/timeline``.
 
-So relative links from page to page, reloads and the browser's Back lead to pages of the same run without further care.
-``/-/`` is there because a run may be called as a page is.
+So relative links between pages, reloads and the browser's Back button stay at the same run without further effort.
+``/-/`` is needed because a run may have the name of a page.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from typing import Final
 from urllib.parse import quote, unquote_to_bytes
 
 RUN_ROUTE: Final = "/runs/{run:path}/-"
-"""What the routes of a run's pages begin with."""
+"""Prefix of the routes of a run's pages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The run that a page is of, and how to leave it."""
+    """The run of a page, and the relative URLs that lead out of it."""
 
     run: str = ""
-    """Its name; empty for the only recording that is served, and for the table of runs."""
+    """Name of the run; empty for the only recording served, and for the table of runs."""
     to_top: str = ""
-    """The relative address of the top: empty there."""
+    """Relative URL of the top page; empty on the top page itself."""
     has_table: bool = False
-    """Whether a table of runs is at the top."""
+    """True if the top page is a table of runs."""
 
     @classmethod
     def of_route(cls, run: str) -> Place:
-        """The place of a run's pages.
+        """Create it from a route: run ``a/b`` has the pages ``/runs/a/b/-/...``, whose ``to_top`` is ``../../../../``.
 
         Args:
-            run: its name as in the address.
+            run: percent-encoded name of the run, as in the URL.
         """
         return cls(run=os.fsdecode(unquote_to_bytes(run)), to_top="../" * (run.count("/") + 3), has_table=True)
 
     def compare(self, steps: str = "") -> str:
-        """The relative address of the page that compares; from pages of a run, two ranges of its steps.
+        """Return the relative URL of the comparison page; from the pages of a run, it compares two of its step ranges.
 
         Args:
-            steps: that the page shows, if it was asked for some: those to begin with.
+            steps: range of steps that the page shows, if limited, which both sides begin with.
         """
         name = quote(os.fsencode(self.run), safe="")
         of_run = [f"base={name}", f"new={name}"] if self.run else []
@@ -50,16 +50,16 @@ class Place:
 
 
 def address_of(run: str) -> str:
-    """The address of a run's pages, relative to the table of runs."""
+    """Return the URL of a run's pages, relative to the table of runs."""
     return f"runs/{quote(os.fsencode(run))}/-/"
 
 
 def file_stem(run: str, folder: Path | None) -> str:
-    """What the names of files begin with that are saved from a page.
+    """Return the beginning of the names of files that are saved from a page.
 
     Args:
-        run: its name; empty for the only recording that is served, and for the table of runs.
-        folder: of the recording, if there is one.
+        run: name of the run; empty for the only recording served, and for the table of runs.
+        folder: folder of the recording, if there is one.
     """
     name = run or (folder.resolve().name if folder else "")
     return "-".join(filter(None, ["overlapscope", *re.split(r"[^A-Za-z0-9._]+", name)]))

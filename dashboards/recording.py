@@ -1,4 +1,4 @@
-"""The recording that the app shows: read once for all pages, and again when its files change."""
+"""Cache of a recording for the app: read once for all pages, and again when its files change."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ from overlapscope.trace.reader import Progress, Trace, empty_trace, read_trace
 from overlapscope.trace.table_file import EVERYTHING, StepRange
 
 WhichSteps = Literal["all", "newest"] | StepRange
-"""Of a recording."""
+"""Steps of a recording to read: all, the last ones of a long recording, or a range."""
 
 _OUTDATED_AFTER_S: Final = 2.0
 _READING_SHARE: Final = 0.25
-"""Of the time, at most, for reading what goes on again and again."""
+"""Maximum share of the time that is spent reading a long, live recording again and again."""
 
 
 class Snapshot(Analysis):
-    """A recording as it was when it was read.
+    """The analysis of a recording as it was when it was read.
 
     Args:
-        before: an earlier one, of a recording that goes on.
+        before: the previous snapshot of a live recording.
     """
 
     def __init__(self, trace: Trace, before: Snapshot | None = None) -> None:
         super().__init__(trace)
         self.is_live = False
-        """Whether the job goes on, as far as its files show."""
+        """True if the job is running, as far as its files show."""
         is_asked = before is not None and "forecast" in before.__dict__
         self._before: Snapshot | None = before if before is None or is_asked else before._before
         self._diagnosed_s = 0.0
@@ -61,25 +61,25 @@ class Snapshot(Analysis):
 
     @cached_property
     def diagnosis(self) -> Diagnosis | None:
-        """What is wrong with it, and the order of its collectives; None without collective logs."""
+        """Diagnose faults from the order of collectives; None without collective logs."""
         self._diagnosed_s = time.monotonic()
         return Diagnosis.of(self.trace.path, clock_offsets(self.trace))
 
     @cached_property
     def attempts(self) -> tuple[Attempt, ...]:
-        """All attempts of a job that was started again, judged; empty for others."""
+        """Diagnose all attempts of a restarted job; empty for others."""
         self._attempts_judged_s = time.monotonic()
         return read_attempts(self.trace.path)
 
     def forget_outdated(self) -> None:
-        """Drop what is no longer true, although no file has changed: a job that runs may hang by now."""
+        """Drop results that may be outdated although no file has changed: a running job may hang by now."""
         self._forget_attempts()
         known: Diagnosis | None = self.__dict__.get("diagnosis")
         if known is not None and known.evidence.is_live and time.monotonic() - self._diagnosed_s > _OUTDATED_AFTER_S:
-            self.__dict__.pop("diagnosis", None)  # another thread may have been quicker
+            self.__dict__.pop("diagnosis", None)  # another thread may have dropped it already
 
     def _forget_attempts(self) -> None:
-        """Unless they are over and no other has begun."""
+        """Drop the cached attempts, unless all have ended and no further one has started."""
         judged: tuple[Attempt, ...] | None = self.__dict__.get("attempts")
         if judged is None:
             return
@@ -91,22 +91,22 @@ class Snapshot(Analysis):
 
     @cached_property
     def lanes(self) -> LanesByRank:
-        """The lanes of the timeline, arranged per rank when a page first needs them."""
+        """Return the lanes of the timeline, arranged per rank when a page first needs them."""
         return LanesByRank(self.trace)
 
     @cached_property
     def rounds(self) -> Rounds:
-        """What its all-reduces are made of, if a strategy makes them of sends and receives."""
+        """Return the rounds of all-reduces that a strategy implements by sends and receives."""
         return Rounds(self.trace)
 
     @cached_property
     def rank_means(self) -> pd.DataFrame:
-        """The means of each rank, from ``Summary.means_by_rank``."""
+        """Return the means of each rank, from ``Summary.means_by_rank``."""
         return self.summary.means_by_rank()
 
     @cached_property
     def heatmap(self) -> Heatmap | None:
-        """The map of ranks and steps; None without cycles."""
+        """Compute the heatmap of ranks and steps; None without cycles."""
         if self.cycles is None or self.stragglers is None:
             return None
         summary = self.summary
@@ -116,18 +116,18 @@ class Snapshot(Analysis):
 
     @cached_property
     def forecast(self) -> Future[Forecast]:
-        """The forecast for other buckets, made in the background from when a page first needs it."""
-        _ = self.summary, self.stragglers  # computed here, so that the two threads don't do it both
+        """Start the forecast for other buckets in the background when a page first needs it."""
+        _ = self.summary, self.stragglers  # computed here, so that the two threads don't both do it
         return Forecast.soon(self)
 
     def forecast_by_now(self, options: Options) -> Snapshot | None:
-        """The newest snapshot with a forecast for these options; None while the first is being made.
+        """Return the latest snapshot with a forecast for these options; None while the first is being computed.
 
-        That is this one or, of a recording that goes on, an earlier one: it is read again before a forecast is made.
+        It is this snapshot or, for a live recording, an earlier one, as each is replaced before its forecast is ready.
         """
         earlier = None if self._before is None else self._before.forecast_by_now(options)
         if earlier is not self._before:
-            return earlier  # the one before is in the making: one at a time, or all would be late
+            return earlier  # that of the previous snapshot is being computed: one at a time, or all would be late
         if not is_soon(self.forecast, options):
             return earlier
         self._before = None
@@ -138,34 +138,34 @@ class Snapshot(Analysis):
 class _Reading:
     snapshot: Snapshot
     mark: str
-    """What changes when the files do."""
+    """Fingerprint of the files that were read."""
     until_s: float
-    """It is not done again before."""
+    """Time (``time.monotonic``) before which the files are not read again."""
 
 
 class Recording:
-    """A folder of traces. A run may still be writing to it: every page that is opened shows the newest state.
+    """A folder of a recording, which may be live: every page that is opened shows its latest state.
 
-    Of a long one that goes on, that is the newest steps, so that memory and waiting stay the same however long it does;
-    so it is of one that is over and does not fit into memory.
+    Only the last steps of a long, live recording are read, so that memory and time don't grow with it; likewise of a
+    finished one that does not fit into memory.
 
     Args:
-        folder: what ``overlapscope record -o`` wrote, or dumps of PyTorch's Flight Recorder, which have nothing but an
-            order of collectives.
+        folder: folder that ``overlapscope record -o`` wrote, or dumps of PyTorch's Flight Recorder, which have only
+            the order of collectives.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._newsroom = Newsroom(folder)
         self._readings: dict[WhichSteps, _Reading] = {}
-        self._one_at_a_time = threading.RLock()  # who comes meanwhile waits, and is given the same
+        self._one_at_a_time = threading.RLock()  # concurrent callers wait, and get the same snapshot
 
     def newest(self, progress: Progress | None = None, *, which: WhichSteps | None = None) -> Snapshot:
-        """The current snapshot of the folder.
+        """Return the current snapshot of the folder, read again if its files have changed.
 
         Args:
-            progress: told of each rank that has been read, if any has to be.
-            which: None for all, or the newest of a recording that is long and goes on, or doesn't fit.
+            progress: called for each rank that is read.
+            which: steps to read; None for all, or the last ones if the recording is long and live, or doesn't fit.
 
         Raises:
             OverlapScopeError: the folder holds nothing to show, or more than fits into memory.
@@ -187,7 +187,7 @@ class Recording:
         mark = reading.mark if reading is not None and begun_s < reading.until_s else self.state()
         if reading is None or mark != reading.mark:
             before = None if reading is None or not is_live else reading.snapshot
-            self._readings.pop(which, None)  # if it can't be read any more, it is not known any more
+            self._readings.pop(which, None)  # so that an outdated snapshot doesn't stay if reading fails
             snapshot = _of_dumps(self.folder) if is_dumps else Snapshot(self._read(which, progress), before)
             now_s = time.monotonic()
             until_s = now_s + (now_s - begun_s) / _READING_SHARE if is_long else 0.0
@@ -198,7 +198,7 @@ class Recording:
 
     @property
     def fits(self) -> bool:
-        """Whether there is memory for all steps, or they are there already."""
+        """Return whether there is enough memory for all steps, or they are loaded already."""
         free = free_bytes()
         needed = bytes_needed(folder / EVENTS_FILE for folder in self._folders().values())
         return "all" in self._readings or free is None or needed <= free
@@ -209,12 +209,12 @@ class Recording:
         return read_trace(self.folder, progress, steps=EVERYTHING if which == "all" else which)
 
     def _forget_for(self, which: WhichSteps, *, is_live: bool) -> None:
-        """Before some steps are read, let go of others that take memory and are hardly asked for again."""
+        """Release the readings of other steps that are unlikely to be used again, before some steps are read."""
         now_s = time.monotonic()
         for kept, reading in list(self._readings.items()):
             if isinstance(which, tuple):
                 is_done = isinstance(kept, tuple) and kept != which
-            elif which == "newest":  # of a recording that goes on, all of it is outdated soon
+            elif which == "newest":  # a reading of all steps of a live recording is soon outdated
                 is_done = kept == "all" and now_s > reading.until_s
             else:
                 is_done = kept == "newest" and not is_live
@@ -222,7 +222,7 @@ class Recording:
                 del self._readings[kept]
 
     def state(self) -> str:
-        """What changes when anything does that is read.
+        """Return a fingerprint of all files that are read.
 
         Raises:
             OverlapScopeError: the folder holds nothing to show.
@@ -238,7 +238,7 @@ class Recording:
 
 
 def _is_long(folders: Collection[Path]) -> bool:
-    """Whether there is more than is read of a recording that goes on."""
+    """Return whether the logs have more records than are read of a live recording."""
     logged = sum(bytes_to_read(folder / EVENTS_FILE) for folder in folders)
     return logged > live_records(len(folders)) * len(folders) * RECORD_BYTES
 
@@ -248,7 +248,7 @@ def _newest_beside(path: Path) -> int:
 
 
 def _version_of(file: Path) -> str:
-    """A key that changes when the file does, also when it appears."""
+    """Return a key that changes when the file is changed or created."""
     return str(file.stat().st_mtime_ns) if file.exists() else ""
 
 

@@ -1,4 +1,4 @@
-"""The runs that the app shows: found, read and judged in the background, so that a page of hundreds opens at once."""
+"""Index of the served runs: found, read and analyzed in the background, so that a table of hundreds opens at once."""
 
 from __future__ import annotations
 
@@ -30,82 +30,83 @@ from overlapscope.trace.runs import FoundRuns, Run, find_runs, is_run
 _log = logging.getLogger(__name__)
 
 _LOOK_AFTER_S: Final = 2.0
-"""Time after which what is known is old, if anybody asks."""
+"""Minimum seconds between two scans of the folders, which requests trigger."""
 _LOOK_SHARE: Final = 0.1
-"""Of the time of a processor, at most, for looking again and again."""
+"""Maximum share of one core's time that is spent on scans."""
 _FIRST_LOOK_S: Final = 1.0
-"""Time that the first page waits for the first look."""
+"""Seconds for which the first page waits for the first scan."""
 _JUDGED_SHARE: Final = 0.05
-"""Of the time of a processor, for judging a run again and again that is being recorded."""
+"""Maximum share of one core's time that is spent on analyzing a live run again and again."""
 _SHORTEST_S: Final = 4.0
 _GROWS_S: Final = 60.0
-"""Time after which a log that has not grown is not called live: slow steps take that long."""
+"""Seconds after its last growth for which a log counts as live; slow steps take that long."""
 _MOST_OPEN: Final = 4
-"""Recordings that are kept in memory for their pages."""
+"""Number of recordings that are kept in memory for their pages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRow:
-    """What is known of a run by now."""
+    """A row of the table of runs, as far as it is known."""
 
     run: Run
     facts: RunFacts
     is_live: bool
-    """Whether one of its processes runs on this host, or its log has grown lately, as from another host."""
+    """True if one of its processes runs on this host, or its log has grown recently, as from another host."""
     judged: JudgedRun | None = None
-    """None until that is known."""
+    """Summary of the run; None until it is computed."""
     notes: RunNotes = field(default_factory=RunNotes)
     notes_problem: str = ""
-    """Why its notes can't be read."""
+    """Why the notes can't be read; empty if they can."""
 
     @property
     def is_incident(self) -> bool:
-        """Whether something is wrong with it. That nobody can tell is none while it goes on, as on another host."""
+        """Return whether the run has an incident; a verdict of "can't tell" is none while the run is live."""
         is_going_on = self.is_live and self.judged is not None and not self.judged.can_tell
         return self.judged is not None and self.judged.is_incident and not is_going_on
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Seen:
-    """What a look has seen of a run."""
+    """State of a run at the last scan."""
 
     mark: object
-    """What changes when the recording does."""
+    """Fingerprint of the recording."""
     facts: RunFacts
     position: int
-    """Number of the newest record of its first rank, as long as that has not ended."""
+    """Sequence number of the last record of its first rank; 0 if that has none or has ended."""
     grew_s: float
-    """When it was seen to have changed."""
+    """Time (``time.monotonic``) at which ``position`` was last seen to have changed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Judgement:
-    """Of a run, when it is ready."""
+    """A pending or finished analysis of a run."""
 
     result: Future[JudgedRun]
     mark: object
-    """The state of the recording that it is of."""
+    """Fingerprint of the recording that is analyzed."""
     asked_s: float
+    """Time (``time.monotonic``) of the request."""
     before: JudgedRun | None
-    """What is known until then."""
+    """Previous result, which is used until this one is ready."""
 
     @property
     def known(self) -> JudgedRun | None:
-        """What is known by now."""
+        """Return the latest result so far."""
         return self.result.result() if self.result.done() else self.before
 
 
 class Runs:
-    """The runs of some folders. What is asked for is what was known at the last look, and starts another.
+    """The runs in the served folders: a request returns the state of the last scan, and starts another.
 
     Args:
-        folders: each a folder of runs or a run itself; also one that is not there yet.
+        folders: each a folder of runs or a run itself; it need not exist yet.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self.folders = tuple(folders)
         self.recording = lru_cache(maxsize=_MOST_OPEN)(Recording)
-        """The recording in a folder."""
+        """Cached constructor of the recording in a folder."""
         self.comparisons = Comparisons(self.recording)
         self.found = FoundRuns()
         self._rows: tuple[RunRow, ...] = ()
@@ -118,14 +119,14 @@ class Runs:
 
     @property
     def alone(self) -> Path | None:
-        """The folder, if one was given and it is a run itself: then its pages are shown, and no table."""
+        """Return the folder if it is the only one given and itself a run, so that its pages are shown and no table."""
         return self.folders[0] if len(self.folders) == 1 and is_run(self.folders[0]) else None
 
     def path_of(self, name: str) -> Path:
-        """The folder of a run, or of one of its attempts, also of one that has just appeared.
+        """Return the folder of a run or of one of its attempts; an unknown name causes a scan for new runs.
 
         Raises:
-            OverlapScopeError: there is none of this name.
+            OverlapScopeError: there is no run of this name.
         """
         path = self.found.path_of(name)
         if path is None:
@@ -136,7 +137,7 @@ class Runs:
         return path
 
     def newest(self) -> tuple[RunRow, ...]:
-        """What is known by now: incidents first, then live runs, then the others, newest first."""
+        """Return the rows as of the last scan: incidents first, then live runs, then the others, latest first."""
         is_first = self._look is None
         if self._look is None or (self._look.done() and time.monotonic() > self._look_again_s):
             self._look = self._looker.submit(self._look_again)
@@ -148,24 +149,24 @@ class Runs:
         return tuple(sorted(rows, key=_order))
 
     def close(self) -> None:
-        """Judge no further runs than the one in hand."""
+        """Cancel scans and analyses that have not begun."""
         for pool in (self._looker, self._judge):
             pool.shutdown(cancel_futures=True)
         self.comparisons.close()
 
     @property
     def is_found(self) -> bool:
-        """Whether the first look is over."""
+        """Return whether the first scan is complete."""
         return self._look_again_s > 0
 
     def annotate(self, name: str, notes: RunNotes, seen: RunNotes) -> None:
-        """Keep tags and note of a run beside it.
+        """Write the tags and the note of a run to its folder.
 
         Args:
-            seen: what they were for who wrote these.
+            seen: notes on which the change is based.
 
         Raises:
-            OverlapScopeError: that can't be, or they have been changed meanwhile.
+            OverlapScopeError: they can't be written, or somebody else has changed them meanwhile.
         """
         run = next((each for each in self.found.runs if each.name == name), None)
         if run is None:
@@ -209,7 +210,7 @@ class Runs:
         )
 
     def _judgement(self, row: RunRow) -> _Judgement:
-        """The newest, or a new one of a run that has changed, or is live and was judged a while ago."""
+        """Return the latest analysis, or start one if the run has changed, or is live and the last one is old."""
         path, now_s = row.run.newest, time.monotonic()
         known, mark = self._judgements.get(path), self._seen[path].mark
         if known is not None:
@@ -230,13 +231,13 @@ def _order(row: RunRow) -> tuple[bool, bool, int, str]:
 def _facts_of(path: Path) -> RunFacts:
     try:
         return run_facts(path)
-    except Exception:  # one recording that nobody has thought of must not hide the others
+    except Exception:  # an unforeseen recording must not hide the others
         _log.exception("%s: what it is of can't be read", path)
         return RunFacts()
 
 
 def _position(path: Path) -> int:
-    """Number of the newest record of the first rank; 0 if it has none, or has come to its end."""
+    """Return the sequence number of the last record of the first rank; 0 if it has none or has ended."""
     first = min(recorded_ranks(path), default=None)
     if first is None or is_over(first):
         return 0
@@ -245,7 +246,7 @@ def _position(path: Path) -> int:
 
 
 def _mark(path: Path) -> object:
-    """What changes when a recording does that is not being written to, cheap enough to ask for hundreds of them."""
+    """Return a fingerprint of a recording that is not live, cheap enough for hundreds of them."""
     ours = (TABLES_FOLDER, NOTES_FILE)
     try:
         with os.scandir(path) as entries:

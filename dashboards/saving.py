@@ -1,4 +1,4 @@
-"""Tables as files: ``tables/NAME.csv`` and ``tables/NAME.parquet`` beside the pages of a recording."""
+"""HTTP handler of table downloads: ``tables/NAME.csv`` and ``tables/NAME.parquet`` beside the pages of a recording."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from overlapscope.errors import OverlapScopeError
 from overlapscope.exports.table_files import csv_parts, parquet_of
 
 MakeTable = Callable[[Snapshot, Arguments], pd.DataFrame]
-"""The table of a recording, for the query of the page; an OverlapScopeError if there is none."""
+"""Function from a recording and the query of its page to a table; raises OverlapScopeError if there is none."""
 
 
 def _findings(snapshot: Snapshot, _arguments: Arguments) -> pd.DataFrame:
@@ -91,14 +91,14 @@ TABLES: Final[dict[str, MakeTable]] = {
     "bucket-sizes": _sizes,
     "bucket-spans": _bucket_spans,
 }
-"""By the name in the address, the tables of a recording."""
+"""Tables of a recording, by their names in the URL."""
 
 RUNS_TABLE: Final = "runs"
-"""The name of the table of runs, at the top."""
+"""Name of the table of runs, which is at the top level."""
 
 
 def table_routes(runs: Runs) -> list[tuple[str, type[RequestHandler], dict[str, Any]]]:
-    """The addresses of tables beside all pages, for Bokeh's server."""
+    """Return the routes of tables, beside the pages of each run, for Bokeh's server."""
     of_run = RUN_ROUTE.replace("{run:path}", "(?P<run>.+)")
     file = r"tables/(?P<table>[a-z-]+)\.(?P<kind>csv|parquet)"
     return [(f"{route}/{file}", _TableHandler, {"runs": runs}) for route in ("", of_run)]
@@ -112,7 +112,7 @@ class _TableHandler(AuthRequestHandler):
     async def get(self, table: str, kind: str, run: str = "") -> None:
         self.set_header("Cache-Control", "no-store")
         try:
-            # In a thread, so that pages go on while a large recording is looked through.
+            # In a thread, so that pages are served while a large recording is read.
             of, frame = await asyncio.to_thread(self._find, table, run)
         except OverlapScopeError as error:
             self._refuse(str(error))
@@ -127,7 +127,7 @@ class _TableHandler(AuthRequestHandler):
             await self.flush()
 
     def _find(self, table: str, run: str) -> tuple[str, pd.DataFrame]:
-        """A table, and what its file is called after."""
+        """Return the stem of the file name, and the table."""
         if table == RUNS_TABLE and not run:
             return file_stem("", None), runs_table(self._runs.newest())
         place = Place.of_route(run) if run else Place()

@@ -1,4 +1,4 @@
-"""The tables of the pages as frames, to be saved or to go on with in a notebook. Times are nanoseconds."""
+"""The tables of the pages as pandas DataFrames, for downloads and notebooks. Times are nanoseconds."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from overlapscope.model.partition import MB, NO_LIMIT
 from overlapscope.model.typical_step import Step
 
 MOST_CELLS: Final = 1_000_000
-"""Numbers times ranks of the largest table of an order: more take minutes to read."""
+"""Maximum number of cells (collectives times ranks) in a table of the order: more take minutes to read."""
 
 
 def account_table(summary: Summary) -> pd.DataFrame:
-    """The blocks of the mean step, which sum to it, and below exposed communication its parts by reason.
+    """Tabulate the blocks of the mean step, which sum to it, and below exposed communication its parts by reason.
 
     Returns:
-        block, part_of (empty for a block), mean_ns with the ends of its 90 % interval, share (of the step),
-        critical_path_ns, and where the block takes longest: longest_ns, longest_step, longest_rank. What takes no time
-        is left out.
+        block, part_of (empty for a block), mean_ns with the bounds of its 90 % interval, share (of the step),
+        critical_path_ns, and the longest occurrence of the block: longest_ns, longest_step, longest_rank. Blocks that
+        take no time are left out.
     """
     rows = []
     for name, mean in summary.mean.blocks.items() if summary.steps else ():
@@ -51,23 +51,23 @@ def account_table(summary: Summary) -> pd.DataFrame:
 
 
 def ranks_table(snapshot: Snapshot) -> pd.DataFrame:
-    """The means of each rank's steps, from ``Summary.means_by_rank``, with its host and device."""
+    """Tabulate the means of each rank's steps, from ``Summary.means_by_rank``, with its host and device."""
     places = snapshot.trace.ranks[["rank", "host", "device"]]
     return places.merge(snapshot.rank_means, on="rank")
 
 
 def steps_table(summary: Summary) -> pd.DataFrame:
-    """What every rank's every step consists of, and whether it is counted in means (``is_counted``)."""
+    """Tabulate the breakdown of every step of every rank, and whether it is included in means (``is_counted``)."""
     return summary.figures.assign(is_counted=summary.is_alike)
 
 
 def findings_table(found: Stragglers) -> pd.DataFrame:
-    """Who makes the others wait, why, how often, what it costs and what fixing it would save."""
+    """Tabulate the straggler findings: ranks, cause, pattern, cost, and what fixing each would save."""
     return pd.DataFrame([_finding(each) for each in found.findings], columns=_FINDING_COLUMNS)
 
 
 def map_table(heatmap: Heatmap) -> pd.DataFrame:
-    """The map of ranks and steps, cell by cell: rank, host, step, compute_ns, lateness_ns, wait_ns."""
+    """Tabulate the heatmap of ranks and steps, a row per cell: rank, host, step, compute_ns, lateness_ns, wait_ns."""
     ranks, steps = len(heatmap.ranks), len(heatmap.steps)
     return pd.DataFrame(
         {
@@ -80,12 +80,12 @@ def map_table(heatmap: Heatmap) -> pd.DataFrame:
 
 
 def sizes_table(curve: Curve) -> pd.DataFrame:
-    """The predicted step of every bucket plan of a curve, small sizes first.
+    """Tabulate the predicted step of every bucket plan of a curve, small sizes first.
 
     Returns:
-        bucket_cap_mb (empty for a plan that no size gives), above_mb and up_to_mb (caps between which the plan is the
-        same; infinite if every larger one gives it), buckets (how many), predicted_ns with the ends of its 90 %
-        interval, exposed_ns, recorded_ns (if it was recorded), is_now, is_default, is_best_plan.
+        bucket_cap_mb (NaN for a plan that no size gives), above_mb and up_to_mb (range of caps that give this plan;
+        up_to_mb is infinite if all larger caps do), buckets (number of them), predicted_ns with the bounds of its 90 %
+        interval, exposed_ns, recorded_ns (NaN if the plan was not recorded), is_now, is_default, is_best_plan.
     """
     measured, rows = curve.steps_measured_ns(), []
     for place, plan in enumerate(curve.plans):
@@ -110,7 +110,7 @@ def sizes_table(curve: Curve) -> pd.DataFrame:
 
 
 def bucket_spans_table(recorded: Step, predicted: Step) -> pd.DataFrame:
-    """Every bucket of the recorded step and of the predicted one on every rank, from the time when the step begins.
+    """Tabulate every bucket of the recorded and the predicted step on every rank; times are since the step's start.
 
     Returns:
         step ("recorded" or "predicted"), rank, bucket, bytes, ready_ns, launch_ns, start_ns, end_ns.
@@ -119,13 +119,12 @@ def bucket_spans_table(recorded: Step, predicted: Step) -> pd.DataFrame:
 
 
 def order_table(lanes: OrderLanes) -> pd.DataFrame:
-    """The collectives of one process group, of every rank by number.
+    """Tabulate the collectives of one process group, by number and rank.
 
-    A rank that has nothing where others have an entry has a row with the state "nothing in the log". Times are of each
-    rank's own clock.
+    If a rank has no entry for a number, its row has the state "nothing in the log". Times are on each rank's own clock.
 
     Raises:
-        OverlapScopeError: there are more than ``MOST_CELLS``.
+        OverlapScopeError: the table would have more than ``MOST_CELLS`` rows.
     """
     ranks, numbers = lanes.group.ranks, max(0, lanes.newest - lanes.oldest + 1)
     if len(ranks) * numbers > MOST_CELLS:
@@ -142,7 +141,7 @@ def order_table(lanes: OrderLanes) -> pd.DataFrame:
 
 
 def interval_columns(name: str, interval: Interval) -> dict[str, float]:
-    """Columns of a value and the ends of its interval."""
+    """Return columns for a value and the bounds of its interval."""
     return {f"{name}_ns": interval.value, f"{name}_low_ns": interval.low, f"{name}_high_ns": interval.high}
 
 

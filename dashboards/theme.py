@@ -1,11 +1,11 @@
-"""The meaning of colours: the only place that decides it, for the page, the plots and both themes.
+"""The colors of pages and plots, in both themes; their meaning is defined only here.
 
-Hues belong to buckets, and are told apart by people with any kind of colour vision (Okabe and Ito's set, with a
-violet and a brown for its vermilion and black). Phases are quiet blues and greys, so that buckets stand out, but for
-one: finalise, the wait for gradients that did not hide, is red, as is exposed communication wherever it is shown; on
-grey paper it is darker (in the dark theme lighter) than they are. In
-lanes of collectives red is what differs between ranks; there DDP's own traffic beside buckets is quiet, and what users
-launch themselves is the darkest on the light theme and the lightest on the dark one.
+Saturated hues belong to buckets, and can be distinguished with any kind of color vision (the palette of Okabe and Ito,
+with a violet and a brown for its vermilion and black). Phases are muted blues and grays, so that buckets are prominent,
+with one exception: finalize, the wait for gradients that were not hidden, is red, as is exposed communication wherever
+it is shown; printed in gray it is darker (in the dark theme lighter) than they are. In lanes of collectives, red marks
+differences between ranks; there, DDP's own traffic other than buckets is muted, and collectives that users launch are
+the darkest in the light theme and the lightest in the dark one.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from overlapscope.diagnosis import categories
 ThemeName = Literal["light", "dark"]
 
 SHADES: Final = 16
-"""Shades from idle to busy all the time; with 15 categories they fit a byte."""
+"""Number of shades from idle to always busy; with 15 categories they fit into a byte."""
 
 HATCHES: Final = ("left_diagonal_line", "dot", "diagonal_cross")
-"""The patterns of ``overlapscope.analysis.lanes.PATTERNS`` but for the plain one, as Bokeh calls them; drawn in the
-colour of text on spans. Not all could tell apart paler or darker hues of the eight colours.
+"""Bokeh's names of the patterns of ``overlapscope.analysis.lanes.PATTERNS`` except the plain one.
+
+They are drawn in the color of text on spans. Not everybody could distinguish paler or darker hues of the eight colors.
 """
 assert len(HATCHES) == PATTERNS - 1
 
 LATE_SHADES: Final = 255
-"""Shades from nothing to late; with nothing itself they fit a byte."""
+"""Number of shades from on time to late; with the transparent one they fit into a byte."""
 
 _INK: Final[Mapping[ThemeName, Mapping[str, str]]] = {
     "light": {
@@ -96,7 +97,7 @@ _OTHER_BLOCKS: Final[Mapping[ThemeName, Mapping[str, str]]] = {
         "unknown": "#161b22",
     },
 }
-"""Blocks of an account that are no phase; exposed communication as the wait for it in the timeline."""
+"""Colors of the blocks that are not phases; exposed communication has that of the wait for it in the timeline."""
 
 _FIRST_BUCKET: Final = CATEGORIES.index("bucket_0")
 
@@ -110,32 +111,32 @@ _OTHER_COLLECTIVES: Final[Mapping[ThemeName, tuple[str, ...]]] = {
         *("#d9e2f8", "#f4e2c6", "#cdf1e9", "#efdcf7", "#dcdde2", "#eceff4", "#c6ccd5"),
     ),
 }
-"""Categories of ``overlapscope.diagnosis.categories.CATEGORIES`` that are not buckets: DDP's own, then the user's."""
+"""Colors of ``overlapscope.diagnosis.categories.CATEGORIES`` that are not buckets: DDP's own, then the user's."""
 
 
 def ink(theme: ThemeName) -> Mapping[str, str]:
-    """Colours of the page by their role: page, surface, ink, muted, line, accent ..."""
+    """Return the colors of the page by their role: page, surface, ink, muted, line, accent ..."""
     return _INK[theme]
 
 
 def span_colours(theme: ThemeName) -> tuple[str, ...]:
-    """The colour of each category of ``overlapscope.analysis.lanes.CATEGORIES``."""
+    """Return the color of each category of ``overlapscope.analysis.lanes.CATEGORIES``."""
     return _SPANS[theme]
 
 
 def block_colours(theme: ThemeName) -> dict[str, str]:
-    """The colour of each block of ``overlapscope.account.blocks.BLOCKS``; phases as in the timeline."""
+    """Return the color of each block of ``overlapscope.account.blocks.BLOCKS``; phases as in the timeline."""
     phases = {name: _SPANS[theme][CATEGORIES.index(name)] for name in _PHASE_BLOCKS}
     return {**phases, **_OTHER_BLOCKS[theme]}
 
 
 def collective_colours(theme: ThemeName) -> tuple[str, ...]:
-    """The colour of each category of ``overlapscope.diagnosis.categories.CATEGORIES``; buckets as in the timeline."""
+    """Return the color of each of ``overlapscope.diagnosis.categories.CATEGORIES``; buckets as in the timeline."""
     return (*_SPANS[theme][_FIRST_BUCKET : _FIRST_BUCKET + BUCKET_SLOTS], *_OTHER_COLLECTIVES[theme])
 
 
 def ink_on(colour: str) -> str:
-    """Black or white, whichever is easier to read on a colour: at a contrast of 4.58 at least, whatever the colour."""
+    """Return black or white, whichever has more contrast with a color: at least 4.58 for any color."""
     channels = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
     linear = (each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in channels)
     luminance = sum(weight * each for weight, each in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
@@ -143,24 +144,25 @@ def ink_on(colour: str) -> str:
 
 
 def span_inks(theme: ThemeName) -> tuple[str, ...]:
-    """The colour of text on each of ``span_colours``."""
+    """Return the color of text on each of ``span_colours``."""
     return tuple(map(ink_on, span_colours(theme)))
 
 
 def collective_grounds(theme: ThemeName) -> tuple[str, ...]:
-    """What text of collectives is on: each of ``collective_colours``, and last what a cell is on that is not filled."""
+    """Return the background colors of text on collectives: ``collective_colours``, then that of cells without fill."""
     return (*collective_colours(theme), _INK[theme]["surface"])
 
 
 def collective_inks(theme: ThemeName) -> tuple[str, ...]:
-    """The colour of text on each of ``collective_grounds``."""
+    """Return the color of text on each of ``collective_grounds``."""
     return (*map(ink_on, collective_colours(theme)), _INK[theme]["ink"])
 
 
 def shade_palette(theme: ThemeName) -> list[str]:
-    """Colour of ``category * SHADES + shade``: from the page's surface to the category's own colour.
+    """Return the palette of timelines, whose index is ``category * SHADES + shade``: from the surface to the category.
 
-    Shade 0 is transparent. Shade 1 is strong enough to be seen, so that one short span in a wide pixel is not lost.
+    Shade 0 is transparent. Shade 1 is strong enough to be visible, so that one short span in a wide pixel is not lost.
+    Example: with 16 shades, index 0 is transparent, 15 the full color of category 0, and 16 transparent again.
     """
     surface = _INK[theme]["surface"]
     palette = []
@@ -171,10 +173,10 @@ def shade_palette(theme: ThemeName) -> list[str]:
 
 
 def late_palette(theme: ThemeName) -> list[str]:
-    """Colour of each shade of lateness, from nothing to ``LATE_SHADES``: the more, the further from the surface.
+    """Return the color of each shade of lateness, 0 to ``LATE_SHADES``: later is further from the surface.
 
-    Shade 0 is transparent. The rest is a part of Magma, of which equal steps look equally large with any kind of
-    colour vision; its ends, which are close to the surface of one theme and to the ink of the other, are left out.
+    Shade 0 is transparent. The others are a part of Magma, whose equal steps look equally large with any kind of color
+    vision; its ends, which are close to the surface of one theme and to the ink of the other, are left out.
     """
     first, last = {"light": (252, 40), "dark": (48, 252)}[theme]
     places = (round(first + (last - first) * step / (LATE_SHADES - 1)) for step in range(LATE_SHADES))
@@ -183,7 +185,7 @@ def late_palette(theme: ThemeName) -> list[str]:
 
 @cache
 def browser_colours() -> dict[str, dict[str, Any]]:
-    """Everything that the page's script needs to paint plots in either theme: always the same, not to be changed."""
+    """Return all colors that the page's script needs to paint plots, for both themes; cached, so don't modify it."""
     names: tuple[ThemeName, ...] = ("light", "dark")
     return {
         name: {
@@ -201,10 +203,10 @@ def browser_colours() -> dict[str, dict[str, Any]]:
 
 
 def css_variables(theme: ThemeName) -> dict[str, str]:
-    """CSS custom properties: ``--ink``, ``--line`` ..., and one for each category, such as ``--span-backward``.
+    """Return CSS custom properties: ``--ink``, ``--line`` ..., and ``--span-backward`` ... for each category.
 
-    Blocks of an account are ``--block-exposed`` ..., collectives ``--collective-barrier`` ...; text on each is
-    ``--on-block-exposed`` ... ``--late-scale`` is a gradient from nothing to late.
+    Blocks of the breakdown are ``--block-exposed`` ..., collectives ``--collective-barrier`` ...; the text color on
+    each is ``--on-block-exposed`` ... ``--late-scale`` is a gradient from on time to late.
     """
     late = ", ".join([_INK[theme]["surface"], *late_palette(theme)[1 :: LATE_SHADES // 16]])
     colours = {
@@ -223,7 +225,7 @@ def css_variables(theme: ThemeName) -> dict[str, str]:
 
 
 def paint(model: Model, **roles: str) -> None:
-    """Colour properties of a Bokeh model by role, now for the light theme and in the browser for the one in use.
+    """Set color properties of a Bokeh model by role, now for the light theme and in the browser for the one in use.
 
     Example::
 

@@ -35,7 +35,7 @@ class ResidualBlock(nn.Module):
 
 
 def make_resnet(width: int) -> nn.Sequential:
-    """A ResNet for 8×8 grey images in ten classes."""
+    """Make a ResNet for 8×8 gray images in ten classes."""
     return nn.Sequential(
         nn.Conv2d(1, width, 3, padding=1, bias=False),
         nn.BatchNorm2d(width),
@@ -50,7 +50,7 @@ def make_resnet(width: int) -> nn.Sequential:
 
 
 def load_images() -> tuple[TensorDataset, TensorDataset]:
-    """The digits as (1, 8, 8) images in 0 to 1, most of them for training and the rest to test on."""
+    """Load the digits as (1, 8, 8) images in 0 to 1, most of them for training and the rest for testing."""
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
     labels = torch.tensor(digits.target)
@@ -61,7 +61,7 @@ def load_images() -> tuple[TensorDataset, TensorDataset]:
 
 @torch.no_grad()
 def measure_accuracy(model: nn.Module, test_set: TensorDataset, device: torch.device) -> float:
-    """Share of the test images that are recognised."""
+    """Return the share of the test images that are classified correctly."""
     model.eval()
     images, labels = (tensor.to(device) for tensor in test_set.tensors)
     accuracy = (model(images).argmax(1) == labels).float().mean().item()

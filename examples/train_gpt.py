@@ -62,7 +62,7 @@ class GPT(nn.Module):
 
 
 def read_sources(most_bytes: int = 4_000_000) -> torch.Tensor:
-    """The standard library's modules, one after the other, as bytes."""
+    """Read the standard library's modules, one after the other, as bytes."""
     sources = b""
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         sources += path.read_bytes()
@@ -72,7 +72,7 @@ def read_sources(most_bytes: int = 4_000_000) -> torch.Tensor:
 
 
 def draw_batch(text: torch.Tensor, batch: int, context: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
-    """Random windows of the text, and the same windows one byte later."""
+    """Draw random windows of the text, and the same windows one byte later."""
     starts = torch.randint(len(text) - context - 1, (batch,), generator=generator)
     windows = torch.stack([text[start : start + context + 1] for start in starts]).long()
     return windows[:, :-1], windows[:, 1:]
@@ -110,7 +110,7 @@ def main() -> None:
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     text = read_sources()
-    generator = torch.Generator().manual_seed(rank)  # every rank reads other windows
+    generator = torch.Generator().manual_seed(rank)  # every rank reads different windows
     for step in range(args.steps):
         inputs, targets = draw_batch(text, args.batch, args.context, generator)
         logits = model(inputs.to(device))

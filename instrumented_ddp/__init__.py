@@ -1,4 +1,4 @@
-"""A drop-in for ``torch.nn.parallel.DistributedDataParallel`` that shows what it does.
+"""Drop-in replacement for ``torch.nn.parallel.DistributedDataParallel`` that records what DDP does.
 
 Example::
 
@@ -7,7 +7,7 @@ Example::
     model = DistributedDataParallel(model)               # records if run under `overlapscope record`
     model = DistributedDataParallel(model, trace="traces")  # records always
 
-``attach`` records a process with torch's own DDP, or with none.
+``attach`` records a process that trains with torch's own DDP, or without DDP.
 """
 
 from instrumented_ddp.attach import attach

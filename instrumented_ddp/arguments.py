@@ -1,4 +1,4 @@
-"""What the wrapper is given: the arguments of torch's, and four of ours."""
+"""Constructor arguments of ``DistributedDataParallel``: torch's, and four additional ones."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ SIGNATURE: Final = TORCH_SIGNATURE.replace(
         ),
     ]
 )
-"""Of our wrapper."""
+"""Signature of the wrapper's constructor."""
 
 
 _LESS_THAN_A_BYTE_MB: Final = 1e-9
-"""A bucket for each parameter. 0 would say so too, which torch 2.11 does not take."""
+"""Bucket size that gives each parameter its own bucket. 0 would mean the same, but torch 2.11 rejects it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """What a wrapper is given, made sense of."""
+    """Parsed and validated constructor arguments of a wrapper."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    """For torch's constructor."""
+    """Keyword arguments for torch's constructor."""
     all: dict[str, Any]
-    """Of torch's, by name, defaults included."""
+    """All of torch's arguments by name, defaults included."""
     strategy: Strategy
     is_auto: bool
-    """Whether the buckets are chosen while the model trains."""
+    """True if the buckets are chosen while the model trains."""
     settings: dict[str, str]
-    """What ranks should have in common."""
+    """Settings that should be equal on all ranks."""
     described: dict[str, Any]
-    """As they are recorded."""
+    """Arguments as they are recorded."""
 
     @staticmethod
     def of(
@@ -65,10 +65,10 @@ class Arguments:
         bucket_plan: str | Path | PlanFile | None,
         strategy: str | Strategy | None,
     ) -> Arguments:
-        """Make sense of torch's arguments, bound to its signature, and of ours.
+        """Parse torch's arguments, bound to its signature, and the additional ones.
 
         Raises:
-            OverlapScopeError: sizes of buckets are given twice, or a strategy that nobody knows.
+            OverlapScopeError: bucket sizes are given twice, or the strategy is unknown.
         """
         chosen, given = strategy_of(strategy), bound.arguments
         if bucket_plan is not None:
@@ -109,7 +109,7 @@ class Arguments:
 def _refuse_other_orders(
     strategy: Strategy, given: Mapping[str, Any], bucket_plan: str | Path | PlanFile | None
 ) -> None:
-    """Where buckets are given, or not rebuilt after the first backward, a strategy has no say in their order."""
+    """Reject arguments that fix the bucket order, or that skip the rebuild in which a strategy would set it."""
     if bucket_plan is not None:
         raise OverlapScopeError(
             f"strategy={strategy.name!r} and bucket_plan both set the order of the buckets; leave one of them out"

@@ -1,4 +1,4 @@
-"""Records a process that knows nothing of us: one that trains with torch's own DDP, or with none.
+"""Recording of a process that trains with torch's own DDP, or without DDP: ``attach``.
 
 Example::
 
@@ -6,7 +6,7 @@ Example::
 
     attach("traces")  # before or after init_process_group
 
-``overlapscope record`` does the same to scripts that are not to be changed at all.
+``overlapscope record`` does the same for scripts that must not be changed at all.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _is_waiting_for_groups = False
 def attach(trace: str | Path | None = None) -> None:
     """Record this process as soon as it has a default process group, whatever it trains with.
 
-    DDP instances that exist already are not observed; their collectives are. A recording that is under way when this is
-    called again goes on as it is.
+    DDP instances that already exist are not observed; their collectives are. Calling this again leaves a recording that
+    is in progress unchanged.
 
     Args:
         trace: record into this folder. None records if the process was started by ``overlapscope record``.
@@ -56,7 +56,7 @@ def attach(trace: str | Path | None = None) -> None:
 
 
 def _wait_for_groups() -> None:
-    """Be told of every default process group that is made from now on."""
+    """Wrap ``init_process_group`` so that recording starts with the next default process group."""
     global _is_waiting_for_groups
     if _is_waiting_for_groups:
         return
@@ -69,7 +69,7 @@ def _wait_for_groups() -> None:
             original(*args, **kwargs)
         _record_if_there_is_a_group()
 
-    for module in list(sys.modules.values()):  # also those that have imported it by its name
+    for module in list(sys.modules.values()):  # also modules that imported it by name
         if getattr(module, "__dict__", {}).get("init_process_group") is original:
             module.init_process_group = init_process_group  # type: ignore[attr-defined]
 
@@ -91,7 +91,7 @@ def _record_if_there_is_a_group() -> None:
 def _record(session: Session, recording: Recording) -> None:
     group = _get_default_group()
     device = _device_of(group)
-    with suppress(OSError):  # a full disk: the training goes on
+    with suppress(OSError):  # a full disk: training continues
         write_json(session.folder / RANK_FILE, describe_rank(session.rank, device))
         write_json(session.folder / RUN_FILE, describe_run(group, device, recording.detail))
     session.is_provisional = _trace is None
@@ -110,10 +110,10 @@ def _observe_fsdp(session: Session) -> None:
 
 
 def _device_of(group: dist.ProcessGroup) -> torch.device:
-    """Where the process computes, as far as is known before it does. Asking CUDA would claim memory on a device."""
+    """Return the device on which the process computes, if known yet; asking CUDA would allocate memory on a device."""
     if group.bound_device_id is not None:
         return group.bound_device_id
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return torch.device("cuda", torch.cuda.current_device())
-    # Not the group's name: with a backend for each kind of device it has the name of one of them, or of none.
+    # Don't use the group's name: with one backend per device type it is the name of one of them, or of none.
     return torch.device("cuda" if "nccl" in dist.get_backend_config(group) else "cpu")

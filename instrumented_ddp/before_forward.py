@@ -1,6 +1,6 @@
-"""Waits for parameters that are still on their way, before the first module that uses them runs.
+"""Forward pre-hooks that wait for in-flight parameters just before the first module that uses them.
 
-So what is communicated overlaps with the forward of the modules before it.
+Communication thus overlaps with the forward of the preceding modules.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from torch.utils.hooks import RemovableHandle
 
 
 class BeforeForward:
-    """Calls who waits, from hooks in front of each module's forward.
+    """Pre-hooks on each module's forward that wait for the parameters the module uses.
 
-    A module whose own forward has never been called, but whose parameters are used all the same (as ``out_proj`` in
-    ``nn.MultiheadAttention``, whose weight the module above it reads), is waited for before the whole forward.
+    Some modules' own forward is never called although their parameters are used (such as ``out_proj`` in
+    ``nn.MultiheadAttention``, whose weight the parent module reads); their parameters are waited for before the root's
+    forward.
 
     Args:
         module: the root.
-        parts: which part each parameter belongs to, by number.
-        wait: called with a part's number before a forward uses it, perhaps several times: to wait until it is there.
+        parts: number of the part that each parameter belongs to.
+        wait: called with a part's number before a forward uses it, perhaps several times; blocks until the part is
+            available.
     """
 
     def __init__(self, module: nn.Module, parts: Mapping[nn.Parameter, int], wait: Callable[[int], None]) -> None:
@@ -37,7 +39,7 @@ class BeforeForward:
         self._handles.append(module.register_forward_pre_hook(self._before_all, prepend=True))
 
     def remove(self) -> None:
-        """Leave the modules alone. May be called twice."""
+        """Remove the hooks. May be called twice."""
         for handle in self._handles:
             handle.remove()
         self._handles = []

@@ -1,8 +1,8 @@
-"""Parameters -> bucket plan. Pure functions: no tensors are made, nothing is communicated.
+"""Bucket plans computed from parameter specs. Pure functions: no tensors are allocated, nothing is communicated.
 
-A plan is the order in which every rank launches its all-reduces, so it must be the same on all ranks; its hash
-says whether it is. See section 3.2.1 (gradient bucketing) of Li et al., "PyTorch Distributed: Experiences on
-Accelerating Data Parallel Training", VLDB 2020.
+A plan is the order in which every rank launches its all-reduces, so it must be the same on all ranks; ranks compare
+its hash. See section 3.2.1 (gradient bucketing) of Li et al., "PyTorch Distributed: Experiences on Accelerating Data
+Parallel Training", VLDB 2020.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from overlapscope.model.partition import ALONE, fill_buckets
 from overlapscope.model.partition import NO_LIMIT as NO_LIMIT
 
 _Kind = tuple[torch.dtype, torch.device]
-"""Dtype and device: tensors with the same ones can share a bucket."""
+"""Dtype and device; tensors with equal ones can share a bucket."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterSpec:
-    """What the ranks must agree on about one parameter."""
+    """Properties of one parameter that all ranks must agree on."""
 
     name: str
     shape: tuple[int, ...]
@@ -33,60 +33,60 @@ class ParameterSpec:
     device: torch.device
     elements: int
     is_sparse: bool = False
-    """Whether its gradient is sparse. Such a gradient is reduced alone."""
+    """True if its gradient is sparse. A sparse gradient is reduced alone."""
     module: str = ""
-    """The class of the module that holds it, for messages."""
+    """Class of the module that holds it, for messages."""
 
     @property
     def bytes(self) -> int:
-        """Size of the gradient in bytes."""
+        """Return the size of the gradient in bytes."""
         return self.elements * self.dtype.itemsize
 
     @property
     def signature(self) -> tuple[str, tuple[int, ...], str]:
-        """The part that is compared across ranks; devices may differ."""
+        """Return the part that is compared across ranks; devices may differ."""
         return self.name, self.shape, dtype_name(self.dtype)
 
 
 class Traffic(NamedTuple):
-    """What is communicated of a bucket."""
+    """Operation, dtype and size of one collective of a bucket."""
 
     op: str
-    """As in ``overlapscope.trace.format.OPS``."""
+    """One of ``overlapscope.trace.format.OPS``."""
     dtype: torch.dtype
     elements: int
-    """Of the whole buffer."""
+    """Number of elements of the whole buffer."""
 
 
 @dataclass(frozen=True)
 class BucketPlan:
-    """An ordered list of buckets, each an ordered list of parameter numbers."""
+    """An ordered list of buckets, each an ordered list of parameter indices."""
 
     parameters: tuple[ParameterSpec, ...]
     buckets: tuple[tuple[int, ...], ...]
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 over names, shapes and dtypes in the order in which they are reduced."""
+        """Return the SHA-256 over names, shapes and dtypes in reduction order."""
         return fingerprint([[self.parameters[index].signature for index in bucket] for bucket in self.buckets])
 
     def reduced(self, number: int) -> Traffic:
-        """What is communicated of a bucket's gradients."""
+        """Return the traffic of a bucket's gradients."""
         bucket = [self.parameters[index] for index in self.buckets[number]]
         return Traffic("all_reduce", bucket[0].dtype, sum(parameter.elements for parameter in bucket))
 
     def gathered(self, number: int) -> Traffic | None:  # noqa: ARG002
-        """What is communicated of its parameters, after an update that each rank makes of its shard alone."""
+        """Return the traffic of a bucket's parameters if each rank updates only its shard of them, else None."""
         return None
 
 
 def describe_parameters(
     module: torch.nn.Module, parameters: Sequence[torch.nn.Parameter], is_sparse: Sequence[bool]
 ) -> tuple[ParameterSpec, ...]:
-    """The specs of some of a module's parameters, in their order.
+    """Return the specs of some of a module's parameters, in the given order.
 
     Args:
-        is_sparse: whether each one's gradient is.
+        is_sparse: for each parameter, whether its gradient is sparse.
     """
     names = {parameter: name for name, parameter in module.named_parameters()}
     classes = {name: type(part).__name__ for name, part in module.named_modules()}
@@ -107,18 +107,19 @@ def describe_parameters(
 def plan_buckets(parameters: Sequence[ParameterSpec], order: Sequence[int], limits_bytes: Sequence[int]) -> BucketPlan:
     """Fill buckets with parameters of one dtype and device, in the order in which gradients are expected.
 
-    The rule is that of ``overlapscope.model.partition``, sparse gradients alone.
+    The rule is that of ``overlapscope.model.partition``; sparse gradients get a bucket each.
 
     Args:
-        order: parameter numbers, first gradient first.
-        limits_bytes: of the first bucket of each dtype and device, of the second and so on; the last one stays.
+        order: parameter indices, first gradient first.
+        limits_bytes: size limits of the first bucket of each dtype and device, of the second and so on; the last limit
+            applies to all further buckets.
     """
     sizes_bytes = [spec.bytes for spec in parameters]
     return BucketPlan(tuple(parameters), fill_buckets(sizes_bytes, kinds_of(parameters), order, limits_bytes))
 
 
 def kinds_of(parameters: Sequence[ParameterSpec]) -> list[int]:
-    """Parameters that can share a bucket have the same number; sparse ones have ``ALONE``."""
+    """Return a number for each parameter: those with equal ones can share a bucket, sparse ones have ``ALONE``."""
     numbers: dict[_Kind, int] = {}
     return [
         ALONE if spec.is_sparse else numbers.setdefault((spec.dtype, spec.device), len(numbers)) for spec in parameters
@@ -126,9 +127,11 @@ def kinds_of(parameters: Sequence[ParameterSpec]) -> list[int]:
 
 
 def plan_in_module_order(parameters: Sequence[ParameterSpec], limits_bytes: Sequence[int]) -> BucketPlan:
-    """The plan of the first backward, before the order of the gradients is known.
+    """Return the plan of the first backward, before the gradient order is known.
 
-    As in torch, buckets are filled in the order of the module's parameters and launched in the opposite one.
+    As in torch, buckets are filled in the order of the module's parameters and launched in reverse. For example,
+    four float32 parameters of 2 elements (8 bytes) and a limit of 16 bytes give the buckets ``(2, 3)`` and ``(0, 1)``,
+    launched in this order.
     """
     plan = plan_buckets(parameters, range(len(parameters)), limits_bytes)
     by_first_parameter = sorted(plan.buckets, key=min, reverse=True)
@@ -136,10 +139,10 @@ def plan_in_module_order(parameters: Sequence[ParameterSpec], limits_bytes: Sequ
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """``float32`` for ``torch.float32``."""
+    """Return the name of a dtype, ``float32`` for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")
 
 
 def fingerprint(content: object) -> str:
-    """SHA-256, in hex, of anything that JSON can write."""
+    """Return the SHA-256, in hex, of anything that can be serialized as JSON."""
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()

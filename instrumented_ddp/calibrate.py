@@ -32,13 +32,13 @@ _SMALLEST_BYTES: Final = 1024
 _LARGEST_MB: Final = 256
 _BYTES_PER_MB: Final = 1024**2
 _LONGEST_NS: Final = 500_000_000
-"""Limit of one size's measurement; sizes that would take longer are not measured."""
+"""Time limit for one all-reduce; sizes that would take longer are not measured."""
 _WARM_UPS: Final = 2
 _FEWEST_TIMES: Final = 5
 _MOST_TIMES: Final = 50
 _TIME_A_SIZE_NS: Final = 300_000_000
 _PAIRS: Final = 3
-"""Number of sizes measured in pairs: the largest, in which latency is a small part."""
+"""Number of sizes measured in pairs: the largest, in which latency matters least."""
 _BYTES_PER_ELEMENT: Final = 4
 _NS_PER_MS: Final = 1e6
 _GLOO_LETS_GO_S: Final = 0.1
@@ -48,11 +48,11 @@ _WHERE_TO_MEET: Final = ("MASTER_ADDR", "MASTER_PORT")
 
 
 class Sweep:
-    """All-reduces of one process group, timed.
+    """Timed all-reduces of one process group.
 
     Args:
-        group: of all ranks.
-        device: of the tensors.
+        group: process group of all ranks.
+        device: device of the tensors.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -63,14 +63,14 @@ class Sweep:
         """Time all-reduces of one size until the median is steady. Called on all ranks.
 
         Args:
-            at_once: launch this many together, and wait until all have ended.
+            at_once: number of all-reduces launched together before waiting for all of them.
         """
         elements = max(1, size_bytes // _BYTES_PER_ELEMENT)
         tensors = [torch.zeros(elements, device=self._device) for _ in range(at_once)]
         warm_up_ns = [self._time_ns(tensors) for _ in range(_WARM_UPS)]
         repeats = min(max(_TIME_A_SIZE_NS // self._slowest(min(warm_up_ns)), _FEWEST_TIMES), _MOST_TIMES)
         own_ns = torch.tensor([self._time_ns(tensors) for _ in range(repeats)])
-        # The last rank to launch has waited for nobody.
+        # The last rank to launch waited for no other rank.
         times_ns = self._reduced(own_ns, dist.ReduceOp.MIN).tolist()
         return AllReduceSample(bytes=size_bytes, times_ns=tuple(times_ns))
 
@@ -82,7 +82,7 @@ class Sweep:
         return host_now_ns() - start_ns
 
     def _device_time_ns(self, tensors: Sequence[torch.Tensor]) -> int:
-        """By the device's own clock: what it takes the host to see the end is no part of an all-reduce."""
+        """Time all-reduces with device events, which exclude the host's delay in noticing the end."""
         torch.cuda.synchronize(self._device)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
@@ -97,7 +97,7 @@ class Sweep:
             work.wait()
 
     def _slowest(self, time_ns: int) -> int:
-        """The longest of all ranks' times."""
+        """Return the maximum of all ranks' times."""
         return int(self._reduced(torch.tensor([time_ns]), dist.ReduceOp.MAX).item())
 
     def _reduced(self, numbers: torch.Tensor, how: dist.ReduceOp.RedOpType) -> torch.Tensor:
@@ -127,7 +127,7 @@ def sweep(group: dist.ProcessGroup, device: torch.device, largest_bytes: int) ->
     measure = Sweep(group, device).measure
     samples: list[AllReduceSample] = []
     size_bytes = _SMALLEST_BYTES
-    measure(size_bytes)  # a warm-up: connections are made, and threads started
+    measure(size_bytes)  # warm-up: opens connections and starts threads
     while size_bytes <= largest_bytes:
         samples.append(measure(size_bytes))
         if is_printing:
@@ -151,7 +151,7 @@ def _pair_row(pair: AllReduceSample, samples: Sequence[AllReduceSample]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Join the job, measure, and write the file on rank 0. Returns the exit code."""
+    """Join the job, measure, write the file on rank 0, and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m instrumented_ddp.calibrate",
         description=__doc__,
@@ -191,8 +191,8 @@ def _run(args: argparse.Namespace) -> None:
     try:
         _measure(device, args.max_mb * _BYTES_PER_MB, args.output)
     finally:
-        # gloo's threads take the GIL to let go of tensors after a collective, and ``destroy_process_group`` waits for
-        # these threads with the GIL: with torch 2.7 every fifth run did not end.
+        # gloo's threads take the GIL to release tensors after a collective, and ``destroy_process_group`` joins these
+        # threads while holding the GIL: with torch 2.7 every fifth run hung.
         time.sleep(_GLOO_LETS_GO_S)
         dist.destroy_process_group()
 

@@ -1,7 +1,7 @@
-"""torch's ``DistributedDataParallel``, with our reducer in place of the C++ one, and observed.
+"""Instrumented subclass of torch's ``DistributedDataParallel`` with a Python reducer in place of the C++ one.
 
-It is a subclass, so whatever asks ``isinstance(model, torch.nn.parallel.DistributedDataParallel)`` gets its answer
-(accelerate, Lightning, torch.compile), and arguments, ``no_sync``, ``join``, pickling and the rest are torch's own.
+Because it is a subclass, ``isinstance(model, torch.nn.parallel.DistributedDataParallel)`` holds (accelerate,
+Lightning, torch.compile rely on it), and arguments, ``no_sync``, ``join``, pickling and the rest are torch's.
 """
 
 from __future__ import annotations
@@ -53,31 +53,32 @@ class DistributedDataParallel(Deferring):
     Args:
         args: those of ``torch.nn.parallel.DistributedDataParallel``, in its order.
         trace: record into this folder. None records if the process was started by ``overlapscope record``.
-        on_incident: what the watchdog of a process that records does when the job hangs or its ranks disagree:
-            ``report`` it, ``raise`` an ``IncidentError`` on all ranks as well, or ``off``, there is none. None leaves
-            it to ``overlapscope record``. What the first instance of a process says holds for all of them.
-        bucket_plan: which gradients to reduce together, in place of ``bucket_cap_mb``: the path of a plan as
-            ``overlapscope recommend`` writes it, or a plan already read. Rank 0's decides. It takes effect when stock
-            DDP rebuilds its buckets: after the first backward; at once where it doesn't (``find_unused_parameters``).
-        kwargs: those of ``torch.nn.parallel.DistributedDataParallel``, under its names. ``bucket_cap_mb="auto"`` has
-            the buckets chosen while the model trains: some 60 steps measure and try several plans.
-        strategy: how gradients are summed, and when: a name of ``strategies/known.py`` or a ``Strategy`` of one's own,
-            the same on all ranks. None is ``overlapped``, which is what stock's DDP does.
+        on_incident: what the watchdog of a recorded process does when the job hangs or its ranks disagree: ``report``
+            it, additionally ``raise`` an ``IncidentError`` on all ranks, or ``off`` for no watchdog. None uses the
+            setting of ``overlapscope record``. The first instance of a process decides for all of them.
+        bucket_plan: which gradients to reduce together, in place of ``bucket_cap_mb``: the path of a plan written by
+            ``overlapscope recommend``, or a loaded plan. Rank 0's plan is used. It takes effect when stock DDP would
+            rebuild its buckets: after the first backward, or immediately where stock DDP doesn't rebuild
+            (``find_unused_parameters``).
+        kwargs: keyword arguments of ``torch.nn.parallel.DistributedDataParallel``. ``bucket_cap_mb="auto"`` chooses the
+            buckets while the model trains: about 60 steps measure and try several plans.
+        strategy: how and when gradients are summed: a name from ``strategies/known.py`` or a custom ``Strategy``, the
+            same on all ranks. None is ``overlapped``, which is what stock DDP does.
 
     Raises:
         DisagreementError: the ranks' modules differ.
-        OverlapScopeError: the bucket plan can't be read, or is for another module; sizes of buckets are given twice,
-            or a strategy that nobody knows.
+        OverlapScopeError: the bucket plan can't be read, or is for another module; bucket sizes are given twice; or the
+            strategy is unknown.
 
     Example::
 
         model = DistributedDataParallel(model, device_ids=[local_rank], trace="traces")
     """
 
-    reducer: C10dReducer  # type: ignore[assignment] # it stands in for torch's
+    reducer: C10dReducer  # type: ignore[assignment] # it replaces torch's
     logger: Logger
     recorder: Recorder | None = None
-    """Writes the trace of this process, if there is one."""
+    """Recorder of this process, if it is recorded."""
     _bypass: Bypass | None = None
     _replica: Replica | None = None
     shards: Shards | None = None
@@ -94,10 +95,10 @@ class DistributedDataParallel(Deferring):
         try:
             bound = TORCH_SIGNATURE.bind(self, *args, **kwargs)
         except TypeError:
-            super().__init__(*args, **kwargs)  # says what is wrong, in its own words
+            super().__init__(*args, **kwargs)  # raises torch's own error message
             raise
         given = Arguments.of(bound, bucket_plan, strategy)
-        # Torch's constructor calls back, to build the reducer, before it returns.
+        # Torch's constructor calls back to build the reducer before it returns.
         self._strategy = given.strategy
         self._is_auto = given.is_auto
         self._settings, self._arguments = given.settings, given.described
@@ -108,11 +109,11 @@ class DistributedDataParallel(Deferring):
         self._model_number = 0
         with warnings_to(callers=1), launched_for(Purpose(role="construction")):
             super().__init__(*given.args, **given.kwargs)
-        self._has_to_agree = False  # unpickling builds a reducer anew, when nobody is there to agree
+        self._has_to_agree = False  # unpickling rebuilds the reducer, when no other rank takes part
 
     @property
     def bucket_plan(self) -> BucketPlan:
-        """The plan in force: the first one follows the module's parameters, the second the observed order."""
+        """Return the active plan: the first follows the module's parameters, the second the observed gradient order."""
         return self._reducer.plan
 
     # -- construction --------------------------------------------------------------------------------------------
@@ -136,8 +137,8 @@ class DistributedDataParallel(Deferring):
     def _ddp_init_helper(
         self,
         parameters: list[nn.Parameter],
-        expect_sparse_gradient: list[bool],  # noqa: ARG002 - the specs know
-        param_to_name_mapping: dict[int, str],  # noqa: ARG002 - the specs know
+        expect_sparse_gradient: list[bool],  # noqa: ARG002 - the specs have it
+        param_to_name_mapping: dict[int, str],  # noqa: ARG002 - the specs have it
         static_graph: bool,
     ) -> None:
         self.recorder = self._session.record(self.process_group, self.device) if self._session is not None else None
@@ -162,7 +163,7 @@ class DistributedDataParallel(Deferring):
             group=self.process_group,
             device=self.device,
         )
-        self._given_plan = None  # its file may be gone where the wrapper is unpickled
+        self._given_plan = None  # its file may no longer exist where the wrapper is unpickled
         if self._strategy.pads_to is not None:
             self.shards = Shards(self.module, parameters, plan, self.process_group, self._strategy.pads_to)
             plan = self.shards.layout
@@ -192,7 +193,7 @@ class DistributedDataParallel(Deferring):
         if self._strategy.keeps_state:
             self._plans.keep_plan(f"strategy {self._strategy.name} keeps something of each bucket")
         self.reducer = C10dReducer(self._reducer, self._plans)
-        if not is_reduced_in_python(self):  # else hooks in Python reduce
+        if not is_reduced_in_python(self):  # otherwise Python hooks reduce
             self._reducer.register_hooks()
             if self._session is not None and self.recorder is not None:
                 self._replica = self._session.replicas.add(self._model_number, self, self._reducer)
@@ -200,7 +201,7 @@ class DistributedDataParallel(Deferring):
             self.shards.reduce_with(self._reducer, self, self._replica)
         # Hooks live as long as the parameters, which may be wrapped again after this wrapper is gone.
         weakref.finalize(self, self._reducer.remove_hooks).atexit = False
-        if self.mixed_precision is not None:  # torch calls our reducer by these numbers
+        if self.mixed_precision is not None:  # torch passes these indices to our reducer
             for index, parameter in enumerate(parameters):
                 parameter._idx = index  # type: ignore[attr-defined]
         self.logger = Logger(self._reducer, self.bucket_bytes_cap, self._plans)
@@ -213,13 +214,13 @@ class DistributedDataParallel(Deferring):
             any(isinstance(module, nn.SyncBatchNorm) for module in self.module.modules()),
             static_graph,
         )
-        self._plans.has_rebuilt = is_sharded  # parameters lie where the first plan has put them
+        self._plans.has_rebuilt = is_sharded  # parameters are stored as laid out by the first plan
         if is_final:
             in_module_order = range(len(parameters))
             self._plans.begin_schedule(in_module_order[::-1], everybody_would=self._everybody_would)
         self._passing_sync_batchnorm_handle(self.module)
 
-    def defer(self, optimizer: torch.optim.Optimizer) -> None:  # noqa: D102 - see there
+    def defer(self, optimizer: torch.optim.Optimizer) -> None:  # noqa: D102 - documented in the base class
         super().defer(optimizer)
         assert self._deferral is not None
         if self._replica is not None:
@@ -228,7 +229,7 @@ class DistributedDataParallel(Deferring):
             self.recorder.note_of_model(self._model_number, "updates", "deferred")
 
     def _wished_schedule(self) -> WishedSchedule | None:
-        """What is asked for, also where nothing can be recorded after all: other ranks were told of it."""
+        """Return the requested schedule, even if recording failed: other ranks expect this rank to follow it."""
         if self._wish is Wish.PROBE:
             return Probing(self.recorder, self._model_number)
         if self._wish is Wish.AUTO:
@@ -243,7 +244,7 @@ class DistributedDataParallel(Deferring):
 
     def __getattr__(self, name: str) -> Any:
         if name == "module" and (bypass := self.__dict__.get("_bypass")) is not None:
-            with suppress(Exception):  # whatever is wrong with the file of lines, here is the module
+            with suppress(Exception):  # an error in the call site file must not break access to the module
                 bypass.module_is_taken(sys._getframe(1))
         return super().__getattr__(name)
 
@@ -277,7 +278,7 @@ class DistributedDataParallel(Deferring):
         if events.observer is not None:
             events.observer.leave(Phase.FORWARD if is_training else Phase.EVALUATION)
         output = super()._post_forward(output)
-        if self._deferral is not None and self.recorder is not None:  # it is only now that all are updated
+        if self._deferral is not None and self.recorder is not None:  # all updates are complete only now
             self._take_fingerprints(self.recorder)
         is_compiled = is_reduced_in_python(self)  # then hooks on the output can't be called
         if events.backwards is not None and is_training and not is_compiled:
@@ -289,7 +290,7 @@ class DistributedDataParallel(Deferring):
             self._replica.forward_begins(self._reducer.reductions, recorder.step)
 
     def _is_to_be_reduced(self) -> bool:
-        """Whether the forward that begins is, on all ranks."""
+        """Return whether the forward that begins will be reduced, on all ranks."""
         return torch.is_grad_enabled() and self.require_backward_grad_sync and not self._join_config.enable
 
     def _follow_schedule(self) -> None:
@@ -306,22 +307,22 @@ class DistributedDataParallel(Deferring):
             super()._match_unused_params_allreduce()
 
     def _stands_in(self) -> AbstractContextManager[None]:
-        """What is launched inside is that of a rank that has joined."""
+        """Mark collectives launched inside as issued on behalf of a rank that has joined."""
         return self._session.position.has_joined() if self._session is not None else nullcontext()
 
-    # -- communication that is not a bucket's --------------------------------------------------------------------
+    # -- communication other than buckets ------------------------------------------------------------------------
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """Let a hook reduce the buckets, as in torch.
+        """Register a hook that reduces the buckets, as in torch.
 
         Args:
             state: passed to the hook.
             hook: called as ``hook(state, bucket)``; returns a future of the tensor that replaces the buffer.
 
         Raises:
-            RuntimeError: there is a hook already.
-            TypeError: it can't be called.
-            ValueError: its annotations say that it is no hook.
+            RuntimeError: a hook is already registered.
+            TypeError: the hook is not callable.
+            ValueError: its annotations don't match those of a communication hook.
         """
         self._check_comm_hook(hook)
         self.logger._set_comm_hook_name(hook.__qualname__)

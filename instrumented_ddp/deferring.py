@@ -1,4 +1,4 @@
-"""``defer``: updates that wait until the next forward needs them, and everybody else who looks at parameters first."""
+"""Deferred optimizer updates (``defer``), run just before the next forward or another reader needs the parameters."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from overlapscope.errors import OverlapScopeError
 
 
 class Deferring(TorchDDP):
-    """What ``DistributedDataParallel`` does about updates that wait."""
+    """Deferred updates of ``DistributedDataParallel``."""
 
     _reducer: Reducer
     _deferral: Deferral | None = None
 
     def defer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let each update wait until the next forward needs its parameters: what is on the wire hides under it.
+        """Defer each update until the next forward needs its parameters, so that communication overlaps that forward.
 
-        ``optimizer.step()`` then only says that parameters are to be updated, with the settings of that moment, and
-        drops their gradients. They are updated in time for forwards, ``state_dict``, ``load_state_dict`` and
-        ``parameters()`` of this wrapper; ``synchronize`` has to be called before they, or gradients, are looked at in
-        other ways. Results are those of the same optimizer without this.
+        ``optimizer.step()`` then only requests an update with the settings of that moment, and drops the gradients.
+        Parameters are updated in time for forwards, ``state_dict``, ``load_state_dict`` and ``parameters()`` of this
+        wrapper; call ``synchronize`` before reading them, or gradients, in other ways. Results are those of the same
+        optimizer without deferral.
 
         Args:
-            optimizer: of exactly the parameters that are reduced, each updated by its own gradient alone. To be called
-                before a learning-rate scheduler is made.
+            optimizer: optimizer of exactly the parameters that are reduced, each updated from its own gradient alone.
+                Call this before creating a learning-rate scheduler.
 
         Raises:
-            OverlapScopeError: something stands in the way.
+            OverlapScopeError: the optimizer or the wrapper's settings don't support it.
         """
         if why_not := self._why_not_deferred(optimizer):
             raise OverlapScopeError(f"defer(): {why_not}")
@@ -51,21 +51,21 @@ class Deferring(TorchDDP):
             module.register_load_state_dict_pre_hook(_Calls(deferral.finish))
 
     def synchronize(self) -> None:
-        """Wait for what ``defer`` has left for later, if anything: gradients are averages, or parameters are updated.
+        """Complete what ``defer`` has postponed, if anything: gradients become averages, or parameters are updated.
 
         Raises:
-            RuntimeError: gradients were changed before they were averaged; or what the backend says.
+            RuntimeError: gradients were changed before they were averaged; or an error of the backend.
         """
         if self._deferral is not None:
             self._deferral.finish()
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """As in torch; who asks for parameters gets those of the newest step."""
+        """Return parameters as in torch, updated through the latest step."""
         self.synchronize()
         return super().named_parameters(*args, **kwargs)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As in torch; nothing is waited for."""
+        """Clear gradients as in torch, without waiting for deferred updates."""
         self.module.zero_grad(set_to_none)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class Deferring(TorchDDP):
         return True
 
     def _why_not_deferred(self, optimizer: torch.optim.Optimizer) -> str:
-        """Empty if nothing stands in the way."""
+        """Return the reason why the optimizer can't be deferred; empty if it can."""
         reducer = self._reducer
         updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
         missing = [
@@ -113,7 +113,7 @@ class Deferring(TorchDDP):
 
 
 def _step_of(deferral: Deferral) -> Callable[..., None]:
-    """The ``step`` of an optimizer, for torch's hooks around it too."""
+    """Return the ``step`` method of a deferred optimizer, compatible with torch's step hooks."""
 
     @torch.optim.Optimizer.profile_hook_step
     def step(self: torch.optim.Optimizer, closure: object = None) -> None:  # noqa: ARG001 - it is a method
@@ -125,7 +125,7 @@ def _step_of(deferral: Deferral) -> Callable[..., None]:
 
 
 class _Calls:
-    """A hook of a module or an optimizer; copies of these, and what is unpickled, are nobody's."""
+    """Hook of a module or an optimizer that does nothing once it was copied or unpickled."""
 
     def __init__(self, then: Callable[[], None]) -> None:
         self._then = then
@@ -138,7 +138,7 @@ class _Calls:
 
 
 class _CallsWithModule:
-    """The same, told which module it is."""
+    """Hook like ``_Calls`` that passes on its module."""
 
     def __init__(self, then: Callable[[nn.Module], None]) -> None:
         self._then = then
@@ -152,4 +152,4 @@ class _CallsWithModule:
 
 
 def _nothing(*_: object) -> None:
-    """What is left of a hook in a copy."""
+    """Do nothing, in place of a hook that was copied."""

@@ -1,13 +1,13 @@
-"""The recording of this process as a whole: what is opened and closed, and in which order.
+"""Recording session of this process: what is opened and closed, and in which order.
 
-A process has one session at most. It begins with the first thing that is to be recorded, which is the default process
-group (``attach``) or a DDP instance, and ends with the process:
+A process has at most one session. It begins with the first thing to record, which is the default process group
+(``attach``) or a DDP instance, and ends with the process:
 
-1. the log of collectives, with where this rank is and how far in its data;
-2. what watches the process: how it ends, and whether the job goes on;
+1. the log of collectives, with this rank's position in training and in its data;
+2. the exit recorder and the watchdog, which observe how the process ends and whether the job makes progress;
 3. with the first DDP instance, the recorder of steps and buckets.
 
-It ends from the last to the first. An error of ours never stops a training: what it ends is the recording.
+They are closed in reverse order. An internal error never stops the training; it only ends the recording.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ from overlapscope.trace.seal import seal
 _log = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S: Final = 3.0
-"""For last words to the other ranks, whose store may not answer any more."""
+"""Time limit for final messages to the other ranks, whose store may no longer answer."""
 
 
 class Session:
-    """The recording of this process, from the first thing that is recorded to the end of the process.
+    """Recording of this process, from the first thing that is recorded to the end of the process.
 
     Args:
-        trace_folder: of the attempt, the same for all ranks of a host.
-        rank: of this process in the whole job.
-        on_incident: whether there is a watchdog, and what it does when it finds something.
+        trace_folder: folder of the attempt, the same for all ranks of a host.
+        rank: rank of this process in the whole job.
+        on_incident: whether there is a watchdog, and what it does when it detects an incident.
 
     Raises:
         OverlapScopeError: the folder can't be written, or already holds a recording of this rank.
@@ -70,11 +70,11 @@ class Session:
         self.rank = rank
         self.position = Position()
         self.recorder: Recorder | None = None
-        """Of steps and buckets, if this process trains with DDP."""
+        """Recorder of steps and buckets, if this process trains with DDP."""
         self.is_provisional = False
-        """Whether nothing but the environment asked for it."""
+        """True if only the environment requested this session."""
         self.is_recording = True
-        """Neither closed nor given up."""
+        """True until the session is closed or recording is disabled."""
         self._closed = False
         self._giving_up = threading.Lock()
         self._pid = os.getpid()
@@ -87,7 +87,7 @@ class Session:
         self.data = DataPosition(self.position, self.collectives.call_sites)
         try:
             self._watch_process(on_incident)
-        except BaseException as error:  # no thread can be started, say: what is open already would go on half
+        except BaseException as error:  # for example, no thread can be started: don't leave half of it open
             if self._farewell is not None:
                 self._farewell.recording_ends(repr(error))  # the process has not ended
             self.close()
@@ -95,7 +95,7 @@ class Session:
         call_at_exit(self.close)
 
     def _watch_process(self, on_incident: OnIncident) -> None:
-        """How it ends, and whether the job goes on."""
+        """Start the exit recorder and, unless it is off, the watchdog."""
         self._housekeeper.add(self.collectives.completions)
         self._farewell = Farewell(self.folder, self.collectives.call_sites, self.collectives.loop, self._process_fails)
         if on_incident != "off":
@@ -115,11 +115,11 @@ class Session:
         return recording.patience_s
 
     def record(self, group: dist.ProcessGroup, device: torch.device) -> Recorder | None:
-        """The recorder that all DDP instances of this process share; made on first use, None if it can't be.
+        """Return the recorder shared by all DDP instances of this process, created on first use; None on failure.
 
         Args:
-            group: the ranks that train together.
-            device: where the first instance computes.
+            group: ranks that train together.
+            device: device on which the first instance computes.
         """
         if self.recorder is not None or not self.is_recording:
             return self.recorder if self.is_recording else None
@@ -141,14 +141,14 @@ class Session:
             self.gives_up(error)
             return None
         self.data.on_fetch = self.recorder.on_fetch
-        atexit.unregister(self.close)  # what users have registered meanwhile is called after us, as it was before
+        atexit.unregister(self.close)  # handlers that users registered meanwhile still run after ours, as before
         call_at_exit(self.close)
         return self.recorder
 
     def add_model(
         self, module: torch.nn.Module, parameters: Sequence[ParameterSpec], settings: Mapping[str, str]
     ) -> int:
-        """Write down what a DDP instance is given, before ranks compare it.
+        """Record the definition of a DDP instance before ranks compare it.
 
         Args:
             settings: as in ``settings_of_model``.
@@ -163,27 +163,27 @@ class Session:
             return 0
 
     def training_forward(self, *, has_uneven_inputs: bool) -> None:
-        """A forward begins whose gradients are wanted.
+        """Record that a training forward begins.
 
         Args:
-            has_uneven_inputs: it is under ``join()``, where ranks may be at different steps.
+            has_uneven_inputs: whether it is under ``join()``, where ranks may be at different steps.
         """
         try:
             self.position.has_updated = False
             self.collectives.loop.forward_begins()
             self.data.forward_begins(has_uneven_inputs=has_uneven_inputs)
-        except Exception as error:  # of the user's variables: the position in the data stays unknown
+        except Exception as error:  # from the user's variables: the position in the data stays unknown
             self.position.batch = UNKNOWN
             _log.debug("rank %d: its position in the data is not known: %r", self.rank, error)
 
     def gives_up(self, error: Exception) -> None:
-        """Something of ours went wrong: the training goes on, and this rank logs no more steps or collectives.
+        """Disable recording after an internal error: training continues, but no more steps or collectives are logged.
 
-        Were only a part of it to end, what is missing would pass for what the rank has not done. May be called on any
-        thread and in any callback; only the first error is heard.
+        If only a part of the recording ended, what is missing would look like something the rank had not done. May be
+        called on any thread and in any callback; only the first error is handled.
 
         Raises:
-            IncidentError: that was the error. A watchdog has raised it in the training thread, which was in a callback.
+            IncidentError: this was the error: a watchdog raised it in the training thread, which was in a callback.
         """
         if isinstance(error, IncidentError):
             raise error
@@ -193,7 +193,7 @@ class Session:
             self.is_recording = False
         why = goes_unrecorded(self.rank, error)
         if self._farewell is not None:
-            self._farewell.recording_ends(why)  # and then the logs are closed, which would look complete
+            self._farewell.recording_ends(why)  # before the logs are closed, which would make them look complete
         if self._watchdog is not None:
             self._watchdog.recording_ends(why)
         self.collectives.stop()
@@ -203,11 +203,11 @@ class Session:
 
     @property
     def closed(self) -> bool:
-        """``close`` has been called."""
+        """Return whether ``close`` has been called."""
         return self._closed
 
     def close(self) -> None:
-        """Write down what is pending, and nothing from now on. Called at exit; may be called before, and twice."""
+        """Write pending records and stop recording. Called at exit; may be called earlier, and twice."""
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
@@ -236,7 +236,7 @@ class Session:
                 _log.warning("rank %d: the end of its recording is incomplete: %r", self.rank, error)
 
     def forget(self) -> None:
-        """This is a copy in a process that was forked from the recorded one, whose files are not to be written to."""
+        """Detach this copy in a forked process from the files of the recorded process."""
         self.is_recording = False
         self._closed = True
         self.collectives.forget()
@@ -255,7 +255,7 @@ class Session:
             self.recorder.incident()
 
     def _flush(self) -> None:
-        """The process is about to be ended: keep what it has recorded."""
+        """Preserve what was recorded, because the process is about to be terminated."""
         if self.recorder is not None:
             self.recorder.log.close()
         self.collectives.stop()
@@ -273,18 +273,18 @@ os.register_at_fork(after_in_child=_forget_session_of_parent)
 
 
 def session_of_this_process() -> Session | None:
-    """The session that is open; None if this process is not recorded."""
+    """Return the open session; None if this process is not recorded."""
     return _of_this_process if _of_this_process is not None and not _of_this_process.closed else None
 
 
 def open_session(trace_folder: Path, rank: int, on_incident: OnIncident = "report") -> Session:
     """Record this process from now on.
 
-    A script that names a folder is followed there from a session that was only opened because of the environment.
+    A session that was only opened because of the environment is replaced if the script names another folder.
 
     Args:
-        trace_folder: the run's; a later attempt of the job gets one inside.
-        rank: of this process.
+        trace_folder: folder of the run; a later attempt of the job gets a folder inside it.
+        rank: rank of this process.
         on_incident: as for ``Session``.
 
     Raises:
@@ -307,19 +307,19 @@ def open_session(trace_folder: Path, rank: int, on_incident: OnIncident = "repor
 def session_for(
     trace: str | Path | None, on_incident: OnIncident | None, group: dist.ProcessGroup | None
 ) -> Session | None:
-    """The session in which a DDP instance is recorded, if that is asked for and can be had.
+    """Return the session that records a DDP instance, or None if recording is not requested or fails.
 
     Args:
-        trace: the folder that the instance was given; None leaves it to the environment.
-        on_incident: what it was given; None leaves it to the environment.
-        group: of the instance; None for the default one.
+        trace: folder given to the instance; None uses the environment.
+        on_incident: setting given to the instance; None uses the environment.
+        group: process group of the instance; None for the default one.
     """
     existing = session_of_this_process()
-    if trace is None and existing is not None:  # by attach(), or by a model before
+    if trace is None and existing is not None:  # opened by attach(), or by an earlier model
         return existing
     try:
         recording = recording_from_environment(trace)
-        if recording is None or (group is None and not dist.is_initialized()):  # torch says so in its own words
+        if recording is None or (group is None and not dist.is_initialized()):  # torch raises its own error
             return None
         rank = rank_of_this_process(group or _get_default_group())
         return open_session(recording.folder, rank, on_incident or recording.on_incident)
@@ -329,10 +329,10 @@ def session_for(
 
 
 def goes_unrecorded(rank: int, error: Exception) -> str:
-    """Say that a rank is not recorded, or not any more.
+    """Warn that a rank is not recorded, or no longer recorded.
 
     Returns:
-        Why: in our own words, or with the name of what nobody foresaw.
+        The reason: the message of an ``OverlapScopeError``, else the type and message of the unexpected error.
     """
     log_to_stderr()
     why = str(error) if isinstance(error, OverlapScopeError) else f"{type(error).__name__}: {error}"
@@ -341,7 +341,7 @@ def goes_unrecorded(rank: int, error: Exception) -> str:
 
 
 def step() -> None:
-    """Say that an optimizer step ends here, where hooks can't tell. Does nothing if nothing is being recorded.
+    """Mark the end of an optimizer step, where hooks can't detect it. Does nothing if nothing is being recorded.
 
     Once called, steps end only where it is called.
     """

@@ -1,4 +1,4 @@
-"""OverlapScope: see, decide and rescue data-parallel training.
+"""OverlapScope: profile, tune and debug data-parallel training.
 
 Trace format, analysis and command line. Never imports torch.
 """
@@ -15,7 +15,7 @@ __version__ = "0.2.0"
 
 
 def open(path: Path | str, steps: tuple[int, int] | None = None) -> Run:  # noqa: A001 - as in ov.open("traces/")
-    """A recording, or some of its steps, for notebooks and scripts: see ``dashboards.notebook.Run``."""
+    """Open a recording, or a range of its steps, for notebooks and scripts: see ``dashboards.notebook.Run``."""
     from dashboards.notebook import Run
 
     return Run(path, steps)

@@ -1,7 +1,7 @@
-"""The command line: one module per verb, in ``overlapscope.commands``.
+"""The command line: one module per subcommand, in ``overlapscope.commands``.
 
-A module's docstring is the help of its verb; it has ``prepare_parser(parser)`` and ``run(args) -> int``. Modules
-import heavy packages (pandas, torch, panel) inside ``run``, so that ``overlapscope --help`` answers at once.
+A module's docstring is the help text of its subcommand; it defines ``prepare_parser(parser)`` and ``run(args) -> int``.
+Modules import heavy packages (pandas, torch, panel) inside ``run``, so that ``overlapscope --help`` is fast.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ COMMANDS = {
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of all commands; ``run`` of its result is what to call, and ``verb`` the command's own parser."""
+    """Build the parser of all subcommands; in its result, ``run`` is the function to call, ``verb`` the subparser."""
     everything = argparse.ArgumentParser(prog="overlapscope", description=_DESCRIPTION, epilog=_EPILOG)
     everything.add_argument("--version", action="version", version=f"overlapscope {__version__}")
     everything.add_argument(
@@ -76,10 +76,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0, or 1 with one line on stderr saying what is wrong."""
+    """Run one subcommand and return its exit code; an ``OverlapScopeError`` is one line on stderr and code 1."""
     args, unknown = parser().parse_known_args(arguments)
     if unknown:
-        # argparse itself would show how to use all commands, and not this one.
+        # argparse itself would print the usage of the top-level parser instead of this subcommand's.
         args.verb.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         return int(args.run(args))
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _PrintCompletion(argparse.Action):
-    """Prints a completion script for a shell, and exits."""
+    """Action that prints a completion script for a shell and exits."""
 
     def __call__(self, of: argparse.ArgumentParser, _: object, shell: Any, *option: Any) -> None:  # noqa: ARG002
         import shtab
@@ -102,7 +102,7 @@ class _PrintCompletion(argparse.Action):
 
 
 def _complete_paths(of: argparse.ArgumentParser) -> None:
-    """Have the names of files completed where an argument is one."""
+    """Enable file-name completion for the arguments that are paths."""
     import shtab
 
     for action in of._actions:

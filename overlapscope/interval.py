@@ -1,4 +1,4 @@
-"""A value and how sure it is."""
+"""Confidence intervals: a value with its lower and upper bound."""
 
 from __future__ import annotations
 
@@ -7,33 +7,36 @@ from dataclasses import dataclass
 from typing import Final
 
 SIGMAS_90: Final = 1.6448536269514722
-"""Standard deviations to either side of a normal 90 % interval."""
+"""Half width of a 90 % interval of a normal distribution, in standard deviations."""
 SIGMAS_99: Final = 2.5758293035489004
-"""The same of a 99 % interval."""
+"""Half width of a 99 % interval of a normal distribution, in standard deviations."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A value and its interval: of 90 % if nothing else is said."""
+    """A value and its confidence interval, 90 % unless stated otherwise."""
 
     value: float
     low: float
     high: float
 
     def times(self, factor: float) -> Interval:
-        """Both the value and its interval, multiplied by a positive number."""
+        """Multiply value and bounds by a positive number."""
         return Interval(value=factor * self.value, low=factor * self.low, high=factor * self.high)
 
     def less(self, amount: float) -> Interval:
-        """Both the value and its interval, with an amount taken off."""
+        """Subtract an exactly known amount from value and bounds."""
         return Interval(value=self.value - amount, low=self.low - amount, high=self.high - amount)
 
     def wider(self, amount: float) -> Interval:
-        """The same value, less sure by an amount to either side."""
+        """Widen the interval by an amount on either side; the value stays the same."""
         return Interval(value=self.value, low=self.low - amount, high=self.high + amount)
 
     def minus(self, other: Interval) -> Interval:
-        """What is left without another value, if chance has made the two independently of each other."""
+        """Subtract another value whose error is independent: half widths add up as root of the sum of squares.
+
+        Example: 10 (7 to 13) minus 4 (0 to 8) is 6 (1 to 11), as hypot(3, 4) is 5.
+        """
         value = self.value - other.value
         low = math.hypot(self.value - self.low, other.high - other.value)
         high = math.hypot(self.high - self.value, other.value - other.low)

@@ -1,4 +1,4 @@
-"""Output for a reader who may leave before its end, as in ``overlapscope summary traces/ | head``."""
+"""Broken pipes: output whose reader may exit early, as in ``overlapscope summary traces/ | head``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 def outlive_the_reader() -> None:
-    """From now on, what is printed when nobody reads it any more is dropped, and no error.
+    """Replace ``sys.stdout`` by one that drops output instead of raising BrokenPipeError once its reader has exited.
 
-    The command goes on: its exit code, its stderr and the files it writes are the same whoever reads.
+    The command continues: its exit code, its stderr and the files it writes don't depend on the reader.
     """
     before = sys.stdout
-    if not isinstance(before, io.TextIOWrapper):  # closed by whoever started this process
+    if not isinstance(before, io.TextIOWrapper):  # the parent process closed stdout
         return
     sys.stdout = io.TextIOWrapper(
         io.BufferedWriter(_LenientFile(before.fileno(), "w", closefd=False)),

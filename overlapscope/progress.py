@@ -1,4 +1,4 @@
-"""What a command is busy with, on stderr: a bar on a terminal, and in a pipe a line for each phase that takes long."""
+"""Progress on stderr: a bar on a terminal; in a pipe, one line for each phase that takes long."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from threading import Timer
 from typing import Final, Self
 
 QUIET_S: Final = 5.0
-"""A phase in a pipe is not worth a line before."""
+"""Seconds after which a phase gets a line when stderr is not a terminal."""
 
 
 class Progress:
-    """Shows the phases of a command while it is entered.
+    """Progress display of a command: a context manager that shows its phases.
 
     Example::
 
@@ -40,7 +40,7 @@ class Progress:
         self._bar.stop()
 
     def begin(self, phase: str) -> None:
-        """A phase begins, and with it the one before is over."""
+        """Begin a phase, which ends the one before."""
         self._bar.reset(self._task, total=None, description=phase)
         self._cancel_line()
         if not self._is_terminal:
@@ -49,7 +49,7 @@ class Progress:
             self._line.start()
 
     def count(self, done: int, of: int) -> None:
-        """So much of a phase is done: ranks, or bytes."""
+        """Set how much of the current phase is done, in ranks or bytes."""
         self._bar.update(self._task, completed=done, total=of)
 
     def _cancel_line(self) -> None:

@@ -1,4 +1,4 @@
-"""Numbers as people read them: times, sizes and shares in the unit that suits them."""
+"""Number formatting: times, sizes, counts and shares in a unit of suitable magnitude."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BYTES_PER = (("GB", 1024**3), ("MB", 1024**2), ("kB", 1024))
 
 
 def format_ns(time_ns: float | None) -> str:
-    """Nanoseconds with three significant digits: ``1.25 ms``, ``312 µs``; a dash if unknown."""
+    """Format nanoseconds with three significant digits: ``1.25 ms``, ``312 µs``; a dash if unknown."""
     if time_ns is None or math.isnan(time_ns):
         return "–"
     for unit, ns in _NS_PER:
@@ -22,7 +22,7 @@ def format_ns(time_ns: float | None) -> str:
 
 
 def format_interval_ns(interval: Interval) -> str:
-    """The 90 % interval of a time: ``1.25 to 1.38 ms``; a dash if unknown."""
+    """Format the bounds of a time: ``1.25 to 1.38 ms``; a dash if unknown."""
     if math.isnan(interval.low) or math.isnan(interval.high):
         return "–"
     low, high = format_ns(interval.low), format_ns(interval.high)
@@ -31,12 +31,12 @@ def format_interval_ns(interval: Interval) -> str:
 
 
 def format_moment_ns(time_ns: int) -> str:
-    """A moment within a step, to the microsecond: ``12.345 ms``."""
+    """Format a point in time within a step, in milliseconds to the microsecond: ``12.345 ms``."""
     return f"{time_ns / 1e6:,.3f} ms".replace("-", "\N{MINUS SIGN}")
 
 
 def format_bytes(size_bytes: float | None) -> str:
-    """Bytes in powers of 1024, as DDP's ``bucket_cap_mb`` counts them: ``25 MB``, ``4 kB``."""
+    """Format bytes in powers of 1024, as DDP's ``bucket_cap_mb`` counts them: ``25 MB``, ``4 kB``."""
     if size_bytes is None:
         return "–"
     for unit, size in _BYTES_PER:
@@ -46,7 +46,7 @@ def format_bytes(size_bytes: float | None) -> str:
 
 
 def format_count(count: int) -> str:
-    """A count, with three significant digits from ten thousand upwards: ``9,408``, ``25.6 k``, ``4.19 M``."""
+    """Format a count, with three significant digits from ten thousand upwards: ``9,408``, ``25.6 k``, ``4.19 M``."""
     for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
         if count >= max(size, 10_000):
             return f"{_significant(count / size).removesuffix('.00').removesuffix('.0')} {unit}"
@@ -54,17 +54,17 @@ def format_count(count: int) -> str:
 
 
 def format_share(share: float) -> str:
-    """A ratio as a percentage; a dash where there is nothing to divide by."""
+    """Format a ratio as a percentage; a dash if it is NaN, as when the denominator was 0."""
     return "–" if math.isnan(share) else f"{100 * share:.1f} %" if share < 0.9995 else "100 %"
 
 
 def keep_together(text: str) -> str:
-    """Replace the space between a number and its unit by one at which lines don't break."""
+    """Replace the space between a number and its unit by a no-break space."""
     return re.sub(r"(?<=\d) (?=%|[nµm]?s\b|[kMG]?B\b)| (?=±)|(?<=±) ", "\N{NO-BREAK SPACE}", text)
 
 
 def format_rate(bits_per_s: float) -> str:
-    """A link's rate: ``1 Gbit/s``."""
+    """Format the bandwidth of a link: ``1 Gbit/s``."""
     unit, bits = ("Gbit/s", 1e9) if bits_per_s >= 1e9 else ("Mbit/s", 1e6)
     return f"{bits_per_s / bits:.3g} {unit}"
 

@@ -1,6 +1,6 @@
-"""Work that is shared out: the same calls on this process, on several of this machine, or on a Dask cluster.
+"""Parallel map: in this process, in a pool of processes on this machine, or on a Dask cluster.
 
-A worker may be killed, by who is short of memory: what it was doing is begun again elsewhere.
+A worker may be killed, for example by the out-of-memory killer: its task is then run again by another one.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ _Result = TypeVar("_Result")
 
 _ANSWERS_WITHIN_S: Final = 5
 _MOST_DEATHS: Final = 3
-"""In a row, without anything done in between: then there is no use in trying again."""
+"""Number of worker deaths in a row, with no task done in between, after which there is no further retry."""
 
 
 class Workers(Protocol):
-    """Who calls functions for us."""
+    """Interface of an executor that applies a function to many arguments."""
 
     def map(self, function: Callable[[_Given], _Result], given: Sequence[_Given]) -> Iterator[tuple[int, _Result]]:
-        """Call a function of a module with each argument.
+        """Call a function with each argument; it has to be a module-level function, so that it can be pickled.
 
         Yields:
-            The place of an argument, and what came of it, as they come.
+            (index of an argument, its result), in order of completion.
         """
         ...
 
     def rest(self) -> None:
-        """Give back the memory that calls have taken; further ones may come."""
+        """Release the memory that calls have taken; further calls are possible."""
         ...
 
 
 class Here:
-    """This process, one call after the other."""
+    """Serial executor: this process, one call after the other."""
 
     def map(self, function: Callable[[_Given], _Result], given: Sequence[_Given]) -> Iterator[tuple[int, _Result]]:
         """See ``Workers``."""
@@ -52,7 +52,7 @@ class Here:
 
 
 class _Pool:
-    """An executor of ``concurrent.futures``, made anew when its workers are gone."""
+    """Executor of ``concurrent.futures`` that is started again after its workers have died."""
 
     def __init__(self, start: Callable[[], Executor]) -> None:
         self._start = start
@@ -62,7 +62,7 @@ class _Pool:
         """See ``Workers``.
 
         Raises:
-            OverlapScopeError: workers die again and again.
+            OverlapScopeError: workers died ``_MOST_DEATHS`` times in a row.
         """
         left, deaths = dict(enumerate(given)), 0
         while left:
@@ -103,7 +103,10 @@ class _Pool:
 
 
 def processes() -> AbstractContextManager[Workers]:
-    """As many processes as there are cores, from the first call on. For commands: they import the main module."""
+    """Create a pool of as many processes as there are cores, started at the first call.
+
+    For commands only: processes are spawned, and so import the main module.
+    """
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     context = multiprocessing.get_context("spawn")
     return _Pool(lambda: ProcessPoolExecutor(count, mp_context=context))
@@ -111,13 +114,13 @@ def processes() -> AbstractContextManager[Workers]:
 
 @contextmanager
 def dask(address: str) -> Iterator[Workers]:
-    """The workers of a Dask cluster, which see the same folders.
+    """Connect to a Dask cluster whose workers see the same folders.
 
     Args:
-        address: of its scheduler, such as ``tcp://10.0.0.1:8786``.
+        address: address of its scheduler, such as ``tcp://10.0.0.1:8786``.
 
     Raises:
-        OverlapScopeError: Dask is not installed, or its scheduler does not answer.
+        OverlapScopeError: Dask is not installed, or the scheduler does not answer.
     """
     try:
         from distributed import Client

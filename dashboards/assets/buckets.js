@@ -1,18 +1,18 @@
-// Slider, mouse, keys and address of the Buckets page. What is drawn is decided by dashboards/plots/buckets.py: this
-// script tells it what is chosen, at most one question at a time, and waits for the answer.
+// Slider, mouse, keys and address of the Buckets page. dashboards/plots/buckets.py decides what is drawn: this script
+// sends it the choice, at most one request at a time, and waits for the response.
 window.overlapscope.startBuckets = (plot) => {
   const element = (id) => document.getElementById(id)
   const address = new URLSearchParams(location.search)
   const chosen = {cap_mb: null, special: "", first_mb: null, is_compressed: false}
 
-  // --- asking ---------------------------------------------------------------------------------------------------
+  // --- requests -------------------------------------------------------------------------------------------------
   let asked = 0
   let waiting = false
   let wanted = null
 
   function choose(changes, move = 0) {
     wanted = {...chosen, ...wanted, ...changes, move: (wanted?.move ?? 0) + move}
-    // A size chosen after steps replaces them.
+    // A size chosen after key presses replaces them.
     if ("cap_mb" in changes || "special" in changes) wanted.move = move
     askNow()
   }
@@ -45,7 +45,7 @@ window.overlapscope.startBuckets = (plot) => {
     askNow()
   }
 
-  // An answer comes as one message a source; drawing after each of them would cost several frames.
+  // A response comes as one message per source; drawing after each of them would cost several frames.
   const views = [plot.root, plot.steps, plot.plan].map((figure) => Bokeh.index.find_one(figure))
   const held = []
   function holdDrawing() {
@@ -56,7 +56,7 @@ window.overlapscope.startBuckets = (plot) => {
     }
   }
 
-  // --- what is chosen, on the page --------------------------------------------------------------------------------
+  // --- the choice on the page -------------------------------------------------------------------------------------
   const slider = element("size")
   const text = (mb) => `${Number(mb.toPrecision(3)).toLocaleString("en-US")} MB`
 
@@ -106,7 +106,7 @@ window.overlapscope.startBuckets = (plot) => {
     pickSize(10 ** slider.value)
   })
   slider.addEventListener("change", () => (isSliding = false))
-  // One press is one partition, wherever the slider stands.
+  // One key press is one partition, wherever the slider is.
   slider.addEventListener("keydown", (event) => {
     const by = {ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1, PageUp: 5, PageDown: -5}[event.key]
     if (!by) return
@@ -146,7 +146,7 @@ window.overlapscope.startBuckets = (plot) => {
       await navigator.clipboard.writeText(element("setting").textContent)
       isCopied = true
     } catch {
-      // Pages of other machines may not use the clipboard unless they are encrypted.
+      // Pages from other machines may not use the clipboard unless they are encrypted.
       getSelection().selectAllChildren(element("setting"))
       isCopied = document.execCommand("copy")
     }
@@ -164,7 +164,7 @@ window.overlapscope.startBuckets = (plot) => {
     c: copy,
   })
 
-  // --- pointing -------------------------------------------------------------------------------------------------
+  // --- tooltips -------------------------------------------------------------------------------------------------
   let pointings = 0
   let under = null
   let reading = false

@@ -1,4 +1,4 @@
-// Draws parts of a page as they are in view, plots with the markup around them, as a PNG or an SVG. Bokeh's layers take
+// Draws the parts of a page in view, plots with the markup around them, as PNG or SVG. Bokeh's layers take
 // the same calls for both.
 window.overlapscope.drawing = (() => {
   const LEFT_OUT = "button, input, select, kbd, svg, .help, .tools, .slider, .foot, .unseen, .save-menu"
@@ -18,7 +18,7 @@ window.overlapscope.drawing = (() => {
     ctx.clip()
   }
 
-  // Of colours that CSS has mixed; SVG and its editors know rgba only.
+  // For colors that CSS has mixed; SVG and its editors know only rgba.
   function plain(colour) {
     const [red, green, blue, alpha = 1] = colour.match(/[\d.e-]+/g).map(Number)
     return colour.startsWith("color(srgb") ? `rgba(${[red, green, blue].map((each) => Math.round(each * 255))}, ${alpha})` : colour
@@ -104,7 +104,7 @@ window.overlapscope.drawing = (() => {
     range.selectNodeContents(node)
     const [first] = range.getClientRects()
     if (!first?.width) return
-    const weight = 100 * Math.round(style.fontWeight / 100) // Bokeh reads no others
+    const weight = 100 * Math.round(style.fontWeight / 100) // Bokeh parses no other weights
     ctx.font = `${style.fontStyle} ${weight} ${style.fontSize} ${style.fontFamily}`
     ctx.fillStyle = plain(style.color)
     ctx.textAlign = "left"
@@ -128,7 +128,7 @@ window.overlapscope.drawing = (() => {
     if (line) ctx.fillText(line, box.left, box.top + ctx.measureText(line).fontBoundingBoxAscent)
   }
 
-  // --- everything -----------------------------------------------------------------------------------------------
+  // --- all parts ------------------------------------------------------------------------------------------------
   function drawPlot(ctx, kind, view) {
     const {left, top, width, height} = view.el.getBoundingClientRect()
     ctx.drawImage(view.export(kind).canvas, left, top, ...(kind === "png" ? [width, height] : []))
@@ -156,7 +156,7 @@ window.overlapscope.drawing = (() => {
     ctx.restore()
   }
 
-  // kind: "png" or "svg". Gives a blob.
+  // Returns a blob; kind is "png" or "svg".
   return (parts, kind) => {
     const boxes = parts.map((part) => part.getBoundingClientRect())
     const left = Math.min(...boxes.map((box) => box.left)) - MARGIN_PX

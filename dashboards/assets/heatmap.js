@@ -1,5 +1,5 @@
-// Switches, mouse and keys of the map of ranks and steps. What is drawn and what a cell holds is decided by
-// dashboards/plots/heatmap.py: this script asks, at most one question at a time about what is under the pointer.
+// Switches, mouse and keys of the heatmap of ranks and steps. dashboards/plots/heatmap.py decides what is drawn and
+// what a cell contains: this script sends requests, at most one at a time about what is under the pointer.
 window.overlapscope.startHeatmap = (plot) => {
   const {root, step_range: steps} = plot
   const whole = [steps.start, steps.end]
@@ -23,7 +23,7 @@ window.overlapscope.startHeatmap = (plot) => {
     window.overlapscope.setAddress(choice())
   }
 
-  // A browser shrinks pictures by leaving out columns, and with them what is late in a single step.
+  // Browsers shrink images by dropping columns, and with them what is late in a single step.
   function shrink() {
     if (plot.cells.data.image[0].shape[1] > room()) draw()
   }
@@ -36,7 +36,7 @@ window.overlapscope.startHeatmap = (plot) => {
     document.body.dataset.shown = `${choice().figure} ${choice().grouping}`
   }
 
-  // --- moving ---------------------------------------------------------------------------------------------------
+  // --- zoom and pan ---------------------------------------------------------------------------------------------
   function show(from, to) {
     const length = Math.min(Math.max(to - from, steps.min_interval), whole[1] - whole[0])
     const start = Math.min(Math.max((from + to - length) / 2, whole[0]), whole[1] - length)
@@ -73,7 +73,7 @@ window.overlapscope.startHeatmap = (plot) => {
 
   window.overlapscope.onKeys(keys)
 
-  // --- pointing at cells ----------------------------------------------------------------------------------------
+  // --- tooltips -------------------------------------------------------------------------------------------------
   let pointer = null
   let under = null
   let asked = 0

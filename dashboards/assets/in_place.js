@@ -1,14 +1,14 @@
-// Opens this page again in place: what is seen stays until the new page is drawn, then changes at once, with the same
-// scroll, focus and open details. A browser without view transitions between pages shows the new page while it is built.
+// Reloads this page in place: the old page stays visible until the new one is drawn, then changes at once, with the
+// same scroll, focus and open details. Browsers without view transitions show the new page while it is built.
 ;(() => {
   const key = "overlapscope-in-place"
   let next = null
   let isRestored = true
   const holdPicture = () => (document.getElementById("in-place").media = "all")
-  // Where a link leads has no transition, so neither must this page by then.
+  // A page that a link leads to has no transition, so by then this page must not have one either.
   const letGo = () => next === null && (document.getElementById("in-place").media = "not all")
 
-  // Where an element is on this page, and on the same page with other figures.
+  // Path of an element on this page, which is valid on the same page with other figures.
   function pathOf(element) {
     if (element.id) return `#${CSS.escape(element.id)}`
     if (!element.parentElement) return ":root"
@@ -44,7 +44,7 @@
     !document.querySelector(":is(main:not(.empty), #news)[aria-busy=true]") &&
     (!document.querySelector("[data-root-id]") || window.Bokeh?.documents[0]?.is_idle)
 
-  // Bokeh draws in the next frame what it has been told in this one.
+  // Bokeh draws in the next frame what it received in this one.
   function whenDrawn(act) {
     requestAnimationFrame(() => (isDrawn() ? requestAnimationFrame(act) : whenDrawn(act)))
   }
@@ -57,7 +57,7 @@
     location.replace(next) // a reload has no view transition
   }
 
-  // A picture that can't be shown, as when a link was followed meanwhile, is not missed: the page is there.
+  // An image that can't be shown, such as when a link was followed meanwhile, is not needed: the page is there.
   window.addEventListener("unhandledrejection", (event) => {
     const {reason} = event
     if (reason instanceof DOMException && /transition/i.test(reason.message)) event.preventDefault()
@@ -83,11 +83,11 @@
 
   const seen = opened()
   if (!seen) return
-  isRestored = false // if this page is opened again before it is drawn, it is left as the one before it was seen
+  isRestored = false // if this page is reloaded before it is drawn, it is restored to the state before the first reload
   holdPicture()
   window.addEventListener("pagereveal", ({viewTransition}) => {
     if (!viewTransition) return letGo()
-    // Below the picture the page is as it always is: as a part of the transition it would get no clicks.
+    // Below the image the page is as always: as a part of the transition it would get no clicks.
     const {style} = document.documentElement
     style.viewTransitionName = "none"
     viewTransition.finished.finally(() => {

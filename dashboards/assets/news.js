@@ -1,5 +1,5 @@
-// What has become of the recording since this page was read, while it is being recorded: newer steps, and what a
-// watchdog reports. Nothing on the page moves by itself unless it is told to follow.
+// Status of the recording since this page was loaded, while it is being recorded: newer steps, and watchdog reports.
+// Nothing on the page is updated automatically unless following is enabled.
 window.overlapscope.watchNews = () => {
   const bar = document.getElementById("news")
   if (!bar) return
@@ -8,8 +8,8 @@ window.overlapscope.watchNews = () => {
   const followMs = 500
   const key = `overlapscope-follow ${location.pathname}`
   const begunMs = Date.now()
-  let shown = null // as it was when the page was opened
-  // A page that takes long to open is not opened again and again.
+  let shown = null // status when the page was opened
+  // A page that takes long to open is not reloaded continuously.
   const restMs = Math.max(followMs, 2 * performance.now())
   const follow = part("follow").querySelector("input")
 
@@ -18,11 +18,11 @@ window.overlapscope.watchNews = () => {
       if (isFollowing) sessionStorage.setItem(key, "1")
       else sessionStorage.removeItem(key)
     } catch {
-      // Private windows may refuse to store; then this page is followed until it is opened again.
+      // Private windows may refuse to store; then this page is followed until it is reloaded.
     }
   }
 
-  // Who drags, types or has a menu open is not interrupted.
+  // A user who drags, types or has a menu open is not interrupted.
   let isPressed = false
   for (const type of ["pointerdown", "pointermove", "pointerup", "pointercancel"]) {
     window.addEventListener(type, ({buttons}) => (isPressed = buttons > 0), {capture: true})
@@ -37,7 +37,7 @@ window.overlapscope.watchNews = () => {
     window.overlapscope.openAgain(hasStep ? {step: newest, from: null, to: null} : {})
   }
 
-  // A page that was opened with all steps of a long recording, or with its newest, is opened with the other.
+  // A page that was opened with all steps of a long recording, or with its latest, is reloaded with the other.
   const read = part("read")
   const isWhole = new URLSearchParams(location.search).has("read")
   read.addEventListener("click", () => window.overlapscope.openAgain({read: read.dataset.read ?? null}))
@@ -63,7 +63,7 @@ window.overlapscope.watchNews = () => {
     bar.classList.toggle("incident", Boolean(report))
     part("state").textContent = stateOf(news)
     read.hidden = !(read.dataset.read || (isWhole && is_live))
-    // Of a page that follows they are there in a moment: saying so would make the header flicker.
+    // A page that follows shows them in a moment: a note would make the header flicker.
     const isNewer = newer > 0 && !follow.checked
     part("newer").textContent = isNewer ? `${newer.toLocaleString("en-US")} newer step${newer === 1 ? "" : "s"}` : ""
     part("show").hidden = !isNewer
@@ -86,7 +86,7 @@ window.overlapscope.watchNews = () => {
         show(news)
       }
     } catch {
-      // That the server is gone is said elsewhere.
+      // shell.js shows that the server is gone.
     }
     bar.ariaBusy = "false"
     setTimeout(look, !isLive ? 5 * everyMs : follow.checked ? followMs : everyMs)

@@ -1,12 +1,12 @@
-// Mouse, keys and address of the lanes of collectives. What is drawn, and what ranks have at a number, is decided by
-// dashboards/plots/order.py: this script asks, at most one question of a kind at a time.
+// Mouse, keys and address of the lanes of collectives. dashboards/plots/order.py decides what is drawn, and what ranks
+// have at a number: this script sends requests, at most one of a kind at a time.
 window.overlapscope.startOrder = (plot, facts) => {
   const {root, number_range: range} = plot
   const element = (id) => document.getElementById(id)
   const area = element("order")
   const clamp = (value, low, high) => Math.min(Math.max(value, low), Math.max(low, high))
 
-  // --- what is in view ------------------------------------------------------------------------------------------
+  // --- view -----------------------------------------------------------------------------------------------------
   const [lowest, highest] = range.bounds
   const view = window.overlapscope.rangeView({
     area,
@@ -29,7 +29,7 @@ window.overlapscope.startOrder = (plot, facts) => {
     if (slider && document.activeElement !== slider) slider.value = Math.round((range.start + range.end) / 2)
   }
 
-  // --- the cell that is selected --------------------------------------------------------------------------------
+  // --- selected cell --------------------------------------------------------------------------------------------
   const selected = {lane: plot.selected.data.lane[0], number: plot.selected.data.number[0]}
 
   function drawSelected() {
@@ -73,7 +73,7 @@ window.overlapscope.startOrder = (plot, facts) => {
     askDetails()
   }
 
-  // The side that the selected lane is on.
+  // The side that the selected lane belongs to.
   function markLane(rank) {
     for (const cell of element("details").querySelectorAll("[data-ranks]")) {
       cell.classList.toggle("chosen", cell.dataset.ranks.split(" ").includes(String(rank)))
@@ -124,7 +124,7 @@ window.overlapscope.startOrder = (plot, facts) => {
 
   window.overlapscope.onKeys(keys)
 
-  // --- pointing at cells ----------------------------------------------------------------------------------------
+  // --- tooltips -------------------------------------------------------------------------------------------------
   const tip = window.overlapscope.tip(area)
   let pointer = null
   let under = null
@@ -200,7 +200,7 @@ window.overlapscope.startOrder = (plot, facts) => {
     })
   }
 
-  // Another group, and other ranks, are another figure: the page is opened again.
+  // Another group or other ranks need another figure: the page is reloaded.
   element("group")?.addEventListener("change", ({target}) => {
     window.overlapscope.openAgain({group: target.value, number: null, rank: null, from: null, to: null})
   })
@@ -210,7 +210,7 @@ window.overlapscope.startOrder = (plot, facts) => {
     window.overlapscope.openAgain({ranks: target.value.trim() || null, rank: null})
   })
 
-  // As many numbers as have room for their texts; what led to the one that is selected matters more than what followed.
+  // As many numbers as have room for their texts; what led to the selected one matters more than what followed.
   function showFirst() {
     const length = clamp(Math.round((root.inner_width || area.clientWidth) / 74), 8, 24)
     const start = selected.number - Math.round(0.6 * length) - 0.5

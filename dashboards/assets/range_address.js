@@ -1,5 +1,5 @@
-// Keeps the range that a figure shows in the address, as from and to, unless it is the one that the page opens with.
-// Going back undoes a zoom; what is only moved stays in place. Call it when the figure shows what it opens with.
+// Keeps the range that a figure shows in the address, as from and to, unless it is the initial one of the page.
+// Going back undoes a zoom, but not a pan. Call it when the figure shows its initial range.
 window.overlapscope.keepRange = (range, show) => {
   const first = [range.start, range.end]
   const round = (value) => Number(value.toFixed(2))

@@ -1,4 +1,4 @@
-// A figure that is drawn for the range in view: says what is in view, at most one question at a time, and moves it.
+// A figure that is drawn for the range in view: sends the range, at most one request at a time, and changes it.
 // limits: the shortest and the longest range, the lowest and the highest value.
 window.overlapscope.rangeView = ({area, figures, range, limits, ask}) => {
   const [root] = figures
@@ -24,7 +24,7 @@ window.overlapscope.rangeView = ({area, figures, range, limits, ask}) => {
     requestAnimationFrame(askNow)
   }
 
-  // An answer comes as one message a source; drawing after each of them would cost several frames.
+  // A response comes as one message per source; drawing after each of them would cost several frames.
   const views = figures.map((figure) => Bokeh.index.find_one(figure))
   let isPaused = false
   function holdDrawing() {
@@ -32,7 +32,7 @@ window.overlapscope.rangeView = ({area, figures, range, limits, ask}) => {
     isPaused = true
   }
 
-  // Whether it is the answer to the newest question.
+  // Whether it is the response to the latest request.
   function answered(id) {
     if (isPaused) for (const view of views) view.unpause()
     isPaused = false

@@ -1,6 +1,6 @@
-// What a report does without a server: painting maps, and printing all there is.
+// Functions of a report without a server: painting heatmaps, and printing everything.
 
-// The map of ranks and steps: a pixel for each cell, in the shades of the theme.
+// The heatmap of ranks and steps: a pixel per cell, in the shades of the theme.
 window.overlapscope.paintMap = (canvas) => {
   const palettes = JSON.parse(document.getElementById("colours").textContent)
   const shades = Uint8Array.from(atob(canvas.dataset.shades), (letter) => letter.charCodeAt(0))

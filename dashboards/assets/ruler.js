@@ -1,4 +1,4 @@
-// The ruler: two clicks or a drag while it is being placed. The server says what lies between.
+// Ruler: two clicks or a drag while it is being placed. The server computes what lies between.
 window.overlapscope.ruler = ({area, timeAt, rankAt, plot}) => {
   const DRAG_PX = 5
   const note = document.getElementById("ruler-note")
@@ -39,7 +39,7 @@ window.overlapscope.ruler = ({area, timeAt, rankAt, plot}) => {
     note.textContent = "Click two points or drag."
   }
 
-  // Whether there was anything to remove.
+  // Removes the ruler; returns whether there was one.
   function remove() {
     const wasThere = isPlacing || first !== null
     place(false)

@@ -1,6 +1,6 @@
-// The table of runs: order, filter, keys, two runs to compare, and the window for tags and notes. The server sends rows
-// that are new or have changed, and the order of all: incidents, live ones, newest. Another order, the filter and the runs
-// to compare are kept in the address.
+// Table of runs: order, filter, keys, two runs to compare, and the window for tags and notes. The server sends rows
+// that are new or have changed, and the order of all: incidents, live ones, latest. Another order, the filter and the
+// runs to compare are kept in the address.
 window.overlapscope.startRuns = (sources) => {
   const element = (id) => document.getElementById(id)
   const table = document.querySelector("#runs table")
@@ -25,7 +25,7 @@ window.overlapscope.startRuns = (sources) => {
 
   function compare(one, other) {
     if (one === other) return 0
-    if (one === "" || other === "") return one === "" ? Infinity : -Infinity // the unknown is last, in any order
+    if (one === "" || other === "") return one === "" ? Infinity : -Infinity // unknown values are last, in any order
     if (typeof one === "number" && typeof other === "number") return one - other
     return String(one).localeCompare(String(other), undefined, {numeric: true})
   }
@@ -77,7 +77,7 @@ window.overlapscope.startRuns = (sources) => {
     window.overlapscope.setAddress({q: search.value.trim() || null, sort: sorted.key, order})
   }
 
-  // A first click sorts, largest or first letter first, a second the other way round, a third not at all.
+  // A first click sorts, largest value or first letter first, a second click reverses, a third restores the default.
   function sortBy(key) {
     const isDescendingFirst = !["name", "model", "device", "verdict"].includes(key)
     if (sorted.key !== key) sorted = {key, isDescending: isDescendingFirst}
@@ -93,7 +93,7 @@ window.overlapscope.startRuns = (sources) => {
     remember()
   }
 
-  // --- what changes while the page is open ----------------------------------------------------------------------
+  // --- updates while the page is open ---------------------------------------------------------------------------
   function rowOf(name) {
     return rows().find((row) => row.dataset.name === name)
   }
@@ -123,7 +123,7 @@ window.overlapscope.startRuns = (sources) => {
   }
 
   // --- two runs to compare --------------------------------------------------------------------------------------
-  // The run that is chosen first is the base. A third one takes the place of the new one.
+  // The run that is chosen first is the base. A third one replaces the new one.
   let chosen = [query.get("base"), query.get("new")].filter(Boolean)
 
   function showChosen() {

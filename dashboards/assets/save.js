@@ -1,5 +1,5 @@
-// The menus that save figures and tables. A figure is what is in view of all parts of the page with its name; the tables
-// of a page are on the server, which is told what of the address matters to it.
+// Menus that save figures and tables. A figure is what is in view of all parts of the page with its name; the tables
+// of a page are on the server, which receives the relevant part of the address.
 ;(() => {
   const menus = ".save-menu"
 

@@ -1,4 +1,4 @@
-// The panel of the selected span: filled by the server, closed with Esc, copied as text.
+// Panel of the selected span: filled by the server, closed with Esc, copied as text.
 window.overlapscope.selectionPanel = ({clear, zoomTo}) => {
   const element = (id) => document.getElementById(id)
   const panel = element("selection")
@@ -18,7 +18,7 @@ window.overlapscope.selectionPanel = ({clear, zoomTo}) => {
       await navigator.clipboard.writeText(text())
       element("copy").textContent = "Copied"
     } catch {
-      // Without leave to write to the clipboard it is selected, to be copied by hand.
+      // Without permission to write to the clipboard the text is selected, to be copied by hand.
       getSelection().selectAllChildren(element("selection-content"))
       element("copy").textContent = "Press Ctrl-C"
     }

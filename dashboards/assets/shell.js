@@ -1,5 +1,5 @@
-// The theme of the page and of every plot in it. A choice is kept in the browser; until there is one the page
-// follows the system. Colours come from dashboards/theme.py.
+// Theme of the page and of every plot in it. A choice is kept in the browser; until there is one the page
+// follows the system. Colors come from dashboards/theme.py.
 window.overlapscope = (() => {
   const colours = JSON.parse(document.getElementById("colours").textContent)
   const system = window.matchMedia("(prefers-color-scheme: dark)")
@@ -24,7 +24,7 @@ window.overlapscope = (() => {
           if (!tag.paint) continue
           const roles = Object.entries(tag.paint)
           const painted = Object.fromEntries(roles.map(([property, role]) => [property, colours[current()][role]]))
-          // The theme is this browser's own: the server need not know.
+          // The theme is local to this browser: the server is not notified.
           model.setv(painted, {sync: false})
         }
       }
@@ -36,15 +36,15 @@ window.overlapscope = (() => {
     paintPlots()
   }
 
-  // Plots can't be drawn anew for paper: the page stays as wide as it is, and smaller.
-  const SHEET_PX = 718 // of A4, upright, between usual margins
+  // Plots can't be redrawn for paper: the page keeps its width, and is scaled down.
+  const SHEET_PX = 718 // width of A4, upright, between usual margins
   window.addEventListener("beforeprint", () => {
     const {clientWidth, style} = document.documentElement
     style.setProperty("--printed-width", `${clientWidth}px`)
     style.setProperty("--printed-zoom", Math.min(1, SHEET_PX / clientWidth))
   })
 
-  // isNew: going back undoes it.
+  // isNew: adds an entry to the history, so that going back undoes it.
   function setAddress(entries, {isNew = false} = {}) {
     const query = new URLSearchParams(location.search)
     for (const [name, value] of Object.entries(entries)) {
@@ -67,7 +67,7 @@ window.overlapscope = (() => {
     apply()
   }
 
-  // Each page is found again as it was left: the links in the header lead to where this tab was.
+  // Each page opens as it was left: the links in the header lead to the last view in this tab.
   const placeOf = (url) => `overlapscope-place ${url.pathname}`
 
   function keepPlace() {
@@ -77,7 +77,7 @@ window.overlapscope = (() => {
     try {
       sessionStorage.setItem(key, here.search)
     } catch {
-      // Private windows may refuse to store; then a page begins anew.
+      // Private windows may refuse to store; then a page opens with its initial view.
     }
   }
 
@@ -86,7 +86,7 @@ window.overlapscope = (() => {
     for (const link of document.querySelectorAll("header nav a:not([aria-current], [href*='?'])")) {
       try {
         const place = new URLSearchParams(sessionStorage.getItem(placeOf(new URL(link.href))) ?? "")
-        // How much of a recording is read is one choice for all pages.
+        // How much of a recording is loaded is one choice for all pages.
         if (here.has("read")) place.set("read", here.get("read"))
         else place.delete("read")
         link.search = place
@@ -96,14 +96,14 @@ window.overlapscope = (() => {
     }
   }
 
-  // Opens this page again, with the view that its address keeps, as soon as the server answers. Until then it says so.
+  // Reloads this page, with the view in its address, as soon as the server responds. Until then a note is shown.
   async function reload() {
     try {
-      // Any answer will do, but one of a proxy that has lost the server too.
+      // Any response will do, except that of a proxy that has also lost the server.
       const {status} = await fetch(document.body.dataset.news, {cache: "no-store", redirect: "manual"})
       if (status < 500) return window.overlapscope.openAgain()
     } catch {
-      // Nobody answers.
+      // No response.
     }
     document.getElementById("lost").hidden = false
     setTimeout(reload, 1500)
@@ -117,7 +117,7 @@ window.overlapscope = (() => {
     reload()
   }
 
-  // Tables that would be long begin with their first rows; a button below shows the rest.
+  // Long tables show only their first rows; a button below shows the rest.
   function unfold({target}) {
     const button = target.closest?.("[data-unfold]")
     if (!button) return
@@ -126,7 +126,7 @@ window.overlapscope = (() => {
     button.remove()
   }
 
-  // Acts by key, for when nothing is being typed.
+  // Actions by key, for when nothing is being typed.
   function onKeys(acts) {
     document.addEventListener("keydown", (event) => {
       const isTyping = event.target.closest?.("textarea, select, dialog, input:not([type=radio], [type=checkbox])")

@@ -1,4 +1,4 @@
-// Recorded steps without a server: each on a canvas of its own, zoomed and panned together on one axis of time.
+// Recorded steps without a server: each on its own canvas, zoomed and panned together on one time axis.
 window.overlapscope.drawSteps = (canvases) => {
   const AXIS_PX = 24
   const LEAST_NS = 200
@@ -8,7 +8,7 @@ window.overlapscope.drawSteps = (canvases) => {
   let [from, to] = [first, last]
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name)
 
-  // --- moving ---------------------------------------------------------------------------------------------------
+  // --- zoom and pan ---------------------------------------------------------------------------------------------
   function show(start, end) {
     const length = Math.min(Math.max(end - start, LEAST_NS), last - first)
     from = Math.min(Math.max(start, first), last - length)
@@ -19,7 +19,7 @@ window.overlapscope.drawSteps = (canvases) => {
   const pan = (share) => show(from + share * (to - from), to + share * (to - from))
   const showAll = () => show(first, last)
 
-  // A pattern of lines, as hatches of buckets are on the pages.
+  // A pattern of lines, like the hatches of buckets on the pages.
   function hatch(context, path) {
     const tile = new OffscreenCanvas(9, 9)
     const lines = tile.getContext("2d")
@@ -48,7 +48,7 @@ window.overlapscope.drawSteps = (canvases) => {
       scheduled = false
       const ratio = window.devicePixelRatio || 1
       width = canvas.clientWidth
-      if (!width) return // out of sight, as in a notebook that has scrolled on: it is drawn when it has a size
+      if (!width) return // not visible, as in a notebook that has scrolled on: it is drawn when it has a size
       const height = AXIS_PX + data.height
       canvas.style.height = `${height}px`
       canvas.width = Math.round(width * ratio)
@@ -111,7 +111,7 @@ window.overlapscope.drawSteps = (canvases) => {
       }
     }
 
-    // A page scrolls under the wheel; the timeline zooms once it has been clicked, or with Ctrl.
+    // The wheel scrolls the page; it zooms the timeline once that has been clicked, or with Ctrl.
     canvas.addEventListener("wheel", (event) => {
       if (document.activeElement !== canvas && !event.ctrlKey) return
       event.preventDefault()
@@ -139,7 +139,7 @@ window.overlapscope.drawSteps = (canvases) => {
       act()
     })
 
-    // --- pointing at spans ----------------------------------------------------------------------------------------
+    // --- tooltips -------------------------------------------------------------------------------------------------
     function spanAt(px, py) {
       let best = -1
       let nearest = 4

@@ -1,4 +1,4 @@
-// The strip of all steps: marks the part of the recording in view, and goes where it is clicked or dragged to.
+// Strip of all steps: marks the part of the recording in view, and moves the view by click or drag.
 window.overlapscope.stepStrip = (fit, go) => {
   const strip = document.getElementById("strip")
   if (!strip) return {mark: () => {}}

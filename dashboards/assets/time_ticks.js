@@ -1,5 +1,5 @@
-// Labels of the time axis, from nanoseconds. Zoomed in far from zero, a full label at every tick would be mostly
-// digits that are all the same: the first tick says where it is, the others how far they are from it.
+// Labels of the time axis, from nanoseconds. Zoomed in far from zero, full labels would differ only in their last
+// digits: the first tick has the full time, the others their distance from it.
 const step_ns = ticks.length > 1 ? Math.abs(ticks[1] - ticks[0]) : Math.abs(tick) || 1
 const largest_ns = Math.max(...ticks.map(Math.abs))
 const units = [["s", 1e9], ["ms", 1e6], ["µs", 1e3], ["ns", 1]]

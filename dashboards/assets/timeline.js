@@ -1,11 +1,11 @@
-// Mouse, keys, address and tooltip of the timeline. What is drawn is decided by dashboards/plots/timeline.py: this
-// script tells it which range is shown, at most one question at a time, and waits for the answer.
+// Mouse, keys, address and tooltip of the timeline. dashboards/plots/timeline.py decides what is drawn: this script
+// sends it the range in view, at most one request at a time, and waits for the response.
 window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   const {root, axis, time_range: range} = plot
   const element = (id) => document.getElementById(id)
   const area = element("lanes")
 
-  // --- what is in view ------------------------------------------------------------------------------------------
+  // --- view -----------------------------------------------------------------------------------------------------
   const view = window.overlapscope.rangeView({
     area,
     figures: [root],
@@ -46,7 +46,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
 
   const markStrip = () => strip.mark(range.start, range.end)
 
-  // --- moving ---------------------------------------------------------------------------------------------------
+  // --- zoom and pan ---------------------------------------------------------------------------------------------
   const showAll = () => jump(() => show(fit[0], fit[1]))
 
   function pickStep(step, moveBy) {
@@ -77,7 +77,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
 
   window.overlapscope.onKeys(keys)
 
-  // The wheel zooms; with shift it scrolls the ranks, before Bokeh sees it.
+  // The wheel zooms; with Shift it scrolls the ranks, before Bokeh sees it.
   area.addEventListener("wheel", (event) => {
     if (!event.shiftKey) return
     event.preventDefault()
@@ -86,7 +86,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   }, {capture: true, passive: false})
 
   // --- address --------------------------------------------------------------------------------------------------
-  // Written when the view has come to rest. Going back undoes a jump, a zoom or a selection; what is only moved stays.
+  // Written when the view has come to rest. Going back undoes a jump, a zoom or a selection, but not a pan.
   const spanInAddress = () => new URLSearchParams(location.search).get("span")
   let remembering
   let lastStep = null
@@ -130,7 +130,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   }
   const shownRanks = chosenRanks()
 
-  // Other ranks are another figure: the page is opened again, at the same view.
+  // Other ranks need another figure: the page is reloaded, with the same view.
   function reopen(entries) {
     window.overlapscope.openAgain({...entries, ...place()}, {isNew: true})
   }
@@ -148,7 +148,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     return {[name]: [...values].join(",") || null}
   }
 
-  // Who is late differs from step to step.
+  // Lateness differs from step to step.
   function offerToSort(step) {
     const order = element("order")
     if (!order || step == null) return
@@ -156,7 +156,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     element("sort-again").textContent = `Sort by step ${step}`
   }
 
-  // --- measuring ------------------------------------------------------------------------------------------------
+  // --- ruler ----------------------------------------------------------------------------------------------------
   const rankHeight = root.height / document.querySelectorAll(".rank").length
   const ruler = window.overlapscope.ruler({
     area,
@@ -166,7 +166,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     rankAt: ({clientY}) => Math.floor((clientY - area.getBoundingClientRect().top) / rankHeight),
   })
 
-  // --- pointing at spans ----------------------------------------------------------------------------------------
+  // --- tooltips -------------------------------------------------------------------------------------------------
   const tip = window.overlapscope.tip(area)
   let under = null
   let pointings = 0
@@ -180,7 +180,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     for (let i = 0; i < left.length; i++) {
       if (y < top[i] || y > bottom[i]) continue
       const away = Math.max(left[i] - x, x - right[i], 0)
-      // Of spans under the pointer the shortest: an instant within a long span can still be reached.
+      // The shortest of the spans under the pointer: an instant within a long span can still be reached.
       if (away < nearest || (away === 0 && best && right[i] - left[i] < best.length)) {
         nearest = away
         best = {lane: lane[i], row: row[i], length: right[i] - left[i]}
@@ -201,7 +201,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     return found
   }
 
-  // What a tooltip should not cover, as far as there is room: any rank, the one pointed at and its neighbours, that one.
+  // Areas for the tooltip to avoid, preferred first: all ranks, the rank pointed at and its neighbors, only that rank.
   function ranksAround(y) {
     const [{top}, seen] = [area, element("ranks")].map((each) => each.getBoundingClientRect())
     const rank = Math.floor(y / rankHeight)
@@ -233,7 +233,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     if (under && id[0] === pointings) tip.fill(title[0], label, value)
   }
 
-  // --- selecting spans ------------------------------------------------------------------------------------------
+  // --- selection ------------------------------------------------------------------------------------------------
   let selection = null
   const samePlacePx = 5
   let tapped = null
@@ -288,7 +288,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     keepInSight(top_px[0], bottom_px[0])
   }
 
-  // The panel takes its place from the lanes.
+  // The panel takes space from the lanes.
   function keepInSight(top, bottom) {
     const ranks = element("ranks")
     const outlinePx = 4
@@ -343,7 +343,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   for (const name of ["ideal", "path"]) {
     element(name).addEventListener("change", (event) => {
       window.overlapscope.setAddress({[name]: event.target.checked ? 1 : null})
-      // The first answer of a large recording takes seconds.
+      // The first response of a large recording takes seconds.
       element(`${name}-hint`).textContent = event.target.checked ? "…" : ""
       event.target.blur()
       view.schedule()

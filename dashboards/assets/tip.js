@@ -1,9 +1,9 @@
-// The tooltip of a plot: a heading and lines of label and value, beside the pointer and within the window.
-// clear: what it should not cover, as pairs of top and bottom in the window: the first pair with room beside it counts.
+// Tooltip of a plot: a title and lines of label and value, beside the pointer and within the window.
+// clear: areas to avoid, as pairs of top and bottom in the window: the first pair with room beside it is used.
 window.overlapscope.tip = (area) => {
   const GAP_PX = 14
   const EDGE_PX = 8
-  const MOST_LINES = 8 // below each other; more are in two columns
+  const MOST_LINES = 8 // number of lines below each other; more are in two columns
   const tip = document.getElementById("tip")
   let pointer = null
 

@@ -1,4 +1,4 @@
-// Pointing at a trend reads out the step below the pointer; a click opens that step in the timeline.
+// The tooltip of a trend shows the step below the pointer; a click opens that step in the timeline.
 window.overlapscope.startTrend = (plot, source) => {
   const readout = document.querySelector(`[data-readout="${plot.name}"]`)
   const idle = readout.textContent

@@ -1,1 +1,1 @@
-"""The pages of the app, one per module."""
+"""Pages of the app, one per module."""

@@ -1,4 +1,4 @@
-"""The account at the head of every page: steps as bars of blocks, and what each block comes to."""
+"""Step-time breakdown at the head of every page: steps as bars of blocks, and a table of the time per block."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _NO_BLOCK: Final = ""
 
 @dataclass(frozen=True, kw_only=True)
 class Longest:
-    """Where a block takes longest."""
+    """The step and rank in which a block takes longest."""
 
     link: str
-    """To that step."""
+    """Link to that step on the timeline."""
     where: str
-    """That step and rank in words."""
+    """Duration, step and rank in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +30,10 @@ class Piece:
     """A block in a bar."""
 
     block: str
-    """Of ``BLOCKS``."""
+    """Name of the block, one of ``BLOCKS``."""
     label: str
     percent: float
-    """Of the longest bar."""
+    """Width as a percentage of the longest bar."""
     hint: str
     link: str
 
@@ -49,25 +49,26 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True)
 class AccountRow:
-    """A block, or a part of one, in the table."""
+    """A row of the table: a block, or a part of one."""
 
     label: str
     block: str
-    """Of ``BLOCKS``; empty for a part of the one above it."""
+    """Name of the block, one of ``BLOCKS``; empty for a part of the block above it."""
     mean: str
     interval: str
     share: str
     job: str
-    """On the critical path."""
+    """Time on the critical path."""
     link: str
     where: str
 
 
 def account_variables(summary: Summary, *others: tuple[str, MeanStep]) -> dict[str, Any]:
-    """What ``account.html`` and ``account.css`` need to draw bars.
+    """Return the template variables of ``account.html`` and ``account.css``: the bars to draw.
 
     Args:
-        others: steps to compare the mean with, and what they are called.
+        summary: summary of the recording, whose mean step is the first bar.
+        others: title and step of each further bar, to compare with the mean.
     """
     steps = [("Mean of all ranks", summary.mean), *others] if summary.steps else []
     longest_ns = max((mean.step.value for _, mean in steps), default=0.0)
@@ -76,7 +77,7 @@ def account_variables(summary: Summary, *others: tuple[str, MeanStep]) -> dict[s
 
 
 def table_variables(summary: Summary) -> dict[str, Any]:
-    """What ``account_table.html`` needs."""
+    """Return the template variables of ``account_table.html``."""
     return {
         "account": account_rows(summary),
         "account_step": format_ns(summary.mean.step.value),
@@ -86,7 +87,7 @@ def table_variables(summary: Summary) -> dict[str, Any]:
 
 
 def counted_text(summary: Summary) -> str:
-    """What means are taken over, in sentences."""
+    """Return sentences that name the steps and ranks over which means are taken."""
     if not summary.steps:
         return "No step has been finished by all ranks, so there is no mean of them."
     ranks = f"{summary.ranks:,} rank{'s' * (summary.ranks != 1)}"
@@ -96,7 +97,7 @@ def counted_text(summary: Summary) -> str:
 
 
 def bar_of(title: str, mean: MeanStep, longest_ns: float, places: Mapping[str, Longest]) -> Bar:
-    """A bar; a block of which a saving has left nothing is not in it."""
+    """Build the bar of a step; blocks that a saving has reduced to nothing are left out."""
     return Bar(
         title=title,
         step=format_ns(mean.step.value),
@@ -116,7 +117,7 @@ def bar_of(title: str, mean: MeanStep, longest_ns: float, places: Mapping[str, L
 
 
 def longest_places(summary: Summary) -> dict[str, Longest]:
-    """By block, where of the steps that are counted it takes longest."""
+    """Return, by block, the step and rank in which it takes longest, of the steps that means are taken over."""
     return {
         name: Longest(
             link=f"timeline?step={step}&rank={rank}", where=f"{format_ns(longest_ns)} in step {step} of rank {rank}"
@@ -126,7 +127,7 @@ def longest_places(summary: Summary) -> dict[str, Longest]:
 
 
 def account_rows(summary: Summary) -> list[AccountRow]:
-    """The blocks that take any time, in the order of a step, exposed communication with its parts."""
+    """Return the blocks that take any time in the order of a step, with the parts of exposed communication."""
     rows: list[AccountRow] = []
     if not summary.steps:
         return rows

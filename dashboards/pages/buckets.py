@@ -1,4 +1,4 @@
-"""The Buckets page: how long a step takes with each size, what it looks like, and how to set the size."""
+"""Buckets page: predicted step time for each bucket size, the resulting step, and the setting that gives it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _SHORTCUTS: Final = (
 
 
 def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_plain: bool = False) -> None:
-    """Fill a document with the page, for the size and options that the address asks for."""
+    """Fill a document with the page, for the size and options in the query."""
     if is_order_alone(snapshot.trace):
         _build_reason(document, snapshot, "only collectives were recorded, no gradient buckets", is_plain=is_plain)
         return
@@ -109,7 +109,7 @@ def _age_variables(shown: Snapshot, newest: Snapshot) -> dict[str, Any]:
 
 
 def advice_variables(trace: Trace, advice: Advice) -> dict[str, Any]:
-    """What the page advises, and what that rests on."""
+    """Return the advice on bucket sizes and what it is based on, as template variables."""
     found = advice.recommendation
     return {
         "sentence": headline(found),
@@ -120,7 +120,7 @@ def advice_variables(trace: Trace, advice: Advice) -> dict[str, Any]:
 
 
 def choice_of(arguments: Arguments) -> Choice:
-    """The choice of ``?cap_mb=…&plan=…&first=…&compression=…``; invalid values are ignored."""
+    """Parse the choice in ``?cap_mb=…&plan=…&first=…&compression=…``; invalid values are ignored."""
     plan = _text(arguments, "plan")
     return Choice(
         options=Options(
@@ -132,7 +132,7 @@ def choice_of(arguments: Arguments) -> Choice:
 
 
 def basis_of(advice: Advice) -> str:
-    """A sentence on what the prediction rests on."""
+    """Return a sentence on the data that the prediction is based on."""
     observations = advice.fitted.observations
     steps, plans = len(observations.steps), observations.used_plans
     calibrated = ", and a calibration" if advice.is_calibrated else ""
@@ -143,7 +143,7 @@ def basis_of(advice: Advice) -> str:
 
 
 def describe(summary: Summary, forecast: Forecast, chosen: Chosen, step: Step) -> Described:
-    """The figures of the choice with the setting that gives it, and its step as a bar below the recorded one."""
+    """Return the figures and the setting of the choice, and its step as a bar below the recorded one."""
     return Described(
         figures=_figures(forecast, chosen, step),
         account=render_part(
@@ -222,11 +222,7 @@ def _build_reason(document: Document, snapshot: Snapshot, reason: str, *, is_pla
 
 
 def reason_variables(trace: Trace, reason: str) -> dict[str, Any]:
-    """Why nothing can be predicted, and what to do.
-
-    Args:
-        reason: the message of the error.
-    """
+    """Return why nothing can be predicted and what to do, from the message of an error, as template variables."""
     what, _, todo = reason.removeprefix(f"{trace.path}: ").partition(": ")
     return {
         "headline": "No bucket size can be predicted from this recording",

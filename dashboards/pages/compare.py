@@ -1,4 +1,4 @@
-"""A comparison as a page: of the runs, steps and plans that an address asks for, or as a file complete in itself."""
+"""Compare page: a comparison of the runs, steps and plans in the query, or of two runs as one self-contained file."""
 
 from __future__ import annotations
 
@@ -25,26 +25,27 @@ from overlapscope.errors import OverlapScopeError
 
 _PARTS: Final = (STEP,)
 _FAIL_ABOVE: Final = 0.0
-"""As the command has them if nothing else is asked for."""
+"""Default threshold, the same as that of the command."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepLinks:
-    """Where one of the steps that differ most leads to."""
+    """Links to one of the steps that differ most."""
 
     number: int
-    """In the base."""
+    """Number of the step in the base run."""
     timelines: tuple[str, ...]
-    """Of the base and of the new one."""
+    """Links to the timelines of the base and of the new run."""
     can_be_drawn: bool
 
 
 def page_text(found: Comparison, parts: Sequence[str], fail_above: float) -> str:
-    """The page as one file that asks for nothing else.
+    """Return the page as one self-contained file.
 
     Args:
-        parts: what counts, of ``PARTS``.
-        fail_above: as in ``Comparison.outcome``.
+        found: the comparison.
+        parts: quantities to judge, of ``PARTS``.
+        fail_above: threshold, as in ``Comparison.outcome``.
     """
     document = Document()
     render(
@@ -61,7 +62,7 @@ def page_text(found: Comparison, parts: Sequence[str], fail_above: float) -> str
 
 
 def build(document: Document, runs: Runs, arguments: Arguments) -> None:
-    """Fill a document with the comparison that the address asks for, or with what is missing for one."""
+    """Fill a document with the comparison in the query, or with what is missing for one."""
     has_table = runs.alone is None
     document.template_variables["place"] = Place(has_table=has_table)
     chosen = choices_of(arguments, has_table=has_table)
@@ -95,10 +96,13 @@ def build(document: Document, runs: Runs, arguments: Arguments) -> None:
 def variables_of(
     found: Comparison, drawings: Sequence[StepDrawing], parts: Sequence[str], fail_above: float
 ) -> dict[str, Any]:
-    """What ``comparison.html`` needs.
+    """Return the template variables of ``comparison.html``.
 
     Args:
-        drawings: of one of the steps that differ most, on both sides; none if there is none.
+        found: the comparison.
+        drawings: one of the steps that differ most, on both sides; empty if there is none.
+        parts: quantities to judge, of ``PARTS``.
+        fail_above: threshold, as in ``Comparison.outcome``.
     """
     sides = (("Base", found.base), ("New", found.new))
     longest_ns = max(side.summary.mean.step.value for _, side in sides)
@@ -116,7 +120,7 @@ def variables_of(
 
 
 def drawn_of_address(found: Comparison, arguments: Arguments) -> int:
-    """Which of the steps that differ most is drawn: that of ``?step=…``, its number in the base, else the first."""
+    """Return the index of the step to draw: that of ``?step=…``, its number in the base run, else 0."""
     asked = (arguments.get("step") or [b""])[0].decode("utf-8", "replace")
     numbers = [str(pair.base_step) for pair in found.steps]
     return numbers.index(asked) if asked in numbers else 0

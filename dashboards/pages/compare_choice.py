@@ -1,4 +1,4 @@
-"""What is compared with what: in the address of the page, and in the form at its top."""
+"""Sides of a comparison: parsed from the query of the page, and shown in the form at its top."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from overlapscope.errors import OverlapScopeError
 
 @dataclass(frozen=True, kw_only=True)
 class SideChoice:
-    """One side, as the address says it."""
+    """One side of a comparison, as it is in the query."""
 
     name: str
-    """``base`` or ``new``."""
+    """Which side this is, ``base`` or ``new``."""
     run: str
-    """Empty for none, or for the only one."""
+    """Name of the run; empty for none, or for the only one."""
     steps: str
-    """A range of steps; empty for all."""
+    """Range of steps; empty for all."""
     plan: str
     """Epoch of a bucket plan; empty for all."""
 
     @property
     def label(self) -> str:
-        """What the side is called."""
+        """The label of the side on the page."""
         return self.name.capitalize()
 
     def wanted(self, runs: Runs) -> Wanted:
-        """The side, as something that can be compared.
+        """Return the side as a request to compare it.
 
         Raises:
-            OverlapScopeError: there is no such run, or no such range or plan can be.
+            OverlapScopeError: there is no such run, or the range or the plan is invalid.
         """
         path = runs.alone or runs.path_of(self.run)
         first, end = steps_in(self.steps) if self.steps else (None, None)
@@ -49,20 +49,19 @@ class SideChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class SideView:
-    """One side, in the form."""
+    """One side in the form."""
 
     choice: SideChoice
     plans: tuple[int, ...]
     """Epochs of its bucket plans, if there are several."""
     page: str
-    """Where the pages of its run are; empty if there are none yet."""
+    """Address of the pages of its run; empty if there are none yet."""
 
 
 def choices_of(arguments: Arguments, *, has_table: bool) -> tuple[SideChoice, SideChoice]:
-    """The sides of ``?base=RUN&base_steps=10:50&base_plan=1&new=...``.
+    """Parse both sides of ``?base=RUN&base_steps=10:50&base_plan=1&new=...``.
 
-    Args:
-        has_table: whether there are runs to choose from; else names are ignored.
+    Names of runs are ignored unless there are several runs to choose from (``has_table``).
     """
 
     def text(name: str) -> str:
@@ -78,7 +77,7 @@ def choices_of(arguments: Arguments, *, has_table: bool) -> tuple[SideChoice, Si
 
 
 def side_views(chosen: Sequence[SideChoice], compared: Compared | None) -> list[SideView]:
-    """Both sides in the form."""
+    """Return both sides as the form shows them."""
     plans = ((), ()) if compared is None else compared.plans
     return [
         SideView(
@@ -91,7 +90,7 @@ def side_views(chosen: Sequence[SideChoice], compared: Compared | None) -> list[
 
 
 def address(base: SideChoice, new: SideChoice) -> str:
-    """The address of a comparison, relative to the top."""
+    """Return the address of a comparison, relative to the top."""
     entries = [
         (key, value)
         for name, side in (("base", base), ("new", new))
@@ -102,7 +101,7 @@ def address(base: SideChoice, new: SideChoice) -> str:
 
 
 def halves(chosen: Sequence[SideChoice], compared: Compared | None) -> str:
-    """The address of the comparison of the first half of a run with the second; empty if both sides are not one run."""
+    """Return the address that compares the two halves of a run; empty if the sides are different runs."""
     if compared is None or compared.middle is None:
         return ""
     base, new = (replace(side, plan="") for side in chosen)

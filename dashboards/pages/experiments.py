@@ -1,4 +1,4 @@
-"""The page of experiments: their figures, what the paper found, and what holds here."""
+"""Experiments page: the figures of each experiment, the findings of the paper, and the findings here."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TrialRow:
     repetition: int
     outcome: str
     address: str
-    """Of the pages of its recording; empty if that is not there."""
+    """Address of the pages of its recording; empty if that is not served."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +42,13 @@ class Section:
     figure: str
     address: str
     problem: str
-    """Why there is nothing else."""
+    """Why the results can't be shown; empty if they can."""
     paper: str = ""
     here: tuple[str, ...] = ()
     note: str = ""
     left_out: tuple[str, ...] = ()
     charts: tuple[str, ...] = ()
-    """Markup."""
+    """Markup of the charts."""
     conditions: str = ""
     command: str = ""
     trials: tuple[TrialRow, ...] = ()
@@ -69,11 +69,7 @@ def build(document: Document, runs: Runs) -> None:
 
 
 def section_of(found: FoundExperiment, names: Mapping[Path, str]) -> Section:
-    """What is shown of an experiment.
-
-    Args:
-        names: of the runs that are served, by folder.
-    """
+    """Return an experiment as the page shows it; ``names`` are the names of the runs that are served, by folder."""
     try:
         experiment, figure, rows = found.experiment, found.figure, found.rows
     except OverlapScopeError as error:

@@ -1,4 +1,4 @@
-"""The big numbers at the top of a page."""
+"""Headline figures: the big numbers at the top of a page."""
 
 from __future__ import annotations
 
@@ -13,4 +13,4 @@ class Headline:
     value: str
     note: str
     colour: str
-    """A role of ``dashboards.theme``."""
+    """Role in ``dashboards.theme`` that gives the color."""

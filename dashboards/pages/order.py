@@ -1,4 +1,4 @@
-"""The Order page: why a job hangs, or where ranks began to differ, with the lanes of collectives that show it."""
+"""Order page: why a job hangs, or where ranks diverged, with the lanes of collectives that show it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from overlapscope.trace.folders import imported_from
 from overlapscope.trace.reader import Trace
 
 _MOST_STEPS_IN_TROUBLE: Final = 20_000
-"""Steps of all ranks together, whose account takes some tenths of a second."""
+"""Number of steps of all ranks together above which their breakdown takes some tenths of a second."""
 OTHER_COLOURS: Final = (
     ("other DDP traffic", ("buffers", "bitmap", "construction", "join", "hook")),
     ("other all_reduce", ("all_reduce",)),
@@ -38,7 +38,7 @@ OTHER_COLOURS: Final = (
     ("scatter", ("scatter",)),
     ("barrier", ("barrier",)),
 )
-"""Categories of collectives that are not buckets, under the names of the legend."""
+"""Legend of collectives that are not buckets: label, and the categories that share it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class LaneLabel:
 
 
 def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_plain: bool = False) -> None:
-    """Fill a document with the page, of the group, ranks and number that the address asks for."""
+    """Fill a document with the page, for the group, ranks and number in the query."""
     diagnosis = snapshot.diagnosis
     if diagnosis is None or not diagnosis.groups:
         verdict = diagnosis.verdict if diagnosis else None
@@ -69,7 +69,7 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
     def describe(number: int) -> str:
         return describe_number(snapshot.trace, diagnosis, lanes, number)
 
-    # In trouble, what steps used to consist of is not the question, and must not be waited for.
+    # In an incident the step-time breakdown is not the question, and must not delay the page.
     must_be_quick = diagnosis.is_incident and len(snapshot.trace.steps) > _MOST_STEPS_IN_TROUBLE
     plot = OrderPlot(lanes, shown, highlight=highlight, selected=selected, describe=describe)
     document.js_on_event("document_ready", plot.start_script)
@@ -103,7 +103,7 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
 
 
 def verdict_variables(diagnosis: Diagnosis) -> dict[str, Any]:
-    """What the page says is wrong, and why."""
+    """Return the verdict and the evidence for it, as template variables."""
     verdict = diagnosis.verdict
     return {
         "kind": kind_text(verdict),
@@ -120,10 +120,10 @@ def verdict_variables(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def choose_lanes(lanes: OrderLanes, arguments: Arguments) -> tuple[tuple[OrderLane, ...], str]:
-    """The lanes to show, and what to say about them.
+    """Return the lanes to show, and a note on them.
 
-    Up to ``MAX_RANKS`` ranks have a lane each. Of more, those that did the same share one, unless the address asks for
-    ranks. Those blamed are always shown.
+    Up to ``MAX_RANKS`` ranks have a lane each. Of more, those with the same collectives share one, unless the query
+    asks for ranks. Blamed ranks are always shown.
     """
     ranks = lanes.group.ranks
     if len(ranks) <= MAX_RANKS:
@@ -146,7 +146,7 @@ def choose_lanes(lanes: OrderLanes, arguments: Arguments) -> tuple[tuple[OrderLa
 
 
 def lane_label(lane: OrderLane, lanes: OrderLanes, evidence: Evidence) -> LaneLabel:
-    """Whose a lane is, what became of them, and how far they got."""
+    """Return the label of a lane: its ranks, their state, and the last number in their logs."""
     is_fold = len(lane.ranks) > 1
     name = f"{len(lane.ranks):,} ranks" if is_fold else f"rank {lane.ranks[0]}"
     parts = [format_ranks(lane.ranks)] if is_fold else []
@@ -161,12 +161,12 @@ def lane_label(lane: OrderLane, lanes: OrderLanes, evidence: Evidence) -> LaneLa
 
 
 def kind_text(verdict: Verdict) -> str:
-    """The label of a kind of fault."""
+    """Return the label of a kind of fault."""
     return capitalised(verdict.kind)
 
 
 def basis_of(verdict: Verdict, diagnosis: Diagnosis) -> str:
-    """Where the fault is: ranks, step, group and number."""
+    """Return where the fault is: ranks, step, group and number."""
     parts = []
     if verdict.named:
         parts.append(capitalised(ranks_text(verdict.named)))
@@ -184,13 +184,13 @@ def basis_of(verdict: Verdict, diagnosis: Diagnosis) -> str:
 
 
 def group_label(group: ProcessGroup) -> str:
-    """The title, members and backend of a group."""
+    """Return the title, members and backend of a group."""
     backend = f" · {group.backend}" if group.backend else ""
     return f"{group.title} · ranks {format_ranks(group.ranks)}{backend}"
 
 
 def group_of_address(diagnosis: Diagnosis, arguments: Arguments) -> ProcessGroup:
-    """The group of ``?group=…``, else the verdict's, else the first."""
+    """Return the group of ``?group=…``, else the verdict's, else the first."""
     for name in (_text(arguments, "group"), diagnosis.verdict.group):
         found = next((group for group in diagnosis.groups if group.name == name), None)
         if found is not None:
@@ -201,7 +201,7 @@ def group_of_address(diagnosis: Diagnosis, arguments: Arguments) -> ProcessGroup
 def selected_of_address(
     diagnosis: Diagnosis, lanes: OrderLanes, shown: Sequence[OrderLane], arguments: Arguments
 ) -> Selected:
-    """The cell of ``?number=…&rank=…``; without them the one of a blamed rank where the fault began, or the newest."""
+    """Return the cell of ``?number=…&rank=…``, by default a blamed rank's where the fault began, else the last one."""
     place_of = {rank: place for place, lane in enumerate(shown) for rank in lane.ranks}
     wanted = [_number(arguments, "rank"), *diagnosis.verdict.named, *diagnosis.verdict.concerned]
     place = next((place_of[rank] for rank in wanted if rank in place_of), 0)
@@ -212,12 +212,12 @@ def selected_of_address(
 
 
 def _share(number: int, lanes: OrderLanes) -> float:
-    """How far along the log a number is."""
+    """Return the position of a number in the log, from 0 for the oldest to 1 for the last."""
     return (number - lanes.oldest) / max(1, lanes.newest - lanes.oldest)
 
 
 def reason_variables(trace: Trace | None, verdict: Verdict | None) -> dict[str, Any]:
-    """Why there is no order to show, and what to do."""
+    """Return why there is no order to show and what to do, as template variables."""
     if trace is not None and (source := imported_from(trace.run)):
         return {
             "headline": "No order of collectives to compare",

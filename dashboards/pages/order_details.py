@@ -1,4 +1,4 @@
-"""What all ranks have at one number, as markup: the sides side by side, and the parameters of their buckets."""
+"""Details of one collective number on all ranks, as markup: the sides next to each other, and their parameters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _Parameters = list[tuple[str, str, str]]
 
 
 def describe_number(trace: Trace | None, diagnosis: Diagnosis, lanes: OrderLanes, number: int) -> str:
-    """The markup for a number."""
+    """Return the markup of what all ranks have at a number."""
     sides = sides_of(lanes.entries_at(number))
     shown = sides[:_MOST_SIDES]
     return render_part(
@@ -46,7 +46,7 @@ class Head:
     """Its ranks, for the page's script."""
     state: str
     link: str
-    """A link to the same step on the timeline."""
+    """Link to the same step on the timeline."""
 
 
 def _head(side: Side) -> Head:
@@ -60,7 +60,7 @@ def _head(side: Side) -> Head:
 
 
 def _buckets(trace: Trace | None, sides: Sequence[Side]) -> list[tuple[str, _Parameters]]:
-    """The parameters of each bucket that a side has, once if they are the same."""
+    """Return the parameters of each bucket that a side has, once if they are the same."""
     found: dict[tuple[tuple[str, str, str], ...], tuple[str, _Parameters]] = {}
     for side in sides:
         if side.entry is None or side.entry.signature.role != "bucket":

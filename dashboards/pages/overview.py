@@ -1,4 +1,4 @@
-"""The first page: how long a step takes, how much of it waits for communication, and whether ranks differ."""
+"""Overview page: how long a step takes, how much of it is exposed communication, and whether ranks differ."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RankRow:
     place: str
     cells: tuple[str, ...]
     parts: tuple[tuple[str, str, float], ...]
-    """Block, its label and time, and its share of the longest step time, for the bar."""
+    """Block, its label and time, and its percentage of the longest step time, for the bar."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ def build(document: Document, snapshot: Snapshot, _arguments: Arguments) -> None
 
 
 def overview_variables(snapshot: Snapshot) -> dict[str, Any]:
-    """What the overview says of steps and ranks."""
+    """Return the figures of steps and ranks, as template variables."""
     summary = snapshot.summary
     return {
         "sentence": summary.sentence,
@@ -104,26 +104,27 @@ def overview_variables(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _worth_by_now(snapshot: Snapshot) -> dict[str, Any]:
-    """What is worth doing, as far as that is known by now."""
+    """Return the changes worth making, as far as they are known by now, without waiting for a forecast."""
     if not snapshot.summary.steps or snapshot.stragglers is None:
         return worth_variables(snapshot, None)
-    # Of a job that goes on every look is at another recording, and would fit another model.
+    # While the job is running, every refresh reads another recording and would fit another model.
     is_live = snapshot.is_live and not snapshot.trace.ranks["closed"].all()
     advice, is_known = None, True
     if not is_live:
         try:
             forecast = soon(snapshot.forecast)
             advice, is_known = (None, False) if forecast is None else (forecast.advice, True)
-        except Exception as error:  # the page Buckets says why; this one has enough to say without it
+        except Exception as error:  # the Buckets page shows the error; this page is useful without the advice
             _log.debug("no advice on buckets: %r", error)
     return worth_variables(snapshot, advice) | {"is_worth_known": is_known, "is_live": is_live}
 
 
 def worth_variables(snapshot: Snapshot, advice: Advice | None) -> dict[str, Any]:
-    """What is worth doing, for ``worth_doing.html``.
+    """Return the changes worth making, as template variables of ``worth_doing.html``.
 
     Args:
-        advice: on bucket sizes, if there is one.
+        snapshot: the recording.
+        advice: advice on bucket sizes, if there is any.
     """
     nothing = {"worth_doing": [], "is_worth_known": True, "is_live": False, "why_unknown": ""}
     if not snapshot.summary.steps:
@@ -146,13 +147,13 @@ def worth_variables(snapshot: Snapshot, advice: Advice | None) -> dict[str, Any]
 
 
 def incident_of(snapshot: Snapshot) -> Verdict | None:
-    """The fault of the job; None if there is none."""
+    """Return the fault of the job; None if there is none."""
     diagnosis = snapshot.diagnosis
     return diagnosis.verdict if diagnosis is not None and diagnosis.is_incident else None
 
 
 def build_trend(document: Document, snapshot: Snapshot, _arguments: Arguments, *, shown: Figure) -> None:
-    """Fill a document with one trend alone."""
+    """Fill a document with one trend and nothing else."""
     plot = TrendPlot(shown, snapshot.summary)
     document.js_on_event("document_ready", plot.start_script)
     render(
@@ -169,11 +170,11 @@ def build_trend(document: Document, snapshot: Snapshot, _arguments: Arguments, *
 TREND_ROUTES: Final[dict[str, BuildPage]] = {
     f"/plots/{shown.column.removesuffix('_ns')}": partial(build_trend, shown=shown) for shown in FIGURES
 }
-"""An address for each trend."""
+"""Route of each trend on a page without anything else."""
 
 
 def headlines(summary: Summary) -> list[Headline]:
-    """The big numbers."""
+    """Return the headline figures."""
 
     def of_step(part_ns: float) -> str:
         return f"{format_share(part_ns / summary.mean.step.value)} of the step" if summary.steps else ""
@@ -206,10 +207,11 @@ def headlines(summary: Summary) -> list[Headline]:
 
 
 def rank_rows(trace: Trace, means: pd.DataFrame) -> list[RankRow]:
-    """The table of ranks: in order, or if there are many, those whose compute differs most first.
+    """Return the table of ranks in order, or of many ranks those first whose compute differs most from the median.
 
     Args:
-        means: from ``Summary.means_by_rank``.
+        trace: the recording.
+        means: means by rank, from ``Summary.means_by_rank``.
     """
     if len(means) > SHOWN_ROWS:
         apart_ns = (means["compute_ns"] - means["compute_ns"].median()).abs()

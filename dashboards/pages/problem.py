@@ -1,4 +1,4 @@
-"""The pages for a folder without anything to show, and for a run that there is not."""
+"""Error pages: a folder without anything to show, steps that can't be shown, and a run that does not exist."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from overlapscope.errors import OverlapScopeError
 
 
 def build(document: Document, error: OverlapScopeError) -> None:
-    """Fill a document with what is wrong and what to do about it."""
+    """Fill a document with an error and what to do about it."""
     message, _, advice = str(error).partition("; ")
     render(
         document,
@@ -22,7 +22,7 @@ def build(document: Document, error: OverlapScopeError) -> None:
 
 
 def build_no_steps(document: Document, error: OverlapScopeError) -> None:
-    """Fill a document with why the steps that an address asks for can't be shown."""
+    """Fill a document with why the steps in the query can't be shown."""
     message = str(error).partition("; choose")[0]
     render(
         document,
@@ -36,7 +36,7 @@ def build_no_steps(document: Document, error: OverlapScopeError) -> None:
 
 
 def build_no_run(document: Document, reason: OverlapScopeError) -> None:
-    """Fill a document with what is wrong with an address that leads to no run."""
+    """Fill a document with why an address leads to no run."""
     render(
         document,
         "problem.html",

@@ -1,4 +1,4 @@
-"""The ranks that the timeline shows: those that the address asks for, in its order, as many as can be read."""
+"""Choice of the ranks that the timeline shows: those in the query, in its order, as many as are readable."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dashboards.pages.shell import Arguments
 from overlapscope.analysis.rank_numbers import format_ranks, parse_ranks
 
 MAX_RANKS: Final = 16
-"""As many as a window can show readably and draw quickly."""
+"""Maximum number of ranks that a window can show readably and draw quickly."""
 
 Order = Literal["rank", "lateness", "host"]
 ORDERS: Final[tuple[Order, ...]] = get_args(Order)
-"""``host``: of each host its latest rank, and all others of hosts that have been opened."""
+"""Orders of ranks; ``host`` shows the last-arriving rank of each host, and all other ranks of opened hosts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,18 +24,18 @@ class RankChoice:
     """The ranks that are shown, and a note on them."""
 
     shown: tuple[int, ...]
-    """The ranks from top to bottom."""
+    """Ranks from top to bottom."""
     marked: int | None
-    """The one that the address is about."""
+    """Rank that the query is about."""
     ranks: int
-    """How many ranks the recording has."""
+    """Number of ranks in the recording."""
     note: str
-    """What was asked for and is not shown; empty if everything is."""
+    """What was requested and is not shown; empty if everything is."""
     order: Order
     pinned: frozenset[int]
-    """Those that stay on top."""
+    """Ranks that stay on top."""
     folded: Mapping[int, tuple[str, int]]
-    """By rank that stands for its host the name of that and how many ranks it has; only in the order ``host``."""
+    """Host name and its number of ranks, by the rank that represents the host; only in the order ``host``."""
     opened: frozenset[str]
     """Hosts of which all ranks are shown."""
 
@@ -46,15 +46,16 @@ class RankChoice:
 
 
 def choose_ranks(ranks: pd.DataFrame, arguments: Arguments, lateness_ns: Mapping[int, int] | None = None) -> RankChoice:
-    """The ranks of ``?ranks=0-7,12`` in that order, with that of ``?rank=5`` first; invalid values are ignored.
+    """Parse ``?ranks=0-7,12`` in that order, with the rank of ``?rank=5`` first; invalid values are ignored.
 
     Without ``ranks`` those on the host of ``rank`` follow it, which share its hardware, and then the others.
-    ``?order=lateness`` puts the latest first, ``?order=host`` shows one of each host and all of ``?open=node1,node7``;
-    those of ``?pin=3,9`` are on top of all.
+    ``?order=lateness`` puts the last-arriving first, ``?order=host`` shows one of each host and all of
+    ``?open=node1,node7``; those of ``?pin=3,9`` are on top of all.
 
     Args:
-        ranks: of the trace.
-        lateness_ns: of each rank in the step that is shown, as far as it is known.
+        ranks: table of the ranks of the trace.
+        arguments: query of the address.
+        lateness_ns: lateness of each rank in the step that is shown, as far as it is known.
     """
     host_of = dict(sorted(zip(ranks["rank"].tolist(), ranks["host"].tolist(), strict=True)))
     asked, unknown = parse_ranks(_text(arguments, "ranks"), list(host_of))
@@ -91,7 +92,11 @@ def choose_ranks(ranks: pd.DataFrame, arguments: Arguments, lateness_ns: Mapping
 def _by_host(
     ranks: Sequence[int], host_of: Mapping[int, str], opened: frozenset[str]
 ) -> tuple[list[int], dict[int, tuple[str, int]]]:
-    """The first rank of each host, followed by its others if it is open; and the host and its size by that rank."""
+    """Return the first rank of each host and all of opened hosts, and by first rank the host and its size.
+
+    With ranks 3, 2, 1, 0 of which 0 and 1 are on host a, 2 and 3 on host b, and a opened: ``[3, 1, 0]`` and
+    ``{3: ("b", 2), 1: ("a", 2)}``.
+    """
     of_host: dict[str, list[int]] = {}
     for rank in ranks:
         of_host.setdefault(host_of[rank], []).append(rank)
@@ -100,7 +105,7 @@ def _by_host(
 
 
 def suggest_ranks(ranks: pd.DataFrame) -> list[tuple[str, str]]:
-    """Choices and their names: the ranks of each host, or if there is only one, as many at a time as can be shown."""
+    """Return choices and their names: the ranks of each host, or of a single host ``MAX_RANKS`` at a time."""
     if ranks["host"].nunique() > 1:
         by_host = ranks.sort_values("rank").groupby("host", sort=False)["rank"]
         return [(format_ranks(of_host.tolist()), str(host)) for host, of_host in by_host]

@@ -1,4 +1,4 @@
-"""What the watchdogs reported, as the page lists it: each report once, whichever rank made it."""
+"""Watchdog reports as the Order page lists them: each report once, whichever rank made it."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ class ReportRow:
     when: str
     sentence: str
     text: str
-    """The whole printed report; empty if that was only the sentence."""
+    """The printed report in full; empty if it was only the sentence."""
     retracted: str
-    """A note if the report was withdrawn."""
+    """Note that the report was withdrawn; empty if it was not."""
     stacks: tuple[tuple[str, str], ...]
-    """The rank's title, and its stacks."""
+    """Title of each rank, and its stacks."""
 
 
 def report_rows(
     reports: Sequence[WatchdogReport], blamed: Sequence[int], *, verdict_sentence: str = ""
 ) -> list[ReportRow]:
-    """The reports in the order of their time.
+    """Return the reports in order of time.
 
     Args:
+        reports: reports of all ranks.
         blamed: ranks whose stacks come first.
         verdict_sentence: already shown above the reports, so not repeated.
     """

@@ -1,4 +1,4 @@
-"""The first page of a folder of runs: a table of them, which follows what happens while it is open."""
+"""Runs page: the table of the runs in a folder, which is updated while it is open."""
 
 from __future__ import annotations
 
@@ -40,26 +40,28 @@ COLUMNS: Final = (
     ("times", "Trend", "text"),
     ("verdict", "Verdict", "text"),
 )
-"""Key, label and classes of each column; the picture of step times can't be sorted by. ``wide`` ones need a wide
-window, ``roomy`` ones are not on a phone."""
+"""Key, label and classes of each column; the picture of step times can't be sorted by.
+
+``wide`` columns need a wide window, ``roomy`` ones are not shown on a phone.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowView:
-    """A row, as texts; those that are numbers also as these, to sort by."""
+    """A row of the table as texts; cells that are numbers also have a sort key."""
 
     name: str
     folder: str
     run: str
-    """The name of its newest attempt, as it stands in an address."""
+    """Name of its latest attempt, quoted for an address."""
     address: str
     badges: tuple[str, ...]
-    """Incident, live, or both."""
+    """``incident``, ``live``, or both."""
     attempts: str
     model_and_device: str
-    """For narrow windows, which have no columns for them."""
+    """Text for narrow windows, which have no columns for these."""
     cells: dict[str, tuple[str, float | str | None, str]]
-    """Text, what to sort by, and a hint, by column."""
+    """Text, sort key and hint, by column."""
     path: str
     times_hint: str
     kind: str
@@ -79,7 +81,7 @@ def build(document: Document, runs: Runs) -> None:
     def follow(_event: Event) -> None:
         document.add_periodic_callback(table.update, _LOOK_EVERY_MS)
 
-    # What changes before the page is there would never reach its script.
+    # Updates before the page is ready would never reach its script.
     document.on_event("document_ready", follow)
     document.template_variables["place"] = Place(has_table=True)
     render(
@@ -97,13 +99,15 @@ def build(document: Document, runs: Runs) -> None:
 
 
 class _Table:
-    """What the server and one open page tell each other.
+    """The table on one open page, and its messages between server and browser.
 
     Args:
-        rows: those that the page begins with.
+        runs: the runs of the folder.
+        rows: rows that are on the page already.
     """
 
     def __init__(self, runs: Runs, rows: Sequence[RunRow]) -> None:
+        """Create the sources of the messages."""
         self._runs = runs
         self._shown = {row.run.name: row_html(row) for row in rows}
         self._dialogue = Dialogue()
@@ -114,7 +118,7 @@ class _Table:
         self.wanted = self._dialogue.question("wanted", ("id", "name", *note), self._annotate)
         self.answer = self._dialogue.answer("answer", ("id", "error"))
         self.root = Spacer(name="socket")
-        """Nothing to be seen: by it the browser knows the others, and says when it is ready."""
+        """Invisible root: through it the browser finds the sources, and reports that it is ready."""
         self._dialogue.attach(self.root)
 
     @property
@@ -123,7 +127,7 @@ class _Table:
         return CustomJS(args={"sources": self._dialogue.sources}, code="window.overlapscope.startRuns(sources)")
 
     def update(self) -> None:
-        """Tell the page which rows are new or not as they were, and their order."""
+        """Send the rows that are new or changed, and the order of all rows, to the page."""
         now = {row.run.name: row_html(row) for row in self._runs.newest()}
         changed = [name for name, html in now.items() if self._shown.get(name) != html]
         names = [*now]
@@ -147,7 +151,7 @@ class _Table:
 
 
 def row_html(row: RunRow) -> str:
-    """The markup of a row."""
+    """Return the markup of a row."""
     return _markup(row)
 
 
@@ -157,7 +161,7 @@ def _markup(row: RunRow) -> str:
 
 
 def row_view(row: RunRow) -> RowView:
-    """A row as texts."""
+    """Return a row as texts."""
     facts, judged = row.facts, row.judged
     attempts = len(row.run.attempts)
     times = facts.newest if judged is None or judged.times is None or row.is_live else judged.times
@@ -197,10 +201,10 @@ def row_view(row: RunRow) -> RowView:
 
 
 def runs_table(rows: Sequence[RunRow]) -> pd.DataFrame:
-    """The table as a frame, with the numbers that its rows show.
+    """Return the table as a frame, with the numbers that its rows show.
 
     Returns:
-        run, folder, started_unix_ns, model, ranks, device, steps, step_ns (of a live run the median of its newest
+        run, folder, started_unix_ns, model, ranks, device, steps, step_ns (of a live run the median of its latest
         steps), exposed_ns (of the mean step), verdict and sentence (empty until they are known), is_live, is_incident,
         attempts, tags, note.
     """
@@ -227,13 +231,13 @@ def runs_table(rows: Sequence[RunRow]) -> pd.DataFrame:
 
 
 def times_hint(times: StepTimes) -> str:
-    """What a picture of step times shows."""
+    """Return the hint of a picture of step times: its steps, and their shortest and longest time."""
     low, high = format_ns(min(times.times_ns)), format_ns(max(times.times_ns))
     return f"Steps {times.first:,} to {times.last:,}: {low} to {high}; zero is at the bottom"
 
 
 def why_none(runs: Runs) -> list[str]:
-    """Why each folder has nothing to show, as the commands would say it."""
+    """Return why each folder has nothing to show, as the commands report it."""
     reasons = []
     for folder in runs.folders:
         try:
@@ -244,7 +248,7 @@ def why_none(runs: Runs) -> list[str]:
 
 
 def _figures(row: RunRow) -> dict[str, tuple[str, float | str | None, str]]:
-    """Step time and exposed communication: of a run that is over, those of its Overview."""
+    """Return step time and exposed communication: of a finished run the same as on its Overview page."""
     judged = row.judged
     now_ns = row.facts.newest_step_ns
     exposed_ns = None if judged is None else judged.exposed_ns

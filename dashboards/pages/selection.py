@@ -1,4 +1,4 @@
-"""What is said of a span that is selected on the timeline, as markup."""
+"""Details of the span that is selected on the timeline, as markup."""
 
 from __future__ import annotations
 
@@ -27,17 +27,19 @@ _SYMBOLS: Final = {
     "inverted_triangle": "▼",
     "hex": "⬢",
 }
-"""Markers of the plot as letters."""
+"""Characters for the markers of the plot."""
 
 
 def describe_selected(trace: Trace, rounds: Rounds, timeline: Timeline, lane: int, row: int, flow: pd.DataFrame) -> str:
-    """All that is known of a span, the same on every rank, and the way of its bucket on those that are shown.
+    """Return all that is known of a span, the same span on every rank, and the path of its bucket on the ranks shown.
 
     Args:
-        rounds: of the recording.
-        lane: its number on the timeline.
-        row: one of its lane's ``spans.rows``.
-        flow: from ``flow_of``.
+        trace: the recording.
+        rounds: rounds of the all-reduces of the recording.
+        timeline: lanes of the ranks shown.
+        lane: index of the span's lane on the timeline.
+        row: row of the span, one of its lane's ``spans.rows``.
+        flow: path of its bucket, from ``flow_of``.
     """
     chosen = timeline.lanes[lane]
     span = details_of(trace, timeline.begin_ns, chosen, row)
@@ -62,7 +64,7 @@ def describe_selected(trace: Trace, rounds: Rounds, timeline: Timeline, lane: in
 
 
 def _rounds(rounds: pd.DataFrame, own: int) -> list[dict[str, Any]]:
-    """A line for each round, those of the span's own rank first; begins count from the first of all."""
+    """Return a table row per round, those of the span's rank first; times count from the earliest round."""
     ordered = rounds.assign(is_other=rounds["rank"] != own).sort_values(["is_other", "rank", "start_ns"], kind="stable")
     origin_ns = rounds["start_ns"].min()
     return [
@@ -83,13 +85,13 @@ def _rounds(rounds: pd.DataFrame, own: int) -> list[dict[str, Any]]:
 
 
 def _step_ns(timeline: Timeline, step: int) -> int:
-    """When the first rank begins a step; the recording, if that is not known."""
+    """Return when the first rank begins a step; 0, the start of the recording, if that is not known."""
     starts_ns = timeline.steps.loc[timeline.steps["step"] == step, "start_ns"]
     return 0 if starts_ns.empty else int(starts_ns.iloc[0])
 
 
 def _ways(flow: pd.DataFrame, origin_ns: int, own: int) -> list[dict[str, Any]]:
-    """A line for each reduction of a bucket on each rank; of its gradients the last."""
+    """Return a table row per rank and reduction of a bucket; of its gradients only the last counts."""
     last = flow.groupby(["rank", "turn", "moment"], sort=False)["time_ns"].max()
     return [
         {
@@ -107,7 +109,7 @@ def _ways(flow: pd.DataFrame, origin_ns: int, own: int) -> list[dict[str, Any]]:
 
 
 def _on_rank(one: dict[Any, Any], origin_ns: int, own: int) -> dict[str, Any]:
-    """A line of the table; its end counts from where the first rank begins."""
+    """Return the table row of a rank; its end counts from the earliest start of all ranks."""
     has_ended = not pd.isna(one["end_ns"])
     return {
         "rank": int(one["rank"]),

@@ -1,4 +1,4 @@
-"""What all pages share: the header with the facts of the run, its problems, the theme, and rendering itself."""
+"""Page shell: rendering, and what all pages share, which is the theme and the header with run facts and problems."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Arguments = Mapping[str, Sequence[bytes]]
 """The query of an address."""
 
 BuildPage = Callable[[Document, Snapshot, Arguments], None]
-"""Fills a document with a page."""
+"""Function that fills a document with a page."""
 
 NAVIGATION: Final = (
     ("./", "Overview"),
@@ -49,14 +49,14 @@ _ENVIRONMENT: Final = Environment(
 )
 _ENVIRONMENT.globals.update(blocks=BLOCKS, phases=PHASE_LABELS, bucket_slots=BUCKET_SLOTS)
 _ENVIRONMENT.globals["place"] = Place()  # unless the document has another
-_ENVIRONMENT.globals["can_save"] = False  # but on a server
+_ENVIRONMENT.globals["can_save"] = False  # except on a server
 _ENVIRONMENT.globals["is_recorded"] = False  # unless the document is a page of a recording on a server
 _ENVIRONMENT.filters["together"] = keep_together
 _ENVIRONMENT.filters["code"] = lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def which_steps(arguments: Arguments) -> WhichSteps | None:
-    """Which steps an address asks for, such as ``read=all`` or ``read=100:200``; None if it doesn't say."""
+    """Parse the steps to load, such as ``read=all`` or ``read=100:200``; None if there are none in the query."""
     text = (*arguments.get("read", ()), b"")[0].decode(errors="replace")
     if text == "all":
         return "all"
@@ -80,11 +80,14 @@ def render(
     """Fill a document with a page.
 
     Args:
+        document: the document to fill.
         template: name of a file in ``dashboards/assets``.
-        trace: whose facts and problems the page shows.
+        title: title of the page.
+        trace: recording whose facts and problems the page shows.
         roots: plots, placed by the template by their names.
-        is_plain: without the header, for a plot on its own route.
+        is_plain: True to omit the header, for a plot on its own route.
         further_problems: problems with files that only this page uses.
+        **variables: further template variables.
     """
     document.title = f"{title} · OverlapScope"
     document.template = _ENVIRONMENT.get_template(template)
@@ -103,19 +106,19 @@ def render(
         ),
         **variables,
     )
-    with document.models.freeze():  # else what all roots refer to is looked up again for each of them
+    with document.models.freeze():  # otherwise the references of all roots are collected again for each root
         for root in roots:
             document.add_root(root)
     document.js_on_event("connection_lost", CustomJS(code="window.overlapscope.comeBack()"))
 
 
 def render_alone(template: str, *, title: str, **variables: Any) -> str:
-    """The markup of a page without header and plots, for those who may not see the recording."""
+    """Return the markup of a page without header and plots, for visitors who are not logged in."""
     return render_part(template, roots=[], is_plain=True, navigation=(), **shell_variables(title, None), **variables)
 
 
 def shell_variables(title: str, trace: Trace | None, further_problems: Sequence[Problem] = ()) -> dict[str, Any]:
-    """What ``shell.html`` needs, but for where pages are."""
+    """Return the template variables of ``shell.html``, except for the addresses of pages."""
     known = dict.fromkeys([*(trace.problems if trace else ()), *further_problems])
     problems = sorted(known, key=lambda problem: problem.severity != "error")
     return {
@@ -131,17 +134,17 @@ def shell_variables(title: str, trace: Trace | None, further_problems: Sequence[
 
 
 def render_part(template: str, **variables: Any) -> str:
-    """The markup of a part of a page that changes while it is open."""
+    """Return the markup of a part of a page that changes while it is open."""
     return str(_ENVIRONMENT.get_template(template).render(**variables))
 
 
 def is_order_alone(trace: Trace) -> bool:
-    """Whether no rank has recorded anything but its collectives, as under plain torch.distributed."""
+    """Return whether only collectives were recorded, as under plain torch.distributed."""
     return not len(trace.phases) and not len(trace.gradients) and not len(trace.collectives)
 
 
 def run_facts(trace: Trace) -> list[tuple[str, str]]:
-    """Label and value of facts about the run, as far as known."""
+    """Return label and value of the known facts about the run."""
     run = trace.run
     started_ns = run.get("started_unix_ns")
     known = {
@@ -157,7 +160,7 @@ def run_facts(trace: Trace) -> list[tuple[str, str]]:
 
 
 def extent_of(trace: Trace) -> str:
-    """Which steps were read, as ``which_steps`` understands it."""
+    """Return which steps were read, in the format that ``which_steps`` parses."""
     step = trace.steps["step"]
     return "0:0" if step.empty else f"{step.min()}:{step.max() + 1}"
 

@@ -1,4 +1,4 @@
-"""Where each rank stood, as the page Order lists it: ranks at the same place together."""
+"""Last known position of each rank, as the Order page lists it: ranks at the same position together."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ NOTEWORTHY: Final[dict[Liveness, str]] = {
     "never started": "never started",
     "silent": "silent",
 }
-"""States of a rank that say something about the fault."""
+"""States of a rank that are relevant to the fault."""
 
 
 def standings(evidence: Evidence) -> list[tuple[str, str]]:
-    """Which ranks stood where, the smallest groups first, because these are the odd ones."""
+    """Return the ranks at each position, the smallest groups first, because these are the outliers."""
     same: dict[str, list[int]] = {}
     for rank, one in sorted(evidence.ranks.items()):
         same.setdefault(_where(one), []).append(rank)

@@ -1,4 +1,4 @@
-"""The page Stragglers: findings with their costs, the map of ranks and steps, and what could be gained."""
+"""Stragglers page: findings with their costs, the heatmap of ranks and steps, and what fixing them would gain."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ FIGURE_TEXTS: Final[dict[Figure, tuple[str, str]]] = {
     "lateness": ("Lateness", "How long after the median rank a rank arrives at the step's last all-reduce"),
     "wait": ("Wait", "How long a rank waits for later ones, with nothing else to do"),
 }
-"""The name of each figure of the map, and what it is."""
+"""Name and definition of each figure of the heatmap."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlameRow:
-    """One finding in the table."""
+    """A finding in the table."""
 
     who: str
     blame: str
-    """What it is blamed for, and when."""
+    """Cause of the delay, and when it occurs."""
     evidence: str
     delay: str
     cost: str
@@ -68,7 +68,7 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments) -> None:
 
 
 def stragglers_variables(summary: Summary, found: Stragglers) -> dict[str, Any]:
-    """What the page says of who makes the others wait."""
+    """Return the findings, tables and headline figures of the page, as template variables."""
     return {
         "verdict": sentences.verdict(found),
         "basis": basis_of(summary, found.cycles),
@@ -85,7 +85,7 @@ def stragglers_variables(summary: Summary, found: Stragglers) -> dict[str, Any]:
 
 
 def build_heatmap(document: Document, snapshot: Snapshot, arguments: Arguments) -> None:
-    """Fill a document with the map alone."""
+    """Fill a document with the heatmap and nothing else."""
     heatmap = snapshot.heatmap
     if heatmap is None:
         _build_reason(document, snapshot.trace)
@@ -104,7 +104,7 @@ def build_heatmap(document: Document, snapshot: Snapshot, arguments: Arguments) 
 
 
 def basis_of(summary: Summary, cycles: Cycles) -> str:
-    """A sentence on what the page rests on, and how well clocks agree."""
+    """Return sentences on the steps that findings are based on, and on how well clocks agree."""
     count, left_out = len(cycles.steps), cycles.left_out
     compared = f"Findings compare {count:,} step{'s' * (count > 1)}, {cycles.steps[0]} to {cycles.steps[-1]}"
     left = f"; {left_out:,} left out, as warm-up or because all-reduces differ" if left_out else ""
@@ -119,7 +119,7 @@ def basis_of(summary: Summary, cycles: Cycles) -> str:
 
 
 def headlines(found: Stragglers) -> list[Headline]:
-    """The step time as it is, and as it could be."""
+    """Return the step time as recorded, and as it could be."""
     step_ns = found.step_time_ns
 
     def what_if(label: str, gain_ns: float, colour: str) -> Headline:
@@ -140,7 +140,7 @@ def headlines(found: Stragglers) -> list[Headline]:
 
 
 def blame_row(finding: Finding) -> BlameRow:
-    """The row of a finding in the table."""
+    """Return the row of a finding in the table."""
     of_rank = f"&rank={finding.ranks[0]}" if finding.ranks else ""
     return BlameRow(
         who=_name(finding),
@@ -157,7 +157,7 @@ def blame_row(finding: Finding) -> BlameRow:
 
 
 def _name(finding: Finding) -> str:
-    """The name of who is late, short enough for a table."""
+    """Return the late ranks or the slow link of a finding, short enough for a table."""
     if finding.link is not None:
         return f"Link {finding.link.rank} → {finding.link.peer_rank}"
     who = sentences.who(finding)
@@ -178,7 +178,7 @@ def _build_reason(document: Document, trace: Trace) -> None:
 
 
 def _plot_of_address(heatmap: Heatmap, arguments: Arguments) -> HeatmapPlot:
-    """The map as ``?figure=…&grouping=…`` asks for it; invalid values are ignored."""
+    """Build the heatmap of ``?figure=…&grouping=…``; invalid values are ignored."""
 
     def given(name: str) -> str:
         return arguments.get(name, [b""])[0].decode("utf-8", "replace")

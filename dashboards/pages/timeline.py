@@ -1,4 +1,4 @@
-"""The page Timeline, of the chosen ranks."""
+"""Timeline page of the chosen ranks."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _MOST_NAMES: Final = 2_000
 
 
 def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_plain: bool = False) -> None:
-    """Fill a document with the timeline, of the ranks and at the view that the address asks for."""
+    """Fill a document with the timeline, of the ranks and with the view in the query."""
     if is_order_alone(snapshot.trace):
         _build_reason(document, snapshot)
         return
-    whole = snapshot.lanes.timeline(snapshot.trace.ranks["rank"].tolist()[:1])  # of any rank: steps are those of all
+    whole = snapshot.lanes.timeline(snapshot.trace.ranks["rank"].tolist()[:1])  # any rank: steps are common to all
     view = view_of_address(whole, arguments) or _typical_view(whole, snapshot.summary)
     step = step_at(whole, sum(view or (0, whole.length_ns)) // 2)
     lateness_ns = {} if step is None or snapshot.cycles is None else snapshot.cycles.lateness_of(step)
@@ -72,7 +72,7 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
 
 
 def _late_texts(choice: RankChoice, lateness_ns: Mapping[int, int]) -> dict[int, str]:
-    """How late each rank is that is shown because of that."""
+    """Return the lateness of each rank as text, if ranks are ordered by it."""
     if choice.order == "rank":
         return {}
     known = {rank: lateness_ns[rank] for rank in choice.shown if rank in lateness_ns}
@@ -85,14 +85,14 @@ def _typical_view(timeline: Timeline, summary: Summary) -> View | None:
 
 
 def _account(summary: Summary, step: int) -> str:
-    """The mean step, and this one."""
+    """Return the bars of the mean step and of this one."""
     this = summary.step(step)
     others = [(f"Step {step}", this)] if this is not None else []
     return render_part("account.html", **account_variables(summary, *others))
 
 
 def _strip(summary: Summary, timeline: Timeline, fit: View) -> list[dict[str, Any]]:
-    """All steps as bars: place and width as shares of the strip, height by exposed communication."""
+    """Return all steps as bars: position and width as shares of the strip, height by exposed communication."""
     steps, length_ns = step_strip(summary.figures, timeline), fit[1] - fit[0]
     highest_ns = max(1.0, float(steps["exposed_ns"].max())) if len(steps) else 1.0
     return [
@@ -112,7 +112,7 @@ def _steps_text(one: dict[Any, Any]) -> str:
 
 
 def _no_gradients(trace: Trace) -> str:
-    """Why the lanes of gradients are empty; nothing if they are not."""
+    """Return why the lanes of gradients are empty; an empty text if they are not."""
     if len(trace.gradients):
         return ""
     if imported_from(trace.run):
@@ -123,7 +123,7 @@ def _no_gradients(trace: Trace) -> str:
 
 
 def _names(trace: Trace) -> list[str]:
-    """What can be searched for by name."""
+    """Return the names that the search field suggests."""
     buckets = sorted({int(bucket) for bucket in trace.collectives["bucket"].unique() if bucket >= 0})
     return [*(f"bucket {bucket}" for bucket in buckets), *trace.plans["name"].drop_duplicates()][:_MOST_NAMES]
 
@@ -142,7 +142,7 @@ def _build_reason(document: Document, snapshot: Snapshot) -> None:
 
 
 def view_of_address(timeline: Timeline, arguments: Arguments) -> View | None:
-    """The view of ``?from=…&to=…`` in nanoseconds, else of ``?step=…``, else None; invalid values are ignored."""
+    """Parse the view of ``?from=…&to=…`` in nanoseconds, else of ``?step=…``, else None; invalid values are ignored."""
 
     def number(name: str) -> int | None:
         try:

@@ -1,4 +1,4 @@
-"""The differences of blocks one after the other, from the step of the base to that of the new side."""
+"""Waterfall chart of a comparison: the differences of the blocks, from the step of the base to that of the new side."""
 
 from __future__ import annotations
 
@@ -13,38 +13,42 @@ from overlapscope.analysis.compare.comparison import Comparison
 from overlapscope.analysis.compare.sentences import signed_ns
 
 _TICKS: Final = 6
-"""About so many on the axis."""
+"""Approximate number of ticks on the axis."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fall:
-    """A row of the waterfall. Places are percentages of its width."""
+    """A row of the waterfall; positions are percentages of its width."""
 
     label: str
     block: str
-    """Of ``BLOCKS``; empty for the step, which begins at 0 again."""
+    """Name of the block, one of ``BLOCKS``; empty for the step, whose row begins at 0 again."""
     left: float
     width: float
     low: float
-    """Where the interval of its end begins, and ends."""
+    """Start of the confidence interval around the end of the row; ``high`` is its end."""
     high: float
     difference: str
     interval: str
     is_sure: bool
-    """Whether it differs beyond noise."""
+    """True if the difference is significant."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Waterfall:
-    """The differences of all blocks one after the other, which lead to that of the step."""
+    """The differences of all blocks, each row beginning where the one above ends, and that of the step."""
 
     falls: tuple[Fall, ...]
     ticks: tuple[tuple[float, str], ...]
-    """Where on the axis, and what is written there."""
+    """Position on the axis and label of each tick."""
 
 
 def waterfall_of(found: Comparison) -> Waterfall:
-    """Place the differences of the blocks that any side has."""
+    """Lay out the differences of the blocks that occur on any side.
+
+    Blocks that changed by +2 ms and -3 ms give rows from 0 to +2 ms and from +2 ms to -1 ms, and a row from 0 to
+    -1 ms for the step.
+    """
     present = [name for name in BLOCKS if found.changes[name].mean.base or found.changes[name].mean.new]
     rows: list[tuple[str, float, Difference]] = []
     now_ns = 0.0
@@ -79,7 +83,7 @@ def waterfall_of(found: Comparison) -> Waterfall:
 
 
 def _ticks(first_ns: float, last_ns: float) -> list[float]:
-    """Round numbers between two others."""
+    """Return about ``_TICKS`` round numbers in a range: from -0.7 to 5.2 these are 0, 1, 2, 3, 4 and 5."""
     least = (last_ns - first_ns) / _TICKS
     unit = 10.0 ** math.floor(math.log10(least))
     step = next(factor * unit for factor in (1, 2, 5, 10) if factor * unit >= least)

@@ -1,4 +1,4 @@
-"""Tables of what each rank, host, phase and bucket costs: what a step would be without it."""
+"""What-if tables: what each rank, host, phase and bucket costs, and what a step would take without that."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Table:
 
 
 def what_if_tables(found: Stragglers) -> list[Table]:
-    """All what-if tables; the one of hosts only if there are several."""
+    """Return all what-if tables; that of hosts only if there are several."""
     tables = [_ranks(found)]
     if len(found.by_host) > 1:
         tables.append(_hosts(found))

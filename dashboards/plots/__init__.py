@@ -1,1 +1,1 @@
-"""The plots that pages are made of."""
+"""Plots of the pages."""

@@ -1,4 +1,4 @@
-"""What is drawn of two steps and a plan: columns for Bokeh."""
+"""Bokeh columns of the two steps and the plan on the Buckets page."""
 
 from __future__ import annotations
 
@@ -28,10 +28,12 @@ _MIN_LABELLED_PX: Final = 11
 
 
 def span_columns(step: Step, shown: list[int], layout: BucketLayout, place: int) -> Columns:
-    """Phases and all-reduces as rectangles; concurrent all-reduces share the height of their lane.
+    """Return phases and all-reduces as rectangles; concurrent all-reduces share the height of their lane.
 
     Args:
-        shown: places of the ranks to draw.
+        step: the step to draw.
+        shown: indices of the ranks to draw.
+        layout: layout of the lanes.
         place: 0 for the upper step, 1 for the lower one.
     """
     rows: list[tuple[Any, ...]] = []
@@ -47,7 +49,7 @@ def span_columns(step: Step, shown: list[int], layout: BucketLayout, place: int)
 
 
 def ready_columns(step: Step, shown: list[int], layout: BucketLayout, place: int) -> Columns:
-    """When the last gradient of each bucket was ready."""
+    """Return when the last gradient of each bucket was ready."""
     rows: list[tuple[Any, ...]] = []
     colours, _ = colours_and_patterns(bucket_categories(np.arange(len(step.plan))))
     categories = colours.tolist()
@@ -59,7 +61,7 @@ def ready_columns(step: Step, shown: list[int], layout: BucketLayout, place: int
 
 
 def label_columns(step: Step, shown: list[int], layout: BucketLayout, place: int, ns_per_px: float) -> Columns:
-    """Labels of what is wide enough to hold them."""
+    """Return labels of the rectangles that are wide enough to hold them."""
     rows: list[tuple[Any, ...]] = []
 
     def add(category: int, left: float, right: float, middle: float, *texts: str) -> None:
@@ -83,13 +85,16 @@ def label_columns(step: Step, shown: list[int], layout: BucketLayout, place: int
 
 
 def end_columns(step: Step, layout: BucketLayout, place: int) -> Columns:
-    """Where the step ends."""
+    """Return the line and the label at the end of the step."""
     top, bottom = place * layout.step_px + 4, (place + 1) * layout.step_px - 6
     return _columns(END_COLUMNS, [(step.cycle_ns, top, bottom, top + 8, format_ns(step.cycle_ns))])
 
 
 def strip_columns(gradients: Gradients, plan: Buckets) -> Columns:
-    """A plan: each parameter in the order of gradients, as wide as its bytes, in the colour of its bucket."""
+    """Return a plan: each parameter in the order of gradients, as wide as its bytes, in the color of its bucket.
+
+    Gradients of 4, 2 and 2 bytes lie at 0 to 4, 4 to 6 and 6 to 8 bytes.
+    """
     bucket_of = np.zeros(len(gradients.bytes), dtype=np.int64)
     for number, bucket in enumerate(plan):
         bucket_of[list(bucket)] = number
@@ -108,7 +113,7 @@ def strip_columns(gradients: Gradients, plan: Buckets) -> Columns:
 
 
 def strip_label_columns(gradients: Gradients, plan: Buckets, bytes_per_px: float) -> Columns:
-    """Number and size of each bucket, on the widest of its stretches that can hold them."""
+    """Return number and size of each bucket, on each run of adjacent parameters that is wide enough for them."""
     strip = strip_columns(gradients, plan)
     begins = np.flatnonzero(np.diff(strip["bucket"], prepend=-1))
     ends = np.append(begins[1:], len(strip["bucket"])) - 1
@@ -126,7 +131,7 @@ def strip_label_columns(gradients: Gradients, plan: Buckets, bytes_per_px: float
 
 
 def _transfers(step: Step, rank: int, row: int, layout: BucketLayout, place: int) -> list[tuple[Any, ...]]:
-    """Left, right, top, bottom, colour, pattern and number of each all-reduce."""
+    """Return left, right, top, bottom, color, pattern and number of each all-reduce."""
     top, bottom = layout.lane_px(place, row, "communication")
     starts, ends = (np.rint(moments[rank]).astype(np.int64) for moments in (step.start_ns, step.end_ns))
     numbers = np.arange(len(starts))

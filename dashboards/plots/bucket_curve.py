@@ -1,4 +1,4 @@
-"""What is drawn of predicted step times over bucket sizes: columns for Bokeh."""
+"""Bokeh columns of predicted step times over bucket sizes."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ Range = tuple[float, float]
 
 _DEFAULT_MB: Final = DEFAULT_CAP_BYTES / MB
 _MOST_TIMES: Final = 2000
-"""The smallest cap shown, as a part of the largest."""
+"""Ratio of the largest cap shown to the smallest one, at most."""
 _LEAST_SPREAD: Final = 0.12
-"""Least share of the step that may fill the height of the plot: less would look like much."""
+"""Minimum share of the step time that the height of the plot covers: less would exaggerate differences."""
 _MOST_SPREAD: Final = 1.5
-"""A step this many times as long as the fastest leaves the plot."""
+"""Step times above the fastest by more than this multiple of it are outside the plot."""
 
 
 def size_range_mb(curve: Curve) -> Range:
-    """The smallest and the largest cap worth trying."""
+    """Return the smallest and the largest cap worth trying, in MB."""
     highest_mb = 2 * max(curve.sizes[-1].low_bytes / MB, _DEFAULT_MB)
     return min(max(curve.sizes[0].high_bytes / MB / 4, highest_mb / _MOST_TIMES), 0.5), highest_mb
 
 
 def time_range_ns(curve: Curve) -> Range:
-    """The step times to show: all but those of hopeless sizes."""
+    """Return the step times to show: all except those of far too small or too large buckets."""
     fastest = float(curve.predicted_ns.min())
     low, high = float(curve.interval_ns[0].min()), float(curve.interval_ns[1].max())
     high = min(high, fastest * (1 + _MOST_SPREAD))
@@ -43,7 +43,10 @@ def time_range_ns(curve: Curve) -> Range:
 
 
 def curve_columns(curve: Curve, sizes_mb: Range) -> dict[str, Any]:
-    """One flat piece for each partition, over all the caps that give it."""
+    """Return one horizontal line for each partition, over all the caps that give it.
+
+    With a range from 1 to 10 MB and partitions that change at 4 MB, x is 1, 4, 4, 10.
+    """
     highs_mb = [size.high_bytes / MB for size in curve.sizes[:-1]]
     edges = np.clip([sizes_mb[0], *highs_mb, sizes_mb[1]], *sizes_mb)
     places = np.repeat(np.flatnonzero(np.diff(edges) > 0), 2)
@@ -56,7 +59,7 @@ def curve_columns(curve: Curve, sizes_mb: Range) -> dict[str, Any]:
 
 
 def mark_columns(curve: Curve, sizes_mb: Range) -> dict[str, Any]:
-    """The best size, the current setting and DDP's default; those with the same plan share a mark.
+    """Return the best size, the current setting and DDP's default; those with the same plan share a mark.
 
     The current setting is only on the curve of the job as it is.
     """
@@ -78,13 +81,13 @@ def mark_columns(curve: Curve, sizes_mb: Range) -> dict[str, Any]:
         "text": [", ".join(each) for each in names.values()],
         "align": ["right" if right else "left" for right in is_right],
         "x_offset": [-9 if right else 9 for right in is_right],
-        # Below the best there is no line to hide.
+        # Below the best there is no line that the label could hide.
         "y_offset": [12 if place == curve.fastest else -11 for _, place in names],
     }
 
 
 def free_columns(curve: Curve, sizes_mb: Range) -> dict[str, Any]:
-    """The best plan, if no single size gives it: named where the mark of the best size is not."""
+    """Return the best plan if no single size gives it, labeled at the side where the best size is not."""
     place = curve.special["best"]
     if place < len(curve.sizes) or place == curve.special["default"]:
         return {name: [] for name in FREE_COLUMNS}
@@ -96,7 +99,7 @@ def free_columns(curve: Curve, sizes_mb: Range) -> dict[str, Any]:
 
 
 def measured_columns(curve: Curve) -> dict[str, Any]:
-    """The plans that a size gives and that were recorded, as they were: without compression."""
+    """Return the recorded plans that a size gives, as recorded: without compression."""
     rows = [
         (x_mb, step.value, step.low, step.high)
         for place, step in curve.steps_measured_ns().items()
@@ -106,10 +109,10 @@ def measured_columns(curve: Curve) -> dict[str, Any]:
 
 
 def x_of(curve: Curve, place: int) -> float | None:
-    """Where a plan is on the axis of sizes, in MB: the default at its cap; None for others that no size gives."""
+    """Return the position of a plan on the size axis in MB: of the default its cap, None if no size gives it."""
     return _DEFAULT_MB if place == curve.special["default"] else _x_mb(curve, place)
 
 
 def _x_mb(curve: Curve, place: int) -> float | None:
-    """A round cap that gives a plan; None if none does."""
+    """Return a round cap that gives a plan; None if none does."""
     return curve.sizes[place].cap_mb if place < len(curve.sizes) else None

@@ -1,4 +1,4 @@
-"""The figures of the Buckets page: step time against bucket size, two steps, and a plan."""
+"""Bokeh figures of the Buckets page: step time against bucket size, two steps, and a plan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dashboards.theme import paint
 
 CURVE_LEFT_PX: Final = 66
 CURVE_RIGHT_PX: Final = 18
-"""Margins beside the frame of the curve, below which the slider lies."""
+"""Margins to the left and right of the curve's frame, which the slider below it also has."""
 _SIZES_MB: Final = [mantissa * 10.0**exponent for exponent in range(-4, 6) for mantissa in (1, 2, 5)]
 _SIZE_LABELS: Final = "return tick.toLocaleString('en-US', {maximumSignificantDigits: 3}) + ' MB'"
 _CURVE_HEIGHT_PX: Final = 220
@@ -41,7 +41,7 @@ def draw_curve(
     measured: ColumnDataSource,
     chosen: ColumnDataSource,
 ) -> Any:
-    """Predicted step time against bucket size; x is MB."""
+    """Draw the predicted step time against bucket size; x is MB."""
     plot: Any = figure(
         x_range=size_range,
         y_range=time_range,
@@ -111,7 +111,7 @@ def draw_steps(
     labels: tuple[ColumnDataSource, ...],
     ends: tuple[ColumnDataSource, ...],
 ) -> Any:
-    """The recorded step, and below it the predicted one; y is pixels from the top."""
+    """Draw the recorded step and below it the predicted one; y is pixels from the top."""
     plot = wide_figure(time_range, Range1d(start=layout.height_px, end=0), layout.height_px, "steps")
     plot.xaxis.visible = False
     colour = {"field": "category", "transform": span_mapper()}
@@ -132,19 +132,19 @@ def draw_steps(
 
 
 def draw_time(time_range: Range1d) -> Any:
-    """The axis above the two steps."""
+    """Draw the time axis above the two steps."""
     plot = wide_figure(time_range, Range1d(start=0, end=1), _AXIS_HEIGHT_PX, "time", x_axis_location="above")
     axis = plot.xaxis[0]
     fit_ticks(plot, 10)
     axis.formatter = CustomJSTickFormatter(code=read_asset("time_ticks.js"))
     style_axis(axis)
-    # Bokeh warns of a figure without anything to draw.
+    # Bokeh warns about a figure without renderers.
     plot.vspan(x=[0.0], line_alpha=0)
     return plot
 
 
 def draw_strip(total_bytes: int, strip: ColumnDataSource, hatches: BucketHatches, labels: ColumnDataSource) -> Any:
-    """The plan, from the first gradient to the last; x is bytes."""
+    """Draw the plan, from the first gradient to the last; x is bytes."""
     plot = wide_figure(Range1d(start=0, end=max(1, total_bytes)), Range1d(start=0, end=1), _STRIP_HEIGHT_PX, "strip")
     plot.xaxis.visible = False
     plot.toolbar.tools = []

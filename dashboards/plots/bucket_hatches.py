@@ -1,4 +1,4 @@
-"""Hatches that tell buckets of one colour apart, over the rectangles of any figure."""
+"""Hatches that distinguish buckets of the same color, over the rectangles of any figure."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ _EDGES: Final = ("left", "right", "top", "bottom")
 
 
 class BucketHatches:
-    """A source for each hatch: Bokeh makes one picture for each of those, but many if it were a column."""
+    """One source per hatch: Bokeh makes one image for each source, but many if the hatch were a column."""
 
     def __init__(self) -> None:
+        """Create an empty source per hatch."""
         self.sources = tuple(ColumnDataSource(data={name: [] for name in _EDGES}) for _ in HATCHES)
 
     def draw(self, plot: Any) -> None:
-        """Add them to a figure, over what it has by now."""
+        """Add the hatches to a figure, above what was drawn before."""
         for source, hatch in zip(self.sources, HATCHES, strict=True):
             plot.quad(
                 **{name: name for name in _EDGES},
@@ -32,7 +33,7 @@ class BucketHatches:
                 hatch_alpha=0.32,
                 hatch_scale=9,
                 hatch_weight=1.0,
-                hatch_color="black",  # which can be read on all colours of buckets
+                hatch_color="black",  # readable on all colors of buckets
             )
 
     def update(self, columns: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Where on the Buckets page each lane of the two steps lies, in pixels from the top."""
+"""Vertical layout of the lanes of two steps on the Buckets page, in pixels from the top."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEAD_PX: Final = 22
 
 @dataclass(frozen=True, kw_only=True)
 class BucketLayout:
-    """Two steps, one below the other, of the same number of ranks."""
+    """Layout of two steps, one below the other, of the same number of ranks."""
 
     ranks: int
 
@@ -29,11 +29,12 @@ class BucketLayout:
         return 2 * self.step_px
 
     def lane_px(self, step: int, rank: int, lane: str) -> tuple[int, int]:
-        """Top and bottom of a lane.
+        """Return top and bottom of a lane.
 
         Args:
-            step: 0 for the one that was recorded, 1 for the one below it.
-            rank: place among those shown.
+            step: 0 for the recorded step, 1 for the one below it.
+            rank: index among the ranks shown.
+            lane: name of the lane, a key of ``LANE_PX``.
         """
         names = list(LANE_PX)
         above = sum(LANE_PX[name] for name in names[: names.index(lane)])

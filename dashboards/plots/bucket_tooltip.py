@@ -1,4 +1,4 @@
-"""Tooltips of a size, a bucket of a step, and a parameter."""
+"""Tooltips of the Buckets page: of a size, of a bucket in a step, and of a parameter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NEAR_PX = 4
 
 
 def size_tooltip(curve: Curve, x_mb: float) -> Tooltip:
-    """The tooltip of a place on the curve."""
+    """Return the tooltip of a size on the curve."""
     place = curve.size_at(x_mb)
     low, high = curve.interval_ns[:, place]
     rows = [
@@ -31,7 +31,7 @@ def size_tooltip(curve: Curve, x_mb: float) -> Tooltip:
 
 
 def caps_text(size: UniformPlan) -> str:
-    """The caps that give the same buckets."""
+    """Return the caps that give the same buckets, as text."""
     low, high = size.low_bytes / MB, size.high_bytes / MB
     if size.high_bytes == NO_LIMIT:
         return f"Any size above {low:.3g} MB"
@@ -42,7 +42,7 @@ def caps_text(size: UniformPlan) -> str:
 
 
 def step_tooltip(step: Step, shown: list[int], layout: BucketLayout, x: float, y: float, ns_per_px: float) -> Tooltip:
-    """The tooltip of a place on one of the two steps; no title if there is nothing."""
+    """Return the tooltip of a point on one of the two steps; without a title if there is nothing."""
     found = _bucket_at(step, shown, layout, x, y, ns_per_px)
     if found is None:
         return "", []
@@ -63,7 +63,7 @@ def step_tooltip(step: Step, shown: list[int], layout: BucketLayout, x: float, y
 
 
 def parameter_tooltip(gradients: Gradients, plan: Buckets, at_bytes: float) -> Tooltip:
-    """The tooltip of a place on the strip."""
+    """Return the tooltip of the parameter at a position on the strip."""
     right = np.cumsum(gradients.bytes[gradients.order])
     place = min(int(np.searchsorted(right, at_bytes, side="right")), len(right) - 1)
     number = int(gradients.order[place])
@@ -80,7 +80,7 @@ def parameter_tooltip(gradients: Gradients, plan: Buckets, at_bytes: float) -> T
 def _bucket_at(
     step: Step, shown: list[int], layout: BucketLayout, x: float, y: float, ns_per_px: float
 ) -> tuple[int, int] | None:
-    """The place of the rank and the number of the bucket: the shortest near the pointer."""
+    """Return the index of the rank and the number of the bucket: the shortest one near the pointer."""
     y -= layout.step_px * (y >= layout.step_px)
     for row, rank in enumerate(shown):
         near = _NEAR_PX * ns_per_px

@@ -1,8 +1,8 @@
-"""Step time over bucket size, and what a step looks like with the chosen size.
+"""Plot of step time over bucket size, and of a step with the chosen size.
 
-The browser asks, the server answers: it replays the step with other buckets, which takes a few milliseconds. Other
-options need another curve, which takes longer and is made in the background; until it is ready, the plots stay as they
-are.
+The browser requests, the server responds: it replays the step with other buckets, which takes a few milliseconds.
+Other options need another curve, which takes longer and is computed in the background; until it is ready, the plots
+stay as they are.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _ROOM: Final = 1.03
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What the user has chosen."""
+    """The choice of the user."""
 
     options: Options = field(default_factory=Options)
     cap_mb: float | None = None
     """A bucket size; the best one if not given."""
     special: Special | None = None
-    """A plan instead of a size, which a size may not be able to give."""
+    """A plan instead of a size, which possibly no size gives."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,16 +67,19 @@ class Described:
 
 
 class BucketsPlot:
-    """The curve, the two steps with their axis, the strip of the plan (``roots``), and their dialogue with the browser.
+    """The curve, the two steps with their axis, the strip of the plan (``roots``), and the messages to the browser.
 
     Args:
-        curve: under the options of the choice.
-        describe: the choice as markup.
+        forecast: predictions for the recording.
+        choice: the choice to begin with.
+        curve: predicted step times, under the options of the choice.
+        describe: returns the choice as markup.
     """
 
     def __init__(
         self, forecast: Forecast, choice: Choice, curve: Curve, describe: Callable[[Chosen, Step], Described]
     ) -> None:
+        """Create the sources and draw the first choice."""
         self._forecast = forecast
         self._describe = describe
         recorded = forecast.step.recorded
@@ -142,7 +145,7 @@ class BucketsPlot:
 
     @property
     def start_script(self) -> CustomJS:
-        """A script that the browser runs when the document is ready: connects slider, mouse, keys and address to it."""
+        """A script that the browser runs when the document is ready: connects slider, mouse, keys and address."""
         drawn = {name: getattr(self, name) for name in ("root", "steps", "time", "plan", "size_range", "step_range")}
         return CustomJS(
             args={"plot": {**drawn, **self._dialogue.sources}},
@@ -150,11 +153,7 @@ class BucketsPlot:
         )
 
     def update(self, choice: Choice, curve: Curve) -> None:
-        """Show another choice.
-
-        Args:
-            curve: under its options.
-        """
+        """Show another choice; ``curve`` is the one under its options."""
         if curve is not self.chosen.curve:
             self._draw_curve(curve)
         self.chosen = chosen_of(choice, curve)
@@ -180,7 +179,7 @@ class BucketsPlot:
 
     @property
     def shown_mb(self) -> float | None:
-        """Where the choice is on the axis of sizes; None if it is nowhere."""
+        """Position of the choice on the axis of sizes; None if no size gives the plan."""
         choice = self.chosen.choice
         is_size = choice.special is None and choice.cap_mb is not None
         return choice.cap_mb if is_size else bucket_curve.x_of(self.chosen.curve, self.chosen.place)
@@ -219,7 +218,7 @@ class BucketsPlot:
             self._draw_step(0, self._forecast.step.recorded)
         self.update(choice, curve.result())
         choice, described = self.chosen.choice, self.describe()
-        # Last, so that the browser, which waits for it, has everything else by then.
+        # Last, because the browser waits for it, and then has everything else.
         self.answer.data = {
             "id": asked["id"],
             "cap_mb": [self.cap_mb],
@@ -232,7 +231,7 @@ class BucketsPlot:
         }
 
     def describe(self) -> Described:
-        """The choice as markup."""
+        """Return the choice as markup."""
         return self._describe(self.chosen, self.step)
 
     def _on_pointed(self, asked: Asked) -> None:
@@ -249,10 +248,11 @@ class BucketsPlot:
 
 
 def chosen_of(choice: Choice, curve: Curve) -> Chosen:
-    """The plan of a choice: if nothing is chosen, the best size, or DDP's default where no size is better.
+    """Return the plan of a choice: by default the best size, or DDP's default if no size is better.
 
     Args:
-        curve: under the options of the choice.
+        choice: the choice of the user.
+        curve: predicted step times, under the options of the choice.
     """
     if choice.special is None and choice.cap_mb is None and curve.is_default_best:
         choice = replace(choice, special="default")
@@ -262,7 +262,7 @@ def chosen_of(choice: Choice, curve: Curve) -> Chosen:
 
 
 def shown_ranks(step: Step) -> list[int]:
-    """Places of the ranks to draw: all if they are few, else those that end backward first and last, and between."""
+    """Return indices of the ranks to draw: all, or of many the first and last to end backward and some between."""
     count = len(step.ranks)
     if count <= MOST_RANKS:
         return list(range(count))
@@ -289,6 +289,6 @@ def _choice_of(asked: Asked, before: Chosen) -> Choice:
 
 
 def _longest_ns(forecast: Forecast) -> float:
-    """The length of the time axis: it fits all but hopeless plans, so that it stays when the slider moves."""
+    """Return the length of the time axis: it fits all but very slow plans, so that it stays when the slider moves."""
     recorded_ns = forecast.step.recorded.cycle_ns
     return max(recorded_ns, min(float(forecast.reference.predicted_ns.max()), 1.6 * recorded_ns))

@@ -1,7 +1,7 @@
-"""What the script of a page and its plot, or its table, say to each other: the browser asks, the server answers.
+"""Requests and responses between the script in the browser and a plot or table on the server.
 
-Questions and answers are sources that the script knows by their names; who fills one has said something. A question
-that may be asked again before it is answered has an ``id``, and its answer has the same.
+Both are data sources that the script knows by name; to send a message is to fill one. A request that may be repeated
+before it is answered has an ``id``, and its response has the same.
 """
 
 from __future__ import annotations
@@ -13,29 +13,30 @@ from bokeh.model import Model
 from bokeh.models import ColumnDataSource
 
 Asked = Mapping[str, Sequence[Any]]
-"""The columns of a question."""
+"""The columns of a request."""
 
 
 class Dialogue:
-    """The questions and answers of a plot or a table."""
+    """The requests and responses of a plot or a table."""
 
     def __init__(self) -> None:
+        """Create a channel without messages."""
         self.sources: dict[str, ColumnDataSource] = {}
-        """By the names that the script has for them."""
+        """Sources by their names in the script."""
 
     def question(self, name: str, columns: Sequence[str], act: Callable[[Asked], None]) -> ColumnDataSource:
-        """What the browser fills; ``act`` is called with its columns whenever it does."""
+        """Return the source of a request; ``act`` is called with its columns whenever the browser fills it."""
         source = self.answer(name, columns)
         source.on_change("data", lambda _attribute, _old, asked: act(asked))
         return source
 
     def answer(self, name: str, columns: Sequence[str]) -> ColumnDataSource:
-        """What the server fills."""
+        """Return the source of a response, which the server fills."""
         self.sources[name] = ColumnDataSource(name=name, data={column: [] for column in columns})
         return self.sources[name]
 
     def attach(self, root: Model) -> None:
-        """Have the browser send what it fills: it does so only of what a root refers to."""
+        """Attach the sources to a root: the browser sends only what a root refers to."""
         root.tags = [{"dialogue": list(self.sources.values())}]
 
 
@@ -43,10 +44,13 @@ TOOLTIP_COLUMNS: Final = ("id", "title", "label", "value")
 
 
 def tooltip_columns(asked: Asked, title: str, rows: Sequence[tuple[str, str]], **more: Any) -> dict[str, Any]:
-    """The answer to what is under the pointer: a heading, and lines of label and value.
+    """Return the response with the tooltip under the pointer: a title, and lines of label and value.
 
     Args:
-        more: further columns, of one value each.
+        asked: columns of the request.
+        title: title of the tooltip.
+        rows: label and value of each line.
+        **more: further columns, of one value each.
     """
     lines = rows or [("", "")]
     columns = {"id": asked["id"][0], "title": title, **more}

@@ -1,4 +1,4 @@
-"""What is drawn of exposed communication: brackets below the lanes of each rank."""
+"""Bokeh columns of exposed communication on the timeline: brackets below the lanes of each rank."""
 
 from __future__ import annotations
 
@@ -17,10 +17,14 @@ _TALLEST_PX: Final = 6
 
 
 def exposed_columns(account: Account, timeline: Timeline, layout: LaneLayout, view: View, most: int) -> Columns:
-    """The points of a line with gaps, which is a bracket below each stretch of exposed communication in view.
+    """Return the points of a line with gaps, which is a bracket below each span of exposed communication in view.
 
     Args:
-        most: stretches; of more there are none, because they could not be told apart.
+        account: step-time breakdown of the recording.
+        timeline: lanes of the ranks shown.
+        layout: layout of the lanes.
+        view: range of time to draw.
+        most: maximum number of spans; of more none is drawn, because they could not be distinguished.
     """
     found = []
     for place, rank in enumerate(timeline.ranks):

@@ -1,4 +1,4 @@
-"""What is drawn of the way of a bucket: lines from mark to mark on each rank, and one across the ranks."""
+"""Bokeh columns of the path of a bucket: lines between marks on each rank, and a line across the ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MARKERS: Final = {
     "ended": "inverted_triangle",
     "copied out": "hex",
 }
-"""The shape of each of ``overlapscope.analysis.flow.MOMENTS``, as Bokeh calls it."""
+"""Bokeh marker of each of ``overlapscope.analysis.flow.MOMENTS``."""
 
 _ABOVE_EDGE_PX: Final = 7
 
@@ -32,11 +32,7 @@ _GAP: Final[_Point] = (np.nan, np.nan)
 
 
 def flow_mark_columns(flow: pd.DataFrame, timeline: Timeline, layout: LaneLayout) -> Columns:
-    """A mark for each moment.
-
-    Args:
-        flow: from ``flow_of``.
-    """
+    """Return a mark for each moment of ``flow``, the table from ``flow_of``."""
     points = _points(flow, timeline, layout)
     return {
         "x": [x for x, _ in points],
@@ -46,7 +42,7 @@ def flow_mark_columns(flow: pd.DataFrame, timeline: Timeline, layout: LaneLayout
 
 
 def flow_line_columns(flow: pd.DataFrame, timeline: Timeline, layout: LaneLayout) -> Columns:
-    """On each rank one line from the gradients to where they meet in the bucket, and from there to the copy."""
+    """Return for each rank a line from the gradients to where the bucket is ready, and from there to the copy."""
     x, y = zip(*_points(flow, timeline, layout), strict=True) if len(flow) else ((), ())
     line: list[_Point] = []
     for _, way in flow.assign(x=x, y=y).groupby(["rank", "turn"], sort=False):
@@ -57,9 +53,9 @@ def flow_line_columns(flow: pd.DataFrame, timeline: Timeline, layout: LaneLayout
         for point in (point for point, first in zip(points, is_gradient, strict=True) if first):
             line += [point, *steps[:1], _GAP]
         for moment, point in zip(moments, steps, strict=True):
-            if moment == "copied out":  # along the lane of buckets, not through the names of other all-reduces
+            if moment == "copied out":  # along the lane of buckets, so as not to cross the names of other all-reduces
                 line.append((line[-1][0], point[1]))
-            if moment != "last rank there":  # that is another rank's doing: the way along the all-reduce passes it
+            if moment != "last rank there":  # caused by another rank: the line along the all-reduce passes it
                 line.append(point)
             if moment == "launched":
                 line += _into_the_all_reduce(way, timeline, layout)
@@ -68,7 +64,7 @@ def flow_line_columns(flow: pd.DataFrame, timeline: Timeline, layout: LaneLayout
 
 
 def meeting_columns(flow: pd.DataFrame, timeline: Timeline, layout: LaneLayout) -> Columns:
-    """Where all ranks have come: a line across those that are shown."""
+    """Return a line across the ranks shown for each moment at which the last rank arrived."""
     columns = no_columns(*MEETING_COLUMNS)
     points = flow.assign(y=[y for _, y in _points(flow, timeline, layout)])
     for _, at in points[points["moment"] == "last rank there"].groupby("turn"):
@@ -85,7 +81,7 @@ def _points(flow: pd.DataFrame, timeline: Timeline, layout: LaneLayout) -> list[
 
 
 def _height_px(timeline: Timeline, layout: LaneLayout, lane: int, place: int) -> float:
-    """Where on a span the way passes: in its middle, but below the name of an all-reduce."""
+    """Return where on a span the line passes: in its middle, but below the name of an all-reduce."""
     spans = timeline.lanes[lane].spans
     top, bottom = rows_px(layout, lane, spans.stack[[place]], spans.stack_heights[[place]])
     middle = float(top[0] + bottom[0]) / 2
@@ -93,7 +89,7 @@ def _height_px(timeline: Timeline, layout: LaneLayout, lane: int, place: int) ->
 
 
 def _into_the_all_reduce(way: pd.DataFrame, timeline: Timeline, layout: LaneLayout) -> list[_Point]:
-    """Where the all-reduce of a way begins, if it is drawn."""
+    """Return where the all-reduce of a path begins, if it is drawn."""
     drawn = way[way["moment"].isin(["ended", "last rank there"])].head(1)
     return [
         (float(timeline.lanes[lane].spans.starts_ns[place]), _height_px(timeline, layout, lane, place))

@@ -1,7 +1,7 @@
-"""The map of ranks and steps: one picture, in which late, slow and waiting ranks are dark.
+"""Heatmap of ranks and steps: one image, in which late, slow and waiting ranks are dark.
 
-The browser asks, the server answers: which figure to show, and what is in the cell under the pointer. Zooming and
-panning need no answer, as the picture holds all cells.
+The browser requests, the server responds: which figure to show, and what is in the cell under the pointer. Zooming and
+panning need no response, as the image holds all cells.
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ HOSTS_FROM_RANKS: Final = 64
 """Number of ranks above which hosts are shown first."""
 
 MANY_ROWS: Final = 32
-"""Number of rows from which they are thin, so that zooming enlarges them too."""
+"""Number of rows from which rows are thin, so that zooming also enlarges them."""
 
 
 class HeatmapPlot:
-    """The map (``root``) and the sources of its dialogue with the browser.
+    """The heatmap (``root``) and the sources of its messages to the browser.
 
     Args:
-        figure: what to show first.
-        grouping: one of the heatmap's; if not given hosts, if there are several and many ranks.
+        heatmap: the figures of all ranks and steps.
+        figure: figure to show first.
+        grouping: one of the heatmap's groupings; by default hosts, if there are several and many ranks.
     """
 
     def __init__(self, heatmap: Heatmap, figure: Figure = "lateness", grouping: Grouping | None = None) -> None:
+        """Create the sources and draw the first figure."""
         self._heatmap = heatmap
         is_large = "hosts" in heatmap.groupings and len(heatmap.ranks) > HOSTS_FROM_RANKS
         self.figure: Figure = figure
@@ -59,7 +61,7 @@ class HeatmapPlot:
 
     @property
     def start_script(self) -> CustomJS:
-        """A script that the browser runs when the document is ready: connects mouse, keys, switches and theme to it."""
+        """A script that the browser runs when the document is ready: connects mouse, keys, switches and theme."""
         drawn = {name: getattr(self, name) for name in ("root", "step_range", "row_range", "cells")}
         return CustomJS(
             args={"plot": {**drawn, **self._dialogue.sources}},

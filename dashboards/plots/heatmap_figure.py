@@ -1,4 +1,4 @@
-"""The figure of the map of ranks and steps: steps to the right, rank 0 at the top."""
+"""Bokeh figure of the heatmap of ranks and steps: steps to the right, rank 0 at the top."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ return name.length > 16 ? name.slice(0, 7) + "…" + name.slice(-8) : name
 
 
 def height_px(rows: int) -> int:
-    """Height of the figure: few rows don't get huge, many share what a window has."""
+    """Return the height of the figure: few rows are not stretched, many share the height of a window."""
     return min(max(rows, 2) * _ROW_PX, _MAX_HEIGHT_PX) + _AXIS_PX
 
 
 def draw_heatmap(step_range: Range1d, row_range: Range1d, cells: ColumnDataSource, names: ColumnDataSource) -> Any:
-    """The map; y counts ranks or hosts from the top, named by ``names``."""
-    # Rows that are high enough as they are don't zoom, by their range; steps go on without them.
+    """Draw the heatmap; y counts ranks or hosts from the top, labeled by ``names``."""
+    # Rows that are high enough don't zoom, because of the bounds of their range; steps do.
     zoom, pan = WheelZoomTool(maintain_focus=False, zoom_on_axis=False), PanTool()
     plot: Any = figure(
         x_range=step_range,

@@ -1,4 +1,4 @@
-"""The tooltip of a cell of the map of ranks and steps."""
+"""Tooltip of a cell of the heatmap of ranks and steps."""
 
 from __future__ import annotations
 
@@ -16,16 +16,20 @@ _SUPERLATIVES: Final[dict[Figure, str]] = {
 }
 
 _LEAST_SHARE: Final = 0.01
-"""Causes with less delay than this share of the step time are not mentioned."""
+"""Minimum share of the step time for the delay of a cause to be listed."""
 _MOST_CAUSES: Final = 3
 _MOST_RANKS: Final = 2
 
 
 def cell_tooltip(heatmap: Heatmap, grid: Grid, figure: Figure, row: int, column: int) -> tuple[str, Rows]:
-    """Title and lines for a cell: ranks and steps, and the three figures of the one rank and step that it shows.
+    """Return title and lines for a cell: ranks and steps, and the three figures of its largest rank and step.
 
     Args:
-        figure: the one that is shown, by which that one is chosen.
+        heatmap: the figures of all ranks and steps.
+        grid: cells that are shown.
+        figure: figure that is shown, by which the largest is chosen.
+        row: row of the cell.
+        column: column of the cell.
     """
     ranks, steps = grid.places(row, column)
     first_step = grid.first_step + column * grid.steps_each
@@ -60,7 +64,7 @@ def cell_tooltip(heatmap: Heatmap, grid: Grid, figure: Figure, row: int, column:
 
 
 def _split(heatmap: Heatmap, rank: int, step: int) -> Rows:
-    """The causes that make a rank late, if any."""
+    """Return the causes that make a rank late, if any."""
     least_ns = _LEAST_SHARE * heatmap.step_time_ns
     causes = [(cause, excess_ns) for cause, excess_ns in heatmap.excess_ns(rank, step).items() if excess_ns >= least_ns]
     return [(f"{PART_LABELS[cause]}", f"{format_ns(excess_ns)} longer") for cause, excess_ns in causes[:_MOST_CAUSES]]

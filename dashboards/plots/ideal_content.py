@@ -1,4 +1,4 @@
-"""What is drawn of the ideal over the timeline: columns for Bokeh, from ideal cycles."""
+"""Bokeh columns of the ideal over the timeline, from ideal cycles."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NUMBER_PX: Final = 130
 
 
 def outline_columns(ideal: Ideal, timeline: Timeline, layout: LaneLayout, ns_per_px: float) -> Columns:
-    """The ideal's phases and collectives as rectangles, in the lanes of every rank that it holds for."""
+    """Return the ideal's phases and collectives as rectangles, in the lanes of every rank that it applies to."""
     segments = {"phases": ideal.phases, "communication": ideal.collectives}
     lanes = [
         _outlines(segments[lane.name], layout.lane_px(number), timeline.begin_ns, ns_per_px)
@@ -33,10 +33,12 @@ def outline_columns(ideal: Ideal, timeline: Timeline, layout: LaneLayout, ns_per
 
 
 def ideal_end_columns(ideal: Ideal, begin_ns: int, ns_per_px: float) -> Columns:
-    """Where each cycle would have ended, and how much earlier, as far as there is room.
+    """Return where each cycle would have ended, and how much earlier, if there is room.
 
     Args:
-        begin_ns: time 0 of the timeline, on the common clock.
+        ideal: the ideal cycles.
+        begin_ns: start of the timeline on the common clock.
+        ns_per_px: duration of a pixel.
     """
     cycles = ideal.cycles
     ends_ns = cycles["begin_ns"] + cycles["ideal_ns"] - begin_ns

@@ -1,4 +1,4 @@
-"""Where on the page each lane of the timeline lies, in pixels from the top."""
+"""Vertical layout of the lanes of the timeline, in pixels from the top."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RANK_UNITS: Final = sum(_LANE_UNITS.values()) + _GAP_UNITS
 class LaneLayout:
     """Lanes of equal units of height, rank below rank, a unit of space between ranks.
 
-    Whole units let one picture with a row of pixels per unit cover all lanes.
+    Whole units let one image with a row of pixels per unit cover all lanes.
     """
 
     ranks: int
@@ -41,23 +41,27 @@ class LaneLayout:
 
     @property
     def labelled_lanes(self) -> tuple[str, ...]:
-        """The lanes of a rank whose names can be read beside each other."""
+        """The lanes of a rank whose names are readable beside each other."""
         return LANE_NAMES if self.unit_px >= _ALL_LABELLED_UNIT_PX else ("phases", "communication")
 
     def lane_units(self, lane: int) -> tuple[int, int]:
-        """First unit of a lane and the unit after its last."""
+        """Return the first unit of a lane and the unit after its last.
+
+        A rank has 9 units: phases 2, gradients 1, buckets 2, communication 3, space 1. Lane 5, the gradients of the
+        second rank, begins at 9 + 2: ``lane_units(5) == (11, 12)``.
+        """
         rank, place = divmod(lane, len(LANE_NAMES))
         heights = [_LANE_UNITS[name] for name in LANE_NAMES]
         top = rank * _RANK_UNITS + sum(heights[:place])
         return top, top + heights[place]
 
     def lane_px(self, lane: int) -> tuple[int, int]:
-        """Top and bottom of a lane."""
+        """Return top and bottom of a lane."""
         top, bottom = self.lane_units(lane)
         return top * self.unit_px, bottom * self.unit_px
 
 
 def layout_lanes(ranks: int) -> LaneLayout:
-    """A layout that fits a window if possible: few ranks don't get huge, many can still be told apart."""
+    """Return a layout that fits a window if possible: few ranks are not stretched, many stay distinguishable."""
     fitting_px = _WINDOW_PX // (max(1, ranks) * _RANK_UNITS)
     return LaneLayout(ranks=ranks, unit_px=min(max(fitting_px, 4), 18))

@@ -1,6 +1,6 @@
-"""The lanes of collectives of one process group, aligned by number, with what differs between ranks marked.
+"""Plot of the collectives of one process group: a lane per rank, aligned by number, with differences marked.
 
-The browser asks, the server answers: what is in a window of numbers, what is under the pointer, where the next
+The browser requests, the server responds: what is in a window of numbers, what is under the pointer, where the next
 difference or a step is, and what the ranks have at the number that is selected. Only those entries are read.
 """
 
@@ -30,24 +30,25 @@ from overlapscope.diagnosis.evidence import UNKNOWN_STEP
 from overlapscope.diagnosis.order_lanes import OrderLane, OrderLanes
 
 MOST_COLUMNS: Final = 120
-"""Most numbers in view; more can't be told apart."""
+"""Maximum number of collectives in view; more can't be distinguished."""
 LEAST_COLUMNS: Final = 5
 _FIRST_COLUMNS: Final = 17
 _OVERSCAN_COLUMNS: Final = 40
 _FIRST_WIDTH_PX: Final = 1200
 
 Selected = tuple[int, int]
-"""The place of a lane, and a number."""
+"""Index of a lane, and number of a collective."""
 
 
 class OrderPlot:
-    """The lanes (``root``), their numbers (``axis``), and the sources of the dialogue with the browser.
+    """The lanes (``root``), their numbers (``axis``), and the sources of the messages to the browser.
 
     Args:
-        shown: the lanes to draw, from top to bottom.
-        highlight: the number where the fault began, and its label.
-        selected: the cell to begin with, in the middle of the view.
-        describe: makes the markup of what ranks have at a number.
+        lanes: the collectives of the group.
+        shown: lanes to draw, from top to bottom.
+        highlight: number where the fault began, and its label.
+        selected: cell to begin with, in the middle of the view.
+        describe: returns the markup of what ranks have at a number.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class OrderPlot:
         selected: Selected,
         describe: Callable[[int], str],
     ) -> None:
+        """Create the sources and draw the first window."""
         self._lanes = lanes
         self._shown = shown
         self._describe = describe
@@ -78,7 +80,7 @@ class OrderPlot:
         self.answer = self._dialogue.answer("answer", ("id",))
         self.details = self._dialogue.answer("details", ("lane", "number", "step", "markup"))
         self.selected = self._dialogue.question("selected", ("lane", "number"), self._on_selected)
-        # Here it is the server that asks first.
+        # Here the server sends the first request.
         self.selected.data = {"lane": [selected[0]], "number": [selected[1]]}
         self.jump = self._dialogue.question("jump", ("id", "to", "from"), self._on_jump)
         self.jumped = self._dialogue.answer("jumped", ("id", "number"))
@@ -87,7 +89,7 @@ class OrderPlot:
 
         self.bounds = (lanes.oldest - 0.55, max(lanes.newest, lanes.oldest + LEAST_COLUMNS) + 0.55)
         length = min(_FIRST_COLUMNS, self.bounds[1] - self.bounds[0])
-        # What led to it matters more than what followed.
+        # The cause matters more than what followed.
         first = min(max(selected[1] - round(0.6 * length) - 0.5, self.bounds[0]), self.bounds[1] - length)
         self.number_range = Range1d(
             start=first,
@@ -114,7 +116,7 @@ class OrderPlot:
 
     @property
     def start_script(self) -> CustomJS:
-        """A script that the browser runs when the document is ready: connects mouse, keys, address and theme to it."""
+        """A script that the browser runs when the document is ready: connects mouse, keys, address and theme."""
         drawn = {name: getattr(self, name) for name in ("root", "axis", "number_range", "cells", "box")}
         facts = {
             "lanes": [lane.ranks[0] for lane in self._shown],
@@ -130,12 +132,12 @@ class OrderPlot:
         )
 
     def update(self, first: float, last: float, width_px: int) -> None:
-        """Draw the window between two places, and some more on either side."""
+        """Draw the window between two numbers, and some more on either side."""
         column_px = width_px / max(1.0, last - first)
         around = min(_OVERSCAN_COLUMNS, round(last - first))
         window = self._lanes.window(self._shown, int(first) - around, int(last) + 1 + around)
         names, subjects = text_columns(window, self.layout, column_px)
-        # The browser stops drawing with the first of these, until it has the answer that follows them.
+        # The browser stops drawing with the first of these, until it has the response that follows them.
         self.cells.data = cell_columns(window, self.layout, column_px)
         self.missing.data = missing_columns(window, self.layout, column_px)
         self.differing.data = differing_columns(window, self.layout, column_px)
@@ -144,7 +146,7 @@ class OrderPlot:
 
     def _on_view(self, asked: Asked) -> None:
         self.update(float(asked["first"][0]), float(asked["last"][0]), max(1, int(asked["width_px"][0])))
-        # Last, so that the browser, which waits for it, has everything else by then.
+        # Last, because the browser waits for it, and then has everything else.
         self.answer.data = {"id": asked["id"]}
 
     def _on_selected(self, asked: Asked) -> None:

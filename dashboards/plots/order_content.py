@@ -1,4 +1,4 @@
-"""What is drawn in a window of collectives: columns for Bokeh, from the cells of the lanes."""
+"""Bokeh columns of a window of collectives, from the cells of the lanes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BOX_COLUMNS: Final = ("left", "right", "top", "bottom")
 TEXT_COLUMNS: Final = ("x", "y", "text", "ink")
 
 HOLLOW_INK: Final = len(CATEGORIES)
-"""Number of the text colour for cells that are not filled."""
+"""Number of the text color for cells that are not filled."""
 
 _LETTER_PX: Final = 6.3
 _SMALL_LETTER_PX: Final = 5.8
@@ -33,12 +33,12 @@ _HATCHES: Final = {"completed": " ", "failed": "x", "launched": "/", "announced"
 
 
 def no_columns(*names: str) -> Columns:
-    """Columns without rows."""
+    """Return columns without rows."""
     return {name: [] for name in names}
 
 
 def cell_columns(window: Window, layout: OrderLayout, column_px: float) -> Columns:
-    """Every entry as a rectangle: filled if it has completed, else hatched (failed, launched) or hollow (announced)."""
+    """Return entries as rectangles: filled if completed, else hatched (failed, launched) or hollow (announced)."""
     columns = no_columns(*CELL_COLUMNS)
     for cell in window.cells:
         if cell.entry is None:
@@ -53,7 +53,7 @@ def cell_columns(window: Window, layout: OrderLayout, column_px: float) -> Colum
 
 
 def missing_columns(window: Window, layout: OrderLayout, column_px: float) -> Columns:
-    """The places where a rank has nothing in its log, while others do."""
+    """Return the cells where a rank has nothing in its log, while others do."""
     columns = no_columns(*BOX_COLUMNS)
     for cell in window.cells:
         if cell.entry is None:
@@ -62,7 +62,7 @@ def missing_columns(window: Window, layout: OrderLayout, column_px: float) -> Co
 
 
 def differing_columns(window: Window, layout: OrderLayout, column_px: float) -> Columns:
-    """The entries that differ from what most ranks have there."""
+    """Return the entries that differ from those of most ranks at the same number."""
     columns = no_columns(*BOX_COLUMNS)
     for cell in window.cells:
         if cell.difference is not None:
@@ -71,7 +71,7 @@ def differing_columns(window: Window, layout: OrderLayout, column_px: float) -> 
 
 
 def text_columns(window: Window, layout: OrderLayout, column_px: float) -> tuple[Columns, Columns]:
-    """The name of each cell, and below in smaller letters its subject, where there is room."""
+    """Return the name of each cell, and below in smaller letters its subject, where there is room."""
     names, subjects = no_columns(*TEXT_COLUMNS), no_columns(*TEXT_COLUMNS)
     room_px = column_px - 2 * _PADDING_PX
     for cell in window.cells if room_px >= _LETTER_PX else ():
@@ -94,7 +94,7 @@ def text_columns(window: Window, layout: OrderLayout, column_px: float) -> tuple
 
 
 def step_columns(window: Window, column_px: float) -> Columns:
-    """Where steps begin; numbers are left out where they would overlap."""
+    """Return where steps begin; labels are left out where they would overlap."""
     columns = no_columns("x", "label")
     labelled = float("-inf")
     for number, step in window.steps:
@@ -116,14 +116,14 @@ _SHORT_OPS: Final = {
 
 
 def name_forms(signature: Signature) -> list[str]:
-    """Names of a collective in a cell, from the clearest to the shortest."""
+    """Return names of a collective in a cell, from the clearest to the shortest."""
     if signature.role == "bucket":
         return [f"bucket {signature.bucket}", f"b {signature.bucket}", str(signature.bucket)]
     return [signature.op, *_SHORT_OPS.get(signature.op, ())]
 
 
 def subject_forms(cell: Cell) -> list[str]:
-    """The subject of a collective: in what it differs, which tensor, how many elements."""
+    """Return texts on a collective, longest first: its difference, or its tensor and number of elements."""
     if cell.entry is None:
         return []
     signature = cell.entry.signature

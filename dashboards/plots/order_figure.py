@@ -1,4 +1,4 @@
-"""The figures of the lanes of collectives: the lanes, and above them their numbers and steps."""
+"""Bokeh figures of the lanes of collectives: the lanes, and above them their numbers and steps."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def draw_order(
     band: ColumnDataSource,
     selected: ColumnDataSource,
 ) -> Any:
-    """All lanes; x is the number of a collective in its group, y is pixels from the top."""
+    """Draw all lanes; x is the number of a collective in its group, y is pixels from the top."""
     plot = wide_figure(number_range, Range1d(start=layout.height_px, end=0), layout.height_px, "order")
     plot.xaxis.visible = False
     first_divergence = plot.quad(
@@ -64,7 +64,7 @@ def draw_order(
     )
     begins = plot.vspan(x="x", source=steps, line_width=1, level="glyph", line_dash=[2, 3])
     paint(begins.glyph, line_color="muted")
-    # Not everybody can tell red from some of the colours, so a line in the page's own colour surrounds it.
+    # Not everybody can distinguish red from some of the colors, so a line in the page's background color surrounds it.
     for role, width in (("surface", 5.5), ("exposed", 2.5)):
         marks = plot.quad(**_EDGES, source=differing, fill_color=None, line_width=width, level="overlay")
         paint(marks.glyph, line_color=role)
@@ -89,7 +89,7 @@ def draw_order(
 
 
 def draw_numbers(number_range: Range1d, *, steps: ColumnDataSource, band: ColumnDataSource) -> Any:
-    """The numbers, the first divergence, and where steps begin."""
+    """Draw the axis of numbers, the first divergence, and where steps begin."""
     plot = wide_figure(
         number_range, Range1d(start=0, end=AXIS_HEIGHT_PX), AXIS_HEIGHT_PX, "numbers", x_axis_location="above"
     )

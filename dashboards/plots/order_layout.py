@@ -1,4 +1,4 @@
-"""Where on the page each lane of collectives lies, in pixels from the top."""
+"""Vertical layout of the lanes of collectives, in pixels from the top."""
 
 from __future__ import annotations
 
@@ -34,6 +34,6 @@ class OrderLayout:
         return max(1, self.lanes) * self.lane_px
 
     def cell_px(self, lane: int) -> tuple[float, float]:
-        """Top and bottom of the cells of a lane."""
+        """Return top and bottom of the cells of a lane."""
         top = lane * self.lane_px
         return top + GAP_PX / 2, top + self.lane_px - GAP_PX / 2

@@ -1,4 +1,4 @@
-"""The tooltip of a collective."""
+"""Tooltip of a collective on the Order page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DIFFERENCES: Final[dict[Divergence, str]] = {
 
 
 def cell_tooltip(lanes: OrderLanes, lane: OrderLane, number: int) -> tuple[str, Rows]:
-    """Title and lines for what a lane has at a number."""
+    """Return title and lines for what a lane has at a number."""
     cell = lanes.window([lane], number, number).cells[0]
     title = f"{capitalised(ranks_text(lane.ranks))} · #{number:,}"
     entry = cell.entry

@@ -1,4 +1,4 @@
-"""What is drawn of the critical path: one line through the lanes, from rank to rank."""
+"""Bokeh columns of the critical path: one line through the lanes, from rank to rank."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _INSIDE_PX: Final = 3
 
 
 def path_columns(path: CriticalPath, timeline: Timeline, layout: LaneLayout, view: View) -> Columns:
-    """The points of a line along the phases of the rank that all wait for, and along transfers that they wait for.
+    """Return the points of a line along the phases of the rank that all wait for, and along exposed transfers.
 
-    A transfer is drawn on the rank that goes on when it is over. Where the path is on a rank that is not shown, there
-    is a gap.
+    A transfer is drawn on the rank where the path continues after it. Where the path is on a rank that is not shown,
+    there is a gap.
     """
     from_ns, until_ns = path.from_ns - timeline.begin_ns, path.until_ns - timeline.begin_ns
     first, after = np.searchsorted(until_ns, view[0]), np.searchsorted(from_ns, view[1])

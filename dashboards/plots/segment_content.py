@@ -1,4 +1,4 @@
-"""What is drawn of the rounds of all-reduces: strips along their lower edge."""
+"""Bokeh columns of the rounds of all-reduces: strips along their lower edge."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ SEGMENT_COLUMNS: Final = ("left", "right", "top", "bottom", "alpha", "lane", "ro
 _MIN_WIDTH_PX: Final = 3
 _HEIGHT_SHARE: Final = 0.4
 _ALPHAS: Final = (0.35, 0.7)
-"""Of phases in turn."""
+"""Opacity of phases, alternating."""
 
 
 def segment_columns(rounds: Rounds, timeline: Timeline, layout: LaneLayout, view: View, ns_per_px: float) -> Columns:
-    """Every round in view that is wide enough to be told from its neighbours.
+    """Return every round in view that is wide enough to be distinguished from its neighbors.
 
-    Sums that run side by side, as those of two trees, are above each other.
+    Concurrent reductions, such as those of two trees, are above each other.
     """
     parts = [
         _of_lane(rounds, lane, number, timeline.begin_ns, layout, view, ns_per_px)
@@ -62,6 +62,6 @@ def _of_lane(
 
 
 def _phases(found: pd.DataFrame) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Which phase of its sum each round is of, from 0."""
+    """Return the index of each round's phase within its reduction, from 0."""
     of_sum = found.groupby(["row", "lane"])["phase"]
     return of_sum.transform(lambda phases: pd.factorize(phases)[0]).to_numpy(dtype=np.int64)

@@ -1,4 +1,4 @@
-"""What is drawn of a selection on the timeline: outlines of all that is about the same."""
+"""Bokeh columns of a selection on the timeline: outlines of all spans with the same subject."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ _RELATED_LINE_PX: Final = 1.5
 def selected_columns(
     timeline: Timeline, layout: LaneLayout, about: Mapping[int, npt.NDArray[np.int64]], lane: int, row: int
 ) -> Columns:
-    """Rectangles around all spans that are about the same as one of them.
+    """Return rectangles around all spans with the same subject as the selected one.
 
     Args:
-        about: from ``spans_about``.
-        lane: number of that one's lane on the timeline.
-        row: one of its lane's ``spans.rows``.
+        timeline: lanes of the ranks shown.
+        layout: layout of the lanes.
+        about: positions of these spans by lane, from ``spans_about``.
+        lane: index of the selected span's lane on the timeline.
+        row: row of the selected span, one of its lane's ``spans.rows``.
     """
     columns = no_columns(*SELECTED_COLUMNS)
     for number, found in about.items():

@@ -12,7 +12,7 @@ from overlapscope.analysis.lanes import CATEGORIES
 
 
 def span_mapper(palette: str = "span_colours") -> LinearColorMapper:
-    """From categories of spans to their colours, or to the inks that can be read on these.
+    """Return the mapping from categories of spans to colors, or to text colors that are readable on them.
 
     Args:
         palette: a role of ``dashboards.theme``.
@@ -23,7 +23,7 @@ def span_mapper(palette: str = "span_colours") -> LinearColorMapper:
 
 
 def draw_span_text(plot: Any, source: ColumnDataSource, **options: Any) -> None:
-    """Write the names that a source has (x, y, text, category), on the colour of the span, whatever hatches it."""
+    """Draw the names in a source (x, y, text, category), on the color of the span without its hatches."""
     plot.text(
         x="x",
         y="y",

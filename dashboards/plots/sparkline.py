@@ -1,4 +1,4 @@
-"""Step times as a small picture in a table."""
+"""Sparkline of step times in a table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HIGHEST: Final = 2.0
 
 
 def sparkline_path(times: StepTimes) -> str:
-    """The line as an SVG path; zero is at the lower edge. What is higher than the picture runs along its upper edge."""
+    """Return the line as an SVG path; zero is at the lower edge. Larger values are clipped to the upper edge."""
     shares = np.asarray(times.times_ns) / max(1.0, _HIGHEST * float(np.median(times.times_ns)))
     y = HEIGHT_PX - 1 - (HEIGHT_PX - 2) * np.clip(shares, 0, 1)
     x = np.linspace(1, WIDTH_PX - 1, len(y)) if len(y) > 1 else np.array([1.0])

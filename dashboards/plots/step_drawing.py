@@ -1,4 +1,4 @@
-"""A step as a drawing that needs no server: every span with its name and what is known about it."""
+"""Drawing of a step that needs no server: every span with its name and details."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from overlapscope.units import format_moment_ns, format_ns
 
 _IN_THE_TABLE: Final = ("phases", "communication")
 _MOST_RANKS: Final = 2
-"""Of each side of a pair, so that both can be seen at once."""
+"""Maximum number of ranks of each side of a pair, so that both are visible at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class StepDrawing:
     all_ranks: int
     layout: LaneLayout
     data: dict[str, Any]
-    """For the page's script; times are nanoseconds from the start of the step."""
+    """Input of the page's script; times are nanoseconds from the start of the step."""
     rows: tuple[SpanRow, ...]
     """Phases and collectives of the step."""
 
@@ -52,11 +52,13 @@ class StepDrawing:
 
 
 def draw_step(trace: Trace, lanes: LanesByRank, number: int, ranks: Sequence[int]) -> StepDrawing:
-    """Draw a step that was recorded.
+    """Draw a recorded step.
 
     Args:
-        lanes: of the same recording.
-        ranks: from top to bottom; fewer of them are drawn if these have more spans than can be drawn without a server.
+        trace: the recording.
+        lanes: lanes of the same recording.
+        number: number of the step.
+        ranks: from top to bottom; fewer are drawn if these have more spans than can be drawn without a server.
     """
     timeline, view = _of_few_spans(lanes, number, ranks)
     layout = layout_lanes(len(timeline.ranks))
@@ -107,9 +109,9 @@ def draw_step(trace: Trace, lanes: LanesByRank, number: int, ranks: Sequence[int
 
 
 def draw_pairs(found: Comparison) -> Iterator[tuple[StepDrawing, ...]]:
-    """The steps that differ most, one after the other, of both sides, on the ranks that make it so.
+    """Draw the steps that differ most, one after the other, of both sides, on the ranks with the largest differences.
 
-    One is empty if none of its ranks has a clock by which it could be drawn beside others.
+    A pair is empty if none of its ranks has a clock that is aligned with others on both sides.
     """
     traces = (found.base.trace, found.new.trace)
     drawable = set(traces[0].aligned_ranks) & set(traces[1].aligned_ranks)
@@ -124,7 +126,7 @@ def draw_pairs(found: Comparison) -> Iterator[tuple[StepDrawing, ...]]:
 
 
 def _of_few_spans(lanes: LanesByRank, number: int, ranks: Sequence[int]) -> tuple[Timeline, View]:
-    """The step on as many of the first ranks as can be drawn without a server."""
+    """Return the step on as many of the first ranks as can be drawn without a server."""
     while True:
         timeline = lanes.timeline(ranks)
         view = step_view(timeline, number)

@@ -1,8 +1,8 @@
-"""The timeline: every lane of every rank on one time axis, as single spans or as shades of busy time.
+"""Timeline plot: every lane of every rank on one time axis, as single spans or as shades of busy time.
 
-The browser asks, the server answers. A script in the page (``assets/timeline.js``) writes the range it shows into
-``view`` whenever that changes, one question at a time; ``update`` fills the sources with that range, and as much again
-on either side, so that a drag shows something before the next answer. Bokeh's own ``RangesUpdate`` event
+The browser requests, the server responds. A script in the page (``assets/timeline.js``) writes the range it shows into
+``view`` whenever that changes, one request at a time; ``update`` fills the sources with that range, and as much again
+on either side, so that a drag shows something before the next response. Bokeh's own ``RangesUpdate`` event
 comes only when a drag is over, which is too late.
 """
 
@@ -48,13 +48,13 @@ MAX_SPANS: Final = 3_000
 """Number of spans in view above which they are drawn as shades of busy time."""
 
 MAX_IDEAL_STEPS: Final = 20
-"""Most steps over which the ideal is drawn: outlines of more would hide what is below them."""
+"""Maximum number of steps over which the ideal is drawn: outlines of more would hide what is below them."""
 
 MAX_PATH_STEPS: Final = 20
-"""Most steps over which the critical path is drawn: a line can't be followed through more."""
+"""Maximum number of steps over which the critical path is drawn: a line can't be followed through more."""
 
 _MOST_PARAMETERS_POINTED_AT: Final = 3
-"""Parameters that a tooltip names, so that it covers little; the panel of a selected span names all."""
+"""Number of parameters that a tooltip names, so that it covers little; the panel of a selected span names all."""
 
 MIN_VIEW_NS: Final = 200
 """The shortest view that the browser can zoom to."""
@@ -64,10 +64,11 @@ class TimelinePlot:
     """Lanes above each other (``root``), their time axis (``axis``), and the sources that feed them.
 
     Args:
-        timeline: of the ranks to show.
-        view: what to show first; the whole recording if not given.
-        account: markup of the account of a step, by number.
-        describe: markup of a selection.
+        snapshot: the recording.
+        timeline: lanes of the ranks to show.
+        view: range of time to show first; the whole recording if not given.
+        account: returns the markup of the breakdown of a step, by number.
+        describe: returns the markup of a selection.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class TimelinePlot:
         account: Callable[[int], str] | None = None,
         describe: Describe | None = None,
     ) -> None:
+        """Create the sources and draw the first view."""
         self._snapshot = snapshot
         self._trace = snapshot.trace
         self._timeline = timeline
@@ -137,7 +139,7 @@ class TimelinePlot:
 
     @property
     def start_script(self) -> CustomJS:
-        """A script that the browser runs when the document is ready: connects mouse, keys, URL and theme to it."""
+        """A script that the browser runs when the document is ready: connects mouse, keys, address and theme."""
         drawn = {name: getattr(self, name) for name in ("root", "axis", "time_range", "spans", "segments")}
         return CustomJS(
             args={"plot": {**drawn, **self._dialogue.sources}, "fit": list(self.fit)},
@@ -145,14 +147,7 @@ class TimelinePlot:
         )
 
     def update(self, view: View, width_px: int) -> int:
-        """Draw the contents of a view.
-
-        Args:
-            width_px: how wide the view is on the screen.
-
-        Returns:
-            How many spans are in view.
-        """
+        """Draw the contents of a view, ``width_px`` wide on the screen; return the number of spans in view."""
         view_ns = view[1] - view[0]
         wide = (view[0] - view_ns, view[1] + view_ns)
         in_view, around = self._count(view), self._count(wide)
@@ -168,7 +163,7 @@ class TimelinePlot:
             shades = shade_columns(self._timeline, self.layout, wide, 3 * width_px, without=spans_view)
         steps = step_line_columns(self._timeline.steps, wide, 3 * width_px)
         exposed = exposed_columns(self._snapshot.account, self._timeline, self.layout, wide, MAX_SPANS)
-        # The browser stops drawing with the first of these, until it has the answer that follows them.
+        # The browser stops drawing with the first of these, until it has the response that follows them.
         self.spans.data = spans
         self.hatches.update(spans)
         drawn = ((self.shades, shades), (self.labels, labels), (self.step_lines, steps), (self.exposed, exposed))
@@ -213,14 +208,14 @@ class TimelinePlot:
         return "" if is_short else f"zoom in to {MAX_PATH_STEPS} steps or fewer"
 
     def account_of(self, step: int | None) -> str:
-        """The markup of the account of a step; empty without one."""
+        """Return the markup of the breakdown of a step; empty without a step."""
         return "" if step is None or self._account is None else self._account(step)
 
     def _count(self, view: View) -> int:
         return sum(lane.spans.count(*view) for lane in self._timeline.lanes)
 
     def _ideal(self, view: View) -> tuple[Ideal | None, str]:
-        """The ideal of the cycles in view, or why there is none."""
+        """Return the ideal of the cycles in view, or why there is none."""
         if self._count_steps(view) > MAX_IDEAL_STEPS:
             return None, f"zoom in to {MAX_IDEAL_STEPS} steps or fewer"
         # Cycles of a large recording take seconds: they are not computed before they are needed.
@@ -241,7 +236,7 @@ class TimelinePlot:
         ideal_hint = self.update_ideal(view, width_px, is_wanted=bool(asked["is_ideal"][0]))
         path_hint = self.update_path(view, is_wanted=bool(asked["is_path"][0]))
         step = step_at(self._timeline, sum(view) // 2)
-        # Last, so that the browser, which waits for it, has everything else by then.
+        # Last, because the browser waits for it, and then has everything else.
         self.answer.data = {
             "id": asked["id"],
             "step": [step],
@@ -270,11 +265,10 @@ class TimelinePlot:
 
 
 def step_view(timeline: Timeline, step: int, move: int = 0) -> View | None:
-    """The view that shows one step of all ranks, with a little space around it; None if there are no steps.
+    """Return the view that shows one step of all ranks, with a small margin; None if there are no steps.
 
-    Args:
-        step: the nearest recorded one is used if it was not recorded.
-        move: how many steps further on to go; stops at the first and the last.
+    If the step was not recorded, this is the nearest recorded one. ``move`` steps later or earlier stop at the last and
+    the first: of the recorded steps 10, 11 and 12, step 11 with ``move=5`` gives 12.
     """
     steps = timeline.steps
     if steps.empty:
@@ -286,7 +280,7 @@ def step_view(timeline: Timeline, step: int, move: int = 0) -> View | None:
 
 
 def step_at(timeline: Timeline, time_ns: int) -> int | None:
-    """The number of the step that a moment lies in, or of the last step before it."""
+    """Return the number of the step that contains a time, or of the last step before it."""
     steps = timeline.steps
     place = int(np.searchsorted(steps["start_ns"].to_numpy(), time_ns, side="right")) - 1
     return None if steps.empty else int(steps["step"].iloc[max(0, place)])

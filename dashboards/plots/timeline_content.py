@@ -1,4 +1,4 @@
-"""What is drawn in a view of the timeline: columns for Bokeh, from the lanes of a recording."""
+"""Bokeh columns of a view of the timeline, from the lanes of a recording."""
 
 from __future__ import annotations
 
@@ -29,27 +29,24 @@ _MIN_LABELLED_HEIGHT_PX: Final = 11
 
 
 def no_columns(*names: str) -> Columns:
-    """Columns without rows."""
+    """Return columns without rows."""
     return {name: [] for name in names}
 
 
 def span_columns(timeline: Timeline, layout: LaneLayout, view: View, pixel_ns: float) -> Columns:
-    """Every span in view as a rectangle; spans that run at the same time share the height of their lane.
+    """Return every span in view as a rectangle; concurrent spans share the height of their lane.
 
-    Args:
-        pixel_ns: the least width of a rectangle, so that instants and short spans are seen. Outlines would do that
-            too, but double the time that the browser needs to draw.
+    ``pixel_ns`` is the minimum width of a rectangle, so that instants and short spans are visible. Outlines would do
+    that too, but double the time that the browser needs to draw.
     """
     parts = [_spans_of_lane(lane, number, layout, view, pixel_ns) for number, lane in enumerate(timeline.lanes)]
     return {name: np.concatenate([part[name] for part in parts]) for name in SPAN_COLUMNS}
 
 
 def shade_columns(timeline: Timeline, layout: LaneLayout, view: View, pixels: int, *, without: View | None) -> Columns:
-    """One picture of all lanes: colour by what runs, shade by how busy a pixel is.
+    """Return one image of all lanes, ``pixels`` wide: color by category, shade by how busy a pixel is.
 
-    Args:
-        pixels: width of the picture.
-        without: lanes left blank, because single spans are drawn there.
+    The range ``without`` is left blank, because single spans are drawn there.
     """
     edges_ns = pixel_edges(*view, pixels)
     picture = np.zeros((layout.units, len(edges_ns) - 1), dtype=np.uint8)
@@ -71,16 +68,11 @@ def shade_columns(timeline: Timeline, layout: LaneLayout, view: View, pixels: in
 
 
 _WITHOUT_BUCKET: Final = {"broadcast": "buffers", "all_reduce": "used parameters"}
-"""What a collective that is not a bucket's is about, by operation."""
+"""Label of a collective that is not a bucket's, by operation."""
 
 
 def label_columns(timeline: Timeline, spans: Columns, view: View, width_px: int, collectives: pd.DataFrame) -> Columns:
-    """The name of each phase and collective whose rectangle is wide enough to hold it.
-
-    Args:
-        spans: from ``span_columns``.
-        collectives: of the trace.
-    """
+    """Return the name of each phase and collective whose rectangle (of ``spans``) is wide enough to hold it."""
     ns_per_px = (view[1] - view[0]) / max(1, width_px)
     visible_from = np.maximum(spans["left"], view[0])
     visible_px = (np.minimum(spans["right"], view[1]) - visible_from) / ns_per_px
@@ -97,12 +89,7 @@ def label_columns(timeline: Timeline, spans: Columns, view: View, width_px: int,
 
 
 def span_label(lane: Lane, category: int, row: int, collectives: pd.DataFrame) -> str:
-    """The name of a phase or a collective; empty for what has none.
-
-    Args:
-        row: one of ``lane.spans.rows``.
-        collectives: of the trace.
-    """
+    """Return the name of the phase or collective in a row of its lane; empty for spans without a name."""
     if lane.name == "phases":
         return PHASE_LABELS[CATEGORIES[category]]
     if lane.name != "communication":
@@ -116,7 +103,7 @@ def span_label(lane: Lane, category: int, row: int, collectives: pd.DataFrame) -
 
 
 def unfinished_columns(timeline: Timeline, layout: LaneLayout) -> Columns:
-    """The collectives that never completed, each on its own row of its lane."""
+    """Return the collectives that never completed, each on its own row of its lane."""
     columns = no_columns("left", "right", "top", "bottom", "category")
     names = ("lane", "row", "start_ns", "end_ns")
     for lane, row, start_ns, end_ns in zip(*(timeline.unfinished[name].tolist() for name in names), strict=True):
@@ -132,7 +119,10 @@ def unfinished_columns(timeline: Timeline, layout: LaneLayout) -> Columns:
 
 
 def step_line_columns(steps: pd.DataFrame, view: View, width_px: int) -> Columns:
-    """Where steps begin, thinned out to what can be read."""
+    """Return where steps begin, thinned out until labels are readable.
+
+    100 steps in view of 20 px each leave one of 5 (76 px / 20 px, rounded up to 1, 2 or 5): steps 0, 5, 10, ...
+    """
     starts_ns = steps["start_ns"].to_numpy()
     first, last = np.searchsorted(starts_ns, view)
     places = np.arange(first, last)
@@ -147,7 +137,7 @@ def step_line_columns(steps: pd.DataFrame, view: View, width_px: int) -> Columns
 
 
 def _round_up(number: int) -> int:
-    """The next of 1, 2, 5, 10, 20 ..."""
+    """Return a number rounded up to one of 1, 2, 5, 10, 20 ..."""
     power = 1
     while power * 10 < number:
         power *= 10
@@ -176,7 +166,7 @@ def _spans_of_lane(lane: Lane, number: int, layout: LaneLayout, view: View, pixe
 def rows_px(
     layout: LaneLayout, lane: int, stack: npt.NDArray[np.uint16], heights: npt.NDArray[np.uint16]
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Top and bottom of the rows of a lane, which is a pixel smaller than its place at either side."""
+    """Return top and bottom of the rows of a lane, which leave a pixel of margin at either edge of the lane."""
     top_px, bottom_px = layout.lane_px(lane)
     row_px = (bottom_px - top_px - 2) / heights
     top = top_px + 1 + stack * row_px

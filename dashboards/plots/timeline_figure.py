@@ -1,4 +1,4 @@
-"""The figures of the timeline: lanes, and above them their time axis, which stays in place when lanes scroll."""
+"""Bokeh figures of the timeline: lanes, and above them their time axis, which stays in place when lanes scroll."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def draw_lanes(
     exposed: ColumnDataSource,
     path: ColumnDataSource,
 ) -> Any:
-    """All lanes of the ranks shown; y is pixels from the top."""
+    """Draw all lanes of the ranks shown; y is pixels from the top."""
     plot = _plot(time_range, Range1d(start=layout.height_px, end=0), layout.height_px, "lanes")
     plot.xaxis.visible = False
 
@@ -88,7 +88,7 @@ def draw_lanes(
         left="left", right="right", top="top", bottom="bottom", source=outlines, fill_color=None, line_width=1.5
     )
     paint(ideal.glyph, line_color="accent")
-    for role, line_width in (("surface", 6), ("ink", 2.5)):  # a line on a halo is seen on any colour
+    for role, line_width in (("surface", 6), ("ink", 2.5)):  # a line on a halo is visible on any color
         paint(plot.line(x="x", y="y", source=path, line_width=line_width, level="overlay").glyph, line_color=role)
     ends = plot.vspan(x="x", source=ideal_ends, line_width=1.5, level="overlay")
     paint(ends.glyph, line_color="accent")
@@ -98,7 +98,7 @@ def draw_lanes(
 def draw_axis(
     time_range: Range1d, step_lines: ColumnDataSource, ideal_ends: ColumnDataSource, tick_label_script: str
 ) -> Any:
-    """The time axis, the numbers of the steps, and how much earlier the ideal ends."""
+    """Draw the time axis, the numbers of the steps, and how much earlier the ideal ends."""
     plot = _plot(time_range, Range1d(start=0, end=1), AXIS_HEIGHT_PX, "axis", x_axis_location="above")
     axis = plot.xaxis[0]
     fit_ticks(plot, 10)

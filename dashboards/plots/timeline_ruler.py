@@ -1,4 +1,4 @@
-"""A ruler on the timeline: how long it is between two moments, and how much of that is exposed communication."""
+"""Ruler on the timeline: the duration between two times, and how much of it is exposed communication."""
 
 from __future__ import annotations
 
@@ -15,20 +15,24 @@ from overlapscope.units import format_ns
 
 RULER_COLUMNS: Final = ("id", "left", "right", "top", "bottom", "x", "y", "label", "text")
 _LABELLED_PX: Final = 90
-"""Height of a rank's lanes from which there is room for all the text."""
+"""Minimum height of a rank's lanes for the full text."""
 
 
 class TimelineRuler:
-    """Two moments on the lanes of a rank, and what lies between them.
+    """Two times on the lanes of a rank, and the breakdown between them.
 
     Args:
-        dialogue: of the timeline.
+        dialogue: messages of the timeline.
+        account: step-time breakdown of the recording.
+        timeline: lanes of the ranks shown.
+        layout: layout of the lanes.
     """
 
     def __init__(self, dialogue: Dialogue, account: Account, timeline: Timeline, layout: LaneLayout) -> None:
+        """Create the messages of the ruler."""
         self._account, self._timeline, self._layout = account, timeline, layout
         self.asked = dialogue.question("measured", ("id", "from_ns", "to_ns", "rank"), self._on_asked)
-        """``rank`` is a place from the top."""
+        """Request to measure; ``rank`` is an index from the top."""
         self.ruler = dialogue.answer("ruler", RULER_COLUMNS)
 
     def draw(self, plot: Any) -> None:

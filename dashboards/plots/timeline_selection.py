@@ -1,4 +1,4 @@
-"""What is selected on the timeline: found by a click or by name, outlined, described, and followed on its way."""
+"""Selection on the timeline: found by a click or by name, outlined, described, and with the path of its bucket."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from overlapscope.analysis.span_names import name_of, span_named
 from overlapscope.trace.reader import Trace
 
 Describe = Callable[[int, int, pd.DataFrame], str]
-"""Markup of all that is known of a span, by the number of its lane, its row, and the way of its bucket."""
+"""Returns the details of a span as markup, by the index of its lane, its row, and the path of its bucket."""
 
 ANSWER_COLUMNS: Final = ("from_ns", "to_ns", "markup", "note", "name", "top_px", "bottom_px")
-"""What the page is told of a selection; the heights are those of its lane, from the top of all lanes."""
+"""Columns of the response on a selection; the heights are those of its lane, from the top of all lanes."""
 _THIN_UNIT_PX: Final = 8
 """Height of a unit of the lanes below which thick lines would hide the spans."""
 
@@ -43,9 +43,12 @@ class TimelineSelection:
     """The selection and the sources that show it.
 
     Args:
-        dialogue: of the timeline.
+        dialogue: messages of the timeline.
+        trace: the recording.
+        timeline: lanes of the ranks shown.
+        layout: layout of the lanes.
         show_step: moves the view to a step.
-        describe: none on a page without a panel.
+        describe: returns the markup of the panel; None on a page without one.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class TimelineSelection:
         show_step: Callable[[int], None],
         describe: Describe | None,
     ) -> None:
+        """Create the sources of an empty selection."""
         self._trace, self._timeline, self._layout = trace, timeline, layout
         self._show_step = show_step
         self._describe = describe
@@ -69,11 +73,11 @@ class TimelineSelection:
         self.answer = dialogue.answer("selection", ANSWER_COLUMNS)
 
     def draw(self, plot: Any) -> None:
-        """Add outlines and ways to the figure of the lanes."""
+        """Add outlines and paths to the figure of the lanes."""
         across = {"x0": "x", "x1": "x", "y0": "top", "y1": "bottom", "source": self.meetings, "level": "overlay"}
         is_thin = self._layout.unit_px < _THIN_UNIT_PX
         halo_px, line_px, mark_px = (2.5, 1.0, 5) if is_thin else (4.5, 1.5, 8)
-        for role, width_px, dash in (("surface", halo_px, "solid"), ("accent", line_px, "dashed")):  # on any colour
+        for role, width_px, dash in (("surface", halo_px, "solid"), ("accent", line_px, "dashed")):  # on any color
             paint(plot.segment(**across, line_width=width_px, line_dash=dash).glyph, line_color=role)
         for role, width_px in (("surface", halo_px), ("accent", line_px)):
             line = plot.line(x="x", y="y", source=self.way, line_width=width_px, level="overlay")
@@ -95,12 +99,7 @@ class TimelineSelection:
         paint(marks.glyph, line_color="accent", fill_color="surface")
 
     def select(self, lane: int, row: int) -> None:
-        """Select a span.
-
-        Args:
-            lane: its number on the timeline.
-            row: one of its lane's ``spans.rows``.
-        """
+        """Select the span in a row of a lane; ``row`` is one of the lane's ``spans.rows``."""
         timeline, layout, spans = self._timeline, self._layout, self._timeline.lanes[lane].spans
         about = spans_about(self._trace, timeline, subject_of(self._trace, timeline.lanes[lane], row))
         flow = flow_of(self._trace, timeline, about)
@@ -121,7 +120,7 @@ class TimelineSelection:
         }
 
     def select_named(self, name: str) -> None:
-        """Select a span by its name, or say that it is not here."""
+        """Select a span by its name, or report that it is not among the ranks shown."""
         found = span_named(self._trace, self._timeline, name)
         if found is None:
             self._clear()
@@ -156,6 +155,6 @@ class TimelineSelection:
             self._say("")
 
     def _say(self, note: str) -> None:
-        """A word in place of a selection."""
+        """Send a note instead of a selection."""
         said = {"markup": "", "note": note, "name": ""}
         self.answer.data = {name: [said.get(name, 0)] for name in ANSWER_COLUMNS}

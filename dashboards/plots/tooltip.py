@@ -1,4 +1,4 @@
-"""The tooltip of a span."""
+"""Tooltip of a span on the timeline."""
 
 from __future__ import annotations
 
@@ -18,11 +18,7 @@ Rows = list[tuple[str, str]]
 
 
 def tooltip_of(span: SpanDetails, most_parameters: int | None = _MAX_PARAMETERS) -> tuple[str, Rows]:
-    """Title and lines for a span.
-
-    Args:
-        most_parameters: that are named; None for all.
-    """
+    """Return title and lines for a span; ``most_parameters`` limits how many parameters are named (None: no limit)."""
     where = "" if span.bucket is None else f" · bucket {span.bucket}"
     title = f"{span.what}{where}"
     rows: Rows = [("rank", str(span.rank)), ("step", str(span.step))]
@@ -40,7 +36,7 @@ def tooltip_of(span: SpanDetails, most_parameters: int | None = _MAX_PARAMETERS)
 
 
 def round_rows(segment: pd.Series[Any]) -> Rows:
-    """Lines on a round of an all-reduce, a row of ``trace.segments``."""
+    """Return lines on a round of an all-reduce, a row of ``trace.segments``."""
     number = f" {segment['round']} of {segment['rounds']}" if segment["rounds"] > 1 else ""
     rows: Rows = [("round" + number, segment["phase"] or str(segment["round"]))]
     for label, preposition, others in (("sends", "to", "sent_to"), ("receives", "from", "received_from")):
@@ -55,7 +51,7 @@ def _ranks_text(ranks: str) -> str:
 
 
 def _times(span: SpanDetails) -> Rows:
-    """Lines on times, which count from the start of the step, as the first line says."""
+    """Return lines on times, which count from the start of the step, as the first line states."""
     rows: Rows = []
     if span.ready_ns is not None:
         rows.append(("ready", format_moment_ns(span.ready_ns)))
@@ -75,7 +71,7 @@ def _times(span: SpanDetails) -> Rows:
 
 
 def _arrival(arrival: Arrival) -> Rows:
-    """Lines on the rank it waits for and the speed of the link: bandwidths as in nccl-tests, of the transfer alone."""
+    """Return lines on the rank it waits for and the link speed: bandwidths as in nccl-tests, of the transfer alone."""
     error = f" ± {format_ns(arrival.clock_error_ns)}" if arrival.clock_error_ns else ""
     waits = f"{format_ns(arrival.wait_ns)}{error} for rank {arrival.last_rank}"
     rows: Rows = [
@@ -97,7 +93,7 @@ def _parameters(names: tuple[str, ...], most: int | None) -> Rows:
 
 
 def _doubt(span: SpanDetails) -> str:
-    """A note on the end of a span that may have been earlier."""
+    """Return a note on the end of a span that may have been earlier."""
     if not span.end_uncertainty_ns:
         return ""
     if span.duration_ns is not None and span.end_uncertainty_ns >= span.duration_ns:

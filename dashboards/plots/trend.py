@@ -1,4 +1,4 @@
-"""One figure over the steps of a run: the mean of all ranks, the band they lie in, and each rank if they are few."""
+"""Trend plot of one figure over the steps of a run: mean and range of all ranks, and each rank if they are few."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _PERCENT_LABELS: Final = "return Math.round(tick * 100) + ' %'"
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """What a trend shows."""
+    """A figure that a trend shows."""
 
     column: str
     """Column of ``figures_of``."""
     title: str
     colour: str
-    """A role of ``dashboards.theme``."""
+    """Role in ``dashboards.theme`` that gives the color."""
     is_share: bool = False
 
     @property
     def format(self) -> Callable[[float], str]:
-        """Format one of its values."""
+        """The function that formats its values."""
         return format_share if self.is_share else format_ns
 
 
@@ -50,10 +50,11 @@ FIGURES: Final = (
 class TrendPlot:
     """A trend (``root``), the points of its mean (``source``) and of its ranks (``rank_lines``).
 
-    ``y_range`` is what it shows of the figure, ``warm_up`` the steps that are no steps like the others.
+    ``y_range`` is the visible range of the figure, ``warm_up`` marks the steps that are excluded as warm-up.
     """
 
     def __init__(self, shown: Figure, summary: Summary) -> None:
+        """Create the sources and draw the trend."""
         self.shown = shown
         self.source = ColumnDataSource(data={name: [] for name in ("step", "low", "mean", "high", "text")})
         self.rank_lines = ColumnDataSource(data={"xs": [], "ys": []})

@@ -1,4 +1,4 @@
-"""A figure as wide as the page, in which the wheel zooms and a drag moves along x only, and what fills it."""
+"""Page-wide Bokeh figure, in which the wheel zooms and a drag pans along x only, and updates of its sources."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from dashboards.theme import paint
 
 FONT: Final = "system-ui, sans-serif"
 _TICK_PX: Final = 84
-"""Room for the longest label and some space."""
+"""Width of the longest label with some space."""
 SMALL_TEXT: Final = {"text_baseline": "middle", "text_font": value(FONT), "text_font_size": "11px"}
 
 
 def wide_figure(
     x_range: Range1d, y_range: Range1d, height_px: int, name: str, *, tools: Sequence[Tool] = (), **options: Any
 ) -> Any:
-    """The figure, without a frame, a grid or a y axis.
+    """Create the figure, without a frame, a grid or a y axis.
 
     Args:
-        x_range: in view.
-        y_range: in view, always all of it.
-        height_px: of the figure.
-        name: by which the page finds it.
-        tools: beside zoom and pan.
-        options: of ``bokeh.plotting.figure``.
+        x_range: range in view.
+        y_range: range in view, always all of it.
+        height_px: height of the figure.
+        name: name by which the page finds it.
+        tools: further tools in addition to zoom and pan.
+        **options: further options of ``bokeh.plotting.figure``.
     """
     zoom, pan = WheelZoomTool(dimensions="width", zoom_on_axis=False), PanTool(dimensions="width")
     plot = figure(
@@ -53,18 +53,19 @@ def wide_figure(
 
 
 def style_axis(axis: Any) -> None:
-    """Small labels without a frame, as an axis above the lanes has."""
+    """Style an axis above lanes: small labels without a frame."""
     axis.update(major_label_text_font=FONT, major_label_text_font_size="11px", minor_tick_line_color=None)
     axis.update(major_tick_in=0, major_tick_out=4, major_label_standoff=3)
     paint(axis, major_label_text_color="muted", axis_line_color="line", major_tick_line_color="line")
 
 
 def fit_ticks(plot: Any, most: int, **options: Any) -> None:
-    """Have as many ticks on the x axis as there is room for, as on a phone.
+    """Set as many ticks on the x axis as there is room for, such as few on a phone.
 
     Args:
-        most: on a wide page.
-        options: of ``BasicTicker``.
+        plot: the figure.
+        most: number of ticks on a wide page.
+        **options: further options of ``BasicTicker``.
     """
     ticker = BasicTicker(desired_num_ticks=most, **options)
     plot.xaxis.ticker = ticker
@@ -74,7 +75,7 @@ def fit_ticks(plot: Any, most: int, **options: Any) -> None:
 
 
 def fill(source: ColumnDataSource, columns: Mapping[str, Any]) -> None:
-    """Give a source other columns. Every message costs the browser time, so an empty source is not sent again."""
+    """Replace the columns of a source. Messages cost the browser time, so an empty source is not sent again."""
     if _is_filled(columns) or _is_filled(source.data):
         source.data = dict(columns)
 

@@ -1,1 +1,1 @@
-"""The report: what the pages say of a recording, in one file that needs neither a server nor a network."""
+"""The report: the content of the pages of a recording, in one file that needs neither a server nor a network."""

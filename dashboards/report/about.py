@@ -1,4 +1,4 @@
-"""What a report says of itself and of the recording: when, where and with which versions."""
+"""Facts about a report and its recording: when, where and with which versions they were made."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _MOST_HOSTS: Final = 8
 
 
 def name_of(folder: Path) -> str:
-    """The name of a recording: reports are shared, and paths say more than others need to know."""
+    """Return the name of a recording: reports are shared, and paths reveal more than others need to know."""
     return folder.resolve().name or "recording"
 
 
 def without_path(text: str, folder: Path) -> str:
-    """A text in which a folder is called by its name, wherever its path was."""
+    """Return a text in which the path of a folder is replaced by its name."""
     name, given = name_of(folder), str(folder)
     for path in dict.fromkeys([str(folder.resolve()), os.path.abspath(folder), given]):
         if "/" not in path.rstrip("/"):
             continue
-        # A short relative path may stand for something else elsewhere in the text.
+        # A short relative path may mean something else elsewhere in the text.
         for end in ("",) if path.startswith("/") else ("/", ":"):
             for before, after in ((path, name), (str(escape(path)), str(escape(name)))):
                 text = text.replace(before + end, after + end)
@@ -40,7 +40,7 @@ def without_path(text: str, folder: Path) -> str:
 
 
 def about(trace: Trace, now: datetime) -> list[Fact]:
-    """What is known, as far as it is."""
+    """Return label and value of the known facts."""
     return [(label, value) for label, value in _facts(trace, now) if value]
 
 

@@ -1,4 +1,4 @@
-"""Charts as plain drawings, for a page without Bokeh: the same columns, in pixels."""
+"""Charts of the report as SVG for a page without Bokeh: the columns of the plots, in pixels."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ class TrendChart:
 
     title: str
     colour: str
-    """A role of ``dashboards.theme``."""
+    """Role in ``dashboards.theme`` that gives the color."""
     frame: Frame
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
     band: str
-    """Path of what all ranks lie in, as SVG has it."""
+    """SVG path of the range of all ranks."""
     mean: str
     ranks: tuple[str, ...]
     warm_up_px: float
-    """Where the warm-up ends."""
+    """End of the warm-up."""
     points: tuple[tuple[float, float, str], ...]
-    """Left edge, width and text of each point, to be pointed at."""
+    """Left edge, width and text of each point, for the pointer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,20 +57,20 @@ class CurveChart:
     band: str
     predicted: str
     marks: tuple[tuple[float, float, str, str], ...]
-    """Place, text and side of each mark."""
+    """Position (x, y), text and side of each mark."""
     measured: tuple[tuple[float, float, float, float], ...]
-    """x, y, and the ends of the interval."""
+    """x, y, and both ends of the interval."""
     free: tuple[tuple[float, str], ...]
     """Height and name of the best plan of all, if no size gives it."""
 
 
 def trend_charts(summary: Summary) -> list[TrendChart]:
-    """All trends of the overview."""
+    """Return all trends of the overview."""
     return [_trend(TrendPlot(shown, summary)) for shown in FIGURES]
 
 
 def curve_chart(curve: Curve) -> CurveChart:
-    """The step time of every size."""
+    """Return the chart of step time by bucket size."""
     frame = Frame.of(1160, 240)
     sizes_mb, times_ns = size_range_mb(curve), time_range_ns(curve)
     x, y = frame.x(*sizes_mb, is_log=True), frame.y(*times_ns)
@@ -124,7 +124,7 @@ def _share_labels(ticks: Sequence[float]) -> list[str]:
 
 
 def _thinned(ticks: list[Tick]) -> tuple[Tick, ...]:
-    """Without those that would touch the one before."""
+    """Drop the ticks that would touch the one before."""
     kept: list[Tick] = []
     for tick in ticks:
         if not kept or tick[0] - kept[-1][0] >= _LEAST_BETWEEN_SIZES_PX:

@@ -1,4 +1,4 @@
-"""The report as one HTML file: the pages below each other, with drawings in place of plots that need a server."""
+"""Report as one HTML file: the pages below each other, with drawings instead of plots that need a server."""
 
 from __future__ import annotations
 
@@ -27,11 +27,7 @@ from overlapscope.model.prediction_rows import SIZE_COLUMNS, WHAT_IF_COLUMNS, as
 
 
 def report_html(snapshot: Snapshot, now: datetime) -> str:
-    """The report of a recording.
-
-    Args:
-        now: when the report is made.
-    """
+    """Return the report of a recording; ``now`` is when it is made."""
     content = content_of(snapshot)
     trace = snapshot.trace
     return _page(
@@ -40,10 +36,7 @@ def report_html(snapshot: Snapshot, now: datetime) -> str:
 
 
 def chapter_html(content: Content, name: str) -> str:
-    """One section alone, without header and title.
-
-    Args:
-        name: of the section.
+    """Return one section alone, without header and title.
 
     Raises:
         OverlapScopeError: the recording has no such section, because it has no steps.
@@ -76,7 +69,7 @@ def _page(content: Content, sections: Sequence[Section], *, is_plain: bool = Fal
 
 
 def _variables(content: Content, section: Section) -> dict[str, Any]:
-    """What the template of a section needs: what its page says, and what takes the place of its plots."""
+    """Return the template variables of a section: those of its page, and drawings instead of its plots."""
     if section.reason is not None:
         return {"reason": section.reason}
     return {"reason": None} | section.variables | _drawings(content, section)
@@ -118,10 +111,9 @@ def _of_buckets(content: Content, advice: Advice) -> dict[str, Any]:
 
 
 def _linked_within(page: str, step: int | None) -> str:
-    """Markup whose links between pages lead to the sections of this file; steps that are not in it have none.
+    """Return markup whose links between pages lead to the sections of this file.
 
-    Args:
-        step: the one that is drawn.
+    Links to steps are removed, except those to ``step``, which is the one that is drawn.
     """
 
     def anchor(link: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""The map of ranks and steps, once for each of its figures, as pictures that the page's script paints."""
+"""Heatmaps of ranks and steps, one per figure, as images that the page's script paints."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class Map:
     """Shade of each cell, a byte each, row by row, in base64."""
     height_px: int
     names: tuple[str, ...]
-    """Of the rows; empty if they are too many to be named."""
+    """Names of the rows; empty if they are too many."""
     note: str
-    """On what rows are."""
+    """Note on what rows are."""
     first_step: int
     last_step: int
     low: str
-    """What the scale begins with."""
+    """Label at the lower end of the scale."""
     high: str
 
 
 def maps_of(heatmap: Heatmap) -> list[Map]:
-    """The maps of all figures."""
+    """Return the heatmaps of all figures."""
     return [_map(HeatmapPlot(heatmap, figure), heatmap) for figure in FIGURES]
 
 

@@ -1,4 +1,4 @@
-"""The report as a short text in Markdown, to be pasted into an issue."""
+"""Report as a short text in Markdown, to be pasted into an issue."""
 
 from __future__ import annotations
 
@@ -16,23 +16,19 @@ _MOST_ROWS: Final = 16
 _MOST_PROBLEMS: Final = 12
 _MARK: Final = re.compile(r"[\\`*<\[|~$]|(?<!\w)_|_(?!\w)|&(?=#?\w+;)|^[#>+-](?=\s)")
 _REFERENCE: Final = re.compile(r"(?<!\w)[@#](?=\w)")
-"""What GitHub takes for a person or an issue, escaped or not."""
+"""Text that GitHub renders as a user or an issue, escaped or not."""
 _QUOTED: Final = re.compile(r"`([^`\n]+)`")
 
 
 def report_markdown(snapshot: Snapshot, now: datetime) -> str:
-    """The report of a recording.
-
-    Args:
-        now: when the report is made.
-    """
+    """Return the report of a recording; ``now`` is when it is made."""
     content = content_of(snapshot)
     lines = [f"# OverlapScope: {plain(name_of(snapshot.trace.path))}"]
     if content.attempts:
         lines += ["", plain(content.attempts)]
     for section in content.sections:
         if section.name == "timeline":
-            continue  # which nobody can zoom here
+            continue  # the timeline is useless without zooming
         lines += ["", f"## {section.title}", "", *_lines_of(content, section)]
     lines += ["", "## About", "", *(f"- {label}: {plain(value)}" for label, value in about(snapshot.trace, now))]
     lines += _problems(snapshot)
@@ -40,9 +36,9 @@ def report_markdown(snapshot: Snapshot, now: datetime) -> str:
 
 
 def plain(text: object) -> str:
-    r"""Text that Markdown shows as it is, on one line: names in a recording may hold anything.
+    r"""Return text that Markdown shows as it is, on one line: names in a recording may contain anything.
 
-    What stands between backticks is code, unless it holds a mark that a table would break at.
+    Text between backticks is code, unless it contains a mark that would break a table.
     """
     joined = " ".join(str(text).replace("\N{NO-BREAK SPACE}", " ").split())
     parts = _QUOTED.split(joined)
@@ -55,7 +51,7 @@ def plain(text: object) -> str:
 
 
 def table(columns: Sequence[object], rows: Sequence[Sequence[object]]) -> list[str]:
-    """A table whose first column is text and whose others are numbers."""
+    """Return a table whose first column is text and whose others are numbers."""
     return [
         f"| {' | '.join(map(plain, columns))} |",
         f"|---|{'---:|' * (len(columns) - 1)}",

@@ -1,4 +1,4 @@
-"""What a report consists of, in the order in which it is read: the same figures as on the pages of the app."""
+"""Sections of a report in the order in which they are read, with the same figures as on the pages of the app."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ class Section:
     name: str
     title: str
     variables: dict[str, Any]
-    """What its templates need."""
+    """Variables of its templates."""
     reason: dict[str, str] | None = None
-    """Why there is nothing to say: ``headline``, ``message`` and ``advice``; None if there is."""
+    """Why there is nothing to show: ``headline``, ``message`` and ``advice``; None if there is."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Content:
-    """The sections, and what their plots are made of."""
+    """The sections, and the data of their plots."""
 
     snapshot: Snapshot
     sections: tuple[Section, ...]
     advice: Advice | None
-    """On bucket sizes; None if nothing can be predicted."""
+    """Advice on bucket sizes; None if nothing can be predicted."""
     attempts: str
-    """What became of other attempts of the job; empty if there are none."""
+    """Outcome of other attempts of the job; empty if there are none."""
 
 
 def content_of(snapshot: Snapshot) -> Content:
-    """Judge a recording in all respects. What is wrong with the job comes first."""
+    """Analyze a recording. A fault of the job comes first."""
     advice, why_no_advice = _advice(snapshot)
     found = list(_of_steps(snapshot, advice, why_no_advice))
     is_incident = snapshot.diagnosis is not None and snapshot.diagnosis.is_incident
@@ -54,7 +54,7 @@ def content_of(snapshot: Snapshot) -> Content:
 
 
 def _advice(snapshot: Snapshot) -> tuple[Advice | None, str]:
-    """The advice on bucket sizes, or why there is none."""
+    """Return the advice on bucket sizes, or why there is none."""
     try:
         return advise(snapshot), ""
     except OverlapScopeError as error:
@@ -62,7 +62,7 @@ def _advice(snapshot: Snapshot) -> tuple[Advice | None, str]:
 
 
 def _of_steps(snapshot: Snapshot, advice: Advice | None, why_no_advice: str) -> Iterator[Section]:
-    """What rests on steps; nothing if only the order of collectives was recorded."""
+    """Yield the sections based on steps; none if only the order of collectives was recorded."""
     if is_order_alone(snapshot.trace):
         return
     worth_doing = overview.worth_variables(snapshot, advice)

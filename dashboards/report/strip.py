@@ -1,4 +1,4 @@
-"""The collectives of all ranks around the place that matters, as a drawing that needs no server."""
+"""Lanes of collectives around the fault or the last collective, as a drawing that needs no server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Strip:
 
     group: str
     note: str
-    """On ranks that share a lane."""
+    """Note on ranks that share a lane."""
     labels: tuple[order.LaneLabel, ...]
     lane_px: int
     height_px: int
@@ -41,13 +41,13 @@ class Strip:
     """x, label."""
     numbers: tuple[tuple[float, int], ...]
     band: tuple[Row, ...]
-    """x, width, label of the place where the fault began."""
+    """x, width and label of the number where the fault began."""
     details: str
-    """Markup of what ranks have at the number that matters."""
+    """Markup of what ranks have at the selected number."""
 
 
 def strip_of(snapshot: Snapshot, diagnosis: Diagnosis) -> Strip:
-    """Draw what the page Order begins with."""
+    """Draw the initial view of the Order page."""
     group = order.group_of_address(diagnosis, {})
     lanes = diagnosis.lanes(group)
     shown, note = order.choose_lanes(lanes, {})
@@ -101,5 +101,5 @@ def strip_of(snapshot: Snapshot, diagnosis: Diagnosis) -> Strip:
 
 
 def _ink(category: int) -> str:
-    """The variable of the style whose colour can be read on a cell."""
+    """Return the CSS variable of the color that is readable on a cell."""
     return "ink" if category == HOLLOW_INK else f"on-collective-{CATEGORIES[category].replace('_', '-')}"

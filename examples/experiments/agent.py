@@ -1,4 +1,4 @@
-"""A rank among the others: rank 0 gives orders, all carry them out, and rank 0 hears how it ended."""
+"""Coordination of ranks: rank 0 gives orders, all ranks carry them out, and rank 0 collects the outcome."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ RESULT_FILE: Final = "trial.json"
 _LOOK_EVERY_S: Final = 0.05
 _LAST: Final = "last"
 _PATIENCE: Final = timedelta(seconds=5)
-"""For ranks that leave."""
+"""Time for ranks to leave."""
 _LAUNCHERS_STORE: Final = "TORCHELASTIC_USE_AGENT_STORE"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What rank 0 asks of the others."""
+    """Order of rank 0 to run a script on some ranks."""
 
     number: int
     script: str
@@ -44,26 +44,26 @@ class Order:
     backend: str
     settings: dict[str, Any]
     detail: str | None = None
-    """Of the recording; None: nothing is recorded."""
+    """Level of detail of the recording; None records nothing."""
 
 
 class Rank:
-    """This rank among the others."""
+    """This rank among the others of the job."""
 
     def __init__(self) -> None:
         self.number, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.store = connect(is_host=self.number == 0 and os.environ.get(_LAUNCHERS_STORE) != str(True))
         self.store.set(f"host/{self.number}", socket.gethostname())
         self.given = 0
-        """Orders so far."""
+        """Number of orders given so far."""
 
     def hosts(self) -> tuple[str, ...]:
-        """Of all ranks."""
+        """Return the host names of all ranks."""
         return tuple(self.store.get(f"host/{rank}").decode() for rank in range(self.size))
 
     def follow(self) -> None:
-        """Do what rank 0 asks for, until there is nothing more, or rank 0 is gone."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides what becomes of Ctrl-C
+        """Carry out rank 0's orders until there are no more, or rank 0 is gone."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides what Ctrl-C does
         with suppress(dist.DistError, RuntimeError):
             number = 0
             while (text := self.store.get(f"order/{number}").decode()) != _LAST:
@@ -74,14 +74,14 @@ class Rank:
             self.store.set(f"left/{self.number}", "")
 
     def give(self, **order: Any) -> Order:
-        """Tell the others what is next."""
+        """Give the others the next order."""
         given = Order(number=self.given, **order)
         self.store.set(f"order/{given.number}", json.dumps(asdict(given)))
         self.given += 1
         return given
 
     def dismiss(self) -> None:
-        """Tell the others to leave whatever they are at, and wait until they have: the store may be ours."""
+        """Order the others to stop whatever they are doing, and wait for them: the store may be in this process."""
         self.store.set(f"failed/{self.given - 1}", "")
         self.store.set(f"unseen/{self.given - 1}", "[]")
         self.store.set(f"order/{self.given}", _LAST)
@@ -89,7 +89,7 @@ class Rank:
             self.store.wait([f"left/{rank}" for rank in range(1, self.size)], _PATIENCE)
 
     def take_part(self, order: Order) -> None:
-        """Run this rank's process of a trial, say how it ended, and send its recording if rank 0 can't see it."""
+        """Run this rank's process of a trial, report how it ended, and send its recording if rank 0 can't read it."""
         failure = self._run(order)
         if failure:
             self.store.set(f"failed/{order.number}", "")
@@ -100,7 +100,7 @@ class Rank:
                 self.store.set(f"recording/{order.number}/{self.number}", packed(Path(order.folder), self.number))
 
     def _run(self, order: Order) -> str:
-        """Why it failed; empty if it did not."""
+        """Run the process of a trial; return why it failed, or an empty text."""
         folder = Path(order.folder)
         folder.mkdir(parents=True, exist_ok=True)
         task = {
@@ -138,18 +138,18 @@ class Rank:
         if not process.returncode:
             return ""
         if process.returncode == -signal.SIGKILL and self.store.check([f"failed/{order.number}"]):
-            return ""  # it is another rank that has failed
+            return ""  # another rank has failed
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
         ended = f"rank {self.number} ended with exit code {process.returncode}"
         return said_by(lines) or ": ".join([ended, *lines[-1:]])
 
     def failure_of(self, order: Order) -> str:
-        """Why a trial failed, by the first rank that says so itself; empty if it did not."""
+        """Return why a trial failed, by the first rank that reports a failure itself; empty if it succeeded."""
         ends = [self.store.get(f"end/{order.number}/{rank}").decode() for rank in range(order.ranks)]
         return next(filter(None, ends), "")
 
     def collect(self, order: Order) -> None:
-        """Have the recordings of all ranks here, also of those that share no disk with this one."""
+        """Collect the recordings of all ranks here, also of those that share no disk with this one."""
         folder = Path(order.folder)
         unseen = [rank for rank in range(1, order.ranks) if not rank_folder(folder, rank).exists()]
         self.store.set(f"unseen/{order.number}", json.dumps(unseen if order.detail is not None else []))
@@ -160,7 +160,7 @@ class Rank:
 
 
 def packed(folder: Path, rank: int) -> bytes:
-    """The recording of a rank, to be sent; an empty archive if it left none."""
+    """Pack the recording of a rank for sending; an empty archive if it left none."""
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w:gz") as tar:
         own = rank_folder(folder, rank)
@@ -170,6 +170,6 @@ def packed(folder: Path, rank: int) -> bytes:
 
 
 def said_by(lines: list[str]) -> str:
-    """What the last line of a traceback says; empty without one."""
+    """Return the message in the last line of a traceback; empty without one."""
     errors = [line for line in lines if "Error: " in line and not line.startswith(" ")]
     return errors[-1].partition("Error: ")[2] if errors else ""

@@ -1,4 +1,4 @@
-"""One rank of a series of all-reduces without a training, timed as ``overlapscope calibrate`` does."""
+"""One rank of a series of all-reduces without a training, timed like ``overlapscope calibrate``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from instrumented_ddp.calibrate import Sweep
 
 
 def main() -> None:
-    """Time all-reduces of some sizes, and leave the median times of all that are launched together."""
+    """Time all-reduces of some sizes, and store the median times of those that are launched together."""
     task = Task.read()
     device = task.device()
     task.join()
@@ -17,7 +17,7 @@ def main() -> None:
     assert group is not None
     sweep = Sweep(group, device)
     series = task.settings["series"]  # bytes of each, and how many are launched together
-    sweep.measure(1024)  # connections are made, and threads started
+    sweep.measure(1024)  # warm up: connections are made, and threads started
     times_ns = [sweep.measure(size_bytes, at_once).time_ns for size_bytes, at_once in series]
     task.finish({"times_ns": times_ns})
 

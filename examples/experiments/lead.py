@@ -1,4 +1,4 @@
-"""What rank 0 of an experiment does: it decides what is next, and keeps what was measured."""
+"""Rank 0 of an experiment: it decides which trial is next, and stores the results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from overlapscope.model.calibration import busbw_gb_per_s
 
 _BYTES_PER_ELEMENT: Final = 4
 _LINK_CHECK: Final = ((1024, 1), (4 * 1024**2, 1))
-"""Bytes of an all-reduce that is latency, and of one that is bandwidth."""
+"""Bytes and number of all-reduces: one dominated by latency, and one by bandwidth."""
 _MEASURED_MODELS: Final = ("convnet", "transformer")
 
 
@@ -39,7 +39,7 @@ def lead(rank: Rank, args: argparse.Namespace) -> int:
     """Run all trials of an experiment that have not been done. Returns the exit code.
 
     Raises:
-        OverlapScopeError: what is asked for makes no sense here.
+        OverlapScopeError: The experiment can't be run as requested.
     """
     experiment = experiment_called(args.name)
     wanted = wanted_by(args, rank.size)
@@ -69,10 +69,10 @@ def lead(rank: Rank, args: argparse.Namespace) -> int:
 
 
 def wanted_by(args: argparse.Namespace, ranks: int) -> Wanted:
-    """What the arguments ask for.
+    """Convert the arguments to options of the experiment.
 
     Raises:
-        OverlapScopeError: there is no such model or strategy, too few ranks, or too few devices.
+        OverlapScopeError: There is no such model or strategy, or too few ranks or devices.
     """
     for what, given, known in (("model", args.model, WORKLOADS), ("strategy", args.strategy, STRATEGIES)):
         for name in given or ():
@@ -96,14 +96,14 @@ def wanted_by(args: argparse.Namespace, ranks: int) -> Wanted:
 
 
 class _Work:
-    """Trials, one after the other."""
+    """Runner of trials, one after the other."""
 
     def __init__(self, rank: Rank, experiment: Experiment, results: Results) -> None:
         self._rank, self._experiment, self._results = rank, experiment, results
         self._conditions: Conditions | None = None
 
     def look_around(self, backend: str) -> Conditions:
-        """Measure the link and note what else matters."""
+        """Measure the link and note the other conditions."""
         folder = self._results.folder / "link-check"
         result, failure = self._do("all_reduces.py", folder, self._rank.size, backend, {"series": _LINK_CHECK})
         shutil.rmtree(folder, ignore_errors=True)
@@ -121,7 +121,7 @@ class _Work:
         return self._conditions
 
     def run(self, trials: list[Trial]) -> None:
-        """Do those that are left."""
+        """Run the trials that are left."""
         assert self._conditions is not None
         with TrialProgress(trials, self._results.done) as progress:
             for trial in left_to_do(trials, self._results.done):
@@ -131,9 +131,9 @@ class _Work:
                 progress.end(trial, measured, failure)
 
     def _measure(self, trial: Trial) -> tuple[dict[str, Any], str]:
-        """What was measured in a trial, or why nothing was."""
+        """Run a trial; return what was measured, or why it failed."""
         folder = self._results.recording(trial)
-        shutil.rmtree(folder, ignore_errors=True)  # what an interrupted one has left
+        shutil.rmtree(folder, ignore_errors=True)  # remains of an interrupted trial
         if not trial.model:
             count = trial.total_elements // trial.tensor_elements
             series = [(trial.tensor_elements * _BYTES_PER_ELEMENT, count)]
@@ -153,7 +153,7 @@ class _Work:
     def _do(
         self, script: str, folder: Path, ranks: int, backend: str, settings: dict[str, Any], detail: str | None = None
     ) -> tuple[dict[str, Any], str]:
-        """Run a script on some ranks: its result, or why it failed."""
+        """Run a script on some ranks; return its result, or why it failed."""
         order = self._rank.give(
             script=script,
             folder=str(folder.absolute()),

@@ -1,4 +1,4 @@
-"""How the processes of a trial find their place, their task and each other."""
+"""Rendezvous of the processes of a trial: how they find their rank, their task and each other."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ import torch
 import torch.distributed as dist
 
 TASK_VARIABLE: Final = "OVERLAPSCOPE_LAB_TASK"
-"""JSON: what a process of a trial is to do."""
+"""Environment variable with the task of a process, as JSON."""
 LONGEST: Final = timedelta(days=7)
-"""For ranks that wait for the next trial while others do theirs."""
+"""Timeout for ranks that wait for the next trial while others run theirs."""
 
 
 def connect(*, is_host: bool = False) -> dist.TCPStore:
-    """The store that all ranks of the job share; the launcher's own, or that of rank 0."""
+    """Connect to the store that all ranks of the job share: the launcher's, or that of rank 0."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return dist.TCPStore(address, port, is_master=is_host, wait_for_workers=False, timeout=LONGEST)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One rank's part in a trial."""
+    """Task of one rank in a trial."""
 
     number: int
-    """Of the trial, so that none meets what another has left in the store."""
+    """Number of the trial, so that none reads what another has left in the store."""
     rank: int
     ranks: int
     backend: str
     result: str
-    """A file that rank 0 writes."""
+    """File that rank 0 writes."""
     settings: dict[str, Any]
 
     @classmethod
     def read(cls) -> Task:
-        """From the environment."""
+        """Read the task from the environment."""
         return cls(**json.loads(os.environ[TASK_VARIABLE]))
 
     def device(self) -> torch.device:
-        """A GPU if the backend needs one."""
+        """Select a GPU if the backend needs one."""
         if self.backend != "nccl":
             return torch.device("cpu")
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
@@ -51,12 +51,12 @@ class Task:
         return device
 
     def join(self) -> None:
-        """Make the process group of the trial."""
+        """Create the process group of the trial."""
         store = dist.PrefixStore(f"process-group/{self.number}", connect())
         dist.init_process_group(self.backend, store=store, rank=self.rank, world_size=self.ranks)
 
     def finish(self, result: dict[str, Any]) -> None:
-        """Leave what was measured, and the process group."""
+        """Store the result, and leave the process group."""
         if self.rank == 0:
             Path(self.result).write_text(json.dumps(result))
         dist.barrier()

@@ -1,8 +1,8 @@
-"""One rank of an experiment: ``overlapscope lab run`` becomes this on each rank, whoever has started it.
+"""One rank of an experiment: ``overlapscope lab run`` becomes this on each rank, with any launcher.
 
-It trains nothing itself. Each trial is a new process of each rank, so nothing of one is left in the next, and one that
-fails takes no other with it. Rank 0 says which trial is next and keeps the results; ranks that a trial does not need
-wait. They talk through the store of the job.
+It trains nothing itself. Each trial runs in a new process of each rank, so nothing of one trial remains in the next,
+and one that fails takes no other with it. Rank 0 says which trial is next and stores the results; ranks that a trial
+does not need wait. They communicate through the store of the job.
 """
 
 from __future__ import annotations

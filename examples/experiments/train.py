@@ -18,13 +18,13 @@ from overlapscope.lab.trials.trial import Trial
 
 
 def strategy_for(trial: Trial) -> Strategy:
-    """The strategy of a trial, with as many process groups as it asks for."""
+    """Return the strategy of a trial, with as many process groups as it asks for."""
     strategy = strategy_of(trial.strategy)
     return strategy if trial.groups is None else replace(strategy, groups=trial.groups)
 
 
 def optimizer_for(model: DistributedDataParallel, strategy: Strategy, learning_rate: float) -> torch.optim.Optimizer:
-    """SGD, as a strategy needs it: on parts of the parameters, or updating each when the next forward needs it."""
+    """Make SGD as a strategy needs it: on shards of the parameters, or updating each when the next forward needs it."""
     if strategy.pads_to is not None:
         return ShardedOptimizer(model, torch.optim.SGD, lr=learning_rate, momentum=0.9)
     optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)
@@ -44,7 +44,7 @@ def train(trial: Trial, task: Task, device: torch.device) -> list[torch.Tensor]:
     model = DistributedDataParallel(workload.module.to(device), strategy=strategy, **settings)
     learning_rate = workload.learning_rate if trial.learning_rate is None else trial.learning_rate
     optimizer = optimizer_for(model, strategy, learning_rate)
-    generator = torch.Generator().manual_seed(1000 * trial.seed + task.rank)  # every rank draws other samples
+    generator = torch.Generator().manual_seed(1000 * trial.seed + task.rank)  # every rank draws different samples
     batch = trial.batch or workload.batch
     losses = []
     for _ in range(trial.steps):

@@ -1,4 +1,4 @@
-"""The models that experiments train, each with the real data that it learns from.
+"""Models that the experiments train, each with the real data that it learns from.
 
 They are sized for a few CPU cores: at 1 Gbit/s the communication of ``convnet`` and ``transformer`` takes about as long
 as their backward, so that it matters how the two overlap. The small ones are for loss curves and first tries.
@@ -15,26 +15,26 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-sys.path.append(str(Path(__file__).parents[1]))  # where the examples are, in a clone and once installed
+sys.path.append(str(Path(__file__).parents[1]))  # folder of the examples, in a clone and once installed
 from train_gpt import GPT, draw_batch, read_sources
 
 Draw = Callable[[int, torch.Generator], tuple[torch.Tensor, torch.Tensor]]
-"""A batch of some samples: inputs, and the classes that are right."""
+"""Function that draws a batch of some samples: inputs, and the correct classes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What a training step is made of."""
+    """Model and data of a training step."""
 
     module: nn.Module
     draw: Draw
     batch: int
-    """Samples a rank, if nothing else is asked for."""
+    """Default number of samples per rank."""
     learning_rate: float
 
 
 def make_convnet(width: int, batch: int) -> Workload:
-    """The ResNet of ``train_convnet.py``, which learns scikit-learn's digits."""
+    """Make the ResNet of ``train_convnet.py``, which learns scikit-learn's digits."""
     from train_convnet import load_images, make_resnet
 
     images, labels = load_images()[0].tensors
@@ -47,7 +47,7 @@ def make_convnet(width: int, batch: int) -> Workload:
 
 
 def make_transformer(width: int, layers: int, heads: int, batch: int) -> Workload:
-    """The GPT of ``train_gpt.py``, which learns the sources of Python's standard library."""
+    """Make the GPT of ``train_gpt.py``, which learns the sources of Python's standard library."""
     text, context = read_sources(), 64
 
     def draw(count: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,13 +64,13 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
     "small-convnet": lambda: make_convnet(width=16, batch=8),
     "small-transformer": lambda: make_transformer(width=64, layers=2, heads=2, batch=4),
 }
-"""By name. 29 and 41 MB of gradients the first two, and half a MB each the small ones."""
+"""Workloads by name. The first two have 29 and 41 MB of gradients, the small ones half a MB each."""
 
 NEED_SKLEARN = ("convnet", "small-convnet")
-"""For the images."""
+"""Workloads that need scikit-learn for the images."""
 
 
 def loss_of(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """The mean loss of a batch of either."""
+    """Compute the mean loss of a batch of either model."""
     inputs, targets = batch
     return functional.cross_entropy(model(inputs).flatten(0, -2), targets)

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 
 def run_out_of_memory(_: torch.Tensor) -> None:
-    """What a large batch may do in the middle of a backward."""
+    """Raise the exception that a large batch may cause in the middle of a backward."""
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 

@@ -1,6 +1,6 @@
 """Rank 0 evaluates alone, and there is a barrier in the evaluation.
 
-In real life: a metrics library that synchronises implicitly, called under ``if rank == 0``. What you see: rank 0
+In real life: a metrics library that synchronizes implicitly, called under ``if rank == 0``. What you see: rank 0
 waits in the barrier, or the barrier is matched with an all-reduce of the others: a timeout or an abort, and no cause.
 """
 

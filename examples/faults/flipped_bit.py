@@ -1,7 +1,7 @@
 """A bit of one weight changes on one rank.
 
 In real life: memory or a processor that fails silently, or code that writes where it should not. What you see: nothing.
-One weight is another one on this rank from then on; gradients are averaged over models that are not the same.
+One weight differs on this rank from then on; gradients are averaged over models that are not the same.
 """
 
 import job

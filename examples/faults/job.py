@@ -21,12 +21,12 @@ else:
 FAULTY_RANK = 1
 FAULT_STEP = 12
 STEPS = 40
-LONG = 300  # so that a fault that ends nothing is found while the job runs
+LONG = 300  # steps for faults that end nothing, so that they are found while the job runs
 BATCH_SIZE = 128
 FEATURES = 32
 CLASSES = 10
 WIDTH = 256
-BUCKET_CAP_MB = 0.25  # one layer a bucket
+BUCKET_CAP_MB = 0.25  # one layer per bucket
 
 _TIME_LIMIT_S = 120
 _PR_SET_PDEATHSIG = 1
@@ -50,7 +50,7 @@ class Classifier(nn.Module):
 
 
 def start() -> int:
-    """Join the job; this process's rank.
+    """Join the job, and return this process's rank.
 
     The launcher gives RANK and WORLD_SIZE, as torchrun does. The process ends itself after a while, whatever happens.
     """
@@ -62,7 +62,7 @@ def start() -> int:
 
 
 def limit_this_process() -> None:
-    """End this process after two minutes, or when the lab that has started it ends."""
+    """End this process after two minutes, or when the lab that started it ends."""
     torch.set_num_threads(1)
     signal.alarm(_TIME_LIMIT_S)
     if "OVERLAPSCOPE_LAB_RENDEZVOUS" in os.environ:
@@ -70,7 +70,7 @@ def limit_this_process() -> None:
 
 
 def how_to_join(rank: int, world_size: int) -> dict[str, Any]:
-    """What ``init_process_group`` is given: a file of the lab's to meet in, or what torchrun says."""
+    """Return arguments for ``init_process_group``: the lab's rendezvous file, or torchrun's variables."""
     rendezvous = os.environ.get("OVERLAPSCOPE_LAB_RENDEZVOUS")
     timeout_s = float(os.environ.get("OVERLAPSCOPE_LAB_TIMEOUT_S", "1800"))
     return {
@@ -83,19 +83,19 @@ def how_to_join(rank: int, world_size: int) -> dict[str, Any]:
 
 
 def examples(count: int) -> Dataset[tuple[torch.Tensor, ...]]:
-    """Points in space, labelled by the coordinate that is largest."""
+    """Generate points in space, labeled by their largest coordinate."""
     points = torch.randn(count, FEATURES, generator=torch.Generator().manual_seed(1))
     return TensorDataset(points, points[:, :CLASSES].argmax(1))
 
 
 def batches(steps: int = STEPS) -> DataLoader[tuple[torch.Tensor, ...]]:
-    """This rank's share of the data, ``steps`` batches."""
+    """Return this rank's share of the data, ``steps`` batches."""
     dataset = examples(steps * BATCH_SIZE * dist.get_world_size())
     return DataLoader(dataset, BATCH_SIZE, sampler=DistributedSampler(dataset))
 
 
 def fault_is_next() -> None:
-    """Note the time of the first fault, for who wants to know how soon it was found."""
+    """Note the time of the first fault, so that the lab can measure how soon it is found."""
     folder = os.environ.get("OVERLAPSCOPE_LAB_FAULT_TIMES")
     if folder and not (file := Path(folder, os.environ["RANK"])).exists():
         file.write_text(str(time.monotonic_ns()))

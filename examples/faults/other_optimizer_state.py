@@ -1,6 +1,6 @@
 """One rank loses the state of its optimizer.
 
-In real life: a checkpoint without the optimizer's state on one rank, or an optimizer that is made anew there after an
+In real life: a checkpoint without the optimizer's state on one rank, or an optimizer that is recreated there after an
 error. What you see: nothing. Gradients and settings are the same on all ranks, but the momentum is not, so the updates
 differ and the weights drift apart.
 """

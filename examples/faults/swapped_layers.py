@@ -12,7 +12,7 @@ from torch.nn import functional
 
 
 class Experts(nn.Module):
-    """Layers beside each other, whose outputs are added."""
+    """Parallel layers, with the sum of their outputs."""
 
     def __init__(self, names: list[str]) -> None:
         super().__init__()

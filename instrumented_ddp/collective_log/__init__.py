@@ -1,1 +1,1 @@
-"""Every collective of the process, written down before it is launched."""
+"""Log of all collectives of the process, each written before it is launched."""

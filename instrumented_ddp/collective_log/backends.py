@@ -1,4 +1,4 @@
-"""Which backend carries a collective. A group may have one for each kind of device, as ``cpu:gloo,cuda:nccl``."""
+"""Backend of a collective. A group may have one backend per device type, as in ``cpu:gloo,cuda:nccl``."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import torch.distributed as dist
 from overlapscope.errors import OverlapScopeError
 
 _RANKS_SHARE_DEVICES: Final = (2, 30)
-"""NCCL from this version on. Before, ranks with a ``NCCL_HOSTID`` each do: they seem to be on hosts of their own."""
+"""First NCCL version in which ranks can share a device. In older ones a ``NCCL_HOSTID`` per rank allows it, by making
+them appear to be on separate hosts."""
 
 
 def backend_of(group: dist.ProcessGroup, device: torch.device) -> str:
-    """The backend of a group for tensors on a device: ``gloo``, ``nccl`` and so on.
+    """Return the backend of a group for tensors on a device: ``gloo``, ``nccl`` and so on.
 
-    The group's own name is that of one of its backends, or ``custom``.
+    The group's name is that of one of its backends, or ``custom``.
     """
     try:
         return str(group._get_backend(device).name())
@@ -26,10 +27,10 @@ def backend_of(group: dist.ProcessGroup, device: torch.device) -> str:
 
 
 def require_a_device_for_each_rank(backend: str) -> None:
-    """Say so at once where NCCL would fail, with many lines, as ranks of this host share a device.
+    """Raise a short error early where NCCL would fail with many lines because ranks of this host share a device.
 
     Raises:
-        OverlapScopeError: they do.
+        OverlapScopeError: ranks share a device, and NCCL does not support it.
     """
     ranks, devices = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
     if backend != "nccl" or ranks <= devices or "NCCL_HOSTID" in os.environ:

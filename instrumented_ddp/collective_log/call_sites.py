@@ -1,4 +1,4 @@
-"""Which line of the user's code is behind an event: the nearest frame outside torch and its frameworks."""
+"""Call site of an event in user code: the nearest frame outside torch and training frameworks."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _MOST_CALL_SITES: Final = 0xFFFF
 
 
 def is_users_code(frame: FrameType) -> bool:
-    """Whether a frame runs code that is neither Python's, nor torch's, nor a training framework's, nor ours.
+    """Return whether a frame runs code other than Python's, torch's, a training framework's, or this package's.
 
-    A frame tells more than its file: a framework may be installed from where its sources are, and what was typed in is
-    the user's if its module is, where in a text it can't be told from generated code.
+    A frame is more precise than its file name: a framework may be installed in editable mode, and code typed in
+    interactively is user code if its module is, while by its file name it looks like generated code.
     """
     package = frame.f_globals.get("__name__", "").partition(".")[0]
     file = frame.f_code.co_filename
@@ -31,14 +31,14 @@ def is_users_code(frame: FrameType) -> bool:
 def nearest_users_frame(
     frame: FrameType | None, is_the_users: Callable[[FrameType], bool] = is_users_code
 ) -> FrameType | None:
-    """The first frame of the user's among this one and its callers; None if there is none."""
+    """Return the first frame of user code among this one and its callers; None if there is none."""
     while frame is not None and not is_the_users(frame):
         frame = frame.f_back
     return frame
 
 
 def line_of(frame: FrameType) -> dict[str, Any]:
-    """Where a frame is: file, line and function, as files and messages have it."""
+    """Return a frame's file, line and function, as used in files and messages."""
     return {"file": frame.f_code.co_filename, "line": frame.f_lineno, "function": frame.f_code.co_qualname}
 
 
@@ -52,25 +52,25 @@ class CallSites:
         self._is_users_file: dict[str, bool] = {}
 
     def number_of_caller(self) -> int:
-        """The number of the user's line that is running, ``NO_CALL_SITE`` on a thread that runs none.
+        """Return the number of the running line of user code, ``NO_CALL_SITE`` on a thread that runs none.
 
-        On CUDA, autograd's hooks run on a thread of their own, where no frame of the user is to be seen.
+        On CUDA, autograd's hooks run on another thread, where no frame of user code is visible.
         """
         return self.number_of(self.frame_of_caller())
 
     def frame_of_caller(self) -> FrameType | None:
-        """The nearest frame of the user's; None on a thread that runs none."""
+        """Return the nearest frame of user code; None on a thread that runs none."""
         return nearest_users_frame(sys._getframe(1), self.is_the_users)
 
     def number_of(self, frame: FrameType | None) -> int:
-        """The number of the line that a frame is at, ``NO_CALL_SITE`` if there is none."""
+        """Return the number of a frame's current line, ``NO_CALL_SITE`` if there is no frame."""
         if frame is None:
             return NO_CALL_SITE
         number = self._numbers.get((frame.f_code.co_filename, frame.f_lineno))
         return self._add(frame) if number is None else number
 
     def place(self, number: int) -> tuple[str, int, str] | None:
-        """File, line and function of a number; None if it means nothing."""
+        """Return the file, line and function of a number; None if it is unknown."""
         return self._places[number - 1] if 0 < number <= len(self._places) else None
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class CallSites:
         self._file.close()
 
     def is_the_users(self, frame: FrameType) -> bool:
-        """As ``is_users_code``, remembered by file."""
+        """Return ``is_users_code`` of a frame, cached by file."""
         file = frame.f_code.co_filename
         known = self._is_users_file.get(file)
         if known is None:
@@ -91,7 +91,7 @@ class CallSites:
             return NO_CALL_SITE
         self._numbers[frame.f_code.co_filename, frame.f_lineno] = number
         self._places.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname))
-        with suppress(OSError):  # a disk that is full: the number stays, and means nothing
+        with suppress(OSError):  # a full disk: the number is used without a line in the file
             self._file.write(json_line({"call_site": number, **line_of(frame)}))
             self._file.flush()
         return number

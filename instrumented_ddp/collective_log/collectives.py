@@ -1,8 +1,8 @@
-"""The collective log of this process: what is launched, in which group, in which order, by which line.
+"""Collective log of this process: what is launched, in which group, in which order, and from which call site.
 
-Every collective is written down *before* it is launched, in the log of its group (``overlapscope.trace.group_log``),
-and its completion afterwards (``collective_log.completion``). Who launches something on purpose (the reducer its
-buckets, the wrapper its buffers) says so in ``purposes``; everything else is the user's own.
+Every collective is written *before* it is launched, in the log of its group (``overlapscope.trace.group_log``), and its
+completion afterwards (``collective_log.completion``). Code that launches a collective for a known purpose (the reducer
+its buckets, the wrapper its buffers) declares it with ``purposes``; everything else is the user's.
 """
 
 from __future__ import annotations
@@ -43,34 +43,34 @@ _IN_BACKWARD: Final = ("bucket", "bitmap", "hook")
 
 @dataclass(frozen=True, kw_only=True)
 class Announced:
-    """An entry whose collective is being launched."""
+    """A log entry whose collective is being launched."""
 
     log: GroupLog
     number: int
     device: torch.device
     launch: Launch | None
     is_awaited: bool
-    """Whether who launches it goes on when it is over, which on the host is now."""
+    """True if the launching code continues only once it has ended, which on the host is right after the launch."""
     before: torch.cuda.Event | None = None
-    """Passed when its device comes to it."""
+    """Event that is complete once the device has reached the collective."""
 
     def ended(self, now_ns: int, failed: bool) -> None:
-        """The collective was seen to be over."""
+        """Record that the collective was seen to have ended."""
         self.log.completed(self.number, now_ns, failed=failed)
 
     def looked_at(self, is_reached: bool) -> None:
-        """It was long in coming to its end, and its device has come to it, or has not."""
+        """Record whether the device has reached a collective that is slow to end."""
         self.log.seen(self.number, REACHED if is_reached else UNREACHED)
 
 
 class Collectives:
-    """Writes down the collectives of this process.
+    """Writer of the collective log of this process.
 
     Args:
-        folder: of this rank, in the run's folder.
-        rank: of this process in the whole job.
-        position: where this rank is, which every entry says.
-        on_error: called when something of ours went wrong, so that the log would lack something.
+        folder: folder of this rank, inside the run's folder.
+        rank: rank of this process in the whole job.
+        position: position of this rank, which is stored in every entry.
+        on_error: called with an internal error that would leave the log incomplete.
 
     Raises:
         OverlapScopeError: the folder can't be written, or already holds a recording of this rank.
@@ -81,20 +81,20 @@ class Collectives:
         self.rank = rank
         self.position = position
         self.logs: list[GroupLog] = []
-        """Of each group, and of the sends and receives in each, in the order of their first use; while it is there."""
+        """Logs of existing groups, and of the sends and receives in each, in the order of their first use."""
         self.entries_of_gone_groups = 0
         self.names = TensorNames()
         self.loop = LoopPlace(self.position)
         self.recognise: Callable[[Call], Launch | None] = lambda _: None
-        """Asked about collectives of which nobody has said what for: torch's own reducer is in C++ and can't."""
+        """Identifies collectives without a declared purpose: torch's C++ reducer can't declare one."""
         self.before_each: Callable[[], None] = lambda: None
-        """Called before a collective is written down: a loop without DDP is only followed there."""
+        """Called before a collective is written: the only opportunity to track a loop without DDP."""
         self.elements_reduced_by_user = 0
-        """By collectives that are nobody's but the user's."""
+        """Number of elements reduced by collectives of the user."""
         self._logs: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[bool, GroupLog]] = weakref.WeakKeyDictionary()
         self._names: dict[bool, list[str]] = {False: [], True: []}
-        """Of all groups so far, and of those that have sent or received."""
-        self._lock = threading.RLock()  # a group may go, by the garbage collector, while another's log is made
+        """Names of all groups so far, by whether the log is of sends and receives."""
+        self._lock = threading.RLock()  # a group may be garbage collected while another's log is created
         self._lines_seen: set[int] = set()
         self._on_error = on_error
         self._stopped = False
@@ -109,18 +109,18 @@ class Collectives:
             raise OverlapScopeError(f"{folder}: can't be created ({error.strerror})") from None
         self.call_sites = CallSites(folder)
         self.completions = CompletionWatch(on_error)
-        """Of all collectives of this process."""
+        """Watch for the ends of all collectives of this process."""
         self._interception = Interception(self)
 
     @property
     def signatures(self) -> list[Signature]:
-        """By number - 1."""
+        """Return the known signatures, indexed by number - 1."""
         return self._signatures.known
 
     # -- called on torch's dispatcher, for every collective ------------------------------------------------------
 
     def announce(self, call: Call) -> Announced | None:
-        """A collective is about to be launched."""
+        """Write an entry for a collective that is about to be launched."""
         if self._stopped:
             return None
         try:
@@ -132,7 +132,7 @@ class Collectives:
     def _announce(self, call: Call) -> Announced | None:
         self.completions.look_at_oldest()
         launch = current_launch() or self.recognise(call)
-        if self._stopped:  # as that has failed: an entry without its purpose would differ from other ranks'
+        if self._stopped:  # if that has failed, an entry without its purpose would differ from other ranks'
             return None
         purpose = purpose_of_group(call.group) or (None if launch is None else launch.purpose)
         call_site, names = self._line_and_names(call, purpose)
@@ -142,7 +142,7 @@ class Collectives:
         number, signature = self._signatures.of(call, purpose, log.header, names)
         if signature.role == "user" and signature.reduce_op:
             self.elements_reduced_by_user += signature.elements
-        # What another thread waits for, such as that of a checkpoint, does not hold up the training.
+        # A wait of another thread, such as one that writes a checkpoint, does not block the training.
         is_training = threading.current_thread() is threading.main_thread()
         is_awaited = call.is_awaited and signature.role == "user" and call.device.type == "cpu" and is_training
         entry = log.announce(
@@ -172,7 +172,7 @@ class Collectives:
         return AFTER_UPDATE if self.loop.has_begun_next(frames_of(sys._getframe(1))) is False else 0
 
     def _line_and_names(self, call: Call, purpose: Purpose | None) -> tuple[int, tuple[str, ...]]:
-        """The user's line that launches it, and what its variables call the tensors."""
+        """Return the call site that launches it, and the names of the tensors in variables there."""
         if purpose is not None and purpose.role in _IN_BACKWARD:
             return self.position.backward_call_site, ()
         call_site = NO_CALL_SITE
@@ -185,12 +185,12 @@ class Collectives:
                 self.names.note_modules(frame)
             if purpose is None and call.tensors:
                 names = self.names.names_of(call.tensors, frame)
-        except Exception as error:  # variables change while they are looked at: an entry is right without these
+        except Exception as error:  # variables change while they are read: the entry is correct without these
             _log.debug("rank %d: a collective's line or names are not known: %r", self.rank, error)
         return call_site, names
 
     def launched(self, announced: Announced | None, work: dist.Work | None) -> None:
-        """The backend has taken it."""
+        """Record that the backend has accepted the collective, and watch for its end."""
         if announced is None:
             return
         now_ns = host_now_ns()
@@ -203,7 +203,7 @@ class Collectives:
                 )
             elif work is None:
                 announced.ended(now_ns, failed=False)
-            elif announced.is_awaited:  # some works of gloo's say that they have ended to nobody else
+            elif announced.is_awaited:  # some works of gloo report their end only to a waiter
                 now_ns, failed = _waited_for(work)
                 if on_end is not None:
                     on_end(now_ns, failed)
@@ -216,13 +216,13 @@ class Collectives:
             self._on_error(error)
 
     def _on_end_of_bucket(self, announced: Announced, work: dist.Work | None) -> OnEnd | None:
-        """Who launches a bucket may want to be told of its end."""
+        """Return the callback for the end of a bucket, if the code that launched it wants one."""
         if work is None or announced.launch is None or announced.launch.launched is None:
             return None
         return announced.launch.launched(work)
 
     def failed(self, announced: Announced | None) -> None:
-        """The backend has refused it."""
+        """Record that the backend has rejected the collective."""
         if announced is None:
             return
         try:
@@ -231,33 +231,33 @@ class Collectives:
             self._on_error(error)
 
     def is_lost(self, error: Exception) -> None:
-        """One that is about to be launched could not be announced."""
+        """Handle a collective that could not be announced."""
         self._on_error(error)
 
-    # -- the end -------------------------------------------------------------------------------------------------
+    # -- closing -------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Write nothing from now on. May be called on any thread, also where a collective is announced."""
+        """Stop writing. May be called on any thread, even one that is announcing a collective."""
         self._stopped = True
         for log in self.logs:
-            with suppress(Exception):  # of a file that can't be cut to its length: what is in it is in it
+            with suppress(Exception):  # a file can't be truncated to its length: its content is written anyway
                 log.close()
 
     def forget(self) -> None:
-        """Write nothing in this copy of a recorded process."""
+        """Stop writing in this copy of a recorded process."""
         self._stopped = True
         for log in self.logs:
             log.forget()
 
     def close(self) -> None:
-        """Write down what has ended, and nothing from now on."""
+        """Record the collectives that have ended, and stop writing."""
         self._interception.close()
         self.completions.close()
         self.stop()
         self._signatures.close()
         self.call_sites.close()
 
-    # -- small parts ---------------------------------------------------------------------------------------------
+    # -- helpers -------------------------------------------------------------------------------------------------
 
     def _log_of(self, call: Call) -> GroupLog:
         is_point_to_point = call.op in POINT_TO_POINT
@@ -289,7 +289,7 @@ class Collectives:
         return log
 
     def _group_is_gone(self, log: GroupLog) -> None:
-        """Close its log: a training may make a group in each epoch, and has only so many files to open."""
+        """Close a group's log: a training may create a group in each epoch, and the number of open files is limited."""
         with suppress(Exception):
             log.close()
         with suppress(ValueError):
@@ -298,7 +298,7 @@ class Collectives:
 
 
 def _waited_for(work: dist.Work) -> tuple[int, bool]:
-    """When it is over, and whether it failed: the caller, who waits as well, is told by its own wait."""
+    """Return when a work ended, and whether it failed; its error is raised again by the caller's own wait."""
     failed = False
     try:
         work.wait()
@@ -308,7 +308,7 @@ def _waited_for(work: dist.Work) -> tuple[int, bool]:
 
 
 def _unused_name(name: str, names: Sequence[str]) -> str:
-    """A process group that is made anew has the name of the one before."""
+    """Return a name that is not in use: a process group that is recreated has the name of its predecessor."""
     same = sum(known == name or known.startswith(f"{name} (") for known in names)
     return f"{name} ({same + 1})" if same else name
 
@@ -316,11 +316,11 @@ def _unused_name(name: str, names: Sequence[str]) -> str:
 def _name_of(group: dist.ProcessGroup) -> str:
     try:
         return group.group_name
-    except RuntimeError:  # made without init_process_group
+    except RuntimeError:  # created without init_process_group
         return "unnamed"
 
 
 def _members_of(group: dist.ProcessGroup) -> tuple[int, ...]:
-    with suppress(Exception):  # one that torch.distributed does not know
+    with suppress(Exception):  # a group that torch.distributed does not know
         return tuple(dist.get_process_group_ranks(group))
     return tuple(range(group.size()))

@@ -1,17 +1,17 @@
-"""Notices when collectives end: for the event log's buckets and for all entries of the collective log.
+"""Detection of the end of collectives, for the event log's buckets and all entries of the collective log.
 
-A bucket that runs on the host's threads, as with gloo, is waited for by two threads in the order of its launch (gloo
-runs two collectives of a group at a time). They need the GIL for the stamp alone, which autograd leaves free nearly
-all the time: the stamp is 0.03 ms late at the median and 0.1 ms at p90, against 1.7 ms and 5 ms for a look from
-gradient hooks (``benchmarks/collective_ends.py``). A callback on the work's future would be as punctual, but runs on
-gloo's own thread and would hold up the next collective whenever Python is busy. A stamp is late, never early, so it is
+Buckets that run on the host's threads, as with gloo, are waited for by two threads in launch order (gloo runs two
+collectives of a group at a time). They need the GIL for the timestamp alone, and autograd leaves the GIL free nearly
+all the time: the timestamp is 0.03 ms late at the median and 0.1 ms at p90, against 1.7 ms and 5 ms for polling from
+gradient hooks (``benchmarks/collective_ends.py``). A callback on the work's future would be as accurate, but runs on
+gloo's thread and would delay the next collective whenever Python is busy. A timestamp is late, never early, so it is
 recorded as an upper bound, together with the time at which the collective was last seen running.
 
-What is no bucket is not waited for: to wake a thread for each collective costs a loop of small ones half as much again,
-and nobody needs their ends to the microsecond. It is looked at when the next one is announced, and now and then by the
+Other collectives are not waited for: waking a thread for each would make a loop of small ones take half as long again,
+and nobody needs their ends to the microsecond. They are polled when the next one is announced, and periodically by the
 housekeeper, of which this is a job.
 
-What runs on a device is ``device_completion``'s.
+Collectives on a device are handled by ``device_completion``.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from instrumented_ddp.collective_log.device_completion import DeviceCompletionWa
 from overlapscope.trace.host import host_now_ns
 
 NO_TIMEOUT: Final = timedelta(0)
-"""That of the process group, that is."""
+"""Timeout argument that selects the timeout of the process group."""
 
 _THREADS: Final = 2
 _LOOK_EVERY_S: Final = 0.2
 _LAST_LOOKS_S: Final = 0.2
 _BETWEEN_LAST_LOOKS_S: Final = 0.005
 _JOIN_S: Final = 2.0
-"""Threads end at once, unless the machine is busy."""
+"""Time limit for joining threads, which end immediately unless the machine is busy."""
 
 
 class _InFlight:
@@ -50,9 +50,9 @@ class _InFlight:
     def __init__(self, work: dist.Work | torch._C.Future[Any], on_end: tuple[OnEnd, ...]) -> None:
         self.on_end = on_end
         self.work: dist.Work | None = None
-        """What can't be waited for twice: the wait for gloo's sends and receives takes their completion away."""
+        """Work that must not be waited for twice: a wait for gloo's sends and receives consumes their completion."""
         self.future: torch._C.Future[Any] | None = None
-        """Any number of threads may wait for it. It is preferred as it is the first to know."""
+        """Future, which any number of threads may wait for. Preferred because it is completed first."""
         if isinstance(work, torch._C.Future):
             self.future = work
         else:
@@ -63,7 +63,7 @@ class _InFlight:
 
     @property
     def is_over(self) -> bool:
-        """Never blocks."""
+        """Return whether the collective has ended, without blocking."""
         if self.future is not None:
             return self.future.done()
         assert self.work is not None
@@ -71,10 +71,10 @@ class _InFlight:
 
 
 class CompletionWatch:
-    """Tells when collectives end. Its threads start with the first bucket.
+    """Reporter of the ends of collectives. Its threads start with the first bucket.
 
     Args:
-        on_error: called with what goes wrong when somebody is told.
+        on_error: called with an error raised by a callback.
     """
 
     name = "the completion check"
@@ -83,7 +83,7 @@ class CompletionWatch:
         self._on_error = on_error
         self._launched: SimpleQueue[_InFlight | None] = SimpleQueue()
         self._in_flight: dict[int, _InFlight] = {}
-        """By identity. Who takes one out tells of its end."""
+        """Collectives by identity. The thread that removes one reports its end."""
         self._no_buckets: deque[_InFlight] = deque()
         self._threads: list[threading.Thread] = []
         self._starting = threading.Lock()
@@ -94,8 +94,8 @@ class CompletionWatch:
         """Watch a collective on the host's threads that has just been launched.
 
         Args:
-            on_end: all are told of its end, on a thread of their own or on that which looks.
-            is_bucket: its end is wanted to the tenth of a millisecond.
+            on_end: callbacks for its end, called on a watching thread or on one that polls.
+            is_bucket: whether its end is needed to a tenth of a millisecond.
         """
         if self._closed:
             return
@@ -121,7 +121,7 @@ class CompletionWatch:
             self._watch_of(device).add(work, device, *on_end, before=before, on_look=on_look)
 
     def mark_before(self, device: torch.device) -> torch.cuda.Event | None:
-        """For a collective on a device that is about to be launched, see ``DeviceCompletionWatch.mark_before``."""
+        """Mark the device's stream before a collective is launched, see ``DeviceCompletionWatch.mark_before``."""
         return None if device.type == "cpu" or self._closed else self._watch_of(device).mark_before(device)
 
     def _watch_of(self, device: torch.device) -> DeviceCompletionWatch:
@@ -131,19 +131,19 @@ class CompletionWatch:
         return self._on_devices
 
     def look(self) -> None:
-        """Tell of everything on the host that has ended by now. Never blocks."""
+        """Report everything on the host that has ended by now. Never blocks."""
         for one in list(self._in_flight.values()):
             self._look_at(one)
-        with suppress(IndexError):  # let go of those that have been told, as a future holds the result's memory
+        with suppress(IndexError):  # release those that were reported, as a future keeps the result's memory
             for _ in range(len(self._no_buckets)):
                 one = self._no_buckets.popleft()
                 if id(one) in self._in_flight:
                     self._no_buckets.append(one)
 
     def look_at_oldest(self) -> None:
-        """The same for what is no bucket, up to the first that runs: quick, also with thousands in flight."""
+        """Report ended collectives that are not buckets, up to the first that runs: fast even with many in flight."""
         no_buckets = self._no_buckets
-        with suppress(IndexError):  # another thread takes them as well
+        with suppress(IndexError):  # another thread removes them as well
             while no_buckets:
                 one = no_buckets.popleft()
                 if id(one) in self._in_flight and not self._look_at(one):
@@ -151,26 +151,26 @@ class CompletionWatch:
                     return
 
     def turn(self) -> float:
-        """Look, as a job of the housekeeper's."""
+        """Poll, as a job of the housekeeper, and return the seconds until the next poll."""
         self.look()
         return _LOOK_EVERY_S
 
     def end(self) -> None:
-        """Nothing: who closes looks for a last time."""
+        """Do nothing: ``close`` polls for the last time."""
 
     def _look_at(self, one: _InFlight) -> bool:
-        """Tell of its end if it is over. Returns whether it is."""
+        """Report a collective's end if it has ended, and return whether it has."""
         try:
             is_over = one.is_over
             failed = is_over and one.future is not None and has_failed(one.future)
-        except Exception:  # of the backend: it is over
+        except Exception:  # from the backend: it has ended
             is_over = failed = True
         if is_over:
             self._ended(one, failed=failed)
         return is_over
 
     def close(self) -> None:
-        """Tell of what has ended. What hangs is not waited for: it did not complete. May be called twice."""
+        """Report what has ended, without waiting for collectives that hang. May be called twice."""
         if self._closed:
             return
         self._closed = True
@@ -180,12 +180,12 @@ class CompletionWatch:
             time.sleep(_BETWEEN_LAST_LOOKS_S)
             self.look()
         longest_s = 0.0 if self._in_flight else _JOIN_S
-        self._in_flight.clear()  # logs are closed after this, and nobody writes who wakes later
+        self._in_flight.clear()  # logs are closed after this, and a thread that wakes later must not write
         for _ in self._threads:
             self._launched.put(None)
         deadline = time.monotonic() + longest_s
         for thread in self._threads:
-            # One that comes back from a wait in C++ when Python shuts down ends the process with SIGABRT.
+            # A thread that returns from a wait in C++ while Python shuts down ends the process with SIGABRT.
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
         if self._on_devices is not None:
@@ -210,11 +210,11 @@ class CompletionWatch:
             self._wait_for(one)
 
     def _wait_for(self, one: _InFlight) -> None:
-        if one.future is None or id(one) not in self._in_flight:  # nothing to wait for, or seen by a look
+        if one.future is None or id(one) not in self._in_flight:  # nothing to wait for, or its end was found by polling
             return
         try:
             one.future.wait()
-        except Exception:  # it, or a hook's callback, failed: the training thread meets the same error
+        except Exception:  # it, or a hook's callback, failed: the training thread gets the same error
             self._ended(one, failed=True)
         else:
             self._ended(one, failed=False)
@@ -226,5 +226,5 @@ class CompletionWatch:
                 try:
                     tell(now_ns, failed)
                 except Exception as error:
-                    if not self._closed:  # else its log was closed a moment ago
+                    if not self._closed:  # otherwise its log was closed a moment ago
                         self._on_error(error)

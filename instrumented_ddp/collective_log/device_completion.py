@@ -1,21 +1,21 @@
-"""Notices when collectives end that run on a device: by looking now and then, on a thread of its own.
+"""Detection of the end of collectives on a device, by periodic polling on a separate thread.
 
-Nothing here waits for the device. Exact ends of buckets are the timer's affair (``timing``); here it is enough to know
-what has ended, within milliseconds. What is kept of a collective until then, in this order:
+Nothing here waits for the device. Exact ends of buckets are measured by ``timing``; here it is enough to know what has
+ended, within milliseconds. Until then one of these is kept of a collective, in order of preference:
 
 ``Work.get_future_result()`` (NCCL, torch 2.13)
-    NCCL's own watchdog completes it when the device is done, and says whether that was by an error. It keeps no tensor,
-    and asking it takes no lock of CUDA's. It never completes where NCCL's watchdog does not see the work: under
+    Completed by NCCL's own watchdog when the device is done, with whether that was by an error. It keeps no tensor
+    alive, and querying it takes no CUDA lock. It never completes where NCCL's watchdog does not see the work: under
     ``TORCH_NCCL_BLOCKING_WAIT``, and for members of a batch such as ``batch_isend_irecv``.
 the work
-    Its outputs live until it is seen to be over, and the look may wait for a lock of CUDA's. After an error it is over.
+    Its outputs live until it is seen to have ended, and a poll may wait for a CUDA lock. After an error it has ended.
 an event without timing
-    Of a synchronous collective, which has no work since torch 2.8: recorded on the stream that waits for it.
+    For a synchronous collective, which has no work since torch 2.8: recorded on the stream that waits for it.
 
-Of a collective that does not end it is also told whether its device has come to it at all. Hosts run ahead: of a rank
-whose device is stuck before a collective in which others' wait, the log would only say that it has launched it. So an
-event without timing is recorded before each, on the stream that it is launched on, as NCCL does itself (``syncStream``
-of torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp). Nobody asks for it before a while has passed.
+For a collective that does not end, it is also reported whether its device has reached it. Hosts run ahead: if a
+device is stuck before a collective in which the other ranks' devices wait, the log would only show that the rank has
+launched it. So an event without timing is recorded before each collective, on the stream that it is launched on, as
+NCCL does itself (``syncStream`` of torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp). It is not queried immediately.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ _log = logging.getLogger(__name__)
 _has_seen_a_capture = False
 
 OnEnd = Callable[[int, bool], None]
-"""Told of the end of something: when it was seen, in host nanoseconds, and whether it has failed."""
+"""Callback for an end: when it was seen, in host nanoseconds, and whether the collective has failed."""
 OnLook = Callable[[bool], None]
-"""Told whether a device has come to a collective."""
+"""Callback with whether a device has reached a collective."""
 
 _LOOK_EVERY_S: Final = 0.005
 _LOOK_IDLY_EVERY_S: Final = 0.05
-"""For collectives that have not ended for a while, as those that hang: a third of a second since the last launch."""
+"""Polling interval for collectives that have not ended for a while, such as hanging ones; reached a third of a second
+after the last launch."""
 _LAST_LOOKS_S: Final = 0.2
 _JOIN_S: Final = 1.0
 _SUCCESS: Final = 0
@@ -58,7 +59,7 @@ _THREAD_LOCAL_CAPTURE: Final = 1
 
 
 def is_capturing() -> bool:
-    """Whether what the current stream is given goes into a CUDA graph instead of to the device. Said once."""
+    """Return whether the current stream is captured into a CUDA graph instead of being executed. Warns once."""
     global _has_seen_a_capture
     if not torch.cuda.is_current_stream_capturing():
         return False
@@ -69,7 +70,7 @@ def is_capturing() -> bool:
 
 
 class _InFlight:
-    """A collective, and how to see that it is over: one of ``result``, ``work`` and ``event``."""
+    """A collective, and how to detect its end: one of ``result``, ``work`` and ``event``."""
 
     __slots__ = ("before", "device", "event", "is_reached", "on_end", "on_look", "result", "work")
 
@@ -84,7 +85,7 @@ class _InFlight:
         self.event: torch.cuda.Event | None = None
 
     def look(self) -> bool | None:
-        """None while it runs; then whether it has failed."""
+        """Return None while it runs, then whether it has failed."""
         try:
             if self.result is not None:
                 return self.result.value() != _SUCCESS if self.result.done() else None
@@ -92,11 +93,11 @@ class _InFlight:
                 return False if self.event.query() else None
             assert self.work is not None
             return has_failed(self.work.get_future()) if self.work.is_completed() else None
-        except Exception:  # of the backend or the device: it is over
+        except Exception:  # from the backend or the device: it has ended
             return True
 
     def look_whether_reached(self) -> None:
-        """Tell whether the device has come to it, unless that has been told."""
+        """Report whether the device has reached it, when that has changed."""
         if self.before is None or self.on_look is None or self.is_reached:
             return
         is_reached = self.before.query()
@@ -106,10 +107,10 @@ class _InFlight:
 
 
 class DeviceCompletionWatch:
-    """Tells when collectives on devices end.
+    """Reporter of the ends of collectives on devices.
 
     Args:
-        device: where the first of them runs.
+        device: device on which the first of them runs.
         on_error: as for ``CompletionWatch``.
     """
 
@@ -118,7 +119,7 @@ class DeviceCompletionWatch:
         self._on_error = on_error
         self._launched: deque[_InFlight] = deque()
         self._pools: defaultdict[torch.device, list[torch.cuda.Event]] = defaultdict(list)
-        """Events of what is over, each for its own device. To make one takes longer than to record it."""
+        """Reusable events by device. Creating one takes longer than recording it."""
         self._wake = threading.Event()
         self._is_idle = False
         self._has_failed = False
@@ -141,14 +142,14 @@ class DeviceCompletionWatch:
         """Watch a collective that has just been launched.
 
         Args:
-            work: None of a synchronous one.
+            work: its work; None for a synchronous collective.
             on_end: as for ``CompletionWatch.add``.
-            before: what ``mark_before`` gave.
-            on_look: told whether the device has come to it, when that has changed, if its end is long in coming.
+            before: return value of ``mark_before``.
+            on_look: if its end is slow to come, called with whether the device has reached it, when that has changed.
         """
         one = _InFlight(device, on_end)
         one.before, one.on_look = before, on_look
-        if device.type == "cuda" and is_capturing():  # it is not launched: nothing of it will ever be seen to end
+        if device.type == "cuda" and is_capturing():  # captured, not launched: its end would never be seen
             self._tell(one, failed=False)
             return
         if work is not None:
@@ -160,20 +161,21 @@ class DeviceCompletionWatch:
             self._tell(one, failed=False)
             return
         self._launched.append(one)
-        if self._is_idle:  # to wake it for each of many would cost them more than all else that is done for them
+        if self._is_idle:  # waking the thread for each of many would cost more than all other work for them
             self._is_idle = False
             self._wake.set()
 
     def mark_before(self, device: torch.device) -> torch.cuda.Event | None:
-        """What tells whether a device has come to a collective that is about to be launched on its current stream.
+        """Record an event on the current stream that shows whether a device has reached the next collective on it.
 
-        None if nothing can be marked: in a capture, on a device that has failed or that is none of CUDA's.
+        Returns:
+            None if nothing can be marked: in a capture, or on a device that has failed or is not a CUDA device.
         """
         if device.type != "cuda":
             return None
         try:
             return None if is_capturing() else self._mark(device)
-        except RuntimeError:  # the launch will meet it too
+        except RuntimeError:  # the launch will raise it too
             return None
 
     def _mark(self, device: torch.device) -> torch.cuda.Event:
@@ -183,32 +185,32 @@ class DeviceCompletionWatch:
         return event
 
     def close(self) -> None:
-        """Tell of what has ended. What hangs is not waited for."""
+        """Report what has ended, without waiting for collectives that hang."""
         self._closed = True
         self._wake.set()
         self._thread.join(_JOIN_S)
 
     def _result_of(self, work: dist.Work) -> torch._C.Future[Any] | None:
-        # Where collectives are being put together, NCCL's watchdog is given the whole and never its members.
+        # Inside a coalescing block, NCCL's watchdog is given the batch and never its members.
         if not self._has_results or distributed_c10d._world.pg_coalesce_state:
             return None
         try:
             result: torch._C.Future[Any] = work.get_future_result()  # type: ignore[attr-defined]
-        except Exception:  # torch's before 2.13, and other backends; the next ones are not asked
+        except Exception:  # torch before 2.13, and other backends; later works are not asked
             self._has_results = False
             return None
         return result
 
     def _forget_works(self) -> None:
-        """A work may point at its communicator, which a process group takes with it when it goes."""
+        """Drop works before their group is destroyed: a work may refer to its communicator, which the group frees."""
         with self._looking:
             self._take()
             self._in_flight = [one for one in self._in_flight if one.work is None]
 
     def _watch(self) -> None:
         if self._device.type == "cuda":
-            with suppress(RuntimeError):  # it has failed, which the looks say as well
-                torch.cuda.set_device(self._device)  # else the first look would claim memory on device 0
+            with suppress(RuntimeError):  # the device has failed, which polling reports as well
+                torch.cuda.set_device(self._device)  # otherwise the first poll would allocate memory on device 0
             _ignore_captures_of_other_threads()
         pause_s = _LOOK_EVERY_S
         while not self._closed:
@@ -242,12 +244,12 @@ class DeviceCompletionWatch:
             self._in_flight = running
 
     def _look_whether_reached(self) -> None:
-        if self._has_failed:  # a communicator that is aborted lets go of devices, which then come to what is behind
+        if self._has_failed:  # aborting a communicator releases devices, which then reach later collectives
             return
         try:
             for one in self._in_flight:
                 one.look_whether_reached()
-        except Exception as error:  # a device that has failed, of which the next look tells
+        except Exception as error:  # the device has failed, which the next poll reports
             _log.debug("how far %s has come can't be told: %r", self._device, error)
 
     def _tell(self, one: _InFlight, *, failed: bool) -> None:
@@ -256,7 +258,7 @@ class DeviceCompletionWatch:
             try:
                 tell(now_ns, failed)
             except Exception as error:
-                if not self._closed:  # else its log was closed a moment ago
+                if not self._closed:  # otherwise its log was closed a moment ago
                     self._on_error(error)
 
     def _take(self) -> None:
@@ -265,13 +267,13 @@ class DeviceCompletionWatch:
     def _wait_for_one(self) -> None:
         self._wake.clear()
         self._is_idle = True
-        if not self._launched and not self._closed:  # else it came before it could know that it has to wake us
+        if not self._launched and not self._closed:  # otherwise it came before it could know that it has to wake us
             self._wake.wait()
         self._is_idle = False
 
 
 def has_failed(future: torch._C.Future[Any]) -> bool:
-    """Whether a future that is done holds an exception."""
+    """Return whether a completed future holds an exception."""
     try:
         future.value()
     except Exception:
@@ -284,7 +286,7 @@ def _blocks_in_wait() -> bool:
 
 
 def _ignore_captures_of_other_threads() -> None:
-    """Let this thread ask events while another one captures a CUDA graph.
+    """Allow this thread to query events while another one captures a CUDA graph.
 
     A capture that begins in the global mode, which is the default, forbids ``cudaEventQuery`` to all threads that are
     in the global mode themselves, and is invalidated by it. NCCL's own watchdog does the same.
@@ -305,6 +307,6 @@ def _call_before_groups_go(act: Callable[[], None], on_error: Callable[[Exceptio
             on_error(error)
         original(*args, **kwargs)
 
-    for module in list(sys.modules.values()):  # also those that have imported it by its name
+    for module in list(sys.modules.values()):  # also modules that imported it by name
         if getattr(module, "__dict__", {}).get("destroy_process_group") is original:
             module.destroy_process_group = destroy_process_group  # type: ignore[attr-defined]

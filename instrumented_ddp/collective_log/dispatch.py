@@ -1,8 +1,8 @@
-"""Sees every collective of the process, whoever launches it: on torch's dispatcher.
+"""Interception of every collective of the process on torch's dispatcher.
 
 Python functions of ``torch.distributed``, methods of a process group, the C++ reducer of stock DDP and compiled code
-all end in operators of the library ``c10d``. A kernel for the key ``BackendSelect``, which is part of every call,
-is called before that of the device; it hands on to that one with the keys below its own.
+all end in operators of the library ``c10d``. A kernel for the key ``BackendSelect``, which is part of every call, is
+called before that of the device, and redispatches to it with the keys below its own.
 (torch/csrc/distributed/c10d/Ops.cpp has the operators, their schemas and what calls them.)
 """
 
@@ -21,14 +21,14 @@ _HOST: Final = torch.device("cpu")
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """What is to be known of one operator of ``c10d``."""
+    """Operation and argument names of one operator of ``c10d``."""
 
     name: str
-    """The operation, as in ``torch.distributed``."""
+    """Name of the operation in ``torch.distributed``."""
     tensors: str | None
-    """The argument with what this rank gives; of a scatter and of receiving, with what it takes."""
+    """Argument with this rank's input; for scatter and receive operations, with its output."""
     peer: str | None = None
-    """The argument with the other side's or the root's rank in the group."""
+    """Argument with the rank of the peer or root in the group."""
 
 
 _OPERATORS: Final = {
@@ -63,35 +63,35 @@ class Call:
     group: dist.ProcessGroup
     tensors: Sequence[torch.Tensor]
     device: torch.device
-    """Where it runs."""
+    """Device on which it runs."""
     peer: int | None
-    """In the group; None without one, and for a receive from anybody."""
+    """Rank of the peer in the group; None without one, and for a receive from any source."""
     tag: int
     is_awaited: bool
-    """Whether the caller goes on when it is over; not known of torch before 2.8, whose callers wait on their own."""
+    """True if the caller continues only when it has ended; unknown before torch 2.8, whose callers wait themselves."""
 
 
 class Observer(Protocol):
-    """Is told of every collective."""
+    """Receiver of every collective."""
 
     def announce(self, call: Call) -> Any:
-        """A collective is about to be launched. What is returned comes back with its fate."""
+        """Handle a collective about to be launched; the return value is passed to ``launched`` or ``failed``."""
 
     def launched(self, announced: Any, work: dist.Work | None) -> None:
-        """The backend has taken it; a synchronous one may come without a work. May wait for what the caller awaits."""
+        """Handle acceptance by the backend, without a work if synchronous. May wait for what the caller awaits."""
 
     def failed(self, announced: Any) -> None:
-        """The backend has refused it."""
+        """Handle rejection by the backend."""
 
     def is_lost(self, error: Exception) -> None:
-        """A collective that is about to be launched is not understood here."""
+        """Handle a collective that is about to be launched but could not be parsed."""
 
 
 class Interception:
-    """The kernels, for as long as they are wanted.
+    """Kernels that intercept collectives until ``close``.
 
     Args:
-        observer: told of every collective of the process from now on.
+        observer: receives every collective of the process from now on.
     """
 
     def __init__(self, observer: Observer) -> None:
@@ -102,14 +102,14 @@ class Interception:
                 self._library.impl(name, kernel, "BackendSelect", with_keyset=True)
 
     def close(self) -> None:
-        """Take the kernels out. May be called twice."""
+        """Remove the kernels. May be called twice."""
         self._library._destroy()
 
 
 def _kernel(overload: Any, operator: Operator, observer: Observer) -> Callable[..., Any]:
     place = {argument.name: number for number, argument in enumerate(overload._schema.arguments)}
     group_at, tag_at = place["process_group"], place.get("tag")
-    async_at = place.get("async_op", place.get("asyncOp"))  # true where it is left out
+    async_at = place.get("async_op", place.get("asyncOp"))  # true if omitted
     tensors_at = None if operator.tensors is None else place[operator.tensors]
     peer_at = None if operator.peer is None else place[operator.peer]
     work_at = next((at for at, value in enumerate(overload._schema.returns) if "Work" in str(value.type)), None)
@@ -149,7 +149,10 @@ def _kernel(overload: Any, operator: Operator, observer: Observer) -> Callable[.
 
 
 def _device_of(argument: Any) -> torch.device:
-    """By the first argument torch's dispatcher finds the backend. A barrier has an empty tensor for that alone."""
+    """Return the device by which torch's dispatcher selects the backend: that of the first argument.
+
+    A barrier has an empty tensor for that purpose alone.
+    """
     while isinstance(argument, list | tuple) and argument:
         argument = argument[0]
     return argument.device if isinstance(argument, torch.Tensor) else _HOST

@@ -1,4 +1,4 @@
-"""Whether the user's loop has begun its next iteration, which no hook tells: by the lines at which its frames are."""
+"""Detection of whether the user's loop has begun its next iteration, by the current lines of its frames."""
 
 from __future__ import annotations
 
@@ -18,32 +18,35 @@ _OF_CALLS: Final = re.compile(
 
 
 class LoopPlace:
-    """Compares where frames are with where they were in the newest training forward.
+    """Compares the lines of frames with their lines in the latest training forward.
 
-    A loop is a frame that lives on from one forward to the next. Before the line from which it called the newest
-    forward it is in its next iteration, after that line still in the same.
+    A loop is a frame that lives on from one forward to the next. If it is before the line from which it called the
+    latest forward, it is in its next iteration; after that line, it is still in the same. For example, if the forward
+    was called on line 20 and an update followed, a frame on line 23 is in the same iteration, one on line 18 in the
+    next.
 
     Args:
-        position: knows whether there was an update since the newest forward.
+        position: knows whether there was an update since the latest forward.
     """
 
     def __init__(self, position: Position) -> None:
         self._position = position
         self._lines: dict[int, tuple[CodeType, int]] = {}
-        """By identity of a frame, which may be that of a later one: so with its code. Frames are not kept alive."""
+        """Code and line of each frame by its identity, so that frames are not kept alive. The code is compared as well,
+        since a later frame may have the same identity."""
 
     def forward_begins(self) -> None:
-        """A forward begins whose gradients are wanted."""
+        """Store the lines of all frames at the start of a training forward."""
         self._lines = {id(frame): (frame.f_code, line) for frame, line in frames_of(sys._getframe(1))}
 
     def has_begun_next(self, frames: Iterable[tuple[FrameType, int]]) -> bool | None:
-        """Whether the loop is in the iteration after that of the newest update.
+        """Return whether the loop is in the iteration after that of the latest update.
 
         Args:
-            frames: with their lines, the innermost first.
+            frames: frames with their lines, innermost first.
 
         Returns:
-            None if none of them was there in the newest forward, or there was no forward.
+            None if none of them was there in the latest forward, or there was no forward.
         """
         if self._lines and not self._position.has_updated:
             return True
@@ -56,12 +59,12 @@ class LoopPlace:
 
 @lru_cache(maxsize=4096)
 def _runs_no_loop(file: str) -> bool:
-    """Whether frames of a file live for one call only, so that one which seems to be another's is a later one."""
+    """Return whether frames of a file live for one call only, so that an equal identity must be a later frame's."""
     return _OF_CALLS.search(file) is not None
 
 
 def frames_of(frame: FrameType | None) -> Iterator[tuple[FrameType, int]]:
-    """A frame and those that have called it, with the lines at which they are."""
+    """Yield a frame and its callers, with their current lines."""
     for _ in range(_MOST_FRAMES):
         if frame is None:
             return
@@ -70,7 +73,7 @@ def frames_of(frame: FrameType | None) -> Iterator[tuple[FrameType, int]]:
 
 
 def frames_of_traceback(trace: TracebackType | None) -> list[tuple[FrameType, int]]:
-    """The frames that an exception has gone through, the innermost first, with the lines at which it did."""
+    """Return the frames that an exception has passed through, innermost first, with the lines where it did."""
     found = []
     while trace is not None:
         found.append((trace.tb_frame, trace.tb_lineno))

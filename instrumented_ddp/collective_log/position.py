@@ -1,4 +1,4 @@
-"""Where this rank is in its training, in one small object: written by who follows the training, read by who reports."""
+"""Current position of this rank in its training: step, phase and batch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from overlapscope.trace.host import host_now_ns
 
 @dataclass(slots=True, kw_only=True)
 class Position:
-    """Where this rank is.
+    """Position of this rank in its training.
 
-    The recorder (or, without DDP, the count of optimizer steps) writes it; the collective log puts it into every
-    entry, and the watchdog tells the other ranks.
+    Written by the recorder (or, without DDP, by the counter of optimizer steps); the collective log stores it in every
+    entry, and the watchdog sends it to the other ranks.
     """
 
     step: int = 0
@@ -24,23 +24,23 @@ class Position:
     phase: int = UNKNOWN_PHASE
     """A ``Phase``, or ``UNKNOWN_PHASE``."""
     since_ns: int = 0
-    """Host: when the phase began; 0 if phases are not followed."""
+    """Time at which the phase began, on the host clock; 0 if phases are not tracked."""
     batch: int = UNKNOWN
-    """How far this rank is in its data, as of its newest training forward."""
+    """Position of this rank in its data, as of its latest training forward."""
     flags: int = 0
-    """Of all entries from now on, see ``overlapscope.trace.group_log``."""
+    """Flags of all entries from now on, see ``overlapscope.trace.group_log``."""
     backward_call_site: int = NO_CALL_SITE
-    """Call site of what DDP launches during a backward."""
+    """Call site of collectives that DDP launches during a backward."""
     no_sync_since: int | None = None
-    """The step from which on all backwards were under ``no_sync()``; None if the newest step to end was reduced."""
+    """First step since which all backwards were under ``no_sync()``; None if the latest step to end was reduced."""
     has_updated: bool = False
-    """Whether ``step`` follows an update, and no training forward has begun it."""
+    """True if ``step`` follows an update, and no training forward has begun it."""
     has_phases: bool = False
-    """Whether a recorder follows steps and phases."""
+    """True if a recorder tracks steps and phases."""
 
     @contextmanager
     def waits(self) -> Iterator[None]:
-        """What is waited for inside was launched before, outside of the phases in which that is usual."""
+        """Mark a wait for earlier launches that happens outside of the phases in which this is usual."""
         before = self.phase, self.since_ns
         self.phase, self.since_ns = Phase.FINALISE, host_now_ns()
         try:
@@ -50,7 +50,7 @@ class Position:
 
     @contextmanager
     def has_joined(self) -> Iterator[None]:
-        """What is launched inside stands in for what a rank without inputs has not."""
+        """Mark collectives launched inside as shadows of those that a joined rank, which has no more inputs, skips."""
         before, self.flags = self.flags, UNEVEN_INPUTS | SHADOW
         try:
             yield

@@ -1,4 +1,4 @@
-"""What a collective is launched for: said by those who launch it, around the launch."""
+"""Declared purposes of collectives: context managers around the launch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from overlapscope.trace.signature import NO_BUCKET
 
 @dataclass(frozen=True, kw_only=True)
 class Purpose:
-    """What a collective is launched for, known to those who launch it."""
+    """Purpose of a collective, declared by the code that launches it."""
 
     role: str
     """See ``Signature.role``."""
@@ -37,11 +37,11 @@ class Launch:
 
     purpose: Purpose
     group: dist.ProcessGroup | None = None
-    """In this group; None: in any."""
+    """Group in which it is launched; None for any."""
     launched: Callable[[dist.Work], OnEnd | None] | None = None
-    """Called with its work; returns who is to be told of its end, on the host."""
+    """Called with its work; returns the callback for its end, on the host."""
     is_awaited: bool = False
-    """On the host: who launches it goes on when it is over."""
+    """True if, on the host, the launching code continues only when it has ended."""
 
 
 class _Purposes(threading.local):
@@ -54,7 +54,7 @@ _of_groups: Final[weakref.WeakKeyDictionary[dist.ProcessGroup, Purpose]] = weakr
 
 @contextmanager
 def launched_for(what: Purpose | Launch | None) -> Iterator[None]:
-    """What this thread launches inside is for this purpose, or this launch; None: for that which holds already."""
+    """Declare the purpose of collectives that this thread launches inside; None keeps the current one."""
     before = _purposes.current
     if what is not None:
         _purposes.current = what if isinstance(what, Launch) else Launch(purpose=what)
@@ -65,18 +65,18 @@ def launched_for(what: Purpose | Launch | None) -> Iterator[None]:
 
 
 def keep_for(group: dist.ProcessGroup, purpose: Purpose) -> None:
-    """Whatever is launched in a group is for this purpose.
+    """Declare the purpose of everything that is launched in a group.
 
-    For torch's hooks: what they launch in callbacks comes from whichever thread has seen an earlier part end.
+    Needed for torch's hooks: their callbacks launch collectives on whichever thread saw an earlier part end.
     """
     _of_groups[group] = purpose
 
 
 def purpose_of_group(group: dist.ProcessGroup) -> Purpose | None:
-    """What a group was kept for, if it was."""
+    """Return the purpose declared for a group, if any."""
     return _of_groups.get(group)
 
 
 def current_launch() -> Launch | None:
-    """What this thread launches now, as far as it has said so."""
+    """Return the declared launch of this thread, if any."""
     return _purposes.current

@@ -1,4 +1,4 @@
-"""What was launched, once for all collectives that are alike: a number, and a line in ``signatures.jsonl``."""
+"""Table of distinct collective signatures: a number for each, and a line in ``signatures.jsonl``."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from overlapscope.trace.group_log import GroupHeader
 from overlapscope.trace.signature import Signature
 
 _MOST_SIGNATURES: Final = 100_000
-"""Of collectives whose shapes change all the time; those beyond are numbered 0, and still hashed as what they are."""
+"""Limit for collectives whose shapes change all the time; signatures beyond it get number 0, but the right hash."""
 _FRAMES_TO_REDUCTION: Final = 6
-"""From this table to the function of ``torch.distributed`` that the user has called, through its decorators."""
+"""Maximum number of frames from this table to the ``torch.distributed`` function called by the user."""
 
 
 class SignatureTable:
-    """The signatures of this process, each written down when it is first seen.
+    """The signatures of this process, each written when it is first seen.
 
     Args:
-        folder: of this rank.
+        folder: folder of this rank.
 
     Raises:
-        OSError: the file can't be written; ``FileExistsError`` if there is one.
+        OSError: the file can't be written; ``FileExistsError`` if it exists.
     """
 
     def __init__(self, folder: Path) -> None:
         self.known: list[Signature] = []
-        """By number - 1."""
+        """Known signatures, indexed by number - 1."""
         self._file = (folder / SIGNATURES_FILE).open("x", encoding="utf-8")
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._lock = threading.Lock()
@@ -42,12 +42,12 @@ class SignatureTable:
     def of(
         self, call: Call, purpose: Purpose | None, header: GroupHeader, names: tuple[str, ...]
     ) -> tuple[int, Signature]:
-        """The signature of a call, and its number.
+        """Return the number and the signature of a call.
 
         Args:
-            purpose: what it is launched for, if somebody has said so.
-            header: of its group.
-            names: of its tensors.
+            purpose: declared purpose, if any.
+            header: header of its group.
+            names: names of its tensors.
         """
         tensors = call.tensors
         reduce_op = _reduce_op() if "reduce" in call.op else ""
@@ -103,10 +103,10 @@ class SignatureTable:
 
 
 def _reduce_op() -> str:
-    """What a function of ``torch.distributed`` was asked to do: the dispatcher is given a box that can't be opened.
+    """Return the reduce operation from the caller's frame: the dispatcher's boxed argument can't be unpacked.
 
     Returns:
-        ``sum``, ``max`` ...; empty if a process group was called by other ways.
+        ``sum``, ``max`` ...; empty if a process group was called in another way.
     """
     frame: FrameType | None = sys._getframe(2)
     for _ in range(_FRAMES_TO_REDUCTION):

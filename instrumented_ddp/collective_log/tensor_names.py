@@ -1,7 +1,7 @@
-"""What a tensor is called where it is used: a parameter by its place in the module, else by the user's variable.
+"""Names of tensors given to collectives: a parameter's name in its module, else the user's variable.
 
 Two collectives of the same shape that one rank launches in another order give wrong numbers and no error. The only
-thing that tells them apart is which tensor each of them was given.
+thing that distinguishes them is which tensor each of them was given.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from torch.utils.weak import WeakIdKeyDictionary
 from instrumented_ddp.collective_log.variables import read_variables
 
 _MOST_ITEMS: Final = 64
-"""Of a container in which a tensor is looked for."""
+"""Maximum size of a container that is searched for tensors."""
 _MOST_THINGS: Final = 512
-"""Looked at for one collective: about 50 µs, for scripts that keep everything in global variables."""
+"""Maximum number of objects searched per collective: about 50 µs, for scripts with all their data in globals."""
 
 
 class TensorNames:
-    """Names for the tensors that collectives are given."""
+    """Lookup of names for the tensors that collectives are given."""
 
     def __init__(self) -> None:
         self._of_module: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._modules_known: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
     def add_module(self, module: torch.nn.Module) -> None:
-        """Know the parameters and buffers of a module by their names in it."""
+        """Register the parameters and buffers of a module by their names in it."""
         if module in self._modules_known:
             return
         self._modules_known[module] = True
@@ -39,9 +39,9 @@ class TensorNames:
             self._of_module.setdefault(tensor, name.removeprefix("module."))
 
     def names_of(self, tensors: Sequence[torch.Tensor], frame: FrameType | None) -> tuple[str, ...]:
-        """What tensors are called in a frame of the user's; those that have no name there are left out.
+        """Return the names of tensors in a frame of user code, omitting those without a name there.
 
-        A tensor may have several names, in a loop for instance that of the loop's variable; all are given.
+        A tensor may have several names, for instance that of a loop variable as well; all are returned.
         """
         names: list[str] = [self._of_module[tensor] for tensor in tensors if tensor in self._of_module]
         if frame is None or not tensors:
@@ -55,12 +55,12 @@ class TensorNames:
                 elif _is_parameter(value) and (found := by_id.get(id(value.grad))) is not None:
                     found.append(f"{self._of_module.get(value, name)}.grad")
 
-        with suppress(Exception):  # of the user's objects, or because another thread changes them meanwhile
+        with suppress(Exception):  # from the user's objects, or because another thread changes them meanwhile
             read_variables(frame, look_for_them)
         return (*names, *(name for tensor in tensors for name in sorted(by_id[id(tensor)])))
 
     def note_modules(self, frame: FrameType) -> None:
-        """Know the modules that a frame holds in its variables."""
+        """Register the modules in the variables of a frame."""
 
         def note(variables: Mapping[str, Any]) -> None:
             for value in variables.values():
@@ -72,7 +72,7 @@ class TensorNames:
 
 
 def _things_in(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Variables of a frame, items of its containers and attributes of its ``self``, with their names."""
+    """Yield the variables of a frame, items of its containers and attributes of its ``self``, with their names."""
     for name, value in variables.items():
         if isinstance(value, dict) and len(value) <= _MOST_ITEMS:
             for key, item in value.items():
@@ -89,5 +89,5 @@ def _things_in(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _is_parameter(value: object) -> bool:
-    """``isinstance(value, Parameter)`` is Python code, and most things are no tensors."""
+    """Return whether a value is a parameter, testing for tensors first as ``Parameter``'s check is Python code."""
     return isinstance(value, torch.Tensor) and isinstance(value, torch.nn.Parameter)

@@ -1,4 +1,4 @@
-"""The variables of a frame of the user's, read so that nothing is kept alive by it."""
+"""Reading of local variables of user code without keeping them alive."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ T = TypeVar("T")
 
 _FRAMES_KEEP_COPIES: Final = sys.version_info < (3, 13)
 _REFERENCES: Final = 3
-"""To a copy that nobody else has: the frame's, that of who has just asked for it, and that of who counts."""
+"""Number of references to an unshared copy: the frame's, the caller's, and that of ``getrefcount``."""
 
 
 def read_variables(frame: FrameType, read: Callable[[Mapping[str, Any]], T]) -> T:
-    """What ``read`` makes of the variables of a frame; it must not keep what it is given.
+    """Return ``read(variables)`` for the variables of a frame; ``read`` must not keep its argument.
 
-    Before Python 3.13 ``frame.f_locals`` of a function is a copy that the frame keeps until somebody asks again: a
-    tensor that the function has let go of since would live on, and with it memory of the device. So it is emptied,
-    unless somebody else has it, such as a debugger. ``locals()`` hands out the same copy, which asking would bring up
-    to date: in a function that calls it there is nothing to read.
+    Before Python 3.13, ``frame.f_locals`` of a function is a copy that the frame keeps until the next access: a tensor
+    that the function has released since would live on, and with it device memory. So the copy is cleared, unless
+    somebody else has it, such as a debugger. ``locals()`` returns the same copy, which an access would update: nothing
+    is read in a function that calls it.
     """
     if _FRAMES_KEEP_COPIES and _asks_for_its_own(frame.f_code):
         return read({})
@@ -40,5 +40,5 @@ def read_variables(frame: FrameType, read: Callable[[Mapping[str, Any]], T]) -> 
 def _asks_for_its_own(code: CodeType) -> bool:
     if not code.co_flags & CO_OPTIMIZED or {"locals", "vars"}.isdisjoint(code.co_names):
         return False
-    # Names are also those of attributes.
+    # Attributes have these names too.
     return any(each.opname == "LOAD_GLOBAL" and each.argval in ("locals", "vars") for each in get_instructions(code))

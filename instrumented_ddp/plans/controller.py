@@ -1,4 +1,4 @@
-"""Which plan a reducer has when: the first, the rebuilt one, and those of a schedule. Asked between two reductions.
+"""Control of a reducer's bucket plans between reductions: the first plan, the rebuilt one, and those of a schedule.
 
 As in torch, buckets are rebuilt once, after the first reduced backward, in the order in which rank 0 saw its
 gradients; unless gradients may come in another order each time.
@@ -17,15 +17,15 @@ from instrumented_ddp.reduction.reducer import Reducer
 
 
 class PlanController:
-    """The plans of one reducer.
+    """Controller of the bucket plans of one reducer.
 
     Args:
-        reducer: that takes them.
+        reducer: the reducer that uses the plans.
         model: its number in the recording.
-        limits_bytes: of the buckets of the rebuilt plan.
+        limits_bytes: limits of the buckets of the rebuilt plan.
         given: the rebuilt plan, if it is known already.
-        wish: what this process was asked to do with its plans.
-        wished: the schedule for that.
+        wish: requested handling of bucket plans.
+        wished: the schedule for that request.
         order: see ``Strategy.order``.
     """
 
@@ -47,25 +47,25 @@ class PlanController:
         self._order = order
         self._wish = wish
         self.wished = wished
-        """To be followed as soon as ranks agree on it."""
+        """Requested schedule, to be followed as soon as ranks agree on it."""
         self.schedule: PlanSchedule | None = None
-        """From one backward to the next, as long as there is one."""
+        """Active schedule; None if there is none, or it is over."""
         self._reductions_when_asked = -1
         self.has_rebuilt = False
 
     @property
     def should_rebuild(self) -> bool:
-        """Whether buckets are still to be rebuilt."""
+        """Return whether buckets are still to be rebuilt."""
         return not self.has_rebuilt and not self._reducer.order_may_change
 
     def rebuild(self) -> bool:
         """Rebuild the buckets, if it is time. Called at the beginning of each forward, on all ranks.
 
         Returns:
-            Whether they were.
+            True if they were rebuilt.
 
         Raises:
-            RuntimeError: the backward before did not come to its end.
+            RuntimeError: the previous backward was not completed.
         """
         reducer = self._reducer
         reducer.ensure_prior_reduction_finished()
@@ -86,11 +86,11 @@ class PlanController:
         return True
 
     def begin_schedule(self, order: Sequence[int], *, everybody_would: bool) -> None:
-        """Agree on the schedule of plans, on ranks that were asked for it, if all were. Called on all ranks.
+        """Agree on the schedule of plans, on ranks that requested one, if all did. Called on all ranks.
 
         Args:
-            order: of the gradients, as far as it is known; rank 0's counts.
-            everybody_would: whether all ranks were asked for the same.
+            order: order of the gradients, as far as it is known; rank 0's counts.
+            everybody_would: whether all ranks requested the same.
         """
         if self.wished is None:
             return
@@ -102,7 +102,7 @@ class PlanController:
         self.schedule = self.wished
 
     def follow_schedule(self) -> None:
-        """Take another plan if it is time. Called at the beginning of a forward that is to be reduced."""
+        """Use another plan if it is time. Called at the beginning of a forward that is to be reduced."""
         schedule, reducer = self.schedule, self._reducer
         if schedule is None or reducer.reductions == self._reductions_when_asked:
             return
@@ -117,16 +117,16 @@ class PlanController:
             self.schedule = None
 
     def keep_plan(self, why: str) -> None:
-        """The plan in force must stay.
+        """Keep the active plan from now on.
 
         Args:
-            why: for the recording.
+            why: reason, for the recording.
         """
         if self.wished is not None:
             self.wished.is_impossible(why)
 
     def forget(self) -> None:
-        """Begin anew, with another group: its ranks have agreed on nothing."""
+        """Reset for another group, whose ranks have agreed on nothing yet."""
         self.has_rebuilt = False
         self.schedule = None
 

@@ -1,4 +1,4 @@
-"""The plan of the first backward, and what the plan after it is made of."""
+"""The plan of the first backward, and the bucket size limits from which the next one is made."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from overlapscope.model.plan_file import PlanFile
 
 @dataclass(frozen=True, kw_only=True)
 class Caps:
-    """How large buckets may be, as torch's wrapper was told.
+    """Bucket size limits, as given to torch's wrapper.
 
     Args:
         cap_bytes: ``bucket_cap_mb``, or its default.
-        is_default: nobody has given it.
-        listed_bytes: ``bucket_cap_mb_list`` (torch 2.13): one for each bucket; empty if it was not given.
+        is_default: True if ``bucket_cap_mb`` was not given.
+        listed_bytes: ``bucket_cap_mb_list`` (torch 2.13): one limit for each bucket; empty if it was not given.
     """
 
     cap_bytes: int
@@ -32,7 +32,7 @@ class Caps:
 
     @property
     def rebuilt_bytes(self) -> list[int]:
-        """Limits of the buckets that follow the order of the gradients. Only the default has a small first bucket."""
+        """Return the limits of buckets that follow the order of the gradients. The default has a small first one."""
         if self.listed_bytes:
             return list(self.listed_bytes)
         if not self.is_default:
@@ -40,10 +40,10 @@ class Caps:
         return [dist._DEFAULT_FIRST_BUCKET_BYTES, self.cap_bytes]  # type: ignore[attr-defined]
 
     def first_bytes(self, *, is_final: bool) -> list[int]:
-        """Limits of the first plan's buckets.
+        """Return the limits of the first plan's buckets.
 
-        Until the order of the gradients is known there is one bucket, unless it will never be known. A collective of
-        the user's own in the backward graph would otherwise meet our buckets in an order of its own.
+        Until the order of the gradients is known there is one bucket, unless it will never be known. Otherwise a user's
+        own collective in the backward graph would meet our buckets in an order that differs between ranks.
 
         Args:
             is_final: buckets are never rebuilt.
@@ -63,20 +63,20 @@ def first_plan(
     group: dist.ProcessGroup,
     device: torch.device,
 ) -> tuple[BucketPlan, BucketPlan | None]:
-    """The plan of the first backward, rank 0's on all ranks.
+    """Return the plan of the first backward, which is rank 0's on all ranks.
 
     Args:
-        given: what takes the place of caps, from the second plan on, or at once if the first is final.
-        known: what was given to the wrapper that this one was unpickled from.
-        buckets: in place of those that caps make.
+        given: plan that replaces the limits, from the second plan on, or at once if the first is final.
+        known: plan that was given to the wrapper from which this one was unpickled.
+        buckets: buckets in place of those that the limits make.
         is_final: buckets are never rebuilt.
-        has_to_agree: ranks compare their plans; called on all of them.
+        has_to_agree: ranks compare their plans; then this is called on all of them.
 
     Returns:
         The first plan, and the given one as far as this rank needs it.
 
     Raises:
-        OverlapScopeError: the given plan can't be read, or is for another module. On all ranks, in rank 0's words.
+        OverlapScopeError: the given plan can't be read, or is for another module. On all ranks, with rank 0's message.
     """
     plan, planned, why_not = plan_in_module_order(specs, caps.first_bytes(is_final=is_final)), known, ""
     if buckets is not None:

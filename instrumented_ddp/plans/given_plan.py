@@ -11,14 +11,14 @@ from overlapscope.errors import OverlapScopeError
 from overlapscope.model.plan_file import PlanFile, PlannedParameter, read_plan
 
 AUTO: Final = "auto"
-"""Value of ``bucket_cap_mb`` that leaves the choice to us."""
+"""Value of ``bucket_cap_mb`` that selects automatic tuning."""
 
 
 def is_auto(arguments: Mapping[str, Any]) -> bool:
-    """Whether the sizes of buckets are to be chosen while the model trains.
+    """Return whether bucket sizes are to be tuned while the model trains.
 
     Raises:
-        OverlapScopeError: sizes are given as well, or ``bucket_cap_mb`` is another word.
+        OverlapScopeError: sizes are given as well, or ``bucket_cap_mb`` is another string.
     """
     cap_mb = arguments.get("bucket_cap_mb")
     if not isinstance(cap_mb, str):
@@ -31,7 +31,7 @@ def is_auto(arguments: Mapping[str, Any]) -> bool:
 
 
 def refuse_caps_beside(what: str, arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments that set bucket sizes beside another one that does, which is called ``what``.
+    """Refuse arguments that set bucket sizes in addition to another one that does, which is named ``what``.
 
     Raises:
         OverlapScopeError: one of them is given.
@@ -42,10 +42,10 @@ def refuse_caps_beside(what: str, arguments: Mapping[str, Any]) -> None:
 
 
 def plan_for(parameters: Sequence[ParameterSpec], plan: str | Path | PlanFile) -> BucketPlan:
-    """A plan, from its file or already read, checked against a module's parameters.
+    """Return a plan, from its file or already read, checked against a module's parameters.
 
     Args:
-        parameters: of the module that require a gradient, in its order.
+        parameters: parameters of the module that require a gradient, in its order.
 
     Raises:
         OverlapScopeError: the file can't be read, or is for another module: names the first parameter that differs.

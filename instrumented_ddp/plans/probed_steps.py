@@ -1,4 +1,4 @@
-"""Training with some bucket plans for some steps each: all of ``record --probe-buckets``, and how ``"auto"`` begins."""
+"""Training with several bucket plans for a few steps each: ``record --probe-buckets``, and the start of ``"auto"``."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from overlapscope.model.partition import Gradients
 from overlapscope.model.probe import probe
 
 WARM_UP_STEPS: Final = 3
-"""So many are reduced with the plan in force before others are run."""
+"""Number of steps that are reduced with the active plan before others are run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbedSteps:
-    """Plans, and which of them each step runs with."""
+    """Some plans, and which of them each step runs with."""
 
     plans: Sequence[BucketPlan]
     plan_of_step: Sequence[int]
-    """By step; place in the plans."""
+    """Index of the plan, by step."""
 
     def changes(self) -> Iterator[PlanChange]:
-        """The plan of each step."""
+        """Return the plan of each step."""
         for place in self.plan_of_step:
             yield PlanChange(plan=self.plans[place], reason="probe")
 
 
 def warm_up(reductions: Callable[[], int], after: int) -> Iterator[None]:
-    """Keep the plan in force for the first steps.
+    """Keep the active plan for the first steps.
 
     Args:
-        reductions: how many there have been; asked at the beginning of each step.
-        after: how many there had been before the first of them.
+        reductions: returns the number of reductions so far; called at the beginning of each step.
+        after: number of reductions before the first of these steps.
     """
     while reductions() < after + WARM_UP_STEPS:
         yield None
@@ -48,16 +48,16 @@ def warm_up(reductions: Callable[[], int], after: int) -> Iterator[None]:
 def agree_on_probe(
     own: BucketPlan, order: Sequence[int], group: dist.ProcessGroup, *, everybody_would: bool
 ) -> ProbedSteps:
-    """Rank 0's probe on every rank. Called on all ranks.
+    """Broadcast rank 0's probe to all ranks. Called on all ranks.
 
     Args:
-        own: the plan in force.
-        order: in which gradients are expected.
+        own: the active plan.
+        order: order in which gradients are expected.
         group: the ranks that reduce.
-        everybody_would: whether all of them were asked for it.
+        everybody_would: whether all of them requested it.
 
     Raises:
-        OverlapScopeError: on every rank, why nothing can be probed.
+        OverlapScopeError: on every rank, with the reason why nothing can be probed.
     """
     if not everybody_would:
         raise OverlapScopeError("not all ranks were asked to, or ranks don't synchronise (init_sync=False)")
@@ -82,10 +82,10 @@ def agree_on_probe(
 
 
 def gradients_of(plan: BucketPlan, order: Sequence[int]) -> Gradients:
-    """A plan's parameters as the model of ``overlapscope.model`` wants them.
+    """Convert a plan's parameters to the input of ``overlapscope.model``.
 
     Args:
-        order: of the gradients, as far as it is known.
+        order: order of the gradients, as far as it is known.
     """
     parameters = plan.parameters
     known = set(order)

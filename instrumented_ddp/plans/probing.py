@@ -1,6 +1,6 @@
 """``record --probe-buckets``: run other bucket plans for a few steps each, and then the user's own again.
 
-One plan holds few sizes of collectives, from which latency and bandwidth can't be told apart. The sums that ranks get
+One plan has few sizes of collectives, from which latency and bandwidth can't be separated. The sums that ranks get
 do not depend on the plan, except for the order of additions among three or more ranks.
 """
 
@@ -22,7 +22,7 @@ from overlapscope.trace.environment import recording_from_environment
 
 
 def is_asked_to_probe(trace: Path) -> bool:
-    """Whether this process is to probe bucket plans while it records into this folder."""
+    """Return whether this process is to probe bucket plans while it records into this folder."""
     recording = recording_from_environment(trace)
     return recording is not None and recording.probe_buckets
 
@@ -31,8 +31,8 @@ class Probing:
     """The probing of one model's bucket plans; a ``PlanSchedule``.
 
     Args:
-        recorder: told how far it has come, if there is one.
-        model: its number in the recording.
+        recorder: notified of the progress, if there is one.
+        model: number of the model in the recording.
     """
 
     def __init__(self, recorder: Recorder | None, model: int) -> None:
@@ -45,12 +45,12 @@ class Probing:
         self._has_begun = False
         self._is_impossible = False
         self.is_over = False
-        """Whether the plans were run, or can't be, and the user's own plan is used."""
+        """True if the plans were run, or can't be, and the user's own plan is active."""
         self._say("waiting")
 
     @property
     def is_possible(self) -> bool:
-        """Whether nothing prevents it so far."""
+        """Return whether nothing prevents it so far."""
         return not (self.is_over or self._is_impossible)
 
     def agree(
@@ -60,9 +60,9 @@ class Probing:
 
         Args:
             own: the plan to return to.
-            order: in which gradients are expected.
+            order: order in which gradients are expected.
             after: number of reductions after which it begins.
-            everybody_would: whether all ranks were asked to probe.
+            everybody_would: whether all ranks requested it.
         """
         self._has_begun = False
         try:
@@ -76,13 +76,13 @@ class Probing:
         self._say("waiting")
 
     def is_impossible(self, why: str) -> None:
-        """Give up, and say so in the recording."""
+        """Give up, and note the reason in the recording."""
         if self.is_possible:
             self._is_impossible = True
             self._say("impossible", why=why)
 
     def change_after(self, reductions: int) -> PlanChange | None:
-        """The plan whose turn it is."""
+        """Return the plan of the next step."""
         if self._own is None or self._is_impossible:
             return self._return()
         self._reductions = reductions

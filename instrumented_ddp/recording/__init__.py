@@ -1,1 +1,1 @@
-"""What a training process writes down: records of steps and buckets, their times, clocks, links, pauses, its end."""
+"""Recording of a training process: steps, buckets, times, clocks, TCP connections, GC pauses, and how it ended."""

@@ -1,8 +1,8 @@
-"""Which attempt of its job this process belongs to, and so into which folder it records.
+"""Attempt number of a restarted job, which decides the folder that this process records into.
 
-Launchers start all ranks anew when one has failed, and say nothing of it that holds on every host. What tells attempts
-apart is that the processes of one were there at the same time: a process of a rank that another process has been
-before, or one that began when a rank had already come to an end, is of a new attempt.
+Launchers restart all ranks when one has failed, and set no variable that identifies the attempt on every host. But the
+processes of one attempt exist at the same time: a process whose rank was already taken by another process, or that
+began after some rank had ended, belongs to a new attempt.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from overlapscope.trace.format import (
 
 
 def attempt_folder(first: Path, rank: int) -> Path:
-    """The folder of the attempt that this process belongs to: the one given, or one inside it.
+    """Return the folder of the attempt that this process belongs to: the given one, or one inside it.
 
     Args:
-        first: of the run. One that the script itself has named holds restarts of torchrun and nothing else: a script
-            that is run a second time is told that its folder is in use.
-        rank: of this process.
+        first: folder of the run. If the script itself named it, it holds restarts of torchrun and nothing else: running
+            such a script a second time is an error because the folder is in use.
+        rank: rank of this process.
 
     Raises:
         OverlapScopeError: a variable has an invalid value.
@@ -45,27 +45,27 @@ def attempt_folder(first: Path, rank: int) -> Path:
 
 @lru_cache(maxsize=8)
 def _chosen(first: Path, rank: int, _pid: int) -> Path:
-    """Once for each process, as it would find itself the next time."""
+    """Choose the folder once per process, as the process would find its own files the next time."""
     newest = newest_attempt(first)
     if not is_over(newest, rank, began_ns()):
         return newest
-    # By torchrun's count where that is higher, as attempts that ended before any rank was there have left nothing.
+    # Use torchrun's count if it is higher: attempts that ended before any rank started have left no files.
     return restart_folder(first, max(number_of(newest) + 1, _restarts()))
 
 
 def _restarts() -> int:
-    """How often torchrun has restarted the ranks of this host."""
+    """Return how often torchrun has restarted the ranks of this host."""
     count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
     return int(count) if count.isdecimal() else 0
 
 
 def is_over(attempt: Path, rank: int, since_ns: int | None) -> bool:
-    """Whether an attempt came to an end before a process began that is to be a rank; not as long as one is there.
+    """Return whether an attempt ended before a process of a rank began; False while any of its processes is alive.
 
     Args:
-        attempt: its folder.
-        rank: of the process.
-        since_ns: when it began; None if not known.
+        attempt: folder of the attempt.
+        rank: rank of the process.
+        since_ns: time at which the process began; None if not known.
     """
     found = {folder.name: _process_of(folder) for folder in attempt.glob("rank_*")}
     before = {name: where for name, where in found.items() if where is not None}
@@ -78,7 +78,7 @@ def is_over(attempt: Path, rank: int, since_ns: int | None) -> bool:
 
 
 def _process_of(folder: Path) -> dict[str, Any] | None:
-    """What a rank has said of its process, empty if that can't be read; None if no process has been this rank."""
+    """Return what a rank recorded about its process, empty if unreadable; None if no process has been this rank."""
     for name in (RANK_FILE, JOINING_FILE):
         if (folder / name).exists():
             return read_json(folder / name, [])
@@ -86,6 +86,6 @@ def _process_of(folder: Path) -> dict[str, Any] | None:
 
 
 def _last_heard_ns(folder: Path, where: dict[str, Any]) -> int | None:
-    """When a process that is gone was still there."""
+    """Return the last time at which a process that is gone was known to be alive."""
     ended = read_json(folder / ENDED_FILE, []) if (folder / ENDED_FILE).exists() else {}
     return max((ns for ns in (written_ns(where), written_ns(ended)) if ns is not None), default=None)

@@ -1,4 +1,4 @@
-"""When a backward begins and ends: with the first gradient of a forward's output, and when autograd is done."""
+"""Start and end of each backward: from the first gradient of a forward's output until autograd is done."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from overlapscope.trace.format import Phase
 
 
 class Backwards:
-    """Tells an observer of the backwards of one model.
+    """Reports the backwards of one model to an observer.
 
     Args:
-        observer: who is told.
-        on_end: called when autograd is done with one, with whether that was under ``no_sync()``.
+        observer: receives the events.
+        on_end: called when autograd has finished a backward, with whether it was under ``no_sync()``.
     """
 
     def __init__(self, observer: Observer, on_end: Callable[[bool], None] | None = None) -> None:
@@ -26,24 +26,24 @@ class Backwards:
         self._on_end = on_end
         self._is_running = False
         self._step = 0
-        """In which the newest began: who catches an exception may update all the same."""
+        """Step in which the latest backward began; a caller that catches its exception may still update."""
 
     @property
     def is_running(self) -> bool:
-        """Whether autograd has begun with one, and has not said that it is done."""
+        """Return whether autograd has begun a backward and has not finished it."""
         return self._is_running
 
     def gives_up(self, error: Exception) -> None:
-        """Something of ours went wrong: the recording ends here."""
+        """Disable recording after an internal error."""
         self._observer.gives_up(error)
 
     @survived
     def expect(self, output: Any, *, no_sync: bool) -> None:
-        """A forward has ended: its backward begins with the first gradient of its output.
+        """Expect a backward after a forward has ended: it begins with the first gradient of the output.
 
         Args:
-            output: of the forward, whatever it is made of.
-            no_sync: its gradients are not to be reduced.
+            output: output of the forward, of any structure.
+            no_sync: whether its gradients will not be reduced.
         """
 
         def begin(_: torch.Tensor) -> None:
@@ -54,7 +54,7 @@ class Backwards:
 
     @survived
     def begin(self, *, no_sync: bool) -> None:
-        """Autograd runs, and has come to the model; nothing new if that is known."""
+        """Note that autograd has reached the model; does nothing if that is known."""
         if self._is_running:
             return
         observer = self._observer
@@ -73,14 +73,14 @@ class Backwards:
 
     @survived
     def forward_begins(self) -> None:
-        """If autograd has not said that it is done, an exception came out of the backward, and was caught."""
+        """Report a backward that autograd has not finished: an exception came out of it and was caught."""
         if self._is_running:
             self._is_running = False
             self._observer.backward_was_left(self._step)
 
 
 def computed(output: Any) -> Iterator[torch.Tensor]:
-    """The tensors of an output through which its backward goes; a parameter in it would keep each step's hook."""
+    """Yield the output's tensors that have a backward; a hook on a parameter would be kept from every step."""
     for leaf in [output] if isinstance(output, torch.Tensor) else tree_leaves(output):
         if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
             yield leaf

@@ -1,4 +1,4 @@
-"""The collective of one bucket, from its launch to its record."""
+"""Collective of one bucket, from its launch to its record."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _LONGEST_UNCERTAINTY_NS: Final = 0xFFFFFFFF
 
 
 class Collective:
-    """One collective of a bucket, under way.
+    """One in-flight collective of a bucket.
 
     Args:
-        records: what is written of it; None: nothing.
-        step: that it belongs to.
-        log: where its record goes when the host sees it end; None if a device's timer writes it.
+        records: its packed records; None writes nothing.
+        step: step that it belongs to.
+        log: receives its record when the host sees it end; None if a device timer writes it.
     """
 
     __slots__ = (
@@ -41,33 +41,33 @@ class Collective:
         self.records = records
         self.step = step
         self.work: dist.Work | torch._C.Future[Any] | None = None
-        """What the process group or the communication hook has returned."""
+        """Work or future that the process group or the communication hook has returned."""
         self.is_watched = False
-        """Its end will be noticed by who has seen it on torch's dispatcher."""
+        """True if its end is reported by the interception on torch's dispatcher."""
         self.launch_ns = 0
         self.running_ns = 0
-        """Host: when it was last seen running."""
+        """Time at which it was last seen running, on the host clock."""
         self.start: Mark = None
         self.end: Mark = None
         self._log = log
-        self._is_written = threading.Lock()  # taken once, by who is first: the training thread sees ends as well
+        self._is_written = threading.Lock()  # acquired once, by the first thread (maybe the training's) to see the end
 
     def wait(self) -> None:
-        """Make the current stream wait for it; on CPU, the host."""
+        """Make the current stream wait for it; on CPU, block the host."""
         if isinstance(self.work, torch._C.Future):
             self.work.wait()
         elif self.work is not None:
-            self.work.wait(NO_TIMEOUT)  # a process group written in Python may insist on being given one
+            self.work.wait(NO_TIMEOUT)  # a process group written in Python may require the argument
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, seen from the host."""
+        """Return whether it has ended, as seen from the host."""
         if self.work is None:
             return False
         return self.work.done() if isinstance(self.work, torch._C.Future) else self.work.is_completed()
 
     def ended(self, now_ns: int, failed: bool) -> None:
-        """Write its record, with the first end that is told; later ones are ignored."""
+        """Write its record when its end is first reported; later reports are ignored."""
         if failed or self.records is None or self._log is None or not self._is_written.acquire(blocking=False):
             return
         uncertainty_ns = min(max(now_ns - self.running_ns, 0), _LONGEST_UNCERTAINTY_NS)

@@ -1,4 +1,4 @@
-"""The sum of one bucket that a strategy makes of several messages: how it enters both logs."""
+"""Sum of one bucket that a strategy computes from several messages, and its entries in both logs."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from overlapscope.trace.segments import Segment
 
 
 class BucketSum:
-    """Is told of the sum of a bucket by a strategy.
+    """Receives the events of a strategy's sum of a bucket.
 
     In the collective log of its group it is an all-reduce like that of the backend, so that ranks are compared by it,
-    and each message is an entry that says which round it belongs to. In the event log each round is a record.
+    and each message is an entry with the number of its round. In the event log each round is a record.
 
     Args:
-        strategy: its name.
-        records: of the bucket; None: nothing is written.
-        observer: None: likewise.
-        op: what it is, if the sum takes several operations.
+        strategy: name of the strategy.
+        records: packed records of the bucket; None writes nothing.
+        observer: receives the records; None writes nothing.
+        op: operation, if the sum takes several.
     """
 
     def __init__(
@@ -45,16 +45,16 @@ class BucketSum:
         self._announced: Announced | None = None
         self._ranks: Sequence[int] | None = None
         self.marks: tuple[Mark, Mark] = None, None
-        """On a device: of its begin and its end."""
+        """Marks of its start and its end, on a device."""
 
     def over(self, group: dist.ProcessGroup) -> BucketSum:
-        """The same sum, told of rounds in another group than that of those who need it."""
+        """Return a copy of this sum whose rounds run in another group than that of the ranks that need the sum."""
         told = copy(self)
         told._ranks = dist.get_process_group_ranks(group)
         return told
 
     def launched(self, group: dist.ProcessGroup, buffer: torch.Tensor) -> None:
-        """The sum is about to begin, or to wait for those before it: written down in the order of launches."""
+        """Announce the sum before it starts or queues behind earlier ones; entries are in launch order."""
         observer, records = self._observer, self._records
         if observer is None or records is None or observer.collectives is None:  # a meter has no log
             return
@@ -78,7 +78,7 @@ class BucketSum:
 
     @contextmanager
     def on_device(self, device: torch.device) -> Iterator[None]:
-        """All of it is enqueued inside, on the current stream of a device."""
+        """Mark the start and end of everything that is enqueued inside, on the current stream of a device."""
         begin = self._mark_on(device)
         yield
         self.marks = begin, self._mark_on(device)
@@ -94,7 +94,7 @@ class BucketSum:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The sum runs inside; on a device it is enqueued there, on the current stream."""
+        """Report the end of the sum that runs inside; on a device it is enqueued there, on the current stream."""
         try:
             yield
         except BaseException:
@@ -104,10 +104,10 @@ class BucketSum:
 
     @contextmanager
     def round(self, segment: Segment) -> Iterator[None]:
-        """All messages of a round are launched and waited for inside.
+        """Record a round: all its messages are launched and waited for inside.
 
         Args:
-            segment: with the numbers that ranks have in the group.
+            segment: the round, with ranks numbered within the group.
         """
         purpose, body, start = self._begins(segment)
         with launched_for(purpose):

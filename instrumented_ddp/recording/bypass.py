@@ -1,7 +1,7 @@
-"""Notices gradients that are never reduced, because the module was called and not its wrapper.
+"""Detection of gradients that are never reduced because the module was called instead of its DDP wrapper.
 
-``ddp.module(x)`` is right for evaluation. In training it gives gradients of this rank alone: nothing fails, all ranks
-do the same, and their models drift apart from that step on.
+``ddp.module(x)`` is right for evaluation. In training it yields gradients of this rank alone: nothing fails, all ranks
+do the same, and their models diverge from that step on.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from overlapscope.trace.format import NO_CALL_SITE
 
 
 class Bypass:
-    """Watches one wrapped module.
+    """Detector of unreduced gradients of one wrapped module.
 
     Args:
-        parameters: the module's trained parameters.
-        collectives: know the user's lines, and what users reduce themselves.
+        parameters: trained parameters of the module.
+        collectives: source of the user's call sites and of the volume that users reduce themselves.
     """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], collectives: Collectives) -> None:
@@ -32,7 +32,7 @@ class Bypass:
         self._reduced_by_user_before = 0
 
     def module_is_taken(self, frame: FrameType) -> None:
-        """The user reaches behind the wrapper, perhaps to call the module."""
+        """Note that the user accesses the wrapped module, perhaps to call it."""
         if self._collectives.call_sites.is_the_users(frame):
             self._line_of_access = self._collectives.call_sites.number_of(frame)
 
@@ -47,15 +47,14 @@ class Bypass:
         self._line = self._line_of_access = NO_CALL_SITE
 
     def line_of_unreduced(self, optimizer: torch.optim.Optimizer) -> int:
-        """The line behind unreduced gradients, asked before an update.
+        """Return the call site behind unreduced gradients that an update is about to use. Called before each update.
 
         Args:
-            optimizer: that updates. What another model's optimizer leaves alone may yet be set to zero: a
-                discriminator gets gradients from its generator's loss.
+            optimizer: optimizer that is about to update. Gradients that another model's optimizer ignores may still be
+                set to zero: a discriminator gets gradients from its generator's loss.
 
         Returns:
-            The call site behind gradients that the update is about to use, and that nobody has reduced;
-            ``NO_CALL_SITE`` if there are none.
+            The call site behind gradients that nobody has reduced; ``NO_CALL_SITE`` if there are none.
         """
         if self._line == NO_CALL_SITE:
             self._line_of_access = NO_CALL_SITE
@@ -69,6 +68,6 @@ class Bypass:
         return NO_CALL_SITE if 2 * by_user >= self._elements else line
 
     def _are_updated_by(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether an optimizer holds any of the parameters. Asked only if one has a gradient that was not reduced."""
+        """Return whether an optimizer holds any of the parameters. Called only if there is an unreduced gradient."""
         own = {id(parameter) for parameter in self._parameters}
         return any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])

@@ -1,8 +1,8 @@
-"""Writes down how the processes end that this one has started: a launcher knows what ranks can't say of themselves.
+"""Exit codes and signals of child processes: a launcher knows how a rank ended when the rank could not report it.
 
 torchrun, ``torch.multiprocessing.spawn`` and most other launchers start ranks by ``subprocess`` or ``multiprocessing``,
-and end the others, by a signal, once one has failed. They are no ranks, so nothing of ours is imported into them before
-there is something to write.
+and terminate the others by a signal once one has failed. Launchers are not ranks, so nothing else of this package is
+imported into them until there is something to write.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any, Final
 
 _MOST: Final = 10_000
-"""Processes of which this is written down: a rank may start one after the other."""
+"""Maximum number of processes recorded: a rank may start an unlimited number of them."""
 
 
 def watch_children(folder: Path) -> None:
-    """Write down from now on how the children of this process end.
+    """Record from now on how the children of this process end.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
     """
     exits = _ChildExits(folder)
     _then(subprocess.Popen, "poll", exits.look)
@@ -39,28 +39,28 @@ class _ChildExits:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._told: dict[int, tuple[int, int]] = {}
-        """When each was first sent a signal, and which, by process number."""
+        """Time and number of the first signal sent to each process, by process id."""
         self._seen: set[int] = set()
 
     def look(self, child: Any) -> None:
-        """A child may have ended.
+        """Record the exit of a child if it has ended.
 
         Args:
-            child: a ``Popen``, of ``subprocess`` or of ``multiprocessing``.
+            child: a ``Popen`` of ``subprocess`` or of ``multiprocessing``.
         """
         if child.returncode is None or child.pid in self._seen or len(self._seen) >= _MOST:
             return
         self._seen.add(child.pid)
-        with suppress(Exception):  # the folder is gone, the disk is full, or this is a Python without us
+        with suppress(Exception):  # the folder is gone, the disk is full, or this Python lacks the package
             from overlapscope.trace.attempts import newest_attempt
             from overlapscope.trace.exits import write_exit
 
             told_ns, told_signal = self._told.get(child.pid, (None, None))
-            folder = newest_attempt(self._folder)  # for launchers end one before the next
+            folder = newest_attempt(self._folder)  # for launchers end one attempt before the next
             write_exit(folder, child.pid, child.returncode, told_ns=told_ns, told_signal=told_signal)
 
     def noting(self, kill: Callable[[int, int], None]) -> Callable[[int, int], None]:
-        """``os.kill`` or ``os.killpg``, whose signals are remembered; children in a group of their own lead it."""
+        """Wrap ``os.kill`` or ``os.killpg`` to remember its signals; a child with its own process group leads it."""
 
         @functools.wraps(kill)
         def kill_and_remember(pid: int, number: int, /) -> None:
@@ -72,7 +72,7 @@ class _ChildExits:
 
 
 def _then(of: type, name: str, look: Callable[[Any], None]) -> None:
-    """Have something look at an object after each call of one of its methods."""
+    """Patch a method of a class so that a function gets the object after each call."""
     method = getattr(of, name)
 
     @functools.wraps(method)

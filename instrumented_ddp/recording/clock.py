@@ -1,8 +1,8 @@
-"""Makes this rank's clock comparable with rank 0's: pings between hosts, written beside the log.
+"""Clock synchronization with rank 0 by pings between hosts, written next to the event log.
 
-Ranks with one boot identity share ``CLOCK_MONOTONIC``. One rank of each other identity, the reporter, asks rank 0 for
-its time, in bursts: at construction, when a plan is rebuilt, at growing intervals, and at the end. All of it
-happens on one daemon thread per rank, never on the training thread; where it fails, the recording goes on unaligned.
+Ranks with the same boot identity share ``CLOCK_MONOTONIC``. One rank of each other identity, the reporter, asks rank 0
+for its time, in bursts: at construction, when a plan is rebuilt, at growing intervals, and at the end. All of this runs
+on one daemon thread per rank, never on the training thread; if it fails, the recording continues unaligned.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _WAKE_FOR: Final = {"rebuild": b"r", "end": b"e"}
 
 
 class ClockSampling:
-    """Rank 0's clock for the others to ask, or a reporter that asks it.
+    """Rank 0's clock server, or a reporter that pings it.
 
-    Without a default process group there is no store by which ranks could find each other: nothing happens.
+    Without a default process group there is no store through which ranks could find each other, and nothing is done.
 
     Args:
-        folder: of this rank, in the run's folder.
-        rank: of this process in the whole job.
+        folder: folder of this rank, inside the run's folder.
+        rank: rank of this process in the whole job.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -60,7 +60,7 @@ class ClockSampling:
         self._tell("rebuild")
 
     def close(self) -> None:
-        """Request a last burst, and wait for it as long as the end of a training may be delayed."""
+        """Request a last burst, and wait for it no longer than the end of a training may be delayed."""
         self._tell("end")
         if self._thread is not None:
             self._thread.join(CLOSING_TIME_S)
@@ -68,7 +68,7 @@ class ClockSampling:
             self._thread = None
 
     def _tell(self, reason: str) -> None:
-        # A thread that is done, or that a fork left behind, no longer listens.
+        # A thread that has finished, or that was not copied by a fork, no longer listens.
         if self._thread is not None and self._thread.is_alive():
             try:
                 self._wake.send(_WAKE_FOR[reason], socket.MSG_DONTWAIT)
@@ -78,7 +78,7 @@ class ClockSampling:
     def _run(self, store: Store, woken: socket.socket) -> None:
         try:
             with woken:
-                # The training thread may wait in the store for other ranks: use our own connection, if possible.
+                # The training thread may block in the store: use a separate connection, if possible.
                 store = store.clone() if hasattr(store, "clone") else store
                 if self._rank == 0:
                     self._serve(store, woken)
@@ -108,7 +108,7 @@ class ClockSampling:
                     return
             try:
                 connection = PingConnection(card["addresses"], card["port"], bytes.fromhex(card["token"]))
-            except OSError:  # perhaps rank 0 of an earlier recording: the next one has another card
+            except OSError:  # perhaps rank 0 of an earlier recording: the next one publishes another card
                 continue
             with connection:
                 self._ping_until_the_end(connection, card["boot"], woken)
@@ -116,11 +116,11 @@ class ClockSampling:
 
     @property
     def _key(self) -> str:
-        """The key of rank 0's address: hosts may have the run's folder in different places."""
+        """Return the key of rank 0's address, without the run's path, which may differ between hosts."""
         return f"overlapscope/clock/{self._folder.parent.name}"
 
     def _cards(self, store: Store, woken: socket.socket) -> Iterator[dict[str, Any]]:
-        """The cards that rank 0 publishes, each time one is new, until the end. Never blocks in the store."""
+        """Yield each new card that rank 0 publishes, until the end. Never blocks in the store."""
         pause_s, last = 0.02, b""
         while True:
             if store.check([self._key]) and (card := store.get(self._key)) != last:
@@ -139,14 +139,14 @@ class ClockSampling:
                 file.write(json_line(line))
             if reason == "end" or connection.has_farewell:
                 return
-            # Hosts began together, but should not keep asking rank 0 all at the same time.
+            # Hosts began together, but should not keep pinging rank 0 all at the same time.
             reason = _reason_within(interval_s * random.uniform(0.75, 1.0), woken, connection)
             if reason == "periodic":
                 interval_s = min(2 * interval_s, _LONGEST_INTERVAL_S)
 
 
 def _reason_within(seconds: float, woken: socket.socket, connection: PingConnection | None = None) -> str:
-    """The reason for a burst: the time is up, our own process asks for it, or rank 0 is about to close."""
+    """Return the reason for the next burst: the interval has passed, this process asks for it, or rank 0 is closing."""
     ready, _, _ = select.select([woken] if connection is None else [woken, connection.socket], [], [], seconds)
     if woken in ready:
         return _reason_given(woken)

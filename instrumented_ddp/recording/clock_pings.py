@@ -1,4 +1,4 @@
-"""Asks rank 0 for its time, in bursts of pings."""
+"""Client of rank 0's clock server: bursts of pings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from overlapscope.trace.host import host_now_ns
 
 _PINGS: Final = 100
 _KEPT_SHARE: Final = 10
-"""One in this many pings of a burst is kept: those with the shortest round trips."""
+"""Inverse of the share of a burst's pings that are kept: those with the shortest round trips."""
 _LONGEST_BURST_S: Final = 0.5
 _TIMEOUT_S: Final = 1.0
 
@@ -20,8 +20,8 @@ class PingConnection:
     """A connection to rank 0's ``ClockServer``.
 
     Args:
-        addresses: where the server may be, tried one after the other.
-        token: tells this run's server from whatever else listens at such an address.
+        addresses: possible addresses of the server, tried in this order.
+        token: distinguishes this run's server from any other service that listens at such an address.
 
     Raises:
         OSError: the server is at none of them.
@@ -30,7 +30,7 @@ class PingConnection:
     def __init__(self, addresses: list[str], port: int, token: bytes) -> None:
         self.socket = _connect(addresses, port, token)
         self.has_farewell = False
-        """Whether rank 0 is about to close."""
+        """True if rank 0 is about to close."""
 
     def __enter__(self) -> PingConnection:
         return self
@@ -39,11 +39,11 @@ class PingConnection:
         self.socket.close()
 
     def burst(self) -> tuple[int, list[tuple[int, int, int]]]:
-        """Ping, within ``_LONGEST_BURST_S``.
+        """Send pings, for at most ``_LONGEST_BURST_S``.
 
         Returns:
-            How many pings there were, and the best tenth by round trip: sent (this host's clock), answered (rank
-            0's), received (this host's), in nanoseconds.
+            The number of pings, and the best tenth by round trip: times of sending (this host's clock), answer (rank
+            0's) and arrival (this host's), in nanoseconds.
 
         Raises:
             OSError: rank 0 is gone.
@@ -59,10 +59,10 @@ class PingConnection:
         return len(pings), sorted(best)
 
     def read_farewell(self) -> None:
-        """Read a message that rank 0 sent unasked.
+        """Read a message that rank 0 sent unrequested.
 
         Raises:
-            OSError: it is gone already.
+            OSError: rank 0 is gone already.
         """
         number, _ = ANSWER.unpack(_read(self.socket, ANSWER.size))
         self.has_farewell = number == FAREWELL
@@ -71,7 +71,7 @@ class PingConnection:
         number, reference_ns = ANSWER.unpack(_read(self.socket, ANSWER.size))
         if number != FAREWELL:
             return int(reference_ns)
-        self.has_farewell = True  # the burst that it asks for is under way
+        self.has_farewell = True  # the burst that it asks for is in progress
         return self._answer()
 
 

@@ -1,8 +1,8 @@
-"""Tells other hosts the time of this one.
+"""Clock server of rank 0, which other hosts ping.
 
-The protocol is TCP. A client says the first half of the token, the server answers with the second. Then each ping is
-a number of 8 bytes, and its answer is the number and the host's clock in nanoseconds. A farewell is an answer that
-nobody asked for: the server closes soon, and clients have ``CLOSING_TIME_S`` for a last burst.
+The protocol is TCP. A client sends the first half of the token, and the server answers with the second. Then each ping
+is a number of 8 bytes, and its answer is this number and the host's clock in nanoseconds. A farewell is an unrequested
+answer: the server closes soon, and clients have ``CLOSING_TIME_S`` for a last burst.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ HALF_TOKEN_BYTES: Final = 16
 CLOSING_TIME_S: Final = 1.0
 
 _MOST_STRANGERS: Final = 256
-"""Most connections that have not shown the token; beyond that, the oldest are closed."""
+"""Maximum number of connections that have not sent the token; beyond that, the oldest are closed."""
 _ROUTES: Final = ("192.0.2.1", "2001:db8::1")
-"""Addresses reserved for documentation: the default route leads towards them."""
+"""Addresses reserved for documentation, routed to the default gateway."""
 
 
 class ClockServer:
-    """Listens on a free port of all interfaces; ``serve`` answers."""
+    """Clock server on a free port of all interfaces; answers while ``serve`` runs."""
 
     def __init__(self) -> None:
         self.token = secrets.token_bytes(2 * HALF_TOKEN_BYTES)
@@ -44,9 +44,9 @@ class ClockServer:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._unread: dict[socket.socket, bytes] = {}
-        """What each client has sent of an incomplete ping."""
+        """Bytes of an incomplete ping received from each client."""
         self._strangers: dict[socket.socket, bytes] = {}
-        """What each connection that has not shown the token has sent."""
+        """Bytes received from each connection that has not sent the token."""
 
     def __enter__(self) -> ClockServer:
         return self
@@ -58,17 +58,17 @@ class ClockServer:
         self._listener.close()
 
     def addresses(self) -> list[str]:
-        """Where other hosts may reach this one, the likeliest first; loopback is for other namespaces of this host."""
+        """Return addresses of this host, most likely first; loopback is for other network namespaces of this host."""
         found = [_local_address_towards(host) for host in (os.environ.get("MASTER_ADDR"), *_ROUTES) if host]
         with suppress(OSError):
             found += [str(address[0]) for *_, address in socket.getaddrinfo(socket.gethostname(), None)]
         return [*dict.fromkeys(address for address in found if address and not _is_loopback(address)), "127.0.0.1"]
 
     def serve(self, *, woken: socket.socket, until: Callable[[], bool]) -> None:
-        """Answer until it is time to close, and then until clients have had their last burst.
+        """Answer pings until it is time to close, and then until clients have had their last burst.
 
         Args:
-            woken: becomes readable when ``until`` should be asked.
+            woken: becomes readable when ``until`` should be called.
         """
         self._selector.register(woken, selectors.EVENT_READ)
         closes_at: float | None = None
@@ -143,13 +143,13 @@ class ClockServer:
         self._unread.pop(connection, None)
         self._strangers.pop(connection, None)
         self._selector.unregister(connection)
-        with suppress(OSError):  # a process forked from this one holds it open as well
+        with suppress(OSError):  # a process forked from this one keeps it open too
             connection.shutdown(socket.SHUT_RDWR)
         connection.close()
 
 
 def _local_address_towards(host: str) -> str | None:
-    """The address of the interface on the route to an address; nothing is sent."""
+    """Return the address of the interface on the route to a host, without sending anything."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:

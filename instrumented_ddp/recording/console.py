@@ -1,4 +1,4 @@
-"""What this package says to people: records of the logger ``instrumented_ddp`` and of those below it, on stderr."""
+"""Console output of this package: records of the logger ``instrumented_ddp`` and its children, on stderr."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LOGGER: Final = logging.getLogger("instrumented_ddp")
 
 
 class _Console(logging.Handler):
-    """Writes to what is ``sys.stderr`` then. A terminal that is gone stops nothing."""
+    """Writes to the current ``sys.stderr``. Errors, such as a closed terminal, are ignored."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(Exception):
@@ -19,7 +19,7 @@ class _Console(logging.Handler):
 
 
 def log_to_stderr() -> None:
-    """Have warnings of this package printed, each after ``overlapscope:``. May be called twice."""
+    """Print warnings of this package, each prefixed with ``overlapscope:``. May be called twice."""
     if any(isinstance(handler, _Console) for handler in _LOGGER.handlers):
         return
     console = _Console(logging.WARNING)

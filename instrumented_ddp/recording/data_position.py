@@ -1,8 +1,8 @@
-"""How far a rank is in its data, so that a rank that skipped a batch is found although all shapes are right.
+"""Position of a rank in its data, which reveals a rank that skipped a batch although all shapes match.
 
-If one rank leaves out a batch (``continue``, a batch without a target), its gradients are averaged with those of
-another batch from then on, and nothing fails. The sign is that its data loader, or its loop counter, is one
-ahead. Positions of ranks need not be equal, a rank may have begun elsewhere; only their difference must not change.
+If one rank skips a batch (``continue``, a batch without a target), its gradients are averaged with those of another
+batch from then on, and nothing fails. The symptom is that its data loader, or its loop counter, is one ahead. Positions
+of ranks need not be equal, since a rank may have begun elsewhere; only their difference must not change.
 """
 
 from __future__ import annotations
@@ -22,47 +22,47 @@ from overlapscope.trace.group_log import UNEVEN_INPUTS, UNKNOWN
 
 _FRAMES_SEARCHED: Final = 5
 _MOST_REPEATED: Final = 4
-"""Forwards in a row with a batch that a data loader has yielded before; after that the loader is out of use."""
+"""Consecutive forwards without a new batch after which the data loader is considered out of use."""
 _STEADY_AFTER: Final = 3
-"""A variable that grows by one this many times in a row counts the loop."""
+"""Consecutive increments by one after which a variable is taken for the loop counter."""
 
 
 class DataPosition:
-    """Keeps ``Position.batch``: the data that the newest training forward was given; and says when it is fetched.
+    """Tracks ``Position.batch``, the data of the latest training forward, and reports when batches are fetched.
 
     Args:
-        position: of this rank.
-        call_sites: know which frames are the user's.
+        position: position of this rank.
+        call_sites: decides which frames are user code.
     """
 
     def __init__(self, position: Position, call_sites: CallSites) -> None:
         self._position = position
         self._call_sites = call_sites
         self.on_fetch: tuple[Callable[[], None], Callable[[], None]] | None = None
-        """Called before and after the training waits for a batch."""
+        """Callbacks before and after the training waits for a batch."""
         self._training_thread: int | None = None
         self._is_fetching = False
         self._yielded: int | None = None
-        """Batches from the data loader that was last asked; None if none was since the last forward."""
+        """Number of batches from the last used data loader; None if it has yielded none since the last forward."""
         self._repeated = _MOST_REPEATED
-        """How often in a row a forward was given no new batch of a data loader."""
+        """Number of consecutive forwards without a new batch from a data loader."""
         self._had_uneven_inputs = False
         self._counter: tuple[CodeType, str] | None = None
         self._growing: dict[tuple[CodeType, str], tuple[int, int]] = {}
-        """Candidates for the loop's counter: their newest value, and how often in a row they have grown by one."""
+        """Candidates for the loop counter: latest value, and number of consecutive increments by one."""
         self._original: Callable[..., Any] | None = dataloader._BaseDataLoaderIter.__next__
         dataloader._BaseDataLoaderIter.__next__ = self._observed(self._original)  # type: ignore[method-assign]
 
     @property
     def has_new_batch(self) -> bool:
-        """Whether a data loader has yielded since the position was taken."""
+        """Return whether a data loader has yielded since the position was last updated."""
         return self._yielded is not None
 
     def forward_begins(self, *, has_uneven_inputs: bool = False) -> None:
-        """A forward begins whose gradients are wanted: take the position of the data that it is given.
+        """Update the position at the start of a training forward.
 
         Args:
-            has_uneven_inputs: it is under ``join()``, where ranks may be at different steps.
+            has_uneven_inputs: whether it is under ``join()``, where ranks may be at different steps.
         """
         self._training_thread = threading.get_ident()
         self._had_uneven_inputs |= has_uneven_inputs  # ranks count different steps from then on
@@ -70,7 +70,7 @@ class DataPosition:
         if self._yielded is not None:
             self._position.batch, self._yielded, self._repeated = self._yielded, None, 0
         elif self._repeated < _MOST_REPEATED:
-            self._repeated += 1  # the newest batch once more
+            self._repeated += 1  # the latest batch once more
         else:
             self._position.batch = self._count_of_loop(self._call_sites.frame_of_caller())
 
@@ -82,7 +82,7 @@ class DataPosition:
 
     def _observed(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def next_batch(iterator: Any) -> Any:
-            # A thread that fetches ahead lets nobody wait, and a dataset may have a loader of its own inside.
+            # A prefetching thread does not block the training, and a dataset may use a loader internally.
             if self.on_fetch is None or self._is_fetching or threading.get_ident() != self._training_thread:
                 batch = original(iterator)
             else:
@@ -100,7 +100,7 @@ class DataPosition:
         return next_batch
 
     def _count_of_loop(self, frame: FrameType | None) -> int:
-        """The value of the variable that grows by one with each forward, in one of the nearest frames."""
+        """Return the value of the variable that grows by one with each forward, searched in the nearest frames."""
         for _ in range(_FRAMES_SEARCHED):
             if frame is None:
                 break

@@ -1,6 +1,6 @@
-"""How this process ended, for finding out why others wait: ``ended.json``.
+"""How this process ended, for finding out why other ranks wait: ``ended.json``.
 
-A process that is killed or aborts writes nothing: the missing file is the sign.
+A process that is killed or aborts writes nothing; the missing file indicates that.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from overlapscope.trace.format import ENDED_FILE, write_json
 from overlapscope.trace.host import host_now_ns
 
 _EXITS: Final = ((sys, "exit"), (builtins, "exit"), (builtins, "quit"))
-"""What scripts call; the last two only exist where ``site`` was imported."""
+"""Functions that scripts call to exit; the last two exist only if ``site`` was imported."""
 _LONGEST_TEXT: Final = 2_000
-"""Characters of what is given to ``sys.exit``."""
+"""Maximum number of characters kept of the argument of ``sys.exit``."""
 
 
 class Farewell:
     """Writes ``ended.json`` when the process ends.
 
     Args:
-        folder: of the rank.
-        call_sites: know which lines are the user's.
-        loop: knows where the user's loop is.
-        on_exception: called with an exception that ends the process, when it has been written down.
+        folder: folder of the rank.
+        call_sites: decides which lines are user code.
+        loop: knows whether the user's loop has begun its next iteration.
+        on_exception: called with an exception that ends the process, after it was written.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class Farewell:
         for (module, name), noting in self._exits.items():
             setattr(module, name, noting)
         self.exit_call: ExitCall | None = None
-        """The last call of ``sys.exit`` or ``exit``."""
+        """Latest call of ``sys.exit`` or ``exit``."""
         self._file_of_spawn = _error_file_of_spawn()
 
     def recording_ends(self, why: str) -> None:
-        """The process goes on, and nothing more will be known of it but its end.
+        """Note that the process continues unrecorded, so that only its end will be known.
 
         Args:
-            why: that is.
+            why: reason why the recording ended.
         """
         self._unrecorded_because = why
         self._write({"how": "unrecorded"})
@@ -91,7 +91,7 @@ class Farewell:
             has_lost_parent = self._file_of_spawn is not None and os.getppid() != self._parent
             self._say({"how": "ended", "has_lost_parent": has_lost_parent} | _exit_as_json(self.exit_call))
         else:  # torch.multiprocessing.spawn has caught it, and no hook was called
-            # It exits with status 1 while it handles it.
+            # spawn exits with status 1 while it handles the exception.
             caught = None if self.exit_call is None else self.exit_call.caught
             kind, _, message = text.strip().splitlines()[-1].partition(": ")
             self._has_failed(caught or Failure(type=kind, message=message, traceback=text, time_ns=host_now_ns()))
@@ -104,7 +104,7 @@ class Farewell:
             self._hook_before(kind, error, trace)
 
     def _noting(self, before: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
-        """``sys.exit`` or ``exit``, which the interpreter tells nobody about."""
+        """Wrap ``sys.exit`` or ``exit`` to note its calls, for which the interpreter has no hook."""
 
         @functools.wraps(before)
         def note_and_exit(*args: Any, **kwargs: Any) -> NoReturn:
@@ -119,7 +119,7 @@ class Farewell:
                 error = sys.exception()
                 trace = None if error is None else error.__traceback__
                 caught = None if error is None else failure_of(error, trace, self._call_sites, self._loop)
-                # Of what is no number the interpreter prints the text, and exits with 1.
+                # The interpreter prints a status that is not a number, and exits with 1.
                 number = status if isinstance(status, int) else int(status is not None)
                 frame = nearest_users_frame(sys._getframe(2), self._call_sites.is_the_users)
                 site = None if frame is None else CallSite(**line_of(frame))
@@ -144,19 +144,19 @@ class Farewell:
 
 
 def call_at_exit(callback: Callable[[], None]) -> None:
-    """Have something called when this process ends, also if multiprocessing has forked it: then nobody asks atexit."""
+    """Register a function to call at process exit, also in a process forked by multiprocessing, which skips atexit."""
     atexit.register(callback)
     if multiprocessing.parent_process() is not None:
         util.Finalize(None, callback, exitpriority=0)
 
 
 def _is_end_of_child() -> bool:
-    """Whether multiprocessing is about to report the current exception, for which it calls no hook."""
+    """Return whether multiprocessing is about to report the current exception, for which it calls no hook."""
     return multiprocessing.parent_process() is not None and util.is_exiting()
 
 
 def failure_of(error: BaseException, trace: TracebackType | None, call_sites: CallSites, loop: LoopPlace) -> Failure:
-    """An exception, with the innermost line of the user's code in its traceback."""
+    """Describe an exception, with the innermost line of user code in its traceback."""
     frames = frames_of_traceback(trace)
     inside = next(((frame.f_code, line) for frame, line in frames if call_sites.is_the_users(frame)), None)
     site = inside and CallSite(file=inside[0].co_filename, line=inside[1], function=inside[0].co_qualname)
@@ -171,14 +171,14 @@ def failure_of(error: BaseException, trace: TracebackType | None, call_sites: Ca
 
 
 def _as_json(failure: Failure) -> dict[str, Any]:
-    """For ``ended.json``."""
+    """Return the fields of a failure for ``ended.json``."""
     said = {"type": failure.type, "message": failure.message, "traceback": failure.traceback}
     site = {} if failure.call_site is None else asdict(failure.call_site)
     return {"how": "exception", **said, **site, "time_ns": failure.time_ns, "has_begun_next": failure.has_begun_next}
 
 
 def _exit_as_json(call: ExitCall | None) -> dict[str, Any]:
-    """For ``ended.json``."""
+    """Return the fields of an exit call for ``ended.json``."""
     if call is None:
         return {}
     site = {} if call.call_site is None else asdict(call.call_site)
@@ -190,12 +190,12 @@ def _exit_as_json(call: ExitCall | None) -> dict[str, Any]:
 def _message_of(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # of a class of the user's
+    except Exception:  # raised by a user's exception class
         return "(its message can't be had)"
 
 
 def _error_file_of_spawn() -> str | None:
-    """Where ``torch.multiprocessing.spawn``, if it has started this process, leaves the exception that it catches."""
+    """Return the file for exceptions caught by ``torch.multiprocessing.spawn``, if that started this process."""
     frame = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "_wrap" and frame.f_globals.get("__name__") == "torch.multiprocessing.spawn":

@@ -1,8 +1,8 @@
-"""Garbage collections that stopped the process, and for how long.
+"""Pauses of the process by Python's garbage collector.
 
-A collection runs on whichever thread happened to allocate, at any point of a step, and a full one takes as long as
-a model has Python objects. A rank that collects while the others wait for its bucket looks slow for no reason visible
-in its code. Young collections are frequent and short, so they are left out.
+A collection runs on whichever thread happened to allocate, at any point of a step, and a full one takes longer the more
+Python objects a model has. A rank that collects while the others wait for its bucket looks slow for no reason visible
+in its code. Young collections are frequent and short, so they are omitted.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _PAUSE_RECORDS: Final = tuple(pack_body(Kind.PAUSE, index=generation) for genera
 
 
 class GcPauses:
-    """Writes a record for every collection that took long enough to matter.
+    """Writes a record for every collection that took at least ``_SHORTEST_PAUSE_NS``.
 
     Args:
-        log: where the records go.
-        position: of this rank.
+        log: receives the records.
+        position: position of this rank.
     """
 
     def __init__(self, log: EventLog, position: Position) -> None:
@@ -43,7 +43,7 @@ class GcPauses:
             gc.callbacks.remove(self._collects)
 
     def _collects(self, phase: str, info: dict[str, Any]) -> None:
-        """Called by the collector before and after; there is never more than one collection in a process."""
+        """Note the start, or record the end, of a collection; a process never has two at a time."""
         if phase == "start":
             self._start_ns = host_now_ns()
             return
@@ -52,6 +52,6 @@ class GcPauses:
         if self._log.closed or os.getpid() != self._pid:
             return
         if end_ns - self._start_ns >= _SHORTEST_PAUSE_NS:
-            # Without a log there is nobody to tell: whoever else writes to it says so.
+            # An error of the log can't be reported from here; its other writers report it.
             with suppress(Exception):
                 self._log.append(_PAUSE_RECORDS[info["generation"]], self._position.step, self._start_ns, end_ns)

@@ -1,4 +1,4 @@
-"""A recording that fails never stops a training."""
+"""Decorators and a context manager that keep errors of the recording from stopping the training."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ P = ParamSpec("P")
 
 
 class Guarded(Protocol):
-    """Something that may fail while a model trains."""
+    """An object of the recording that may fail while a model trains."""
 
     def gives_up(self, error: Exception) -> None:
-        """Say once what is lost from here on, and do nothing any more."""
+        """Report once what is lost from now on, and stop recording."""
 
 
 T = TypeVar("T", bound=Guarded)
 
 
 def survived(method: Callable[Concatenate[T, P], None]) -> Callable[Concatenate[T, P], None]:
-    """Make a method that the training calls one that never raises: an error of ours ends what it belongs to."""
+    """Decorate a method called from the training so that it never raises; an error is passed to its ``gives_up``."""
 
     @functools.wraps(method)
     def guarded(self: T, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -34,10 +34,10 @@ def survived(method: Callable[Concatenate[T, P], None]) -> Callable[Concatenate[
 
 
 def surviving(callback: Callable[P, None], gives_up: Callable[[Exception], None]) -> Callable[P, None]:
-    """The same for a function that is handed to torch.
+    """Wrap a function that is passed to torch so that it never raises.
 
     Args:
-        gives_up: called with what was raised.
+        gives_up: called with the error.
     """
 
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -51,10 +51,10 @@ def surviving(callback: Callable[P, None], gives_up: Callable[[Exception], None]
 
 @contextmanager
 def training_goes_on(gives_up: Callable[[Exception], None]) -> Iterator[None]:
-    """The same for what is inside.
+    """Suppress errors raised inside.
 
     Args:
-        gives_up: called with what was raised.
+        gives_up: called with the error.
     """
     try:
         yield

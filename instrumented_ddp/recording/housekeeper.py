@@ -1,4 +1,4 @@
-"""One thread for all that a recorded process does from time to time, beside its training."""
+"""Background thread that runs all periodic tasks of a recorded process."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ _log: Final = logging.getLogger(__name__)
 
 
 class Job(Protocol):
-    """Something that is done from time to time."""
+    """A periodic task."""
 
     name: str
-    """For the message when it fails, which ends it."""
+    """Name for the message when it fails; a task that fails is not run again."""
 
     def turn(self) -> float:
-        """Do what is due, briefly. Returns after how many seconds there is more."""
+        """Do what is due, briefly, and return the number of seconds until the next call."""
 
     def end(self) -> None:
-        """Do what is to be done at last."""
+        """Do the final work when the process ends."""
 
 
 class Housekeeper:
-    """Does jobs, each when it is due. The thread starts with the first one.
+    """Runs each job when it is due. The thread starts with the first job.
 
     Args:
-        rank: of this process, for messages.
+        rank: rank of this process, for messages.
     """
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._due_s: dict[Job, float] = {}
-        """By ``time.monotonic``; infinity while a job has its turn."""
+        """Next due time of each job, by ``time.monotonic``; infinity while the job is running."""
         self._wake = threading.Event()
         self._closing = False
         self._thread: threading.Thread | None = None
 
     def add(self, job: Job) -> None:
-        """Do a job as well. Its first turn is now."""
+        """Add a job. It is due now."""
         self._due_s[job] = 0.0
         self._wake.set()
         if self._thread is None:
@@ -49,17 +49,17 @@ class Housekeeper:
             self._thread.start()
 
     def wake(self, job: Job) -> None:
-        """Give a job a turn now."""
+        """Make a job due now."""
         if job in self._due_s:
             self._due_s[job] = 0.0
             self._wake.set()
 
     def does(self, job: Job) -> bool:
-        """Whether a job still has turns: neither failed nor ended."""
+        """Return whether a job is still scheduled: neither failed nor ended."""
         return job in self._due_s and self._thread is not None and self._thread.is_alive()
 
     def close(self, timeout_s: float) -> None:
-        """End all jobs, and wait so long for that. May be called twice."""
+        """End all jobs, and wait up to ``timeout_s`` for that. May be called twice."""
         self._closing = True
         self._wake.set()
         if self._thread is not None:
@@ -74,7 +74,7 @@ class Housekeeper:
             self._wake.wait(None if next_s == math.inf else max(0.0, next_s - time.monotonic()))
             self._wake.clear()
         for job in list(self._due_s):
-            with suppress(Exception):  # nobody is there any more who could do with it
+            with suppress(Exception):  # nothing is left that could handle an error
                 job.end()
 
     def _give_turn(self, job: Job) -> None:
@@ -86,5 +86,5 @@ class Housekeeper:
             if not self._closing:
                 _log.warning("rank %d: %s failed and is off: %r", self._rank, job.name, error)
         else:
-            if self._due_s[job] == math.inf:  # else it was woken meanwhile
+            if self._due_s[job] == math.inf:  # otherwise it was woken meanwhile
                 self._due_s[job] = time.monotonic() + pause_s

@@ -1,8 +1,8 @@
-"""What the kernel counts on this process's TCP connections, sampled while it trains.
+"""Kernel statistics of this process's TCP connections, sampled while it trains.
 
-gloo, and NCCL over sockets, send gradients through connections of the training process itself. For each, Linux
-counts the bytes that its peer has acknowledged and measures how fast they are delivered, pauses left out. In an
-all-reduce every rank is as slow as the slowest link; this tells it from the others, and nothing is sent to find out.
+gloo, and NCCL over sockets, send gradients through connections of the training process itself. For each, Linux counts
+the bytes that its peer has acknowledged and measures the delivery rate, idle time excluded. In an all-reduce every rank
+is as slow as the slowest link; these counters identify that link without sending anything.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ _TCP_INFO: Final = struct.Struct("=68xI28xI16xQQ12xI8xQQQQ")
 """Fields of ``struct tcp_info`` (include/uapi/linux/tcp.h): rtt, total_retrans, bytes_acked, bytes_received, min_rtt,
 delivery_rate, busy_time, rwnd_limited, sndbuf_limited."""
 _LEAST_BYTES: Final = 64 * 1024
-"""Bytes, both ways together, below which a connection is a store's or a rendezvous', or not yet of interest."""
+"""Bytes, both directions together, below which a connection is one to a store or a rendezvous, or not yet relevant."""
 
 _SHORTEST_DISTANCE_S: Final = 0.125
 _LONGEST_DISTANCE_S: Final = 60.0
 
 
 class LinkSampler:
-    """Writes a line to ``links.jsonl`` from time to time; a ``Job``.
+    """Appends a line to ``links.jsonl`` periodically; a ``Job``.
 
-    Reading a connection costs about 15 us (``benchmarks/links.py``), and a rank may have a thousand. The distance
-    between samples doubles from 1/8 to 60 s, so that the newest one covers at least half of a run however it ends, and
-    a short run has enough of them that one at a burst after a pause does not count.
+    Reading a connection costs about 15 us (``benchmarks/links.py``), and a rank may have a thousand. The interval
+    between samples doubles from 1/8 to 60 s, so that the last one covers at least half of a run however it ends, and
+    a short run has enough samples that one taken in a burst after a pause does not matter.
 
     Args:
-        folder: of the rank.
-        housekeeper: has it sample.
+        folder: folder of the rank.
+        housekeeper: schedules the samples.
     """
 
     name = "link sampling"
@@ -51,12 +51,12 @@ class LinkSampler:
         housekeeper.add(self)
 
     def sample_soon(self) -> None:
-        """Sample now, and at short distances again, because another part of the run begins."""
+        """Sample now, and at short intervals again, because another part of the run begins."""
         self._distance_s = _SHORTEST_DISTANCE_S
         self._housekeeper.wake(self)
 
     def turn(self) -> float:
-        """Write a sample."""
+        """Write a sample, and return the interval to the next one in seconds."""
         self._write_sample()
         distance_s = self._distance_s
         self._distance_s = min(2 * distance_s, _LONGEST_DISTANCE_S)
@@ -68,7 +68,7 @@ class LinkSampler:
 
     def _write_sample(self) -> None:
         time_ns = host_now_ns()
-        with suppress(OSError):  # no /proc, or a disk that is full
+        with suppress(OSError):  # no /proc, or a full disk
             connections = list(sample_connections())
             if connections:
                 line = json_line({"time_ns": time_ns, "connections": connections})
@@ -77,13 +77,13 @@ class LinkSampler:
 
 
 def sample_connections() -> Iterator[dict[str, Any]]:
-    """What the kernel counts on each TCP connection of this process that has carried data.
+    """Yield the kernel's counters of each TCP connection of this process that has carried data.
 
     Raises:
         OSError: the process's open files can't be listed.
     """
     for connection in tcp_sockets():
-        with suppress(OSError):  # it listens, or was closed since
+        with suppress(OSError):  # it listens, or was closed meanwhile
             if (counters := _counters(connection)) is not None:
                 yield counters
 

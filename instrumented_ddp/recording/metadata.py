@@ -1,4 +1,4 @@
-"""The small files beside the log: what ran, where, and with which bucket plans."""
+"""JSON files next to the event log: ``run.json``, ``rank.json`` and ``plans.jsonl``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from overlapscope.trace.host import host_now_ns
 
 
 def describe_run(group: dist.ProcessGroup, device: torch.device, detail: str) -> dict[str, Any]:
-    """The content of ``run.json``, without models."""
+    """Return the content of ``run.json``, without models."""
     return {
         "format_version": FORMAT_VERSION,
         "world_size": dist.get_world_size() if dist.is_initialized() else group.size(),
@@ -39,12 +39,12 @@ def describe_run(group: dist.ProcessGroup, device: torch.device, detail: str) ->
 
 
 def rank_of_this_process(group: dist.ProcessGroup) -> int:
-    """The rank in the whole job; in the group, if it was made without one."""
+    """Return the rank in the whole job, or in the group if there is no default process group."""
     return dist.get_rank() if dist.is_initialized() else group.rank()
 
 
 def describe_rank(rank: int, device: torch.device) -> dict[str, Any]:
-    """Content of ``rank.json``. The boot id tells which ranks share a clock; the samples tie it to the wall clock."""
+    """Return the content of ``rank.json``; ranks with one boot id share a clock, samples tie it to the wall clock."""
     return {
         "rank": rank,
         "host": socket.gethostname(),
@@ -56,14 +56,14 @@ def describe_rank(rank: int, device: torch.device) -> dict[str, Any]:
 
 
 def is_plain(value: object) -> bool:
-    """Whether a value can be stored in a recording as it is."""
+    """Return whether a value can be stored in a recording as it is."""
     if isinstance(value, list | tuple):
         return all(is_plain(item) for item in value)
     return value is None or isinstance(value, bool | int | float | str)
 
 
 def append_plan(folder: Path, *, model: int, epoch: int, plan: BucketPlan, reason: str) -> None:
-    """Add a line to ``plans.jsonl``.
+    """Append a line to ``plans.jsonl``.
 
     Args:
         epoch: plan number of this model, from 0.

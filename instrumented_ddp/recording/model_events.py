@@ -1,4 +1,4 @@
-"""What the reducer of one model tells -> records of its buckets and gradients."""
+"""Records of a model's buckets and gradients, made from the events of its reducer."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from overlapscope.trace.format import Phase
 
 
 def events_of(observer: Observer | None, model: int, parameters: Sequence[torch.nn.Parameter]) -> ReductionEvents:
-    """Who listens to the reducer of a model that is recorded, or that nobody records.
+    """Return the listener for a model's reducer, which writes records only if the model is recorded.
 
     Args:
-        model: its number in the recording.
-        parameters: of the reducer.
+        model: number of the model in the recording.
+        parameters: parameters of the reducer.
     """
     device = parameters[0].device
     stats = RuntimeStats(device)
@@ -33,14 +33,14 @@ def events_of(observer: Observer | None, model: int, parameters: Sequence[torch.
 
 
 class ModelEvents(ReductionEvents):
-    """Writes down what one reducer does. What goes wrong here ends the recording, and never the training.
+    """Recorder of the events of one reducer. An error here ends the recording, never the training.
 
     Args:
         observer: the recorder of the process, or a meter for some steps.
-        model: its number in the recording.
-        device: of its first parameter.
-        stats: of the model.
-        parameters: how many it has.
+        model: number of the model in the recording.
+        device: device of its first parameter.
+        stats: runtime statistics of the model.
+        parameters: number of its parameters.
     """
 
     def __init__(
@@ -61,30 +61,30 @@ class ModelEvents(ReductionEvents):
     def _begin(self, device: torch.device, parameters: int) -> None:
         observer = self.observer
         self._bitmap = all_reduce_records(observer.timer_on(device).flags, self._model, parameters, "int32")
-        self.board = observer.board(self._model, parameters)  # seen by others when this process is dead
+        self.board = observer.board(self._model, parameters)  # stays readable for others when this process is dead
 
     @survived
     def plan_adopted(self, epoch: int, plan: BucketPlan, reason: str) -> None:
-        """Write the plan down, and pack what will be written of its buckets."""
-        self._plan = None  # should this fail, the records of the plan before are of other buckets
+        """Write the plan, and pack the records of its buckets."""
+        self._plan = None  # if this fails, the previous plan's records would belong to other buckets
         self._plan = self.observer.plan_takes_effect(self._model, epoch, plan, reason)
 
     def records_of(self, bucket: int) -> BucketRecords | None:
-        """What is written of a bucket, packed with the plan."""
+        """Return the records of a bucket, packed with the plan."""
         return None if self._plan is None else self._plan.buckets[bucket]
 
     def gather_records_of(self, bucket: int) -> BucketRecords | None:
-        """What is written of the all-gather of its parameters, packed with the plan."""
+        """Return the records of the all-gather of its parameters, packed with the plan."""
         return None if self._plan is None else self._plan.gathers[bucket]
 
     @property
     def bitmap_records(self) -> BucketRecords | None:
-        """What is written of the bitmap, packed with the model."""
+        """Return the records of the bitmap, packed with the model."""
         return self._bitmap
 
     @survived
     def gradient_ready(self, index: int, *, is_expected: bool) -> None:
-        """Have the time put on the board: packing a record here, with cold caches, would cost several times as much."""
+        """Provide the time for the board: packing a record here, with cold caches, would cost several times as much."""
         observer, plan = self.observer, self._plan
         assert plan is not None
         timer = observer.timer_on(plan.devices[index])
@@ -97,12 +97,12 @@ class ModelEvents(ReductionEvents):
 
     @survived
     def gradient_not_reduced(self) -> None:
-        """Perhaps the module was called and not its wrapper."""
+        """Report a gradient outside of any pass: perhaps the module was called and not its wrapper."""
         self.observer.gradient_is_not_reduced(self._model)
 
     @survived
     def bucket_ready(self, device: torch.device) -> None:
-        """The last gradient of a bucket has come: written with the copy."""
+        """Note that the last gradient of a bucket is ready; its record is written with the copy."""
         observer = self.observer
         if observer.phase is not Phase.BACKWARD:  # no output of the module was seen to get a gradient
             observer.note_caller()
@@ -111,14 +111,14 @@ class ModelEvents(ReductionEvents):
 
     @survived
     def copied_in(self, bucket: int, device: torch.device) -> None:
-        """Write when it was ready, and how long it took to copy."""
+        """Write when the bucket was ready, and how long the copy took."""
         observer, timer, records = self.observer, self.observer.timer_on(device), self._records(bucket)
         timer.write(records.ready, observer.step, self._mark, self._mark)
         timer.write(records.copy_in, observer.step, self._mark, timer.mark())
 
     @survived
     def gradients_launched(self, indices: tuple[int, ...]) -> None:
-        """Write when each gradient was ready: after the launch, which must not wait for that."""
+        """Write when each gradient was ready: after the launch, which must not be delayed by that."""
         if not self.wants_gradients or self._plan is None:
             return
         append, step, records = self._log.append, self.observer.step, self._plan.gradient_ready
@@ -129,35 +129,35 @@ class ModelEvents(ReductionEvents):
 
     @survived
     def backward_over(self) -> None:
-        """What remains of the backward is the wait for averages."""
+        """Enter the phase in which the rest of the backward waits for averages."""
         super().backward_over()
         self.observer.enter(Phase.FINALISE)
 
     @survived
     def copying_out(self, device: torch.device) -> None:
-        """Mark when the average is handed on."""
+        """Mark the time at which the average begins to be copied out."""
         self._mark = self.observer.timer_on(device).mark()
 
     @survived
     def copied_out(self, bucket: int, device: torch.device) -> None:
-        """Write how long it took."""
+        """Write how long the copy took."""
         timer = self.observer.timer_on(device)
         timer.write(self._records(bucket).copy_out, self.observer.step, self._mark, timer.mark())
 
     @survived
     def finalised(self) -> None:
-        """The pass is over."""
+        """Note that the pass is complete."""
         super().finalised()
         self.observer.leave(Phase.FINALISE)
         self.observer.gradients_are_reduced(self._model)
 
     @survived
     def failed(self) -> None:
-        """Keep the newest records where nothing overwrites them."""
+        """Preserve the latest records so that nothing overwrites them."""
         self.observer.incident()
 
     def gives_up(self, error: Exception) -> None:
-        """Something of ours went wrong: the recording ends here."""
+        """Disable recording after an internal error."""
         self.observer.gives_up(error)
 
     def _records(self, bucket: int) -> BucketRecords:

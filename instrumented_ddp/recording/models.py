@@ -1,4 +1,4 @@
-"""The DDP instances of this process, as ``parameters.jsonl``, ``unreduced.json`` and others tell of them."""
+"""DDP instances of this process and their files: ``parameters.jsonl``, ``unreduced.json`` and others."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _MOST_LEFT_BACKWARDS: Final = 16
 
 
 class Models:
-    """Numbers the DDP instances of this process, and writes down what is said of them before anything is trained.
+    """Registry of the DDP instances of this process, which records their definitions before training starts.
 
     Args:
-        collectives: the collective log of this process, in whose folder the files are.
+        collectives: the collective log of this process; the files are written to its folder.
     """
 
     def __init__(self, collectives: Collectives) -> None:
@@ -33,12 +33,12 @@ class Models:
         self._count = 0
         self._given: dict[int, tuple[weakref.ref[torch.nn.Module], frozenset[str]]] = {}
         self.unreduced: Unreduced | None = None
-        """The first update that has used gradients of this rank alone, see ``gradients_were_not_reduced``."""
+        """First update that has used gradients of this rank alone, see ``gradients_were_not_reduced``."""
         self.left_backwards: tuple[LeftBackward, ...] = ()
-        """The newest of them, in order."""
+        """Latest interrupted backwards, in order."""
 
     def add(self, module: torch.nn.Module, parameters: Sequence[ParameterSpec], settings: Mapping[str, str]) -> int:
-        """Write down what a DDP instance is given, before ranks compare it.
+        """Record the definition of a DDP instance before ranks compare it.
 
         Args:
             settings: as in ``settings_of_model``.
@@ -66,12 +66,12 @@ class Models:
         return number
 
     def note_frozen(self) -> None:
-        """Write down which parameters don't require gradients any more that did when they were given to DDP.
+        """Write which parameters no longer require gradients although they did when they were given to DDP.
 
-        Called when something is amiss, on the watchdog's thread.
+        Called when an anomaly is detected, on the watchdog's thread.
         """
         frozen: dict[str, list[str]] = {}
-        with suppress(RuntimeError):  # the training thread may just be changing the module
+        with suppress(RuntimeError):  # the training thread may be changing the module
             for number, (reference, names) in list(self._given.items()):
                 module = reference()
                 parameters = () if module is None else module.named_parameters()
@@ -82,10 +82,10 @@ class Models:
                 write_json(path, {"step": self._collectives.position.step, "models": frozen})
 
     def gradients_were_not_reduced(self, model: int, call_site: int) -> None:
-        """An update uses gradients that were never averaged. Written down once; every step would say the same.
+        """Record the first update that uses gradients that were never averaged; every later step would look the same.
 
         Args:
-            call_site: where the module was called instead of its wrapper.
+            call_site: line at which the module was called instead of its wrapper.
         """
         if self.unreduced is not None:
             return
@@ -100,7 +100,7 @@ class Models:
             )
 
     def backward_was_left(self, step: int) -> None:
-        """An exception has come out of the newest backward, and the training goes on. The newest few are kept."""
+        """Record that an exception came out of the latest backward and training continues. The last few are kept."""
         left = LeftBackward(step=step, call_site=self._site(self._collectives.position.backward_call_site))
         self.left_backwards = (*self.left_backwards, left)[-_MOST_LEFT_BACKWARDS:]
         lines = [{"step": one.step, **_as_json(one.call_site)} for one in self.left_backwards]

@@ -1,4 +1,4 @@
-"""Who is told of what the reducer and its communicators do: the recorder of the process, or a meter for some steps."""
+"""Interface of objects that receive the events of the reducer and its communicators: the recorder, or a meter."""
 
 from __future__ import annotations
 
@@ -17,64 +17,64 @@ from overlapscope.trace.format import Phase
 
 
 class Observer(Protocol):
-    """Called from the hot path, so what it does must be brief."""
+    """Receiver of reducer events. Called on the hot path, so methods must be brief."""
 
     detail: Detail
-    """``parameters`` if the readiness of every gradient is wanted as well."""
+    """``parameters`` if the ready time of every gradient is wanted as well."""
     completions: CompletionWatch
 
     @property
     def collectives(self) -> Collectives | None:
-        """The collective log, if there is one."""
+        """Return the collective log, if there is one."""
 
     @property
     def segments(self) -> SegmentTable | None:
-        """What the sums of buckets are made of, if that is written down."""
+        """Return the table of segments of bucket sums, if they are recorded."""
 
     @property
     def log(self) -> RecordLog:
-        """Where records go."""
+        """Return the log that receives the records."""
 
     @property
     def step(self) -> int:
-        """That records belong to."""
+        """Return the step that records belong to."""
 
     @property
     def phase(self) -> Phase | None:
-        """The phase that is open."""
+        """Return the open phase."""
 
     def timer_on(self, device: torch.device) -> DeviceTimer:
-        """Where times on this device are marked."""
+        """Return the timer for work on a device."""
 
     def plan_takes_effect(self, model: int, epoch: int, plan: BucketPlan, reason: str) -> PlanRecords:
-        """A plan is in force from here on. Returns the records of its buckets and parameters, packed."""
+        """Activate a plan, and return the packed records of its buckets and parameters."""
 
     def board(self, model: int, parameters: int) -> memoryview[int]:
-        """Where it is kept which gradients have come and when, see ``trace.board``."""
+        """Return the board of ready times by parameter, see ``trace.board``."""
 
     def gradient_is_not_reduced(self, model: int) -> None:
-        """A gradient has come that no reduction waits for."""
+        """Note that a gradient has arrived that no reduction waits for."""
 
     def gradients_are_reduced(self, model: int) -> None:
-        """The gradients of a pass are final."""
+        """Note that the gradients of a pass are final."""
 
     def enter(self, phase: Phase, *, no_sync: bool = False) -> None:
-        """A phase begins; one that is still open has ended."""
+        """Begin a phase, and end the one that is open."""
 
     def leave(self, phase: Phase) -> None:
-        """A phase ends, if it is the one that is open."""
+        """End a phase, if it is the open one."""
 
     def backward_was_left(self, step: int) -> None:
-        """An exception has come out of the newest backward, which was of this step, and the training goes on."""
+        """Note that an exception has come out of the latest backward, in this step, and training continues."""
 
     def note_caller(self) -> None:
-        """The user's line that is running is behind what follows."""
+        """Use the running line of user code as the call site of what follows."""
 
     def launches(self, records: BucketRecords) -> int:
-        """A collective is about to be enqueued. Returns the time, in host nanoseconds."""
+        """Record that a collective is about to be enqueued, and return the time, in host nanoseconds."""
 
     def incident(self) -> None:
-        """Something went wrong in the training."""
+        """Note that an incident occurred in the training."""
 
     def gives_up(self, error: Exception) -> None:
-        """Something of ours went wrong: say so once, and watch no more."""
+        """Report an internal error once, and stop observing."""

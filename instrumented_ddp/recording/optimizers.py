@@ -1,4 +1,4 @@
-"""Which optimizers update the parameters of DDP instances, and when they do."""
+"""Optimizers that update the parameters of DDP instances, and the times of their updates."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from instrumented_ddp.recording.guard import surviving
 
 
 class Optimizers:
-    """Tells of each update of the parameters that it was given.
+    """Hooks that report each update of registered parameters.
 
     Args:
         begins: called with an optimizer before it updates.
-        ends: called after it.
-        on_error: called with what goes wrong here.
+        ends: called after the update.
+        on_error: called with internal errors.
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class Optimizers:
         ]
 
     def add(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Tell of updates of these as well."""
+        """Register parameters whose updates are reported."""
         self._parameters.update(dict.fromkeys(parameters, True))
         self._is_ours.clear()
 
     def has_one(self) -> bool:
-        """Whether an optimizer of torch updates our parameters, also one that has not stepped yet.
+        """Return whether a torch optimizer updates the registered parameters, even if it has not stepped yet.
 
-        Looked for among all objects, which takes a moment, once: after the first reduction without an update.
+        Searches all objects, which takes a moment, but only once: after the first reduction without an update.
         """
         if self._is_known is None:
             optimizers = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.optim.Optimizer)]
@@ -54,7 +54,7 @@ class Optimizers:
         return self._is_known
 
     def close(self) -> None:
-        """Tell of no more. May be called twice."""
+        """Stop reporting. May be called twice."""
         for hook in self._hooks:
             hook.remove()
 
@@ -70,7 +70,7 @@ class Optimizers:
     def _updates_our_parameters(self, optimizer: torch.optim.Optimizer) -> bool:
         known = self._is_ours.get(optimizer)
         if known is None:
-            groups = getattr(optimizer, "param_groups", ())  # a class of the user's may do without
+            groups = getattr(optimizer, "param_groups", ())  # a user's class may lack it
             known = any(p in self._parameters for group in groups for p in group["params"])
             self._is_ours[optimizer] = known
         return known

@@ -1,7 +1,7 @@
-"""The recording of this process's DDP instances: what they and their reducers tell -> records and files of one rank.
+"""Recorder of this process's DDP instances: turns events of the wrapper and its reducers into records and files.
 
-The order of collectives is the collective log's affair, the loop's steps and phases ``steps``'s, and what a reducer
-tells ``model_events``'s. Here is what they share: the log, the timers, and the small files.
+The order of collectives is recorded by the collective log, steps and phases by ``steps``, and events of a reducer by
+``model_events``. This module holds what they share: the log, the timers, and the small files.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ _log = logging.getLogger(__name__)
 
 
 class Recorder:
-    """Writes the trace of this process; an ``Observer``.
+    """Writer of this process's trace; an ``Observer``.
 
     Args:
         collectives: the collective log of this process, in whose folder the recording is made.
         models: the DDP instances of this process.
-        housekeeper: has done what is done from time to time.
-        group: the ranks that train together.
-        device: where the module computes; its time line is the trace's.
-        detail: ``parameters`` to record the readiness of every gradient as well.
-        limit_bytes: most disk space of this rank's log.
+        housekeeper: runs periodic tasks.
+        group: ranks that train together.
+        device: device on which the module computes; phases and steps are timed on it.
+        detail: ``parameters`` to also record the ready time of every gradient.
+        limit_bytes: maximum disk space of this rank's log.
         update_begins: called with an optimizer and the step before it updates.
-        on_error: called when something of ours went wrong, so that the recording would lack something.
+        on_error: called with an internal error that would leave the recording incomplete.
 
     Raises:
         OverlapScopeError: the folder can't be written, or already holds a recording of this rank.
@@ -74,7 +74,7 @@ class Recorder:
         on_error: Callable[[Exception], None],
     ) -> None:
         self.gives_up = on_error
-        """Something of ours went wrong: the training goes on, and the recording of this rank ends."""
+        """Callback for internal errors: training continues, and the recording of this rank ends."""
         self.collectives = collectives
         self.folder = collectives.folder
         self.detail = detail
@@ -101,7 +101,7 @@ class Recorder:
             step_begins=self._step_begins,
         )
         self.on_fetch = surviving(self._steps.fetch_begins, on_error), surviving(self._steps.fetch_ends, on_error)
-        """To be called around the training's wait for a batch."""
+        """Callbacks for before and after the training waits for a batch."""
         self._gc_pauses = GcPauses(self.log, collectives.position)
         self._links = LinkSampler(self.folder, housekeeper)
         self._write(RANK_FILE, describe_rank(collectives.rank, device))
@@ -111,16 +111,16 @@ class Recorder:
 
     @property
     def step(self) -> int:
-        """The optimizer step that records belong to."""
+        """Return the optimizer step that records belong to."""
         return self._steps.step
 
     @property
     def phase(self) -> Phase | None:
-        """The phase that is open."""
+        """Return the open phase."""
         return self._steps.phase
 
     def timer_on(self, device: torch.device) -> DeviceTimer:
-        """The timer of one of the devices that a module spans. Phases and steps are timed on the first one's."""
+        """Return the timer of one of the module's devices. Phases and steps are timed on the first device."""
         timer = self._timers.get(device)
         if timer is None:
             timer = self._timers[device] = bucket_timer_of(device, timer_of(device, self.log))
@@ -136,29 +136,29 @@ class Recorder:
         parameters: Sequence[torch.nn.Parameter],
         arguments: dict[str, Any],
     ) -> None:
-        """Make a DDP instance known, by its number within the process."""
+        """Register a DDP instance by its number within the process."""
         self._run["models"].append({"model": number, "class": type(module).__name__, "ddp_arguments": arguments})
         self._bypasses[number] = Bypass(parameters, self.collectives)
         self._optimizers.add(parameters)
         self._write(RUN_FILE, self._run)
 
     def bypass_of(self, model: int) -> Bypass | None:
-        """Who is to be told when the user reaches behind the wrapper of a model."""
+        """Return the detector of accesses to a model that bypass its wrapper."""
         return self._bypasses.get(model)
 
     @survived
     def hook_is_registered(self, model: int, name: str) -> None:
-        """A communication hook reduces a model from now on."""
+        """Record that a communication hook reduces a model from now on."""
         frame = self.collectives.call_sites.frame_of_caller()
         self.note_of_model(model, "comm_hook", name)
         self.note_of_model(model, "comm_hook_call_site", line_of(frame) if frame is not None else None)
 
     @survived
     def note_of_model(self, model: int, name: str, value: object) -> None:
-        """Write something down about a model in ``run.json``.
+        """Add an entry about a model to ``run.json``.
 
         Args:
-            name: ``probing`` or ``auto``, how far that has come; see ``hook_is_registered``.
+            name: key of the entry, for example ``probing`` or ``auto`` for their progress; see ``hook_is_registered``.
         """
         for described in self._run["models"]:
             if described["model"] == model:
@@ -166,10 +166,10 @@ class Recorder:
         self._write(RUN_FILE, self._run)
 
     def plan_takes_effect(self, model: int, epoch: int, plan: BucketPlan, reason: str) -> PlanRecords:
-        """Write a plan beside the log.
+        """Write a plan next to the log.
 
         Returns:
-            The records of its buckets and parameters, packed.
+            The packed records of its buckets and parameters.
         """
         with self._training_goes_on():
             append_plan(self.folder, model=model, epoch=epoch, plan=plan, reason=reason)
@@ -182,73 +182,73 @@ class Recorder:
         return records
 
     def board(self, model: int, parameters: int) -> memoryview[int]:
-        """Where it is kept which gradients have come and when; it outlives the process."""
+        """Return the board of ready times by parameter, on disk if possible: the file outlives the process."""
         try:
             return ReadinessBoard(self.folder, model, parameters).ready_ns
         except OverlapScopeError as error:
             self._complain_once(str(error))
             return private_board(parameters)
 
-    # -- steps and phases, as the wrapper tells ------------------------------------------------------------------
+    # -- steps and phases, reported by the wrapper ---------------------------------------------------------------
 
     @survived
     def forward_is_called(self) -> None:
-        """The wrapper was called."""
+        """Note that the wrapper was called."""
         self._steps.forward_is_called()
 
     @survived
     def enter(self, phase: Phase, *, no_sync: bool = False) -> None:
-        """A phase begins; one that is still open has ended."""
+        """Begin a phase, and end the one that is open."""
         self._steps.enter(phase, no_sync=no_sync)
 
     @survived
     def leave(self, phase: Phase) -> None:
-        """A phase ends, if it is the one that is open."""
+        """End a phase, if it is the open one."""
         self._steps.leave(phase)
 
     @survived
     def backward_was_left(self, step: int) -> None:
-        """An exception has come out of the newest backward, and was caught: gradients may be missing."""
+        """Note that an exception came out of the latest backward and was caught: gradients may be missing."""
         self._models.backward_was_left(step)
 
     @survived
     def gradient_is_not_reduced(self, model: int) -> None:
-        """A gradient has come that no reduction waits for, as under ``no_sync()``."""
-        if self._steps.phase is not Phase.BACKWARD:  # the output of the wrapper has no part in it
+        """Note that a gradient has arrived that no reduction waits for, as under ``no_sync()``."""
+        if self._steps.phase is not Phase.BACKWARD:  # the output of the wrapper is not involved
             self._bypasses[model].gradient_comes()
 
     @survived
     def gradients_are_reduced(self, model: int) -> None:
-        """The gradients of a pass are final."""
+        """Note that the gradients of a pass are final."""
         self._bypasses[model].gradients_are_reduced()
         self._steps.gradients_are_reduced()
 
     @survived
     def mark_step(self) -> None:
-        """The user says that a step ends here. From now on steps end nowhere else."""
+        """Mark the end of a step on behalf of the user. From now on steps end nowhere else."""
         self._steps.mark_step()
 
     @survived
     def incident(self) -> None:
-        """Something went wrong: keep the newest records where no ring overwrites them."""
+        """Record an incident, and preserve the latest records from being overwritten in the ring buffer."""
         now_ns = host_now_ns()
         self.log.append(pack_body(Kind.INCIDENT, index=self.log.incidents + 1), self.step, now_ns, now_ns)
         self.log.preserve()
 
     @survived
     def note_caller(self) -> None:
-        """The user's line that is running is behind the collectives that follow.
+        """Use the running line of user code as the call site of the following collectives.
 
-        Where no line of the user's is to be seen, as on autograd's own thread on CUDA, the one before stays.
+        If no line of user code is visible, as on autograd's thread on CUDA, the previous one is kept.
         """
         call_site = self.collectives.call_sites.number_of_caller() or self._call_site
         self._call_site = self.collectives.position.backward_call_site = call_site
 
     def launches(self, records: BucketRecords) -> int:
-        """A collective is about to be enqueued. Its announcement is on disk when this returns.
+        """Record that a collective is about to be enqueued. Its announcement is on disk when this returns.
 
         Returns:
-            The time that was written, in host nanoseconds.
+            The recorded time, in host nanoseconds.
         """
         now_ns = host_now_ns()
         try:
@@ -259,7 +259,7 @@ class Recorder:
 
     @contextmanager
     def broadcasts(self, model: int, buffers: Sequence[torch.Tensor]) -> Iterator[None]:
-        """A model's buffers are broadcast inside, by code that waits for it."""
+        """Record the broadcast of a model's buffers that runs, and is waited for, inside."""
         records, start = self._broadcast_begins(model, buffers)
         with launched_for(Purpose(role="buffers", model=model)):
             yield
@@ -284,10 +284,10 @@ class Recorder:
     def _broadcast_ended(self, records: BucketRecords, start: Mark) -> None:
         self.timer.write(records.collective, self.step, start, self.timer.mark())
 
-    # -- the end -------------------------------------------------------------------------------------------------
+    # -- closing -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Write what is still pending and close the log. May be called twice."""
+        """Write pending records and close the log. May be called twice."""
         self._optimizers.close()
         self._gc_pauses.close()
         if self.log.closed:
@@ -300,14 +300,14 @@ class Recorder:
         self.log.close()
 
     def close_clock(self) -> None:
-        """Have a last burst of pings. Waited for, so it comes last."""
+        """Run the last burst of clock pings. Blocks, so call it last."""
         self._clock.close()
 
     @survived
     def _close_steps(self) -> None:
         self._steps.close()
 
-    # -- small parts ---------------------------------------------------------------------------------------------
+    # -- helpers -------------------------------------------------------------------------------------------------
 
     def _step_begins(self) -> None:
         for timer in self._timers.values():

@@ -1,4 +1,4 @@
-"""Records packed ahead of time: what will happen is known with the plan, only the times are not."""
+"""Records packed ahead of time: everything but the times is known once a plan is."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from overlapscope.trace.segments import Segment
 
 
 class PlanRecords:
-    """The records of one bucket plan."""
+    """Packed records of one bucket plan."""
 
     def __init__(self, timer_flags: Flag, model: int, epoch: int, plan: BucketPlan) -> None:
         self.devices = [parameter.device for parameter in plan.parameters]
-        """By parameter."""
+        """Device of each parameter."""
         self._common: dict[str, Any] = {"model": model, "plan_epoch": epoch, "plan_hash": int(plan.hash[:8], 16)}
         all_elements = sum(parameter.elements for parameter in plan.parameters)
         self.plan = pack_body(Kind.PLAN, elements=all_elements, **self._common)
@@ -33,7 +33,7 @@ class PlanRecords:
         self.gathers = [
             None if (traffic := plan.gathered(number)) is None else records_of(number, traffic) for number in numbers
         ]
-        """Of what is gathered of the parameters of each bucket, if anything is."""
+        """Records of the all-gather of each bucket's parameters; None if there is none."""
         self.gradient_ready = [
             pack_body(
                 Kind.GRADIENT_READY,
@@ -48,12 +48,12 @@ class PlanRecords:
 
 
 class BucketRecords:
-    """The records of one bucket, or of the buffers, which are broadcast like one."""
+    """Packed records of one bucket, or of the buffers, which are broadcast like one."""
 
     def __init__(self, timer_flags: Flag, purpose: Purpose, op: str = "all_reduce", **what: Any) -> None:
         self.purpose = purpose
         self.segments: dict[Segment, tuple[Purpose, bytes]] = {}
-        """Rounds of its sum that have been seen: what their messages are launched for, and their records."""
+        """Rounds of its sum seen so far: the purpose of their messages, and their records."""
         self._flags = timer_flags
         self.ready = pack_body(Kind.BUCKET_READY, flags=timer_flags, **what)
         self.copy_in = pack_body(Kind.COPY_IN, flags=timer_flags, **what)
@@ -66,10 +66,10 @@ class BucketRecords:
         self._launch = {NO_CALL_SITE: pack_body(Kind.LAUNCH, **self._what)}
 
     def of_operation(self, op: str, elements: int | None = None) -> BucketRecords:
-        """The records of one operation of several that the sum of this bucket takes; packed once.
+        """Return the records of one of several operations that this bucket's sum consists of; packed once.
 
         Args:
-            elements: of its buffer; None: those of the bucket.
+            elements: number of elements of its buffer; None uses that of the bucket.
         """
         if op not in self._of_operation:
             what = self._what | {"op": op} | ({} if elements is None else {"elements": elements})
@@ -77,20 +77,20 @@ class BucketRecords:
         return self._of_operation[op]
 
     def launch(self, call_site: int) -> bytes:
-        """The launch record from this line of the user's; packed once a line."""
+        """Return the launch record for a line of user code; packed once per line."""
         body = self._launch.get(call_site)
         if body is None:
             body = self._launch[call_site] = pack_body(Kind.LAUNCH, call_site=call_site, **self._what)
         return body
 
     def segment(self, number: int) -> bytes:
-        """The record of a round of the sum, by the number of its line in ``segments.jsonl``."""
+        """Return the record of a round of the sum, by the number of its line in ``segments.jsonl``."""
         known = {name: self._what[name] for name in ("model", "plan_epoch", "plan_hash")}
         return pack_body(Kind.SEGMENT, flags=self._flags, index=number, **known)
 
 
 def buffer_records(timer_flags: Flag, model: int, elements: int, dtype: str) -> BucketRecords:
-    """The records of a broadcast of buffers."""
+    """Return the records of a broadcast of buffers."""
     purpose = Purpose(role="buffers", model=model)
     return BucketRecords(
         timer_flags, purpose, op="broadcast", index=NO_INDEX, model=model, elements=elements, dtype=dtype
@@ -98,16 +98,16 @@ def buffer_records(timer_flags: Flag, model: int, elements: int, dtype: str) -> 
 
 
 def all_reduce_records(timer_flags: Flag, model: int, elements: int, dtype: str) -> BucketRecords:
-    """The records of an all-reduce that is no bucket's: that of the bitmap of used parameters."""
+    """Return the records of the all-reduce of the bitmap of used parameters."""
     purpose = Purpose(role="bitmap", model=model)
     return BucketRecords(timer_flags, purpose, index=NO_INDEX, model=model, elements=elements, dtype=dtype)
 
 
 ENTER_RECORDS: Final = tuple(pack_body(Kind.ENTER, index=phase) for phase in Phase)
-"""That a phase begins, by phase."""
+"""Records of the start of each phase, indexed by phase."""
 
 
 def phase_records(timer_flags: Flag, *, no_sync: bool) -> tuple[bytes, ...]:
-    """That a phase has ended, by phase; of a pass under ``no_sync()`` or of one that is reduced."""
+    """Return the records of the end of each phase, indexed by phase, for a pass with or without ``no_sync()``."""
     flags = timer_flags | (Flag.NO_SYNC if no_sync else Flag.NONE)
     return tuple(pack_body(Kind.PHASE, index=phase, flags=flags) for phase in Phase)

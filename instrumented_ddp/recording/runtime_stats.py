@@ -1,8 +1,8 @@
-"""When the parts of an iteration began and ended, in the iterations that stock DDP samples for its logging data.
+"""Times of the parts of an iteration, in the iterations that stock DDP samples for its logging data.
 
-Times are taken in the first ten iterations and then in every hundredth, as stock does (torch/csrc/distributed/c10d/
-logger.cpp), but without waiting for the device: on CUDA a time that is not known yet is left at that of the sample
-before.
+Times are taken in the first ten iterations and then in every hundredth, as in stock DDP
+(torch/csrc/distributed/c10d/logger.cpp), but without waiting for the device: on CUDA, a time that is not known yet
+keeps the value of the previous sample.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _NS_PER_MS: Final = 1e6
 
 
 class RuntimeStats:
-    """When the parts of an iteration began and ended, in the iterations that are sampled.
+    """Start and end times of the parts of an iteration, in sampled iterations.
 
     Args:
-        device: of the module.
+        device: device of the module.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -33,20 +33,20 @@ class RuntimeStats:
         self._events: dict[str, torch.cuda.Event] = {}
 
     def begin_iteration(self) -> None:
-        """A forward begins whose gradients are to be reduced."""
+        """Count a forward whose gradients will be reduced, and mark its start."""
         self.iterations += 1
         self.is_sampled = self.collects_now
         self.mark("forward_start")
 
     @property
     def collects_now(self) -> bool:
-        """Whether the present iteration is a sample."""
+        """Return whether the current iteration is sampled."""
         return 0 < self.iterations <= _ALWAYS_SAMPLED_ITERATIONS or (
             self.iterations > 0 and self.iterations % self.sample_rate == 0
         )
 
     def mark(self, moment: str) -> None:
-        """Remember when something happened."""
+        """Store the current time of an event of the iteration."""
         if not self.is_sampled:
             return
         self.unix_ns[moment] = time.time_ns()
@@ -56,7 +56,7 @@ class RuntimeStats:
             self._events[moment] = event
 
     def duration_ns(self, start: str, end: str) -> int | None:
-        """Time between two moments of the newest sample; None if it is not known."""
+        """Return the time between two events of the latest sample; None if it is not known."""
         if start not in self.unix_ns or end not in self.unix_ns:
             return None
         if self._device.type != "cuda":

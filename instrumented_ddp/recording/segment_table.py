@@ -1,4 +1,4 @@
-"""What sums of buckets are made of, once for all rounds that are alike: a number, and a line in ``segments.jsonl``."""
+"""Table of the distinct rounds of bucket sums: a number for each, and a line in ``segments.jsonl``."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Final, TextIO
 from overlapscope.trace.segments import SEGMENTS_FILE, Segment
 
 _MOST_SEGMENTS: Final = 100_000
-"""Of a strategy that never does the same twice; those beyond are numbered 0, and of no bucket."""
+"""Limit for a strategy whose rounds are never equal; rounds beyond it get number 0, and belong to no bucket."""
 
 
 class SegmentTable:
-    """The kinds of rounds of this process, each written down when it is first seen.
+    """The distinct rounds of this process, each written when it is first seen.
 
     Args:
-        folder: of this rank; the file is made with the first round.
+        folder: folder of this rank; the file is created with the first round.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -27,7 +27,7 @@ class SegmentTable:
         self._lock = threading.Lock()
 
     def number_of(self, segment: Segment) -> int:
-        """The number of its line."""
+        """Return the number of a round's line; 0 if the table is full."""
         number = self._numbers.get(segment)
         if number is not None:
             return number

@@ -1,4 +1,4 @@
-"""How this rank was set up, as far as ranks should have it in common: written down for others to compare."""
+"""Settings of this rank that should be equal on all ranks, recorded for comparison."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ _OF_DDP: Final = (
     "skip_all_reduce_unused_params",
     "batched_grad_copy",
 )
-"""Arguments of torch's ``DistributedDataParallel`` that mean the same on every rank; of some version each."""
+"""Arguments of torch's ``DistributedDataParallel`` that mean the same on every rank; not every version has them all."""
 
 _COMPARED: Final = re.compile(r"(NCCL|GLOO|TORCH)_\w+|(OMP|MKL)_NUM_THREADS|PYTORCH_CUDA_ALLOC_CONF")
 _DIFFERS_RIGHTLY: Final = re.compile(
     r"^NCCL_DEBUG|_(IFNAME|HCA|HOSTID|FILE|DIR|PATH|HOME|OUT|TRACE|CACHE)(_|$)|TOKEN|SECRET|KEY|PASS"
 )
-"""Of each host its own, or a place, or nobody's business."""
+"""Variables that are host-specific, a path, or secret."""
 _PLAIN: Final = re.compile(r"[\w.,:=+-]{0,48}")
 
 
 def settings_of_model(arguments: Mapping[str, Any], *, wrapper: str) -> dict[str, str]:
-    """What a DDP instance was given, by name.
+    """Return the settings of a DDP instance, by name.
 
     Args:
-        arguments: of its constructor, defaults included.
-        wrapper: whose class it is.
+        arguments: arguments of its constructor, defaults included.
+        wrapper: package that defines the wrapper class.
     """
     known = {name: _text(arguments[name]) for name in _OF_DDP if name in arguments}
     if known.get("broadcast_buffers") == "None":  # torch 2.13: the default
@@ -52,16 +52,17 @@ def settings_of_model(arguments: Mapping[str, Any], *, wrapper: str) -> dict[str
 
 
 def settings_of_reduction(ddp: torch.nn.parallel.DistributedDataParallel) -> dict[str, str]:
-    """What reduces its gradients, by name, if that is no reducer with buckets.
+    """Return what reduces its gradients, by name, if it is not a bucketing reducer.
 
-    With ``torch._dynamo.config.optimize_ddp`` of ``"python_reducer"`` torch's DDP reduces each by a hook in Python,
-    and inductor may put them together in a compiled backward (``torch._inductor.config._fuse_ddp_communication``).
+    With ``torch._dynamo.config.optimize_ddp`` set to ``"python_reducer"``, torch's DDP reduces each gradient in a
+    Python hook, and inductor may fuse these in a compiled backward
+    (``torch._inductor.config._fuse_ddp_communication``).
     """
     return {"reduced_by": "python_reducer"} if is_reduced_in_python(ddp) else {}
 
 
 def is_reduced_in_python(ddp: torch.nn.parallel.DistributedDataParallel) -> bool:
-    """Whether it is that reducer. Older torch (2.7) makes up its mind at the end of the constructor."""
+    """Return whether torch's Python reducer is used. Older torch (2.7) decides at the end of the constructor."""
     decided: bool | None = getattr(ddp, "_use_python_reducer", None)
     if decided is None:
         return bool(torch._dynamo.utils.get_optimize_ddp_mode() == "python_reducer")
@@ -69,7 +70,7 @@ def is_reduced_in_python(ddp: torch.nn.parallel.DistributedDataParallel) -> bool
 
 
 def versions() -> dict[str, str]:
-    """Of what ranks have to have in common, by name."""
+    """Return the versions that ranks must have in common, by name."""
     found = {"overlapscope": __version__, "torch": torch.__version__, "python": platform.python_version()}
     with suppress(Exception):  # a build without NCCL
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
@@ -77,7 +78,7 @@ def versions() -> dict[str, str]:
 
 
 def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Variables by which communication and threads are set up. Values that may be a place or a secret are left out."""
+    """Return variables that configure communication and threads, without values that may be a path or a secret."""
     return {
         name: value
         for name, value in sorted(variables.items())
@@ -86,7 +87,7 @@ def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def timeout_s(group: dist.ProcessGroup, device: torch.device) -> float | None:
-    """How long the backend of a group waits; None if it does not say."""
+    """Return the timeout of a group's backend, in seconds; None if unknown."""
     with suppress(Exception):
         return float(group._get_backend(device).options._timeout.total_seconds())
     return None

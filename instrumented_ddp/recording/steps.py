@@ -1,9 +1,8 @@
-"""Hooks of a training loop -> its steps and phases.
+"""Steps and phases of a training loop, derived from hooks.
 
-They are derived from the forward of the wrapper, the first gradient of its output, the end of autograd, and the hooks
-that torch calls around every optimizer's ``step``. A step ends with its last optimizer, which is known when the next
-forward begins. Loops in which that is not so (two optimizers that alternate, as in a GAN) call
-``instrumented_ddp.step()``.
+The hooks are the forward of the wrapper, the first gradient of its output, the end of autograd, and torch's hooks
+around every optimizer's ``step``. A step ends with its last optimizer, which is known when the next forward begins.
+Loops for which that is wrong (two optimizers that alternate, as in a GAN) call ``instrumented_ddp.step()``.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from overlapscope.trace.group_log import UNKNOWN_PHASE
 from overlapscope.trace.host import host_now_ns
 
 _LOOP_FOLLOWS: Final = (Phase.BACKWARD, Phase.FINALISE, Phase.OPTIMIZER, Phase.EVALUATION)
-"""Between one of these and the next forward a loop does what is its own; between two forwards it computes."""
+"""Phases whose gap to the next forward is the loop's own code; a gap between two forwards is compute."""
 _MOST_FETCHES: Final = 8
-"""In one gap, each of which is recorded: of a loop that skips thousands of batches the rest counts as one."""
+"""Maximum number of fetches recorded in one gap: if a loop skips thousands of batches, the rest counts as one."""
 
 
 class Steps:
-    """Writes a record for every step and phase, and keeps the rank's position.
+    """Writes a record for every step and phase, and updates the rank's position.
 
     Args:
-        timer: of the device where the module computes.
-        log: where it is announced that a phase begins.
-        position: of this rank.
-        has_optimizer: whether an optimizer of torch updates the parameters.
+        timer: timer of the device on which the module computes.
+        log: receives the announcement that a phase begins.
+        position: position of this rank.
+        has_optimizer: returns whether a torch optimizer updates the parameters.
         step_begins: called when a step begins, between two steps.
     """
 
@@ -54,7 +53,7 @@ class Steps:
         self._step_record = pack_body(Kind.STEP, flags=timer.flags)
         self.step = 0
         self.phase: Phase | None = None
-        """The phase that is open."""
+        """The open phase."""
         self._step_start: Mark | None = None
         self._phase_start: Mark | None = None
         self._phase_is_no_sync = False
@@ -63,7 +62,7 @@ class Steps:
         self._last_phase_end: Mark | None = None
         self._fetch_start: Mark | None = None
         self._fetches: list[tuple[Mark, Mark]] = []
-        """Since the last phase has ended."""
+        """Fetches since the last phase ended."""
         self._is_marked_by_user = False
         self._is_updating = False
         self._closure_has_run = False
@@ -72,12 +71,12 @@ class Steps:
         position.has_phases = True
         self._tell()
 
-    # -- as the wrapper tells ------------------------------------------------------------------------------------
+    # -- reported by the wrapper ---------------------------------------------------------------------------------
 
     def forward_is_called(self) -> None:
-        """The data is there: the wait for it is over, and so may be the step before.
+        """Note that the wrapper is called: the batch is available, and the previous step may be over.
 
-        An evaluation between two optimizer steps belongs to the second.
+        An evaluation between two optimizer steps belongs to the second step.
         """
         now = self._timer.mark()
         is_within_update = self._is_updating and self._closure_has_run
@@ -91,13 +90,13 @@ class Steps:
             self._step_begins()
             self._tell()
             return
-        # An optimizer may call its closure again and again, as LBFGS does: all that is one step.
+        # An optimizer such as LBFGS may call its closure repeatedly: all that is one step.
         step_is_over = self._has_updated or (
-            # With an optimizer of torch this is an accumulation, or an update that was left out.
+            # With a torch optimizer this is gradient accumulation, or a skipped update.
             self._gradients_are_reduced and not self._is_updating and not self._has_optimizer()
         )
         if step_is_over and not self._is_marked_by_user:
-            # Without an optimizer of torch nobody knows where the update ended and the data loader began.
+            # Without a torch optimizer it is unknown where the update ended and the data loader began.
             self._end_step(self._last_phase_end if self._has_updated else now)
         if self._last_phase in _LOOP_FOLLOWS and not is_within_update:
             self._write_gap(self._last_phase_end, now)
@@ -105,7 +104,10 @@ class Steps:
         self._tell()
 
     def _write_gap(self, start: Mark, end: Mark) -> None:
-        """What lies between an update and a forward: waits for data loaders, and the rest."""
+        """Write the gap between an update and a forward: waits for data loaders, and the rest.
+
+        With fetches at 3-5 and 6-8 ms in a gap of 0-10 ms, ``LOOP`` is 0-3, 5-6 and 8-10, ``DATA_WAIT`` 3-5 and 6-8.
+        """
         for fetch_start, fetch_end in self._fetches:
             self._timer.write(self._reduced_phases[Phase.LOOP], self.step, start, fetch_start)
             start = fetch_end
@@ -118,12 +120,12 @@ class Steps:
         self._fetches.clear()
 
     def enter(self, phase: Phase, *, no_sync: bool = False) -> None:
-        """A phase begins; one that is still open has ended."""
+        """Begin a phase, and end the one that is open."""
         now = self._timer.mark()
         if self.phase is not None:
             self._end_open_phase(now)
         self._write_fetches()
-        self._fetch_start = None  # data that is made by a model is no wait for a loader
+        self._fetch_start = None  # data produced by a model is not a wait for a loader
         self.phase, self._phase_start = phase, now
         self._phase_is_no_sync = no_sync
         if phase is Phase.BACKWARD:
@@ -131,26 +133,26 @@ class Steps:
         self._announce(phase)
 
     def leave(self, phase: Phase) -> None:
-        """A phase ends, if it is the one that is open."""
+        """End a phase, if it is the open one."""
         if self.phase is phase:
             self._end_open_phase(self._timer.mark())
             if phase is Phase.BACKWARD and self._phase_is_no_sync:
                 self._resume_update()
 
     def gradients_are_reduced(self) -> None:
-        """The gradients of a pass are final: the step may end, also if no optimizer of torch is ever seen."""
+        """Note that the gradients of a pass are final: the step may end even if no torch optimizer is ever seen."""
         self._gradients_are_reduced = True
         self._resume_update()
 
-    # -- as data loaders tell ------------------------------------------------------------------------------------
+    # -- reported by data loaders --------------------------------------------------------------------------------
 
     def fetch_begins(self) -> None:
-        """A data loader is asked for a batch."""
+        """Note that a batch is requested from a data loader."""
         if self.phase is None and self._step_start is not None:
             self._fetch_start = self._timer.mark()
 
     def fetch_ends(self) -> None:
-        """It has given one, or has none left."""
+        """Note that the data loader has returned a batch, or is exhausted."""
         start, self._fetch_start = self._fetch_start, None
         if start is None or self.phase is not None:
             return
@@ -158,30 +160,30 @@ class Steps:
             start, _ = self._fetches.pop()
         self._fetches.append((start, self._timer.mark()))
 
-    # -- as optimizers tell --------------------------------------------------------------------------------------
+    # -- reported by optimizers ----------------------------------------------------------------------------------
 
     def update_begins(self) -> None:
-        """An optimizer steps."""
+        """Note that an optimizer step begins."""
         self._is_updating = True
         self._closure_has_run = False
         self.enter(Phase.OPTIMIZER)
 
     def update_ends(self) -> None:
-        """An optimizer has stepped."""
+        """Note that an optimizer step has ended."""
         self.leave(Phase.OPTIMIZER)
         self._is_updating = False
         self._has_updated = self._position.has_updated = True
         self._tell()
 
     def _resume_update(self) -> None:
-        """A backward is over; if a closure has run it, the optimizer goes on with the update."""
+        """Reopen the optimizer phase after a backward that was run by an optimizer's closure."""
         if self._is_updating:
             self.enter(Phase.OPTIMIZER)
 
-    # -- as the user tells ---------------------------------------------------------------------------------------
+    # -- reported by the user ------------------------------------------------------------------------------------
 
     def mark_step(self) -> None:
-        """A step ends here. From now on steps end nowhere else."""
+        """End a step here. From now on steps end nowhere else."""
         now = self._timer.mark()
         if self.phase is not None:
             self._end_open_phase(now)
@@ -190,13 +192,13 @@ class Steps:
         self._tell()
 
     def close(self) -> None:
-        """End what has ended."""
+        """End the open phase, and the step if it is complete."""
         if self.phase is not None:
             self._end_open_phase(self._timer.mark())
         if self._has_updated and not self._is_marked_by_user:
             self._end_step(self._last_phase_end)
 
-    # -- small parts ---------------------------------------------------------------------------------------------
+    # -- helpers -------------------------------------------------------------------------------------------------
 
     def _end_step(self, end: Mark) -> None:
         if self._step_start is None:
@@ -230,7 +232,7 @@ class Steps:
         self._tell()
 
     def _tell(self) -> None:
-        """Where the host is: after the last optimizer that is the next step, which no forward has begun."""
+        """Update the rank's position; after the last optimizer it is in the next step, which no forward has begun."""
         position = self._position
         position.step = self.step + (self._has_updated and not self._is_marked_by_user)
         if self.phase is not None:

@@ -1,7 +1,7 @@
-"""The TCP sockets of this process, whoever has opened them.
+"""TCP sockets of this process, including those opened by other libraries.
 
-They belong to others: they are looked at through duplicates of their descriptors that live for microseconds, because
-one that is kept would hide from the peer that its connection was closed.
+They are inspected through duplicates of their descriptors that live for microseconds: a duplicate that was kept open
+would hide from the peer that its connection was closed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _OPEN_FILES: Final = "/proc/self/fd"
 
 
 def tcp_sockets() -> Iterator[socket.socket]:
-    """Duplicates of the process's TCP sockets, each closed when the next one is asked for.
+    """Yield duplicates of the process's TCP sockets, each closed when the next one is requested.
 
     Raises:
         OSError: the process's open files can't be listed.
@@ -33,20 +33,20 @@ def tcp_sockets() -> Iterator[socket.socket]:
 
 
 def endpoint(address: tuple[Any, ...]) -> str:
-    """``ip:port``; an IPv4 address is written as one also where a socket of IPv6 carries it."""
+    """Format an address as ``ip:port``; IPv4 addresses of an IPv6 socket are written as IPv4."""
     ip = address[0].removeprefix("::ffff:")
     return f"[{ip}]:{address[1]}" if ":" in ip else f"{ip}:{address[1]}"
 
 
 def duplicate_of(descriptor: int) -> socket.socket:
-    """Another handle of somebody's socket, which leaves that as it is.
+    """Return another handle of a socket without changing the original.
 
-    Where the user has called ``socket.setdefaulttimeout``, Python makes the descriptor of each new socket object
-    non-blocking, and with it the connection that it shares with others (``init_sockobject`` in Modules/socketmodule.c);
-    but not of one that is said to be non-blocking already, which it only believes.
+    If the user has called ``socket.setdefaulttimeout``, Python makes the descriptor of each new socket object
+    non-blocking, and with it the connection shared with the original (``init_sockobject`` in
+    Modules/socketmodule.c). It does not if the socket is declared non-blocking already, which Python does not verify.
 
     Raises:
-        OSError: it is no socket, or was closed.
+        OSError: it is not a socket, or was closed.
     """
     duplicate = os.dup(descriptor)
     try:
@@ -57,7 +57,7 @@ def duplicate_of(descriptor: int) -> socket.socket:
 
 
 def _duplicate(descriptor: int) -> socket.socket | None:
-    """None if it was closed since, or is no socket."""
+    """Return a duplicate; None if the descriptor was closed meanwhile, or is not a socket."""
     with suppress(OSError):
         if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             return duplicate_of(descriptor)

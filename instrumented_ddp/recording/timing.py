@@ -1,8 +1,8 @@
-"""The time line of a device. Marks are taken where the work happens; times are always host nanoseconds.
+"""Timers for work on the host and on CUDA devices. Marks are taken where the work runs; times are host nanoseconds.
 
-On a CPU a mark is the host clock and known at once. On CUDA a mark is an event recorded on a stream: its time is
-known when the device has passed it, so records wait in a queue until then. Nothing here waits for the device
-after construction.
+On a CPU a mark is the host clock and known at once. On CUDA a mark is an event recorded on a stream: its time is known
+once the device has passed it, so records wait in a queue until then. Nothing here waits for the device after
+construction.
 """
 
 from __future__ import annotations
@@ -20,68 +20,71 @@ from overlapscope.trace.host import host_now_ns
 
 
 class RecordLog(Protocol):
-    """Where records go: an ``EventLog``, or memory."""
+    """Destination of records: an ``EventLog``, or memory."""
 
     def append(self, body: bytes, step: int, start_ns: int, end_ns: int, end_uncertainty_ns: int = 0) -> None:
         """Store one record."""
 
 
 Mark = Any
-"""A point on a device's time line: an int (host nanoseconds) or a device event; None where nothing could be marked."""
+"""A point in time of a device: an int (host nanoseconds) or a device event; None where nothing could be marked."""
 
 
 class DeviceTimer(Protocol):
     """Marks points in time, and writes records once the times of their marks are known."""
 
     flags: Flag
-    """What the times it gives are worth."""
+    """Flags for the precision and the clock of its times."""
 
     def mark(self, stream: torch.cuda.Stream | None = None) -> Mark:
-        """The current point of a stream of the device, the current one if none is given."""
+        """Return a mark of the current point of a stream, by default the device's current stream."""
 
     def write(self, body: bytes, step: int, start: Mark, end: Mark) -> None:
         """Write a record now or, at the latest, when its times are known. A mark may be used in many records."""
 
     def step_begins(self) -> None:
-        """Called between steps: anchor the clock, write what has become known."""
+        """Anchor the clock and write what has become known. Called between steps."""
 
     def close(self) -> None:
         """Write what can still be written."""
 
 
 class HostTimer:
-    """The time line of work that the host does itself."""
+    """Timer of work that runs on the host."""
 
     flags = Flag.NONE
     mark: Any = staticmethod(host_now_ns)
-    """There are no streams on a host."""
+    """Function that returns the mark of the current time; there are no streams on a host."""
 
     def __init__(self, log: RecordLog) -> None:
         self.write = log.append
 
     def step_begins(self) -> None:
-        """Nothing to anchor: marks are host times."""
+        """Do nothing: marks are host times and need no anchor."""
 
     def close(self) -> None:
-        """Nothing is ever pending."""
+        """Do nothing: no record is ever pending."""
 
 
 class CudaTimer:
-    """The time line of a CUDA device.
+    """Timer of work on a CUDA device.
 
     Events give durations between each other as float32 milliseconds, 1 us apart at 10 s, so an event is timed
     against an anchor event of its own step, or nearer. The first anchor is tied to the host clock by waiting for it
-    at construction; each later one by its distance to the anchor before. That chain would drift with the device's
-    clock, so it is held within what causality allows: no event happens before the host recorded it, and none
-    after the host saw it complete. Anchors have a stream of their own, where no work is ahead of them, and the host
-    looks a few times whether they have completed: else they could be off by as much as the device lags behind.
+    at construction; each later one by its distance to the previous anchor. That chain would drift with the device's
+    clock, so it is clamped to what causality allows: no event happens before the host recorded it, and none
+    after the host saw it complete. Anchors have a separate stream, where no work is ahead of them, and the host
+    polls a few times whether they have completed: otherwise they could be off by as much as the device lags behind.
 
-    Nothing is marked while a CUDA graph is captured: an event that was recorded into a graph can't be asked for, and
-    asking for any other invalidates the capture. Nor after the device has failed, when every call raises: what was
-    marked until then is written, and the training meets the error by itself.
+    For example, if the previous anchor was at 1000 ns, a new one was recorded at 5000 ns and seen complete at 5200 ns,
+    and the events are 4300 ns apart, the new anchor is at 5200 ns: 1000 + 4300 = 5300 is clamped to 5000-5200.
+
+    Nothing is marked while a CUDA graph is captured: an event that was recorded into a graph can't be queried, and
+    querying any other invalidates the capture. Nor after the device has failed, when every call raises: what was
+    marked until then is written, and the training gets the error from its own calls.
 
     Args:
-        log: where records go.
+        log: receives the records.
         device: the CUDA device whose current stream is marked.
     """
 
@@ -93,14 +96,14 @@ class CudaTimer:
         self._anchor_stream = torch.cuda.Stream(device)
         self._pool: list[torch.cuda.Event] = []
         self._marks: deque[_Mark | _Anchor] = deque()
-        """In the order in which they were recorded; their times are not known yet."""
+        """Marks in the order in which they were recorded; their times are not known yet."""
         self._records: deque[tuple[bytes, int, _Mark, _Mark]] = deque()
         self._marks_since_anchor = 0
         self._has_failed = False
         self._anchor = self._first_anchor()
 
     def mark(self, stream: torch.cuda.Stream | None = None) -> _Mark | None:
-        """Record an event on a stream, the device's current one if none is given; None if nothing can be marked."""
+        """Record an event on a stream, by default the device's current stream; None if nothing can be marked."""
         if self._has_failed:
             return None
         try:
@@ -117,7 +120,7 @@ class CudaTimer:
         return mark
 
     def write(self, body: bytes, step: int, start: _Mark | None, end: _Mark | None) -> None:
-        """Queue a record until both of its events have completed. One without a mark is left out."""
+        """Queue a record until both of its events have completed. A record without a mark is discarded."""
         if start is not None and end is not None:
             self._records.append((body, step, start, end))
 
@@ -132,7 +135,7 @@ class CudaTimer:
             self._give_up(error)
 
     def close(self) -> None:
-        """Write what has completed. What has not is left out: a process that ends must not wait for its device."""
+        """Write what has completed, and discard the rest: a process that ends must not wait for its device."""
         try:
             if not self._has_failed:
                 self._see_completed()
@@ -167,7 +170,7 @@ class CudaTimer:
         return min((self._tied_anchor() for _ in range(_FIRST_ANCHORS)), key=lambda one: one.seen_ns - one.recorded_ns)
 
     def _tied_anchor(self) -> _Anchor:
-        """One that the host waits for; it is off by half of that time at most."""
+        """Return an anchor that the host waits for; its error is at most half of the wait."""
         event = torch.cuda.Event(enable_timing=True)
         before_ns = host_now_ns()
         event.record(self._anchor_stream)
@@ -176,7 +179,7 @@ class CudaTimer:
         return _Anchor(recorded_ns=before_ns, event=event, time_ns=(before_ns + after_ns) // 2, seen_ns=after_ns)
 
     def _see_completed(self) -> None:
-        """Time all marks up to the first that the device has not come to; their events are free again."""
+        """Time all marks up to the first that the device has not reached, and recycle their events."""
         marks = self._marks
         while marks:
             mark = marks[0]
@@ -206,10 +209,10 @@ class CudaTimer:
 
 
 class PhasesOnly:
-    """Marks nothing, on a device where marks at buckets would change what they measure. Phases are marked elsewhere.
+    """Timer that marks nothing, for buckets on a device where marks would distort them. Phases use another timer.
 
     Args:
-        timer: of the phases.
+        timer: timer of the phases.
     """
 
     def __init__(self, timer: DeviceTimer) -> None:
@@ -218,10 +221,10 @@ class PhasesOnly:
         self.close = timer.close
 
     def mark(self, stream: torch.cuda.Stream | None = None) -> None:
-        """Nothing is marked."""
+        """Do nothing."""
 
     def write(self, body: bytes, step: int, start: Mark, end: Mark) -> None:
-        """Nothing is written without a mark."""
+        """Do nothing, since there are no marks."""
 
 
 class _Mark:
@@ -242,12 +245,12 @@ class _Anchor:
     def __init__(self, *, recorded_ns: int, event: torch.cuda.Event, time_ns: int = 0, seen_ns: int = 0) -> None:
         self.recorded_ns = recorded_ns
         self.seen_ns = seen_ns
-        """When the host first saw it complete; 0 before."""
+        """Time at which the host first saw it complete; 0 before."""
         self.event = event
         self.time_ns = time_ns
 
     def has_completed(self) -> bool:
-        """Look, unless that is known."""
+        """Return whether the event has completed, querying it only until it has."""
         if not self.seen_ns and self.event.query():
             self.seen_ns = host_now_ns()
         return self.seen_ns > 0
@@ -256,12 +259,13 @@ class _Anchor:
 _log: Final = logging.getLogger(__name__)
 _NS_PER_MS: Final = 1e6
 _FIRST_ANCHORS: Final = 10
-"""The one that the host waits for least is tied best: the first of all is slow, and where several processes share a
-device most of a wait may be another one's turn, 2 ms long."""
+"""Number of first anchors, of which the one with the shortest wait is used: the very first is slow, and if processes
+share a device, most of a wait may be another process's time slice, 2 ms long."""
 _LOOKS: Final = 30
-"""At an anchor that has just been recorded: some 50 us at most, where the device lets no stream overtake another."""
+"""Polls of a new anchor: about 50 us at most, on devices where no stream overtakes another."""
 _MARKS_AN_ANCHOR: Final = 512
-"""In an evaluation with two marks a second, times are 16 us apart at the end of such a stretch, and not ever more."""
+"""Maximum number of marks per anchor, which bounds the timing error in long evaluations: with two marks a second,
+times are 16 us apart by then."""
 
 
 def _distance_ns(start: torch.cuda.Event, end: torch.cuda.Event) -> int:
@@ -269,17 +273,17 @@ def _distance_ns(start: torch.cuda.Event, end: torch.cuda.Event) -> int:
 
 
 def marks_phases_only(device: torch.device) -> bool:
-    """Whether buckets go unmarked on a device.
+    """Return whether buckets are not marked on a device.
 
-    With one hardware queue (``CUDA_DEVICE_MAX_CONNECTIONS=1``, as Megatron wants it) a timing event behind a collective
-    holds up the compute that was launched after it, so recording would destroy the overlap that it measures
+    With one hardware queue (``CUDA_DEVICE_MAX_CONNECTIONS=1``, as Megatron requires it) a timing event behind a
+    collective delays the compute that was launched after it, so recording would destroy the overlap that it measures
     (pytorch #143890).
     """
     return device.type == "cuda" and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1"
 
 
 def bucket_timer_of(device: torch.device, timer: DeviceTimer) -> DeviceTimer:
-    """The time line for buckets on a device whose phases are timed by ``timer``."""
+    """Return the timer for buckets on a device whose phases are timed by ``timer``."""
     if not marks_phases_only(device):
         return timer
     _log.warning(
@@ -290,5 +294,5 @@ def bucket_timer_of(device: torch.device, timer: DeviceTimer) -> DeviceTimer:
 
 
 def timer_of(device: torch.device, log: RecordLog) -> DeviceTimer:
-    """The time line on which a device's work is timed."""
+    """Return a new timer for work on a device."""
     return CudaTimer(log, device) if device.type == "cuda" else HostTimer(log)

@@ -1,4 +1,4 @@
-"""Warnings of torch's constructor, which are about the line that calls it."""
+"""Attribution of warnings from torch's constructor to the line of user code that calls it."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from contextlib import contextmanager
 from typing import Final
 
 _FRAMES_OF_OURS: Final = 3
-"""``warnings_to`` itself, contextlib's, and the function with the ``with`` statement."""
+"""Frames of ``warnings_to``, of contextlib, and of the function with the ``with`` statement."""
 
 
 @contextmanager
 def warnings_to(*, callers: int) -> Iterator[None]:
-    """Torch's constructor warns of its caller's line, which is one of ours: pass its warnings on to our caller's.
+    """Attribute warnings of torch's constructor to our caller's line instead of ours.
 
     Args:
-        callers: how far up that is, from the function with the ``with`` statement.
+        callers: number of frames from the function with the ``with`` statement up to that caller.
     """
     caught: list[warnings.WarningMessage] = []
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             yield
-    finally:  # also if it has raised
+    finally:  # also if the body has raised
         for warning in caught:
             warnings.warn(warning.message, warning.category, stacklevel=_FRAMES_OF_OURS + callers)

@@ -1,1 +1,1 @@
-"""The reduction of gradients: Algorithm 1 of the DDP paper, and what it needs."""
+"""The gradient reducer: Algorithm 1 of the DDP paper, and its parts."""

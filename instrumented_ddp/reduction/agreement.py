@@ -1,4 +1,4 @@
-"""What ranks must agree on before the first all-reduce, and how they do.
+"""Agreement of all ranks on parameters and bucket plans before the first all-reduce.
 
 Collectives are matched by their order alone. Two ranks that hold the same parameters in a different order add one
 layer's gradients to another's, and nothing fails: hence names, shapes, dtypes and order are compared up front.
@@ -23,17 +23,17 @@ Signature = tuple[str, tuple[int, ...], str]
 
 
 class Wish(IntEnum):
-    """What a process was asked to do with its bucket plans. It is done if all ranks were asked for the same."""
+    """Requested handling of bucket plans. It takes effect if all ranks request the same."""
 
     NONE = 0
     PROBE = 1
-    """``record --probe-buckets``"""
+    """Requested by ``record --probe-buckets``."""
     AUTO = 2
-    """``bucket_cap_mb="auto"``"""
+    """Requested by ``bucket_cap_mb="auto"``."""
 
 
 class DisagreementError(RuntimeError):
-    """Ranks were about to reduce different things together."""
+    """Error raised when ranks were about to reduce different parameters together."""
 
 
 def check_same_parameters(
@@ -42,10 +42,10 @@ def check_same_parameters(
     """Compare this rank's parameters with those of all ranks.
 
     Args:
-        wish: what this rank was asked to do with its bucket plans.
+        wish: handling of bucket plans that this rank requests.
 
     Returns:
-        Whether all ranks were asked for the same.
+        True if all ranks request the same.
 
     Raises:
         DisagreementError: on every rank, naming the first parameter that differs.
@@ -66,7 +66,7 @@ def check_same_parameters(
 
 
 def _as_torch_says(signatures: Sequence[Sequence[Signature]], rank: int) -> str:
-    """What one rank sees, in the words of ``verify_params_across_processes`` in torch's reducer.cpp."""
+    """Describe the difference in the words of ``verify_params_across_processes`` in torch's reducer.cpp."""
     own = signatures[rank]
     for other, theirs in enumerate(signatures):
         if len(theirs) != len(own):
@@ -86,12 +86,12 @@ def _as_torch_says(signatures: Sequence[Sequence[Signature]], rank: int) -> str:
 def describe_disagreement(
     signatures: Sequence[Sequence[Signature]], modules: Sequence[Sequence[str]] | None = None
 ) -> str:
-    """Say which ranks differ, and at which parameter first.
+    """Describe which ranks differ, and at which parameter first.
 
     With two ranks there is no majority, so no rank is blamed; with more, the minority is named.
 
     Args:
-        signatures: for each rank those of its parameters in order; not all equal.
+        signatures: for each rank the signatures of its parameters in order; not all equal.
         modules: for each rank the class of the module that holds each parameter.
     """
     as_tuples = [tuple(signature) for signature in signatures]
@@ -121,10 +121,13 @@ def describe_disagreement(
 
 
 def agree_on_plan(plan: BucketPlan, group: dist.ProcessGroup, device: torch.device, *, why_not: str = "") -> BucketPlan:
-    """Rank 0's plan, on every rank. All ranks hold the same parameters, so two numbers per parameter suffice.
+    """Broadcast rank 0's plan to all ranks.
+
+    All ranks hold the same parameters, so two numbers per parameter suffice: the buckets ((3, 2), (1, 0)) are sent as
+    the order [3, 2, 1, 0] and the bucket of each position [0, 0, 1, 1].
 
     Args:
-        why_not: on rank 0, why it has no plan.
+        why_not: on rank 0, the reason why it has no plan.
 
     Raises:
         OverlapScopeError: on every rank, with rank 0's reason.
@@ -151,7 +154,7 @@ def agree_on_plan(plan: BucketPlan, group: dist.ProcessGroup, device: torch.devi
 
 
 def agree_on_numbers(numbers: Sequence[int], group: dist.ProcessGroup, device: torch.device) -> list[int]:
-    """Rank 0's numbers, however many there are, on every rank."""
+    """Broadcast rank 0's numbers, however many there are, to all ranks."""
     how_many = torch.tensor([len(numbers)], dtype=torch.int64, device=device)
     _broadcast(how_many, group)
     own = numbers if group.rank() == 0 else [0] * int(how_many.item())

@@ -1,4 +1,4 @@
-"""How buckets are summed: over which group, by a strategy or a communication hook, and divided by what."""
+"""Averaging of buckets over a process group: by a strategy or a communication hook, and with which divisor."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Averaging:
 
     Args:
         group: the ranks whose gradients are averaged.
-        devices: of the model.
-        events: told of what happens.
+        devices: devices of the model.
+        events: notified of what happens.
         strategy: sums the buckets, unless a communication hook does.
     """
 
@@ -45,13 +45,13 @@ class Averaging:
         self._sums = self._sums_over(group)
         self._communicators = self._communicators_on(devices)
         self.comm_hook: Hook | None = None
-        """Reduces the buckets, if the user has given one."""
+        """Communication hook that reduces the buckets, if the user has registered one."""
         self.count_participants: Callable[[], int] = group.size
-        """How many ranks' gradients are summed in this backward."""
+        """Returns the number of ranks whose gradients are summed in this backward."""
         self._participants: int | None = None
 
     def reduce_over(self, group: dist.ProcessGroup) -> None:
-        """Average over another group from here on."""
+        """Average over another group from now on."""
         self.group = group
         self._groups = [group, *(another_group(group) for _ in self._groups[1:])]
         self._sums = self._sums_over(group)
@@ -59,12 +59,12 @@ class Averaging:
         self._communicators = self._communicators_on(self._communicators)
 
     def tell(self, events: ReductionEvents) -> None:
-        """Tell somebody else of what happens from here on."""
+        """Notify another listener from now on."""
         self._events = events
         self._communicators = self._communicators_on(self._communicators)
 
     def launch(self, bucket: Bucket, buffer: torch.Tensor, *, is_last: bool) -> Collective:
-        """Sum a bucket, or another buffer in its place, over all ranks; or have a communication hook do it."""
+        """Launch the sum over all ranks of a bucket's buffer, or another one, or call the communication hook."""
         communicator, records = self._communicator_of(bucket), self._events.records_of(bucket.number)
         hook = self.comm_hook
         is_left_to_backend = self._sums is None or (bucket.is_sparse and self._strategy.hook is None)
@@ -76,7 +76,7 @@ class Averaging:
         return communicator.run_hook(lambda: hook(seen_by_hook), records)
 
     def launch_rest(self, buckets: Sequence[Bucket]) -> None:
-        """The backward is over: launch what strategies leave until then, the last bucket first."""
+        """Launch what strategies defer until the backward is over, the last bucket first."""
         for bucket in reversed(buckets):
             if bucket.collective is not None:
                 bucket.collective = self.second_part(bucket, bucket.buffer, bucket.collective)
@@ -95,7 +95,7 @@ class Averaging:
         return second
 
     def gather(self, bucket: Bucket, parameters: torch.Tensor) -> Collective:
-        """Have ranks exchange their parts of a bucket's parameters, where the optimizer is sharded."""
+        """Launch the all-gather of a bucket's parameters, where the optimizer is sharded."""
         records = self._events.gather_records_of(bucket.number)
         return self._run_part(1, GradBucket(bucket, parameters, is_last=False), records, PARTS[1])
 
@@ -111,7 +111,7 @@ class Averaging:
         told = BucketSum(self._strategy.name, records, self._events.observer, op)
         launch = partial(self._sums.launch, seen, told, part)
         collective = self._communicator_of(seen.bucket).run_hook(launch, records)
-        if told.marks[1] is not None:  # where it runs, and not where it is launched and waited for
+        if told.marks[1] is not None:  # time span of the sum, rather than of the launch and the wait
             collective.start, collective.end = told.marks
         return collective
 
@@ -122,12 +122,12 @@ class Averaging:
     def hand_out(
         self, buckets: Sequence[Bucket], is_used_anywhere: Callable[[int], bool] | None, *, copies: bool
     ) -> None:
-        """Wait for some buckets in order and hand the averages to the parameters.
+        """Wait for some buckets in order and copy the averages to the parameters' gradients.
 
         Args:
-            buckets: as a rule all.
+            buckets: usually all.
             is_used_anywhere: see ``Bucket.copy_out``.
-            copies: if not, an optimizer has used the gradients already.
+            copies: False if an optimizer has used the gradients already.
         """
         for bucket in buckets:
             if bucket.collective is None:  # it was skipped, because no rank has used it
@@ -139,12 +139,12 @@ class Averaging:
                 self._events.copied_out(bucket.number, bucket.device)
 
     def _sum_of(self, bucket: Bucket, collective: Collective) -> torch.Tensor:
-        """Wait for a bucket. Returns its buffer, or what a communication hook has put in its place."""
+        """Wait for a bucket, and return its buffer, or the tensor that a communication hook has returned instead."""
         self.wait(bucket, collective)
         return result_of(collective.work) if isinstance(collective.work, torch._C.Future) else bucket.buffer
 
     def divisor(self) -> int | None:
-        """What gradients are divided by in this backward; None if that is left to a communication hook, or not done."""
+        """Return the divisor of gradients in this backward; None if a communication hook divides, or nothing does."""
         if self.comm_hook is not None or self._strategy.hook is not None or self._strategy.averages_parameters:
             return None
         if self._participants is None:
@@ -152,11 +152,11 @@ class Averaging:
         return self._participants
 
     def forget_divisor(self) -> None:
-        """Another backward may have other participants."""
+        """Reset the divisor, as another backward may have other participants."""
         self._participants = None
 
     def usage_map(self, parameters: int, device: torch.device) -> UsageMap:
-        """A bitmap of used parameters that is summed over the same ranks."""
+        """Return a bitmap of used parameters that is summed over the same ranks."""
         return UsageMap(parameters, device, self._communicators[device][0], self._events.bitmap_records)
 
     def _sums_over(self, group: dist.ProcessGroup) -> Sums | None:

@@ -1,8 +1,8 @@
-"""One bucket: a flat buffer, a view of it for each gradient, and how far it has got in this backward.
+"""A bucket of gradients: a flat buffer, a view of it for each gradient, and its progress in this backward.
 
 Copying follows what stock DDP does to the bit: copies are multiplied by 1/N on their way in, gradients that already
 are views are divided by N in place (``mark_variable_ready_dense`` in torch/csrc/distributed/c10d/reducer.cpp).
-A large gradient is copied as soon as it is there, while it is in the processor's caches; small ones wait until the
+A large gradient is copied as soon as it is ready, while it is in the processor's caches; small ones wait until the
 bucket is ready and are copied together, because a call from Python costs more than they do.
 """
 
@@ -17,21 +17,21 @@ import torch
 from instrumented_ddp.recording.bucket_collective import Collective
 
 _LARGE_BYTES: Final = 32 * 1024
-"""From here on reading a gradient from memory a second time costs more than a call from Python."""
+"""Size in bytes from which reading a gradient from memory again costs more than a call from Python."""
 
 
 class Bucket:
-    """A flat buffer for some gradients, filled in a backward and handed back at its end.
+    """A flat buffer for some gradients, filled in a backward and copied out at its end.
 
     Args:
-        number: its place in the plan.
-        indices: of its parameters.
-        dtype: of the buffer if it is not that of the parameters.
+        number: index of the bucket in the plan.
+        indices: indices of its parameters.
+        dtype: dtype of the buffer if it is not that of the parameters.
         is_sparse: it holds the sparse gradient of its one parameter; the gradient itself is its buffer.
-        gradients_are_views: ``parameter.grad`` is a view of the buffer. Gradients that are there already move in.
+        gradients_are_views: ``parameter.grad`` is a view of the buffer. Existing gradients are copied in.
         is_divided_as_a_whole: torch's ``batched_grad_copy``: copies are divided by N as well, with the whole buffer.
-        storage: a flat tensor to use; one of its own if it is not given.
-        starts: of its parameters in that, in elements; one behind the other if they are not given.
+        storage: a flat tensor to use; None to allocate one.
+        starts: offsets of its parameters in the storage, in elements; None if they are contiguous.
     """
 
     __slots__ = (
@@ -87,7 +87,7 @@ class Bucket:
 
     def _make_views(self) -> None:
         self.buffer = as_real(self._storage)
-        """What travels; complex numbers travel as pairs of real ones."""
+        """Buffer that is sent; complex numbers are sent as pairs of real ones."""
         self.views = [] if self.is_sparse else views_like(self._storage, self.parameters, self._starts)
         slots = list(zip(self.indices, self.parameters, self.views, strict=not self.is_sparse))
         self._large = {
@@ -105,7 +105,7 @@ class Bucket:
                 parameter.grad = view
 
     def touch(self) -> None:
-        """Have the system provide the memory now: the first backward with it is then as fast as those after it."""
+        """Fault in the memory now, so that the first backward with it is as fast as later ones."""
         if not self._gradients_are_views or all(parameter.grad is None for parameter in self.parameters):
             self._storage.zero_()
 
@@ -119,7 +119,7 @@ class Bucket:
             self._make_views()
 
     def holds_large(self, index: int) -> bool:
-        """Whether a parameter's gradient is to be copied in as soon as it is there."""
+        """Return whether a parameter's gradient is to be copied in as soon as it is ready."""
         return index in self._large
 
     def copy_in_large(self, index: int, divisor: int | None) -> None:
@@ -180,7 +180,7 @@ class Bucket:
                     parameter.grad = view
 
     def _share(self, divisor: int) -> torch.Tensor:
-        """1/N as a tensor, because a Python number is made into one in every call."""
+        """Return 1/N as a cached tensor, because a Python number is converted to one in every call."""
         share = self._shares.get(divisor)
         if share is None:
             # Where the buffer is less precise than float32, torch multiplies by float32 all the same.
@@ -211,12 +211,12 @@ class Bucket:
             gradient.div_(divisor)
 
     def copy_out(self, result: torch.Tensor, is_used_anywhere: Callable[[int], bool] | None) -> None:
-        """Hand the averages to the parameters.
+        """Copy the averages to the parameters' gradients.
 
         Args:
-            result: the buffer, or what a communication hook has put in its place.
-            is_used_anywhere: whether a parameter had a part in any rank's loss; the gradient of one that had none is
-                left as it is. None if all have.
+            result: the buffer, or the tensor that a communication hook has returned instead.
+            is_used_anywhere: returns whether a parameter was used in any rank's loss; the gradient of an unused one is
+                left unchanged. None if all were used.
 
         Raises:
             RuntimeError: somebody replaced a gradient that should be a view of the buffer.
@@ -275,7 +275,7 @@ def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def as_real(flat: torch.Tensor) -> torch.Tensor:
-    """A view of complex numbers as pairs of real ones; others as they are."""
+    """Return a view of complex numbers as pairs of real ones; other tensors as they are."""
     return torch.view_as_real(flat).flatten() if flat.is_complex() else flat
 
 
@@ -288,10 +288,12 @@ def _as_dtype(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 def views_like(
     flat: torch.Tensor, parameters: Sequence[torch.nn.Parameter], starts: Sequence[int] | None = None
 ) -> list[torch.Tensor]:
-    """One view of a flat buffer a parameter, with the memory layout that its gradient has (channels last, say).
+    """Return one view of a flat buffer per parameter, with the memory layout of its gradient (channels last, say).
+
+    Contiguous parameters of 6, 4 and 2 elements have the views [0, 6), [6, 10) and [10, 12).
 
     Args:
-        starts: of the parameters, in elements; one behind the other if they are not given.
+        starts: offsets of the parameters, in elements; None if they are contiguous.
     """
     if starts is None:
         starts = [0, *accumulate(parameter.numel() for parameter in parameters[:-1])]
@@ -302,5 +304,5 @@ def views_like(
 
 
 def strides_of(parameter: torch.Tensor) -> tuple[int, ...]:
-    """How its gradient lies in memory, which is dense."""
+    """Return the strides of a parameter's gradient, which is dense in memory."""
     return torch.empty_like(parameter, device="meta").stride()

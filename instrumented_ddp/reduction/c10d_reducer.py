@@ -1,4 +1,4 @@
-"""A reducer as torch's wrapper drives it: the methods of ``torch.distributed.Reducer``, under their names there.
+"""Adapter with the methods of ``torch.distributed.Reducer``, through which torch's DDP wrapper drives our reducer.
 
 (torch/csrc/distributed/c10d/init.cpp; who calls what: torch/nn/parallel/distributed.py.)
 """
@@ -23,30 +23,30 @@ _HOOKS_KEEP_STATE: Final = "a communication hook may keep per-bucket state, so t
 
 
 class Plans(Protocol):
-    """Who decides on the reducer's plans, see ``plans.controller``."""
+    """Interface of the plan controller, see ``plans.controller``."""
 
     @property
     def should_rebuild(self) -> bool:
-        """Whether buckets are still to be rebuilt."""
+        """Return whether buckets are still to be rebuilt."""
 
     def rebuild(self) -> bool:
-        """Rebuild them, if it is time, and tell whether they were."""
+        """Rebuild the buckets, if it is time, and return whether they were."""
 
     def keep_plan(self, why: str) -> None:
-        """The plan in force must stay."""
+        """Keep the active plan from now on."""
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Reset, as if nothing had been agreed on."""
 
 
 class Shadow:
-    """What a rank that has joined launches to match a bucket of the others.
+    """A collective that a joined rank launches to match a bucket of the other ranks.
 
     Args:
-        averaging: that has launched it.
-        bucket: that it matches.
-        buffer: in place of the bucket's.
-        collective: that was launched.
+        averaging: launched the collective.
+        bucket: the bucket that it matches.
+        buffer: buffer in place of the bucket's.
+        collective: the launched collective.
     """
 
     def __init__(self, averaging: Averaging, bucket: Bucket, buffer: torch.Tensor, collective: Collective) -> None:
@@ -56,38 +56,38 @@ class Shadow:
         self._collective = collective
 
     def launch_rest(self) -> None:
-        """Launch what strategies leave for the time after the backward."""
+        """Launch what strategies defer until the backward is over."""
         self._collective = self._averaging.second_part(self._bucket, self._buffer, self._collective)
 
     def wait(self) -> None:
-        """Wait for it; there is no result to use."""
+        """Wait for the collective, and discard its result."""
         self._averaging.wait(self._bucket, self._collective)
 
 
 class C10dReducer:
-    """Has torch's wrapper drive a reducer of ours.
+    """Adapter between torch's wrapper and our reducer.
 
     Args:
-        reducer: that does the work.
-        plans: decides on its plans.
+        reducer: the reducer that does the work.
+        plans: controls the bucket plans of the reducer.
     """
 
     def __init__(self, reducer: Reducer, plans: Plans) -> None:
         self.reducer = reducer
         self._plans = plans
         self._count: dist.Work | None = None
-        """Under way, where the ranks that still have inputs are counted."""
+        """Collective in flight that counts the ranks that still have inputs."""
         self._shadows: list[Shadow] = []
-        """Launched for the backward of the others, as far as it has got."""
+        """Collectives launched so far for the current backward of the other ranks."""
 
     # -- forward and backward ------------------------------------------------------------------------------------
 
     def prepare_for_forward(self) -> None:
-        """A forward begins whose gradients are to be reduced."""
+        """Begin an iteration, at the start of a forward whose gradients are to be reduced."""
         self.reducer.events.stats.begin_iteration()
 
     def prepare_for_backward(self, outputs: list[torch.Tensor]) -> None:
-        """It has ended, with these outputs; none are given where unused parameters are not to be found."""
+        """Expect gradients, at the end of a forward. No outputs are given unless unused parameters are to be found."""
         if _is_within_rpc_autograd():
             self.reducer.fail(
                 "instrumented_ddp doesn't support distributed autograd over RPC, which keeps gradients where no hook "
@@ -157,14 +157,14 @@ class C10dReducer:
     # -- communication hooks -------------------------------------------------------------------------------------
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """Let a hook of the user's reduce the buckets."""
+        """Register a hook of the user's that reduces the buckets."""
         if self.reducer.averaging.comm_hook is not None:
             self.reducer.fail("register_comm_hook or register_builtin_comm_hook can only be called once.")
         self.reducer.averaging.comm_hook = python_hook(state, hook)
         self._plans.keep_plan(_HOOKS_KEEP_STATE)
 
     def register_builtin_comm_hook(self, kind: BuiltinCommHookType) -> None:
-        """Let one of torch's hooks reduce the buckets."""
+        """Register one of torch's built-in hooks to reduce the buckets."""
         if self.reducer.averaging.comm_hook is not None:
             self.reducer.fail("register_builtin_comm_hook or register_comm_hook can only be called once.")
         self.reducer.averaging.comm_hook = builtin_hook(kind, self.reducer.averaging.group)
@@ -191,7 +191,7 @@ class C10dReducer:
         self.reducer.averaging.count_participants = self._count_participants
 
     def _count_participants(self) -> int:
-        """Under ``join()``: the ranks that still have inputs, unless gradients are divided by all."""
+        """Count the ranks that still have inputs under ``join()``, unless gradients are divided by all."""
         if self._count is None:
             return self.reducer.averaging.group.size()
         self._count.wait(NO_TIMEOUT)

@@ -1,4 +1,4 @@
-"""Communication hooks, which users put in place of a bucket's all-reduce.
+"""Communication hooks, by which users replace a bucket's all-reduce.
 
 A hook is called as ``hook(state, bucket)`` and returns a future of the tensor that replaces the buffer. What it gets
 has the methods of ``torch.distributed.GradBucket``, so hooks written for torch run unchanged.
@@ -21,7 +21,7 @@ Hook = Callable[["GradBucket"], "torch._C.Future[Any]"]
 
 
 class GradBucket:
-    """A bucket as a hook sees it. Each reduction has its own, because a hook may put another buffer into it."""
+    """A bucket as passed to a hook. Each reduction has a new one, because a hook may replace its buffer."""
 
     __slots__ = ("_buffer", "_is_last", "bucket")
 
@@ -31,11 +31,11 @@ class GradBucket:
         self._is_last = is_last
 
     def index(self) -> int:
-        """The place of the bucket in the order of launches."""
+        """Return the index of the bucket in launch order."""
         return self.bucket.number
 
     def buffer(self) -> torch.Tensor:
-        """The flat tensor that holds all gradients of the bucket, not yet divided."""
+        """Return the flat tensor that holds all gradients of the bucket, not yet divided."""
         return self._buffer
 
     def set_buffer(self, buffer: torch.Tensor) -> None:
@@ -43,7 +43,7 @@ class GradBucket:
         self._buffer = buffer
 
     def gradients(self) -> list[torch.Tensor]:
-        """A view of the buffer for each parameter, in its shape."""
+        """Return a view of the buffer for each parameter, in its shape."""
         gradients, offset = [], 0
         for parameter in self.bucket.parameters:
             elements = parameter.numel()
@@ -52,20 +52,20 @@ class GradBucket:
         return gradients
 
     def parameters(self) -> list[torch.Tensor]:
-        """The parameters, in the order of their gradients in the buffer."""
+        """Return the parameters, in the order of their gradients in the buffer."""
         return list(self.bucket.parameters)
 
     def is_last(self) -> bool:
-        """Whether no bucket is launched after it."""
+        """Return whether this is the last bucket to be launched."""
         return self._is_last
 
 
 def python_hook(state: object, hook: Callable[[Any, Any], Any]) -> Hook:
-    """A user's hook, which must return a future."""
+    """Wrap a user's hook, which must return a future."""
 
     def run(bucket: GradBucket) -> torch._C.Future[Any]:
         future = hook(state, bucket)
-        if not isinstance(future, torch._C.Future):  # the class of which torch.futures.Future is one
+        if not isinstance(future, torch._C.Future):  # the base class of torch.futures.Future
             kind = type(future)
             raise RuntimeError(
                 "DDP communication hook's callback must return a torch.futures.Future object, but got "
@@ -77,7 +77,7 @@ def python_hook(state: object, hook: Callable[[Any, Any], Any]) -> Hook:
 
 
 def builtin_hook(kind: BuiltinCommHookType, group: dist.ProcessGroup) -> Hook:
-    """One of the hooks that torch has in C++."""
+    """Return a hook that torch implements in C++."""
     hooks: dict[BuiltinCommHookType, Callable[[Any, Any], Any]] = {
         BuiltinCommHookType.ALLREDUCE: default_hooks.allreduce_hook,
         BuiltinCommHookType.FP16_COMPRESS: default_hooks.fp16_compress_hook,
@@ -86,13 +86,13 @@ def builtin_hook(kind: BuiltinCommHookType, group: dist.ProcessGroup) -> Hook:
 
 
 def result_of(future: torch._C.Future[Any]) -> torch.Tensor:
-    """The tensor that a completed hook returned in place of the buffer.
+    """Return the tensor that a completed hook returned in place of the buffer.
 
     Raises:
         RuntimeError: the result is not a tensor.
     """
     result = future.value()
-    if isinstance(result, list) and len(result) == 1:  # as the future of a collective has it
+    if isinstance(result, list) and len(result) == 1:  # as in the future of a collective
         result = result[0]
     if not isinstance(result, torch.Tensor):
         raise RuntimeError(

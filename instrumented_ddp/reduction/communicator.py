@@ -1,16 +1,16 @@
-"""Where a bucket's collective runs, and how its begin and end are seen.
+"""Communicators: how a bucket's collective is launched on CPU or CUDA, and how its start and end are observed.
 
 ``HostCommunicator``
-    CPU tensors over gloo. The work runs on gloo's threads; ``CompletionWatch`` sees it end.
+    CPU tensors over gloo. The work runs on gloo's threads; ``CompletionWatch`` observes its end.
 ``StreamCommunicator``
-    CUDA tensors. The work runs behind a stream of our own, which waits for what the bucket is made of and, over NCCL,
-    for the work: so a timing event before it is at max(ready, end of the one before), which is when NCCL's serial
-    stream begins with it, and one behind it at its end. No host thread waits for it.
+    CUDA tensors. The work runs behind a separate stream, which waits for the inputs of the bucket and, over NCCL, for
+    the work: so a timing event before it is at max(ready, end of the previous one), which is when NCCL's serial stream
+    begins with it, and one behind it at its end. No host thread waits for it.
 
-    Over gloo an event can't be put behind a work: ``Work.block_current_stream`` has a kernel spin there until gloo has
-    *enqueued* its copy to the device, which is not its end, keeps the next bucket's copy waiting, and takes time slices
-    from ranks that share the device. There the end is marked where somebody has waited, and written as a bound; so it
-    is for all backends but torch's own NCCL, whose ``block_current_stream`` launches nothing.
+    Over gloo an event can't be recorded behind a work: ``Work.block_current_stream`` has a kernel spin there until gloo
+    has *enqueued* its copy to the device, which is not its end, keeps the next bucket's copy waiting, and takes time
+    slices from ranks that share the device. There the end is recorded after a wait, and written as an upper bound; the
+    same holds for all backends but torch's own NCCL, whose ``block_current_stream`` launches nothing.
 """
 
 from __future__ import annotations
@@ -42,31 +42,31 @@ class Communicator(Protocol):
         """Call a communication hook, which launches what it likes and returns a future."""
 
     def announce(self, records: BucketRecords | None) -> Collective:
-        """Somebody else is about to launch: the launch record is on disk when this returns."""
+        """Write the launch record to disk, before another component launches the collective."""
 
     def launched(self, collective: Collective, work: dist.Work) -> OnEnd | None:
-        """Somebody else has launched, and waits for it himself.
+        """Note that another component has launched the collective, and waits for it itself.
 
         Returns:
-            Who is to be told when the host sees it end.
+            The callback to call when the host observes its end; None if there is none.
         """
 
     def waited(self, collective: Collective) -> None:
-        """Somebody has waited for a collective."""
+        """Note that another component has waited for a collective."""
 
     def superseded(self, collective: Collective) -> None:
-        """Nobody waits for it, but for another one that was launched behind it."""
+        """Note that nobody waits for a collective, but for another one that was launched behind it."""
 
     def wait(self, collective: Collective) -> None:
         """Make the current stream (on CPU, the host) wait for a collective.
 
         Raises:
-            RuntimeError: what the backend says of a collective that failed.
+            RuntimeError: the backend's error, if the collective failed.
         """
 
 
 class HostCommunicator:
-    """Collectives of CPU tensors over gloo, which run on gloo's threads."""
+    """Communicator for CPU tensors over gloo, whose collectives run on gloo's threads."""
 
     def __init__(self, group: dist.ProcessGroup, observer: Observer | None) -> None:
         self._group = group
@@ -99,7 +99,7 @@ class HostCommunicator:
         return collective
 
     def superseded(self, collective: Collective) -> None:
-        """Its end is seen by the thread that waits for it."""
+        """Do nothing: the thread that waits for the collective observes its end."""
 
     def wait(self, collective: Collective) -> None:
         """Block the host, at the end of a backward or in place of one under ``join()``."""
@@ -111,7 +111,7 @@ class HostCommunicator:
         self.waited(collective)
 
     def waited(self, collective: Collective) -> None:
-        """Write its end, if the thread that waits for it has not come to that yet."""
+        """Record the end, if the thread that waits for the collective has not done that yet."""
         if self._observer is None:
             return
         if self._newest is collective:
@@ -134,8 +134,8 @@ class HostCommunicator:
         return collective
 
     def launched(self, collective: Collective, work: dist.Work) -> OnEnd | None:
-        """The end that the collective log sees is the bucket's."""
-        # The future and not the work, as in torch: a process group written in Python may have its own idea of an end.
+        """Return the callback by which the collective log reports the end of the bucket."""
+        # The future and not the work, as in torch: a process group written in Python may define its end differently.
         try:
             collective.work = work.get_future()
         except RuntimeError:  # not every work of gloo's has one
@@ -153,14 +153,14 @@ class HostCommunicator:
 
 
 def _note_if_running(collective: Collective) -> None:
-    # The clock first: a collective that ends between the two must not be said to have run any longer.
+    # Read the clock first: a collective that ends between the two must not be recorded as running longer.
     now_ns = host_now_ns()
     if not collective.is_over:
         collective.running_ns = now_ns
 
 
 class StreamCommunicator:
-    """Collectives of CUDA tensors, behind a stream of our own between two timing events."""
+    """Communicator for CUDA tensors, on a separate stream between two timing events."""
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, observer: Observer | None) -> None:
         self._group = group
@@ -181,13 +181,13 @@ class StreamCommunicator:
         return collective
 
     def _mark_end(self, collective: Collective, work: dist.Work) -> None:
-        """On our stream."""
+        """Record the end on our stream."""
         if self._timer is not None and collective.start is not None and self._work_blocks_streams:
             work.block_current_stream()
             collective.end = self._timer.mark(self._stream)
 
     def run_hook(self, hook: Callable[[], torch._C.Future[Any]], records: BucketRecords | None) -> Collective:
-        """Call the hook on the current stream, which is where its own kernels belong. Its end is seen by ``wait``."""
+        """Call the hook on the current stream, where its kernels belong. ``wait`` records the end."""
         collective = self._announce(records)
         if self._timer is not None:
             collective.start = self._timer.mark()
@@ -203,28 +203,28 @@ class StreamCommunicator:
         self.waited(collective)
 
     def superseded(self, collective: Collective) -> None:
-        """Write its times, if its end was marked where it runs."""
+        """Write the times, if the end was recorded where the collective runs."""
         if collective.end is not None:
             self.waited(collective)
 
     def waited(self, collective: Collective) -> None:
-        """Write its times."""
+        """Write the times."""
         timer, records = self._timer, collective.records
         if timer is None or records is None:
             return
-        if collective.end is None:  # seen from the stream that waits for it
+        if collective.end is None:  # recorded on the stream that waits for it
             timer.write(records.collective_bounds, collective.step, collective.start, timer.mark())
         else:
             timer.write(records.collective, collective.step, collective.start, collective.end)
 
     def launched(self, collective: Collective, work: dist.Work) -> OnEnd | None:
-        """Mark its end behind our stream. The work is not kept."""
+        """Record the end behind our stream. The work is not kept."""
         with torch.cuda.stream(self._stream):
             self._mark_end(collective, work)
         return None
 
     def announce(self, records: BucketRecords | None) -> Collective:
-        """Write the launch record. Our stream waits for what the current one was given so far, and is marked there."""
+        """Write the launch record, and record the start on our stream, behind the work of the current one."""
         collective = self._announce(records)
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         if self._timer is not None and records is not None:
@@ -240,7 +240,7 @@ class StreamCommunicator:
 
 
 def _timer_of_buckets(device: torch.device, observer: Observer | None) -> DeviceTimer | None:
-    """None if buckets are not timed there."""
+    """Return the timer for buckets; None if buckets are not timed on this device."""
     if observer is None:
         return None
     try:
@@ -252,7 +252,7 @@ def _timer_of_buckets(device: torch.device, observer: Observer | None) -> Device
 
 
 def _of_hook(records: BucketRecords | None) -> Purpose | None:
-    """What a communication hook launches while it is called, which is most often one all-reduce of the bucket."""
+    """Return the role of what a communication hook launches, usually one all-reduce of the bucket."""
     return None if records is None else replace(records.purpose, role="hook")
 
 
@@ -265,7 +265,7 @@ def _is_nccl(group: dist.ProcessGroup, device: torch.device) -> bool:
 
 
 def communicator_of(device: torch.device, group: dist.ProcessGroup, observer: Observer | None) -> Communicator:
-    """The communicator on which a device communicates."""
+    """Return a communicator for the tensors of a device."""
     if device.type == "cuda":
         return StreamCommunicator(group, device, observer)
     return HostCommunicator(group, observer)

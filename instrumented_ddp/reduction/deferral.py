@@ -1,7 +1,7 @@
-"""Updates that wait: each parameter is updated just before the next forward needs it, and not a moment sooner.
+"""Deferred optimizer updates: each parameter is updated just before the next forward needs it.
 
-So what is still on the wire when a backward is over is hidden under the next forward. This is what ByteScheduler (Peng
-et al., 2019, arXiv 1905.03960) and DeAR (Zhang et al., 2023, arXiv 2302.12445) build on. Whoever looks at parameters
+So collectives still in flight when a backward is over are hidden under the next forward. ByteScheduler (Peng et al.,
+2019, arXiv 1905.03960) and DeAR (Zhang et al., 2023, arXiv 2302.12445) build on this. Code that reads parameters
 elsewhere has to call ``finish`` first; ``deferring.py`` does that wherever it can be known.
 """
 
@@ -21,7 +21,7 @@ from overlapscope.trace.format import Phase
 
 
 class _Local(NamedTuple):
-    """The gradient of one rank, as the backward has left it."""
+    """The local gradient of a parameter, as the backward has left it."""
 
     gradient: torch.Tensor | None
     version: int
@@ -35,13 +35,13 @@ class _Local(NamedTuple):
 
 
 class Deferral:
-    """Waits for the buckets of one model, and updates their parameters, one by one as they are needed.
+    """Waits for the buckets of one model, and updates their parameters as they are needed.
 
     Args:
-        reducer: does not wait for its buckets any more.
-        optimizer: of all its parameters, and of no others.
+        reducer: the reducer, which no longer waits for its buckets itself.
+        optimizer: optimizer of all its parameters, and of no others.
         update: the ``step`` of its class.
-        module: whose parameters these are.
+        module: the module that has these parameters.
     """
 
     def __init__(
@@ -57,26 +57,26 @@ class Deferral:
         self._pending: dict[int, Bucket] = {}
         self._local: list[_Local] = []
         self._settings: list[dict[str, Any]] | None = None
-        """Of the optimizer when it was to step; None: it was not yet."""
+        """Settings of the optimizer at the deferred ``step``; None before it."""
         self._module = module
         self._watching: FirstUses | None = None
         self._needs: dict[nn.Module, tuple[int, ...]] | None = None
         self._is_no_sync = False
 
     def is_at_rest(self) -> bool:
-        """Whether nothing is left for later, so that gradients and parameters are what they should be."""
+        """Return whether nothing is deferred, so that gradients and parameters are up to date."""
         return not self._pending
 
     def backward_is_over(self) -> None:
-        """All buckets are launched. Called in place of the wait for them."""
+        """Defer all buckets, which were launched. Called in place of the wait for them."""
         self._pending = {bucket.number: bucket for bucket in self._reducer.buckets}
         self._local = [_Local.of(parameter) for parameter in self._reducer.parameters]
         self._settings = None
 
     def step(self) -> None:
-        """The optimizer is to update all parameters: at once if their gradients are there, else when they are.
+        """Update all parameters: at once if their gradients are ready, else when they are.
 
-        Gradients that are not there yet are dropped when they were used, as by ``zero_grad()``.
+        Gradients that are not ready yet are dropped when they were used, as by ``zero_grad()``.
 
         Raises:
             RuntimeError: gradients were changed before they were averaged.
@@ -94,7 +94,7 @@ class Deferral:
 
     @contextmanager
     def in_forward(self, *, no_sync: bool) -> Iterator[None]:
-        """A forward runs inside; the first one is watched."""
+        """Run a forward inside; the first one is watched for the parameters that each module uses."""
         self._is_no_sync = no_sync
         if self._needs is not None or not torch.is_grad_enabled():
             yield
@@ -105,7 +105,7 @@ class Deferral:
         self._needs, self._watching = self._watching.needs(), None
 
     def forward_begins(self, module: nn.Module) -> None:
-        """That of a module begins: finish what its parameters wait for."""
+        """Finish the deferred updates of a module's parameters, at the start of its forward."""
         if self._watching is not None:
             self._watching.module_begins(module)
         if not self._pending:
@@ -117,10 +117,10 @@ class Deferral:
         self._finish([bucket for bucket in self._pending.values() if bucket in buckets])
 
     def finish(self) -> None:
-        """Finish everything: gradients are averages, or parameters are updated if the optimizer was to step.
+        """Finish everything: gradients are averages, or parameters are updated if the optimizer has stepped.
 
         Raises:
-            RuntimeError: gradients were changed before they were averaged; or what the backend says.
+            RuntimeError: gradients were changed before they were averaged, or the backend failed.
         """
         self._finish(list(self._pending.values()))
 
@@ -171,7 +171,7 @@ class Deferral:
 
     @contextmanager
     def _interrupted(self) -> Iterator[Callable[[Phase], None]]:
-        """As a rule a forward is under way, which goes on after the phases that are entered inside."""
+        """Interrupt the recorded phase, usually a forward, which continues after the phases that are entered inside."""
         observer = self._reducer.events.observer
         if observer is None:
             yield lambda _: None
@@ -185,7 +185,7 @@ class Deferral:
 
 
 def _as_it_is(group: dict[str, Any]) -> dict[str, Any]:
-    """The settings of some parameters, of which a scheduler may change those that are tensors in place."""
+    """Copy the settings of a parameter group, as a scheduler may change those that are tensors in place."""
     return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in group.items()}
 
 

@@ -1,4 +1,4 @@
-"""Messages for a backward that can't be reduced: stock DDP's sentences, which people search for, with names.
+"""Error messages for a backward that can't be reduced: stock DDP's texts, which people search for, with names.
 
 The texts follow torch/csrc/distributed/c10d/reducer.cpp.
 """
@@ -17,11 +17,11 @@ _UNFINISHED = (
 def unfinished_reduction(
     names: Sequence[str], indices: Sequence[int], rank: int, *, find_unused_parameters: bool, static_graph: bool
 ) -> str:
-    """The message for a previous backward that left gradients out.
+    """Return the message for a previous backward that left gradients out.
 
     Args:
-        names: of all parameters.
-        indices: of those without a gradient.
+        names: names of all parameters.
+        indices: indices of the parameters without a gradient.
     """
     if static_graph:
         advice = (
@@ -57,7 +57,7 @@ def unfinished_reduction(
 
 
 def marked_twice(name: str, index: int) -> str:
-    """The message for a gradient that came twice."""
+    """Return the message for a gradient that was marked ready twice."""
     return (
         "Expected to mark a variable ready only once. This error is caused by one of the following reasons: "
         "1) Use of a module parameter outside the `forward` function. Please make sure model parameters are not "
@@ -73,7 +73,7 @@ def marked_twice(name: str, index: int) -> str:
 
 
 def graph_has_changed(name: str) -> str:
-    """The message for a parameter that got more gradients than in the first iteration of a static graph."""
+    """Return the message for a parameter that got more gradients than in the first iteration of a static graph."""
     return (
         "Your training graph has changed in this iteration, e.g., one parameter is unused in first iteration, but then "
         "got used in the second iteration. this is not compatible with static_graph set to True. The parameter is "
@@ -88,4 +88,4 @@ NO_UNUSED_FOUND = (
     "this flag off. Note that this warning may be a false positive if your model has flow control causing later "
     "iterations to have unused parameters."
 )
-"""Said once a process."""
+"""Warning that is issued once per process."""

@@ -1,4 +1,4 @@
-"""Before which module's forward each parameter is needed: where it is registered, and where a forward first used it."""
+"""Parameters that each module's forward needs: those registered with it, and those that it was first seen to use."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch.utils._pytree import tree_leaves
 
 
 class FirstUses(TorchFunctionMode):
-    """Watches one forward for the modules that use parameters of others, as attention does with its projections.
+    """Tracks in one forward which modules use parameters of other modules, as attention does with its projections.
 
     A parameter that was not seen, because a compiled or scripted part uses it, is needed from the beginning.
 
     Args:
-        module: whose forward is watched; entered around it.
-        parameters: to look for.
+        module: the module whose forward runs inside this context.
+        parameters: parameters to look for.
     """
 
     def __init__(self, module: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
@@ -29,7 +29,7 @@ class FirstUses(TorchFunctionMode):
         self._user_of: dict[int, nn.Module] = {}
 
     def module_begins(self, module: nn.Module) -> None:
-        """The forward of this one begins."""
+        """Note that the forward of a module begins."""
         self._newest = module
 
     def __torch_function__(
@@ -47,7 +47,7 @@ class FirstUses(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def needs(self) -> dict[nn.Module, tuple[int, ...]]:
-        """By module the numbers of the parameters that its forward needs."""
+        """Return the indices of the parameters that the forward of each module needs, by module."""
         needs: dict[nn.Module, set[int]] = {module: set() for module in self._root.modules()}
         for module, numbers in needs.items():
             own = (self._index_of.get(id(parameter)) for parameter in module.parameters(recurse=False))

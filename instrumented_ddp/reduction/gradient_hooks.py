@@ -1,4 +1,4 @@
-"""Hooks that autograd calls for every gradient, behind all hooks that users have put on the parameter."""
+"""Hooks that autograd calls for every gradient, after all hooks that users have registered on the parameter."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from torch.utils.hooks import RemovableHandle
 
 
 class GradientHooks:
-    """The hooks of one model. They sit on the nodes that accumulate gradients, and live as long as the parameters.
+    """The hooks of one model, on the nodes that accumulate gradients. They live as long as the parameters.
 
     Args:
-        parameters: each once.
+        parameters: the parameters, each once.
     """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         self.accumulators: list[Any] = [get_gradient_edge(parameter).node for parameter in parameters]
-        """The leaf of the graph that accumulates each parameter's gradient."""
+        """Leaf of the graph that accumulates each parameter's gradient."""
         self._spans_devices = len({parameter.device for parameter in parameters}) > 1
         self._handles: list[RemovableHandle] = []
 
     @property
     def are_registered(self) -> bool:
-        """Whether anything is called."""
+        """Return whether hooks are registered."""
         return bool(self._handles)
 
     def register(self, on_gradient: Callable[[int], None]) -> None:
-        """Have this called with the number of each parameter whose gradient was accumulated."""
+        """Register a callback that gets the index of each parameter whose gradient was accumulated."""
         hooks = [_hook(index, on_gradient) for index in range(len(self.accumulators))]
         if self._spans_devices:
             lock = threading.RLock()
@@ -38,7 +38,7 @@ class GradientHooks:
         self._handles = [node.register_hook(hook) for node, hook in zip(self.accumulators, hooks, strict=True)]
 
     def remove(self) -> None:
-        """Call nobody any more. May be called twice."""
+        """Remove all hooks. May be called twice."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -52,7 +52,7 @@ def _hook(index: int, on_gradient: Callable[[int], None]) -> Callable[..., None]
 
 
 def _one_at_a_time(hook: Callable[..., None], lock: threading.RLock) -> Callable[..., None]:
-    """For a module that spans several devices: autograd has a thread for each."""
+    """Serialize calls of a hook, as autograd has a thread for each device of a module that spans several."""
 
     def locking_hook(*_: object) -> None:
         with lock:

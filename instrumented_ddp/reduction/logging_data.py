@@ -1,6 +1,6 @@
-"""What ``_get_ddp_logging_data()`` tells, with stock DDP's keys (torch/csrc/distributed/c10d/logger.cpp).
+"""Data of ``_get_ddp_logging_data()``, with stock DDP's keys (torch/csrc/distributed/c10d/logger.cpp).
 
-Some monitoring reads it. Its times are those of ``recording.runtime_stats``.
+Some monitoring tools read it. Its times are those of ``recording.runtime_stats``.
 """
 
 from __future__ import annotations
@@ -54,26 +54,26 @@ _MOMENTS: Final = {
 
 @dataclass
 class LoggingData:
-    """What torch's wrapper merges into one dictionary."""
+    """Logging data in the form that torch's wrapper merges into one dictionary."""
 
     strs_map: dict[str, str] = field(default_factory=dict)
     ints_map: dict[str, int] = field(default_factory=dict)
 
 
 class RebuiltPlans(Protocol):
-    """Who decides on a reducer's plans, see ``plans.controller``."""
+    """Interface of the plan controller, see ``plans.controller``."""
 
     has_rebuilt: bool
-    """Whether its buckets were rebuilt."""
+    """True if the buckets were rebuilt."""
 
 
 class Logger:
-    """Stands in for ``torch.distributed.Logger``, whose method names these are.
+    """Replacement of ``torch.distributed.Logger``, with its method names.
 
     Args:
-        reducer: whose data is told.
-        bucket_bytes_cap: that the wrapper was given.
-        plans: say whether its buckets were rebuilt.
+        reducer: the reducer to report on.
+        bucket_bytes_cap: bucket size limit that the wrapper was given.
+        plans: tells whether the buckets were rebuilt.
     """
 
     def __init__(self, reducer: Reducer, bucket_bytes_cap: int, plans: RebuiltPlans) -> None:
@@ -94,7 +94,7 @@ class Logger:
         has_sync_bn: bool,
         static_graph: bool,
     ) -> None:
-        """What is known at construction."""
+        """Collect what is known at construction."""
         reducer, texts, numbers = self._reducer, self._data.strs_map, self._data.ints_map
         if static_graph:
             self._set_static_graph()
@@ -127,7 +127,7 @@ class Logger:
                 numbers["gloo_num_threads"] = self._group._get_backend(torch.device("cpu")).options._threads  # type: ignore[attr-defined]
 
     def set_runtime_stats_and_log(self) -> None:
-        """Called at the start of each iteration, about the one before."""
+        """Collect the statistics of the previous iteration. Called at the start of each iteration."""
         reducer, stats = self._reducer, self._reducer.events.stats
         if not stats.collects_now:
             return
@@ -158,7 +158,7 @@ class Logger:
         numbers |= {name: stats.unix_ns.get(moment, 0) for name, moment in _MOMENTS.items()}
 
     def set_error_and_log(self, error: str) -> None:
-        """An error is about to be raised."""
+        """Note an error that is about to be raised."""
         self._data.strs_map["error"] = error
         self._data.ints_map |= {"has_error": 1, "iteration": self._reducer.events.stats.iterations}
 

@@ -1,4 +1,4 @@
-"""Gradient hooks -> bucket ready -> launch -> finalise: Algorithm 1 of the DDP paper, and the hot path.
+"""The gradient reducer: hook -> bucket ready -> launch -> finalize. Algorithm 1 of the DDP paper, and the hot path.
 
 (Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, section 3.3.)
 
@@ -6,10 +6,10 @@ Every parameter has a hook that autograd calls when its gradient is accumulated.
 bucket; at zero the bucket's gradients are copied into one flat buffer. Buckets are launched in the order of
 the plan, never in the order of readiness: a ready bucket waits for those before it, because ranks match
 collectives by order alone. When the last one has been launched, autograd is asked to call ``_finalise`` at the
-end of this backward, where the host or the stream waits for what is still on the wire.
+end of this backward, where the host or the stream waits for what is still in flight.
 
-Who listens is told what happens (``recording.reduction_events``). What torch's wrapper calls is in
-``c10d_reducer.py``, one bucket's memory in ``bucket.py``, and which plan comes next in ``plans.controller``.
+Listeners are notified of what happens (``recording.reduction_events``). The methods that torch's wrapper calls are in
+``c10d_reducer.py``, one bucket's memory in ``bucket.py``, and the choice of the next plan in ``plans.controller``.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class Reducer:
     """Averages the gradients of one module over a process group while autograd computes them.
 
     Args:
-        parameters: that require a gradient, in the module's order, each once.
+        parameters: parameters that require a gradient, in the module's order, each once.
         plan: the first bucket plan; ``adopt`` replaces it.
         group: the ranks whose gradients are averaged.
-        find_unused_parameters: look for parameters that have no part in a forward's outputs.
+        find_unused_parameters: look for parameters that a forward's outputs don't depend on.
         gradient_as_bucket_view: ``parameter.grad`` is a view of the bucket.
         skip_all_reduce_unused_params: a bucket without a used parameter is not reduced.
         batched_grad_copy: divide a bucket as a whole; gradients are copied a bucket at a time either way.
-        events: told of everything that happens.
+        events: notified of everything that happens.
         strategy: how buckets are summed, and when.
-        make_bucket: called as ``Bucket`` is.
+        make_bucket: called like ``Bucket``.
     """
 
     def __init__(
@@ -67,50 +67,50 @@ class Reducer:
         self.gradient_as_bucket_view = self.gradients_are_views = gradient_as_bucket_view
         self._skip_all_reduce_unused_params, self._batched_grad_copy = skip_all_reduce_unused_params, batched_grad_copy
         self.on_error: Callable[[str], None] = lambda _: None
-        """Called with what is about to be raised."""
+        """Called with the message of an error that is about to be raised."""
         self._names, self._board = [parameter.name for parameter in plan.parameters], events.board
         self._empty_board, self._hooks = private_board(len(parameters)), GradientHooks(parameters)
         self.averaging = Averaging(group, {p.device for p in parameters}, events, strategy)
         self._overlaps, self._leaves_gradients = strategy.overlaps, strategy.averages_parameters
         self.usage = Usage(self._hooks.accumulators, self._usage_map()) if find_unused_parameters else None
-        """Of parameters, where they need not all be used, or more than once."""
+        """Usage of parameters, where they need not all be used, or may be used more than once."""
         self.buffer_dtype: torch.dtype | None = None
-        """Of buckets, if it is not that of their parameters."""
+        """Dtype of buckets, if it is not that of their parameters."""
         self.optimizer_runs_in_backward = False
         self.post_backward_futures: list[torch._C.Future[Any]] = []
-        """Waited for before a backward is over."""
+        """Futures to wait for before a backward is over."""
         self.waits_later: Callable[[], bool] = lambda: False
         self.needs_buckets: Callable[[], None] = lambda: None
-        """If the first says so, after a backward, somebody else calls ``finish``: here at the latest."""
+        """If ``waits_later`` is true after a backward, ``finish`` is called later, in ``needs_buckets`` at last."""
         self._expects_gradients = self._must_finalise = False
         self.plans: list[BucketPlan] = []
-        """All so far, by epoch."""
+        """All plans so far, by epoch."""
         self.reductions = 0
-        """How many backward passes have been reduced so far; equal on all ranks between two of them."""
+        """Number of backward passes reduced so far; equal on all ranks between two of them."""
         self.buckets_reduced = 0
-        """How many were launched in the newest backward; as in torch, 0 in the first one of a static graph."""
+        """Number of buckets launched in the latest backward; as in torch, 0 in the first one of a static graph."""
         self.ready_order: list[int] = []
-        """Parameters in the order of their gradients in the newest backward."""
+        """Parameters in the order of their gradients in the latest backward."""
         self.observed_order: list[int] = []
-        """The same of the newest that was reduced, for buckets to follow; empty before there was one."""
+        """The same order in the latest reduced backward, for buckets to follow; empty before there was one."""
         self.adopt(plan, "construction")
 
     # -- plans ---------------------------------------------------------------------------------------------------
 
     def adopt(self, plan: BucketPlan, reason: str) -> None:
-        """Take a bucket plan from here on. Not during a backward.
+        """Use a bucket plan from now on. Not during a backward.
 
         Args:
             reason: ``construction``, ``rebuild``, ``mixed_precision``, ``probe`` (to measure it), ``return`` (to the
-                plan before) or ``auto`` (it is the fastest).
+                previous plan) or ``auto`` (it is the fastest).
         """
         self.needs_buckets()
         self.plan, self.plan_reason = plan, reason
         self.events.plan_adopted(len(self.plans), plan, reason)
         self.plans.append(plan)
-        self.buckets: list[Bucket] = []  # their memory is free before that of the next ones is taken
+        self.buckets: list[Bucket] = []  # frees their memory before that of the next ones is allocated
         self.bucket_of: dict[int, Bucket] = {}
-        """By the number of a parameter."""
+        """Bucket of each parameter, by the parameter's index."""
         self.buckets = [
             self._make_bucket(
                 number,
@@ -128,21 +128,21 @@ class Reducer:
         self._next_bucket = 0
 
     def tell(self, events: ReductionEvents) -> None:
-        """Tell somebody else of what happens from here on. Not during a backward; ``adopt`` a plan afterwards."""
+        """Notify another listener from now on. Not during a backward; ``adopt`` a plan afterwards."""
         self.events, self._board = events, events.board
         self.averaging.tell(events)
-        if self._hooks.are_registered:  # they know whom they tell
+        if self._hooks.are_registered:  # they are bound to the previous listener
             self.remove_hooks()
             self.register_hooks()
 
     def reduce_over(self, group: dist.ProcessGroup) -> None:
-        """Average over another group from here on."""
+        """Average over another group from now on."""
         self.averaging.reduce_over(group)
         if self.usage is not None:
             self.usage.bitmap = self._usage_map()
 
     def expect_static_graph(self) -> None:
-        """Every iteration uses the same parameters, as often as the first one does."""
+        """Expect every iteration to use the same parameters, as often as the first one does."""
         self.usage = StaticUsage(len(self.parameters), self._usage_map())
 
     def _usage_map(self) -> UsageMap:
@@ -150,12 +150,12 @@ class Reducer:
 
     @property
     def order_may_change(self) -> bool:
-        """Whether gradients may come in another order in each backward."""
+        """Return whether the order of gradients may change from one backward to the next."""
         return self.find_unused_parameters and not self.graph_is_static
 
     @property
     def graph_is_static(self) -> bool:
-        """Whether the user has promised that each backward has the same gradients."""
+        """Return whether the user has promised that each backward has the same gradients."""
         return isinstance(self.usage, StaticUsage)
 
     # -- before the backward -------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class Reducer:
         """Expect every gradient. Called at the end of each forward whose backward is to be reduced.
 
         Args:
-            outputs: of the forward, if unused parameters are to be found.
+            outputs: outputs of the forward, if unused parameters are to be found.
         """
         self.needs_buckets()
         self.events.gradients_expected()
@@ -179,11 +179,11 @@ class Reducer:
     # -- during the backward: Algorithm 1 ------------------------------------------------------------------------
 
     def register_hooks(self) -> None:
-        """Have autograd call us for every gradient."""
+        """Register a hook for every gradient."""
         self._hooks.register(self._on_gradient_told if self.events.wants_gradients else self.on_gradient)
 
     def remove_hooks(self) -> None:
-        """Leave the parameters alone. May be called twice."""
+        """Remove all hooks from the parameters. May be called twice."""
         self._hooks.remove()
 
     def _on_gradient_told(self, index: int) -> None:
@@ -191,7 +191,7 @@ class Reducer:
         self.on_gradient(index)
 
     def on_gradient(self, index: int) -> None:
-        """A gradient has been accumulated."""
+        """Count a gradient that was accumulated."""
         if not self._expects_gradients:
             self.events.gradient_not_reduced()
         if self.usage is not None and not self._is_complete(index, self.usage):
@@ -201,7 +201,7 @@ class Reducer:
             self._mark_parameter_as_ready(index, self.events.stamp)
 
     def _is_complete(self, index: int, usage: Usage) -> bool:
-        """Whether autograd will add nothing more to a gradient."""
+        """Return whether autograd will add nothing more to a gradient."""
         is_expected, has_gradient = self._expects_gradients, self.parameters[index].grad is not None
         if is_expected:
             for unused in usage.unannounced():
@@ -235,7 +235,7 @@ class Reducer:
         self.events.copied_in(bucket.number, bucket.device)
 
     def _launch_ready_buckets(self) -> None:
-        """Launch what is ready and has no predecessor that is not, unless that has to wait for autograd."""
+        """Launch the ready buckets whose predecessors are ready, unless the strategy waits for autograd."""
         buckets = self.buckets
         while self._next_bucket < len(buckets) and buckets[self._next_bucket].is_ready:
             if self._overlaps:
@@ -266,7 +266,7 @@ class Reducer:
         self._finalise()
 
     def _finalise(self) -> None:
-        """What is left of a reduction when the backward is over: all but the wait, if that comes later."""
+        """Finish the reduction at the end of the backward, except for the wait if that is deferred."""
         self.events.backward_over()
         self.observed_order = self.ready_order
         if isinstance(self.usage, StaticUsage):  # in the first iteration nothing was observed yet
@@ -281,7 +281,7 @@ class Reducer:
         self.events.finalised()
 
     def finish(self, buckets: Sequence[Bucket]) -> None:
-        """Wait for some buckets in order and hand the averages to the parameters."""
+        """Wait for some buckets in order and copy the averages to the parameters' gradients."""
         try:
             used = self.usage.bitmap.is_used_anywhere if self.usage is not None else None
             self.averaging.hand_out(buckets, used, copies=not self.optimizer_runs_in_backward)
@@ -300,14 +300,14 @@ class Reducer:
         self.averaging.forget_divisor()
 
     def forget(self) -> None:
-        """The backward under way, if there is one, will not come to its end, and what was observed no longer holds."""
+        """Abandon the backward in progress, if there is one, and discard the observed order, which no longer holds."""
         self._expects_nothing()
         self.observed_order = []
         if self.usage is not None:
             self.usage.bitmap.clear()
 
     def reduce_all_at_once(self) -> None:
-        """Reduce everything after the backward: the first iteration of a static graph, which only counts hooks."""
+        """Reduce everything after the backward, in the first iteration of a static graph, which only counts hooks."""
         usage = self.usage
         assert isinstance(usage, StaticUsage)
         if not self._expects_gradients:
@@ -324,10 +324,10 @@ class Reducer:
         self.buckets_reduced = 0
         self._finalise()
 
-    # -- trouble -------------------------------------------------------------------------------------------------
+    # -- errors --------------------------------------------------------------------------------------------------
 
     def ensure_prior_reduction_finished(self) -> None:
-        """Look whether the backward before came to its end.
+        """Check that the previous backward was completed.
 
         Raises:
             RuntimeError: it left parameters without a gradient, and other ranks waiting.
@@ -340,7 +340,7 @@ class Reducer:
         self.fail(error_messages.unfinished_reduction(self._names, missing, rank, **settings))
 
     def fail(self, message: str) -> NoReturn:
-        """Raise, when it was noted.
+        """Record an error, and raise it.
 
         Raises:
             RuntimeError: with this message.

@@ -1,7 +1,7 @@
-"""``static_graph=True``: the first iteration tells how often each gradient hook fires in every one.
+"""``static_graph=True``: the first iteration counts how often each gradient hook fires, as it does in all others.
 
 With re-entrant checkpoints, or a parameter outside the wrapped forward, autograd adds to a gradient several times in
-one backward. Only after the last time may it be reduced, and only a graph that never changes lets that be known.
+one backward. Only after the last time may it be reduced, and only for a static graph is that known.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from instrumented_ddp.reduction.unused_parameters import Usage, UsageMap
 
 
 class GraphHasChangedError(Exception):
-    """A hook fires more often than in the first iteration."""
+    """Error raised when a hook fires more often than in the first iteration."""
 
 
 class StaticUsage(Usage):
-    """How often each hook fires: counted in the first iteration, expected from then on.
+    """Number of times that each hook fires: counted in the first iteration, expected from then on.
 
     Args:
-        parameters: how many there are.
-        bitmap: which parameters any rank has used; as of the first iteration.
+        parameters: number of parameters.
+        bitmap: which parameters any rank has used, as of the first iteration.
     """
 
     def __init__(self, parameters: int, bitmap: UsageMap) -> None:
@@ -30,7 +30,7 @@ class StaticUsage(Usage):
         self._fires = [0] * parameters
         self._left: list[int] = []
         self.is_known = False
-        """Whether the first iteration is over."""
+        """True if the first iteration is over."""
 
     def begin(self, outputs: Sequence[torch.Tensor]) -> None:  # noqa: ARG002 - they are those of the first iteration
         """Expect every hook as often as it fired in the first iteration."""
@@ -38,7 +38,7 @@ class StaticUsage(Usage):
         self._to_announce = self.unused
 
     def is_complete(self, index: int, *, has_gradient: bool, is_expected: bool) -> bool:
-        """Count, or count down.
+        """Count a call of a hook, or count it down; return whether it was the last one.
 
         Raises:
             GraphHasChangedError: the hook fired less often in the first iteration.
@@ -56,14 +56,14 @@ class StaticUsage(Usage):
         return self._left[index] == 0
 
     def count_is_over(self) -> None:
-        """The first backward is over: what never fired is not used."""
+        """End the count of the first backward: parameters whose hook never fired are unused."""
         self.unused = [index for index, times in enumerate(self._fires) if times == 0]
 
     def launch_bitmap(self) -> None:
-        """Nothing: the bitmap of the first iteration holds."""
+        """Do nothing: the bitmap of the first iteration holds."""
 
     def settle(self) -> None:
-        """After the first iteration everything is known."""
+        """Wait for the bitmap in the first iteration, after which everything is known."""
         if not self.is_known:
             self.bitmap.settle()
             self.is_known = True

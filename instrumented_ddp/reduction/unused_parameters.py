@@ -1,7 +1,7 @@
-"""Which parameters take no part in the loss: on this rank, by a walk through the graph; on all, by a bitmap.
+"""Detection of unused parameters: on this rank by a walk through the autograd graph, on all ranks by a bitmap.
 
-A rank that leaves a parameter out must still take part in the all-reduce of its bucket, with zeros. And if no rank has
-used a parameter, its gradient must be left as it is, because momentum and weight decay would move it.
+A rank that does not use a parameter must still take part in the all-reduce of its bucket, with zeros. And if no rank
+has used a parameter, its gradient must be left unchanged, because momentum and weight decay would move it.
 (Li et al., VLDB 2020, section 3.2.3.)
 """
 
@@ -28,11 +28,11 @@ def find_unused(outputs: Iterable[torch.Tensor], accumulators: Sequence[Node]) -
     """Walk the graph from the outputs to its leaves.
 
     Args:
-        outputs: of the forward.
+        outputs: outputs of the forward.
         accumulators: the leaf that accumulates each parameter's gradient.
 
     Returns:
-        The numbers of the parameters whose leaf can't be reached.
+        The indices of the parameters whose leaf can't be reached.
     """
     with record_function("torch.distributed.ddp.reducer::search_unused_parameters"):  # the name in torch's profiles
         seen = _reachable(outputs)
@@ -51,7 +51,7 @@ def _reachable(outputs: Iterable[torch.Tensor]) -> set[Node]:
 
 
 class Usage:
-    """The part that each parameter has in a backward, where not every parameter has one (``find_unused_parameters``).
+    """Usage of each parameter in a backward, where parameters may be unused (``find_unused_parameters``).
 
     Args:
         accumulators: the leaf of the graph that accumulates each parameter's gradient.
@@ -62,14 +62,14 @@ class Usage:
         self._accumulators = accumulators
         self.bitmap = bitmap
         self.unused: list[int] = []
-        """Parameters without a part in the newest iteration's outputs, as far as they were looked for."""
+        """Parameters that the latest forward's outputs don't depend on, if they were searched for."""
         self._unused_before: list[int] | None = None
         self._to_announce: list[int] = []
         self.is_static = True
-        """Whether every forward so far has left the same parameters unused."""
+        """True if every forward so far has left the same parameters unused."""
 
     def begin(self, outputs: Sequence[torch.Tensor]) -> None:
-        """A forward has ended whose backward is to be reduced: look for what has no part in its outputs."""
+        """Search for unused parameters, at the end of a forward whose backward is to be reduced."""
         global _said_that_none_is_unused
         self.unused = self._to_announce = find_unused(outputs, self._accumulators)
         if not self.unused and (not _said_that_none_is_unused or torch.is_warn_always_enabled()):
@@ -80,34 +80,34 @@ class Usage:
         self._unused_before = self.unused
 
     def is_complete(self, index: int, *, has_gradient: bool, is_expected: bool) -> bool:
-        """A gradient hook fires: whether autograd will add nothing more to this gradient, and it is to be reduced."""
+        """Return, in a gradient hook, whether the gradient is complete and to be reduced."""
         if has_gradient:
             self.bitmap.note(index)
         return is_expected
 
     def unannounced(self) -> Sequence[int]:
-        """Parameters that are ready without a gradient, once in a backward."""
+        """Return the parameters that are ready without a gradient, once per backward."""
         unused, self._to_announce = self._to_announce, []
         return unused
 
     def launch_bitmap(self) -> None:
-        """The last bucket was launched."""
+        """Launch the all-reduce of the bitmap, after that of the last bucket."""
         self.bitmap.all_reduce()
 
     def settle(self) -> None:
-        """The reduction is over on this rank too."""
+        """Wait for the bitmap, and clear it, at the end of the reduction."""
         self.bitmap.settle()
         self.bitmap.clear()
 
 
 class UsageMap:
-    """Which parameters took part in a loss since gradients were last reduced.
+    """Bitmap of the parameters used since gradients were last reduced.
 
     Args:
-        parameters: how many there are.
-        device: where the bitmap is reduced.
-        communicator: on which it is reduced.
-        records: of its all-reduce, if recorded.
+        parameters: number of parameters.
+        device: device on which the bitmap is reduced.
+        communicator: communicator on which it is reduced.
+        records: records of its all-reduce, if recorded.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class UsageMap:
         self._used_here = bytearray(parameters)
         self._used_anywhere: list[int] | None = None
         self.reduced = torch.zeros(parameters, dtype=torch.int32, device=device)
-        """How many ranks have used each parameter, as of the newest reduction."""
+        """Number of ranks that have used each parameter, as of the latest reduction."""
 
     def note(self, index: int) -> None:
         """Note that a parameter got a gradient; also under ``no_sync()``, for the next reduction."""
@@ -128,14 +128,14 @@ class UsageMap:
         """Launch the sum over all ranks. Every rank does so after its last bucket."""
         used = torch.frombuffer(self._used_here, dtype=torch.uint8)
         if self.reduced.device.type == "cuda":
-            # From pageable memory the copy would block the host. torch hands pinned memory out again when it is done.
+            # From pageable memory the copy would block the host. torch reuses pinned memory only when the copy is done.
             used = torch.empty_like(used, dtype=torch.int32, pin_memory=True).copy_(used)
         self.reduced.copy_(used, non_blocking=True)
         self._collective = self._communicator.all_reduce(self.reduced, self._records)
         self._used_anywhere = None
 
     def is_used_anywhere(self, index: int) -> bool:
-        """Whether any rank has used a parameter. This waits for the other ranks only if this one has not."""
+        """Return whether any rank has used a parameter. Waits for the other ranks only if this one has not."""
         if self._used_here[index]:
             return True
         if self._used_anywhere is None:
@@ -144,10 +144,10 @@ class UsageMap:
         return self._used_anywhere[index] > 0
 
     def settle(self) -> None:
-        """Note that the reduction is over on this rank too: the buffer may be reused."""
+        """Note that the reduction is over on this rank too, so that the buffer may be reused."""
         if self._used_anywhere is None:
             self._communicator.wait(self._collective)
 
     def clear(self) -> None:
-        """Forget which parameters were used."""
+        """Reset the parameters that were used."""
         self._used_here = bytearray(len(self._used_here))

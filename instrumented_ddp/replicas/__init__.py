@@ -1,1 +1,1 @@
-"""Whether the ranks' copies of a model stay the same: fingerprints of their parameters, and optimizers' settings."""
+"""Checks that the ranks' copies of a model stay identical: parameter fingerprints and optimizer settings."""

@@ -1,8 +1,11 @@
-"""A fingerprint of one tensor: an integer that changes with any bit of it, and is the same wherever the bits are.
+"""Fingerprint of one tensor: an integer that depends on every bit of it, and is equal on all devices for equal bits.
 
 All of it is integer arithmetic modulo 2**64, so the order of additions, the number of threads and the device don't
-matter. Words of eight bytes are added up in columns, and these with odd weights, so that two changes that cancel each
-other out would have to do so in every column. Nothing waits for a device, and nothing as large as the tensor is made.
+matter. Words of eight bytes are summed in columns, and the column sums with odd weights, so that two changes that
+cancel each other would have to do so in every column. Nothing waits for a device, and no temporary as large as the
+tensor is allocated.
+
+For example, with 2 columns the words ``a b c d e`` give ``w[0] * (a + c) + w[1] * (b + d) + w[-1] * e``.
 """
 
 from __future__ import annotations
@@ -16,44 +19,44 @@ import torch
 _COLUMNS: Final = 1024
 _WORD_BYTES: Final = 8
 _WORDS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""What the elements of a tensor are read as that does not consist of whole words."""
+"""Integer types by element size, for tensors that do not consist of whole words."""
 _MOST_ODD_ELEMENTS: Final = 65_536
-"""Of such a tensor: each is widened, which takes memory."""
+"""Maximum number of elements of such a tensor: each is widened, which takes memory."""
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
-"""Classes of which it is known that their data is what they hold."""
+"""Classes whose data is known to be what they hold."""
 
 
 class Fingerprint:
-    """Takes the fingerprint of one tensor, again and again. It does not hold on to the tensor.
+    """Repeatedly computable fingerprint of one tensor, which it references weakly.
 
     Args:
         tensor: a parameter or buffer.
-        device: that the results are on; a tensor that is elsewhere has none.
+        device: device of the results; a tensor on another device has no fingerprint.
     """
 
     def __init__(self, tensor: torch.Tensor, device: torch.device) -> None:
         self._tensor = weakref.ref(tensor)
         self._device = device
         self.unfit_because = _why_unfit(tensor, device)
-        """Why it has no fingerprint; empty if it has one."""
+        """Reason why it has no fingerprint; empty if it has one."""
         self.layout = "" if self.unfit_because else f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}"
-        """Fingerprints of the same bits are the same where this is."""
+        """Memory layout; equal bits have equal fingerprints if this is equal."""
         self._described = () if self.unfit_because else (tensor.dtype, tensor.shape, tensor.stride())
         self._elements = 0 if self.unfit_because else tensor.numel()
         self.bytes = 0 if self.unfit_because else tensor.numel() * tensor.element_size()
         self._has_whole_words = self.bytes % _WORD_BYTES == 0
 
     def take(self, result: torch.Tensor) -> bool:
-        """Have the fingerprint computed into an element of ``torch.int64``, on the current stream.
+        """Compute the fingerprint into an element of ``torch.int64``, on the current stream.
 
         Returns:
-            Whether the tensor is still there, and laid out as it was.
+            Whether the tensor still exists and its layout is unchanged.
         """
         tensor = self._tensor()
         if tensor is None or tensor.device != self._device:
             return False
         data = tensor.detach()
-        if (data.dtype, data.shape, data.stride()) != self._described:  # such as under DDP's mixed precision
+        if (data.dtype, data.shape, data.stride()) != self._described:  # for example under DDP's mixed precision
             return False
         flat = data.as_strided((self._elements,), (1,))
         if not self._has_whole_words or flat.storage_offset() * flat.element_size() % _WORD_BYTES:
@@ -94,7 +97,7 @@ def _why_unfit(tensor: torch.Tensor, device: torch.device) -> str:
 
 
 def _fills_its_memory(tensor: torch.Tensor) -> bool:
-    """Whether its elements lie side by side, in whatever order."""
+    """Return whether the elements are contiguous in memory, in any order."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride != expected:
@@ -105,5 +108,5 @@ def _fills_its_memory(tensor: torch.Tensor) -> bool:
 
 @cache
 def _weights(device: torch.device) -> torch.Tensor:
-    """Odd numbers that have nothing to do with each other."""
+    """Return odd numbers that are unrelated to each other."""
     return (torch.arange(_MOST_ODD_ELEMENTS, dtype=torch.int64, device=device) + 1) * -7046029254386353131 | 1

@@ -1,4 +1,4 @@
-"""This rank's replica of one model: takes fingerprints of it as forwards begin, a few at a time."""
+"""This rank's replica of one model, fingerprinted a few tensors at a time as forwards begin."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from instrumented_ddp.replicas.schedule import Schedule
 from overlapscope.trace.sweep_file import AT_END, taken_at
 
 _DEVICE_NS_PER_BYTE: Final = 0.002
-"""A device reads on its own while the host goes on: what that costs is taken to be half a terabyte per second."""
+"""Assumed cost of reading on a device, while the host continues: half a terabyte per second."""
 _MOST_WAITING: Final = 1024
-"""Sweeps that nobody has come for; the oldest are dropped."""
+"""Maximum number of sweeps that have not been collected; the oldest are dropped."""
 
 
 class Sweep(NamedTuple):
-    """One that is over, as in ``overlapscope.trace.sweep_file``."""
+    """A finished pass over all fingerprints, as in ``overlapscope.trace.sweep_file``."""
 
     period: int
     first: int
@@ -32,12 +32,12 @@ class Sweep(NamedTuple):
 
 
 class Replica:
-    """Of one DDP instance.
+    """Fingerprinted replica of one DDP instance.
 
     Args:
-        tensors: parameters and buffers, by name, that have fingerprints.
-        device: where they are.
-        gives_up: called when something of ours went wrong.
+        tensors: parameters and buffers that have fingerprints, by name.
+        device: device of the tensors.
+        gives_up: called after an internal error.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Replica:
         self._gives_up = gives_up
         self._is_over = False
         self.is_at_rest: Callable[[], bool] = lambda: True
-        """Whether no update was left for later, or is on its way."""
+        """Returns whether no update is deferred or in flight."""
         self.come_to_rest: Callable[[], None] = lambda: None
         """Called before fingerprints are taken as a forward begins."""
         self._fingerprints = [fingerprint for _, fingerprint in tensors]
@@ -67,19 +67,20 @@ class Replica:
         self._over: deque[Sweep] = deque(maxlen=_MOST_WAITING)
 
     def gives_up(self, error: Exception) -> None:
-        """Something of ours went wrong: nothing more is taken."""
+        """Stop taking fingerprints after an internal error."""
         self._is_over = True
         self._gives_up(error)
 
     def forward_begins(self, reductions: int, step: int) -> None:
-        """A forward begins that is to be reduced, or ends if it makes updates: parameters are at rest.
+        """Take the fingerprints that are due, when no update of the parameters is in progress.
 
-        Of several after the same reduction the last one counts: its gradients are those that are reduced next, on all
+        Called as a forward begins that will be reduced, or, if the forward makes updates, as it ends. Of several
+        forwards after the same reduction the last one counts: its gradients are those that are reduced next, on all
         ranks, whatever one of them has run in between.
 
         Args:
-            reductions: so far.
-            step: of the optimizer.
+            reductions: number of reductions so far.
+            step: optimizer step.
         """
         if not self._now < reductions < self._next and not self._is_over:
             self._take_what_is_due(reductions, step)
@@ -90,7 +91,7 @@ class Replica:
             if reductions >= self._end or reductions < self._now:
                 self._sweep_begins(reductions)
             self._now = reductions
-            while self._agenda and self._agenda[0][0] < reductions:  # as after a while under join()
+            while self._agenda and self._agenda[0][0] < reductions:  # for example after a while under join()
                 self._agenda.popleft()
             is_due = self._agenda and self._agenda[0][0] == reductions
             self._taken_now = self._agenda.popleft()[1] if is_due else ()
@@ -103,11 +104,11 @@ class Replica:
             self._cost_ns += time.thread_time_ns() - began_ns
 
     def close(self, reductions: int | None) -> None:
-        """Hand over what was taken of the sweep that was not over, and what all tensors are now.
+        """Hand over the unfinished sweep, and a final fingerprint of all tensors.
 
         Args:
-            reductions: so far, None if that is not known any more. What was taken since the last one is left out:
-                another forward may yet have come.
+            reductions: number of reductions so far, None if no longer known. What was taken since the last one is
+                discarded: another forward might still have come.
         """
         if self._now < 0:
             return
@@ -126,7 +127,7 @@ class Replica:
         self._is_over = True
 
     def sweeps(self) -> list[Sweep]:
-        """Those that are over and were not asked for. Called on another thread."""
+        """Return the finished sweeps that were not collected yet. Called on another thread."""
         self._rows.collect(self._over)
         found = []
         while self._over:
@@ -134,7 +135,7 @@ class Replica:
         return found
 
     def _can_take(self) -> bool:
-        """Whether what is computed here is computed now, and nobody else sees it."""
+        """Return whether computations run now instead of being captured or dispatched elsewhere."""
         is_captured = not self._is_on_host and torch.cuda.is_current_stream_capturing()
         return not is_captured and not torch._C._len_torch_dispatch_stack()
 

@@ -1,4 +1,4 @@
-"""The replicas of this process: what is compared of each DDP instance, and the files with its fingerprints."""
+"""Comparison of this process's replicas with other ranks: what is compared, and the files with fingerprints."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _log: Final = logging.getLogger(__name__)
 
 _COLLECTED_EVERY_S: Final = 1.0
 _MOST_TOLD: Final = 16
-"""Models of which neighbours are told: the newest."""
+"""Maximum number of models reported to neighbors: the latest."""
 
 
 class Counted(Protocol):
-    """Knows how many of its backwards have been reduced."""
+    """An object that counts its reduced backwards."""
 
     reductions: int
 
 
 @dataclass
 class _Kept:
-    """What is kept of one instance."""
+    """State of one compared instance."""
 
     replica: Replica
     counted: weakref.ref[Counted]
@@ -52,12 +52,12 @@ class _Kept:
 
 
 class Replicas:
-    """Of all DDP instances of this process; a ``Job``.
+    """Replicas of all DDP instances of this process; a ``Job``.
 
     Args:
-        folder: of the rank's recording.
-        housekeeper: has fingerprints written that have come.
-        gives_up: called when something of ours went wrong.
+        folder: folder of the rank's recording.
+        housekeeper: schedules the writing of finished fingerprints.
+        gives_up: called after an internal error.
     """
 
     name = "the comparison of replicas"
@@ -68,18 +68,18 @@ class Replicas:
         self._gives_up = gives_up
         self._kept: list[_Kept] = []
         self.settings = Settings(folder)
-        """Of optimizers, which may tell why replicas differ."""
+        """Settings of the optimizers, which may explain why replicas differ."""
 
     def add(self, model: int, ddp: TorchDDP, counted: Counted) -> Replica | None:
         """Compare a DDP instance with those of the other ranks.
 
         Args:
             model: its number within the process.
-            ddp: the instance, with its reducer. Nothing of it is held on to.
-            counted: knows how often it was reduced.
+            ddp: the instance, with its reducer. It is referenced weakly.
+            counted: counts its reductions.
 
         Returns:
-            Who is to be told when its forwards begin; None if nothing can be compared.
+            The replica to notify when a forward begins; None if nothing can be compared.
         """
         try:
             return self._add(model, ddp, counted)
@@ -90,7 +90,7 @@ class Replicas:
         return None
 
     def newest(self) -> dict[str, Newest]:
-        """What the neighbours compare with, by key."""
+        """Return the latest digests, which neighbors compare with theirs, by key."""
         self.collect()
         return {
             kept.key: newest
@@ -100,7 +100,7 @@ class Replicas:
         }
 
     def agrees(self, key: str, theirs: Newest) -> bool | None:
-        """Whether a neighbour's newest sweep holds what this rank has had then; None if that can't be told."""
+        """Return whether a neighbor's latest sweep equals this rank's at that time; None if unknown."""
         for kept in self._kept:
             if kept.key == key:
                 own = digest_of(kept.file.sweeps, kept.numbers, kept.is_parameter, theirs.first, theirs.period)
@@ -108,32 +108,32 @@ class Replicas:
         return None
 
     def ranks_of(self, key: str) -> tuple[int, ...]:
-        """The ranks that have a replica of a model."""
+        """Return the ranks that have a replica of a model."""
         return next((kept.ranks for kept in self._kept if kept.key == key), ())
 
     def pin(self) -> None:
-        """Keep what there is now: replicas were found to differ."""
+        """Preserve the current data after replicas were found to differ."""
         for kept in self._kept:
             kept.file.pin()
         self.settings.write()
 
     def collect(self) -> None:
-        """Write what has come. Called on the housekeeper's thread."""
+        """Write the finished sweeps. Called on the housekeeper's thread."""
         for kept in self._kept:
             for sweep in kept.replica.sweeps():
                 kept.file.add(*sweep)
 
     def turn(self) -> float:
-        """Write what has come."""
+        """Write the finished sweeps, and return the seconds until the next call."""
         self.collect()
         return _COLLECTED_EVERY_S
 
     def end(self) -> None:
-        """Write what is left."""
+        """Write the remaining sweeps."""
         self.collect()
 
     def close(self) -> None:
-        """Take no more. Called on the training thread, before the housekeeper is closed."""
+        """Stop taking fingerprints. Called on the training thread, before the housekeeper is closed."""
         for kept in self._kept:
             counted = kept.counted()
             kept.replica.close(None if counted is None else counted.reductions)
@@ -173,7 +173,7 @@ class Replicas:
 
 
 def _tensors_of(ddp: TorchDDP) -> Sequence[tuple[str, str, torch.Tensor]]:
-    """What DDP keeps the same on all ranks, and what it is; buffers only if it does not broadcast them."""
+    """Return name, kind and tensor of what DDP keeps equal on all ranks; buffers only if it does not broadcast them."""
     ignored = set(ddp.parameters_to_ignore)
     found: list[tuple[str, str, torch.Tensor]] = [
         (name, "trained" if parameter.requires_grad else "frozen", parameter)
@@ -186,7 +186,7 @@ def _tensors_of(ddp: TorchDDP) -> Sequence[tuple[str, str, torch.Tensor]]:
 
 
 def processor_of(device: torch.device) -> str:
-    """What rounds as another rank's does if that says the same."""
+    """Describe the processor and software; ranks with equal descriptions round equally."""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
     name = ""

@@ -1,4 +1,4 @@
-"""Where the fingerprints of a sweep are computed, and how they come to the housekeeper without anybody waiting."""
+"""Buffers in which a sweep's fingerprints are computed and passed to the housekeeper without blocking."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy.typing as npt
 import torch
 
 _ROWS: Final = 64
-"""Sweeps that may be on their way from a device. What comes when all are is not kept."""
+"""Maximum number of sweeps in transfer from a device; a sweep that finds all rows in use is discarded."""
 _NOT_ZERO: Final = -0x0123456789ABCDEF
-"""A fingerprint may be 0, as that of zeros is, which stands for one that was not taken: so it is changed by this."""
+"""XORed with each fingerprint: 0, the fingerprint of zeros, is stored for one that was not taken."""
 
 
 class HostRows:
-    """On the host results are there at once.
+    """Fingerprints computed on the host, where results are available at once.
 
     Args:
-        tensors: how many.
+        tensors: number of tensors.
     """
 
     def __init__(self, tensors: int) -> None:
@@ -28,29 +28,29 @@ class HostRows:
         self.is_taken = bytearray(tensors)
 
     def clear(self) -> None:
-        """A sweep begins."""
+        """Begin a sweep."""
         self.is_taken[:] = bytes(len(self.is_taken))
 
     def forget(self, indices: tuple[int, ...]) -> None:
-        """These were not taken after all."""
+        """Discard the fingerprints of some tensors."""
         for index in indices:
             self.is_taken[index] = False
 
     def hand_over(self, sweep: Any, over: deque[Any]) -> None:
-        """A sweep is over."""
+        """Finish a sweep."""
         if any(self.is_taken):
             over.append(sweep._replace(values=_values(self._row.numpy(), bytes(self.is_taken))))
 
     def collect(self, over: deque[Any]) -> None:
-        """Called on another thread."""
+        """Do nothing: finished sweeps are available at once."""
 
 
 class DeviceRows(HostRows):
-    """On a CUDA device they come when the device has got so far; nobody waits for that.
+    """Fingerprints computed on a CUDA device, collected once the device has finished without waiting for it.
 
     Args:
-        tensors: how many.
-        device: where they are computed.
+        tensors: number of tensors.
+        device: device on which they are computed.
     """
 
     def __init__(self, tensors: int, device: torch.device) -> None:
@@ -62,13 +62,13 @@ class DeviceRows(HostRows):
         self._coming: deque[tuple[int, torch.cuda.Event, bytes, Any]] = deque()
 
     def clear(self) -> None:
-        """A sweep begins, behind the copy of the one before: the stream may be another one now."""
+        """Begin a sweep after the copy of the previous one: the current stream may be another one now."""
         super().clear()
         if self._coming and not torch.cuda.is_current_stream_capturing():
             torch.cuda.current_stream(self._device_row.device).wait_event(self._coming[-1][1])
 
-    def hand_over(self, sweep: Any, over: deque[Any]) -> None:  # noqa: ARG002 - it is not there yet
-        """Have it copied to the host, behind what the device is at."""
+    def hand_over(self, sweep: Any, over: deque[Any]) -> None:  # noqa: ARG002 - it is not available yet
+        """Enqueue the copy to the host."""
         if not any(self.is_taken) or not self._free or torch.cuda.is_current_stream_capturing():
             return
         number = self._free.popleft()
@@ -78,7 +78,7 @@ class DeviceRows(HostRows):
         self._coming.append((number, event, bytes(self.is_taken), sweep))
 
     def collect(self, over: deque[Any]) -> None:
-        """Take what has arrived. Called on another thread."""
+        """Collect the sweeps that have arrived. Called on another thread."""
         while self._coming and self._coming[0][1].query():
             number, _, is_taken, sweep = self._coming[0]
             over.append(sweep._replace(values=_values(self._host_rows[number].numpy(), is_taken)))
@@ -87,5 +87,5 @@ class DeviceRows(HostRows):
 
 
 def _values(row: npt.NDArray[np.int64], is_taken: bytes) -> bytes:
-    """Fingerprints as they are stored, 0 for those that were not taken."""
+    """Return the fingerprints as they are stored, 0 for those that were not taken."""
     return np.where(np.frombuffer(is_taken, dtype=bool), row ^ _NOT_ZERO, 0).astype("<i8").tobytes()

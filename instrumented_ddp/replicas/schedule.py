@@ -1,7 +1,7 @@
-"""When fingerprints are taken, so that they cost a thousandth of a step and ranks have most of them in common.
+"""Schedule of fingerprints, so that they cost a thousandth of a step and ranks have most of them in common.
 
-Each rank decides alone, by what it measures: how long all fingerprints take, and how long a step does. The period
-is a power of two, so ranks that differ in it share the moments of the longer one.
+Each rank decides alone, from measurements of how long all fingerprints and a step take. The period is a power of two,
+so ranks with different periods share the times of the longer one.
 """
 
 from __future__ import annotations
@@ -10,49 +10,52 @@ from collections.abc import Sequence
 from typing import Final
 
 COST_SHARE: Final = 0.001
-"""Of a step, at most."""
+"""Maximum share of a step's time."""
 LONGEST_PERIOD: Final = 4096
 _WARM_UP: Final = 1
-"""Sweeps that are not measured ..."""
+"""Number of sweeps that are not measured."""
 _MEASURED: Final = 3
-"""... and so many after them that are, before the first period is chosen. All these are of a single step."""
+"""Number of measured sweeps after that, before the first period is chosen. All of these last a single step."""
 _COSTS_MORE_ALONE: Final = 4
-"""What is done to one tensor after another finds its code in the processor's caches; done once a step, it does not."""
+"""Cost factor of a fingerprint taken alone once per step, instead of one after another with its code in the caches."""
 _SHRINKS_BELOW: Final = 0.4
-"""Of the allowed cost: then half the period would do, with some room to spare."""
+"""Share of the allowed cost below which the period is halved: half the period then suffices, with some margin."""
 
 
 class Schedule:
-    """Which tensors are due at a number of reductions.
+    """Assignment of tensors to reductions.
 
     Args:
-        numbers: of each tensor, as of ``taken_at``.
+        numbers: number of each tensor, from ``taken_at``.
     """
 
     def __init__(self, numbers: Sequence[int]) -> None:
         self._numbers = numbers
         self.period = 1
         self._due: dict[int, tuple[int, ...]] = {}
-        """Tensors, by the number of reductions modulo the period."""
+        """Tensor indices by the number of reductions modulo the period."""
         self._cost_ns = 0.0
         self._sweeps = 0
         self._measured: list[tuple[int, float]] = []
         self._set_period(1)
 
     def agenda(self, first: int) -> list[tuple[int, tuple[int, ...]]]:
-        """The numbers of reductions at which something is due in a sweep, in order, with the tensors that are.
+        """Return the reduction numbers at which something is due in a sweep, in order, with the due tensors.
+
+        For example, with the period 4, tensors with the numbers 5, 6 and 9 are due at reductions that are 1, 2 and 1
+        modulo 4: ``agenda(10)`` is ``[(10, (1,)), (13, (0, 2))]``.
 
         Args:
-            first: number of reductions at its beginning.
+            first: number of reductions at the start of the sweep.
         """
         return sorted((first + (number - first) % self.period, indices) for number, indices in self._due.items())
 
     def sweep_is_over(self, cost_ns: int, step_ns: float) -> None:
-        """Choose the next period, by what a sweep has cost.
+        """Choose the next period from the cost of a sweep.
 
         Args:
-            cost_ns: of all its fingerprints.
-            step_ns: from one reduction to the next, in the mean, without them.
+            cost_ns: time for all its fingerprints.
+            step_ns: mean time from one reduction to the next, without fingerprints.
         """
         self._sweeps += 1
         if self._sweeps <= _WARM_UP:

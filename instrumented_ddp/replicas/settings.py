@@ -1,4 +1,4 @@
-"""What the optimizers of this process are set to, and when that changed: ``hyperparameters.json``."""
+"""Optimizer settings of this process and their changes: ``hyperparameters.json``."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ import torch
 from overlapscope.trace.format import HYPERPARAMETERS_FILE, write_json
 
 _MOST_GROUPS: Final = 16
-"""Of parameters, of one optimizer: others are not looked at."""
+"""Maximum number of parameter groups per optimizer; further groups are ignored."""
 _MOST_CHANGES: Final = 512
-"""The newest are kept."""
+"""Maximum number of changes kept: the latest."""
 _MOST_OPTIMIZERS: Final = 64
 
 
 class Settings:
-    """Of all optimizers that update the parameters of DDP instances.
+    """Settings of all optimizers that update the parameters of DDP instances.
 
     Args:
-        folder: of the rank's recording.
+        folder: folder of the rank's recording.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -35,7 +35,7 @@ class Settings:
         self._all: list[_Settings] = []
 
     def update_begins(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Note what an optimizer is set to, if that is not what it was."""
+        """Record an optimizer's settings if they have changed."""
         settings = self._optimizers.get(optimizer)
         if settings is None:
             if len(self._all) >= _MOST_OPTIMIZERS:
@@ -46,7 +46,7 @@ class Settings:
         settings.update_begins(optimizer, step)
 
     def write(self) -> None:
-        """Write down what is known so far."""
+        """Write everything recorded so far."""
         if self._all:
             with suppress(OSError):
                 content = {"optimizers": [settings.as_dict() for settings in list(self._all)]}
@@ -54,7 +54,7 @@ class Settings:
 
 
 class _Settings:
-    """Of one optimizer. It is not held on to."""
+    """Settings of one optimizer, which is not kept alive."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         groups = optimizer.param_groups[:_MOST_GROUPS]
@@ -101,7 +101,7 @@ class _Settings:
 
 
 def _parts_of(value: Any) -> list[int | None]:
-    """Which numbers a setting consists of: itself, its parts, or none. A tensor may be on a device: left out."""
+    """Return the indices of a setting's numbers, ``[None]`` for a single one. Tensors may be on a device: none."""
     if isinstance(value, bool | int | float):
         return [None]
     if isinstance(value, tuple) and all(isinstance(part, bool | int | float) for part in value):

@@ -1,1 +1,1 @@
-"""Megatron's way: each rank keeps a shard of the optimizer's state, and updates its shard of the parameters."""
+"""Sharded optimizer, as in Megatron: each rank keeps a shard of its state, and updates its shard of the parameters."""

@@ -1,4 +1,4 @@
-"""A module's parameters -> its buckets, where it can be sharded."""
+"""Buckets of a module's parameters for a sharded optimizer."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from overlapscope.errors import OverlapScopeError
 def sharded_buckets(
     module: nn.Module, parameters: Sequence[nn.Parameter], specs: Sequence[ParameterSpec], caps: Caps, ranks: int
 ) -> tuple[tuple[int, ...], ...]:
-    """The buckets of a module whose optimizer is sharded.
+    """Return the buckets of a module whose optimizer is sharded.
 
     Args:
-        caps: a size that was given counts gradients in single precision; by default it is as large as Megatron's.
+        caps: size limits. A given one counts gradients in single precision; the default is as large as Megatron's.
 
     Raises:
         OverlapScopeError: sparse gradients, several devices, or two parameters in the same memory.
@@ -30,7 +30,7 @@ def sharded_buckets(
 
 
 def check_can_be_sharded(parameters: Sequence[nn.Parameter], specs: Sequence[ParameterSpec]) -> None:
-    """Look for what doesn't fit into buffers.
+    """Check that parameters fit into contiguous buffers.
 
     Raises:
         OverlapScopeError: a sparse gradient, several devices, or two parameters in the same memory.
@@ -49,7 +49,7 @@ def check_can_be_sharded(parameters: Sequence[nn.Parameter], specs: Sequence[Par
 
 
 def shared_embeddings(module: nn.Module, parameters: Sequence[nn.Parameter]) -> set[int]:
-    """Numbers of weights of embeddings that other modules use too, or that are marked as Megatron marks them."""
+    """Return the indices of embedding weights that other modules use too, or that are marked as in Megatron."""
     users: dict[nn.Parameter, int] = {}
     for part in module.modules():
         for parameter in part.parameters(recurse=False):

@@ -1,8 +1,8 @@
-"""Checkpoints of a sharded training: each rank writes its shards, and any number of ranks can go on from them.
+"""Checkpoints of a sharded training: each rank writes its shards, and any number of ranks can resume from them.
 
-A checkpoint is a folder ``step_00000012`` with a file of each rank's and, written last, ``complete.json``, without
-which it is none: a training that is killed while it writes leaves the checkpoint before as the newest. Shards are kept
-by the names of parameters and the elements that they hold, so neither the buckets nor the number of ranks matter.
+A checkpoint is a folder ``step_00000012`` with a file per rank and, written last, ``complete.json``, without which it
+is invalid: a training that is killed while it writes leaves the previous checkpoint as the latest. Shards are stored
+by parameter name and element range, so neither the buckets nor the number of ranks matter.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ def save(folder: str | Path, optimizer: ShardedOptimizer, step: int, extra: Mapp
     """Write a checkpoint. Called on all ranks, which see the same folder.
 
     Args:
-        folder: of all checkpoints; is made if it isn't there.
-        step: its number; what a killed training has left of the same number is written anew.
-        extra: whatever else is needed to go on, such as a scheduler's state, of rank 0: what ``torch.load`` reads with
-            ``weights_only=True``.
+        folder: folder of all checkpoints; created if missing.
+        step: number of the checkpoint; an incomplete one of the same number is overwritten.
+        extra: whatever else is needed to resume, such as a scheduler's state; rank 0's is stored. It must be readable
+            by ``torch.load`` with ``weights_only=True``.
 
     Returns:
-        Its own folder.
+        The folder of this checkpoint.
 
     Raises:
-        OverlapScopeError: on all ranks, if one of them couldn't write, or the checkpoint is there already.
+        OverlapScopeError: on all ranks, if one of them couldn't write, or the checkpoint exists already.
     """
     shards, group = optimizer.shards, optimizer.group
     path = Path(folder) / f"step_{step:08d}"
@@ -69,17 +69,17 @@ def save(folder: str | Path, optimizer: ShardedOptimizer, step: int, extra: Mapp
 
 
 def newest(folder: str | Path) -> Path | None:
-    """The complete checkpoint with the highest step; None if there is none."""
+    """Return the complete checkpoint with the highest step; None if there is none."""
     complete = [path for path in Path(folder).glob(_PATTERN) if (path / COMPLETE_FILE).exists()]
     return max(complete, default=None, key=lambda path: int(path.name.partition("_")[2]))
 
 
 def load(path: str | Path, optimizer: ShardedOptimizer) -> dict[str, Any]:
-    """Go on from a checkpoint, with any number of ranks. Called on all of them.
+    """Resume from a checkpoint, with any number of ranks. Called on all of them.
 
     Args:
-        path: of the checkpoint, as ``save`` returns it and ``newest`` finds it.
-        optimizer: made like the one that was saved; it gets its state and settings, and its model the weights.
+        path: folder of the checkpoint, as returned by ``save`` and ``newest``.
+        optimizer: created like the one that was saved; it gets its state and settings, and its model the weights.
 
     Returns:
         ``extra``, as it was saved.
@@ -116,7 +116,7 @@ def load(path: str | Path, optimizer: ShardedOptimizer) -> dict[str, Any]:
     return extra
 
 
-# -- what is in a checkpoint ---------------------------------------------------------------------------------------
+# -- content of a checkpoint ---------------------------------------------------------------------------------------
 
 
 def _description(optimizer: ShardedOptimizer) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def _fragments_of(optimizer: ShardedOptimizer) -> list[dict[str, Any]]:
             "name": one.name,
             "begin": one.fragment.begin,
             "end": one.fragment.end,
-            "main": one.main.detach().clone(),  # else torch.save writes the whole buffer that it is a part of
+            "main": one.main.detach().clone(),  # else torch.save writes the whole buffer of which it is a view
             "state": dict(optimizer.inner.state.get(one.main, {})),
         }
         for one in optimizer.shards.owned
@@ -154,7 +154,7 @@ def _fragments_of(optimizer: ShardedOptimizer) -> list[dict[str, Any]]:
 
 
 def _unsharded(shards: Shards) -> dict[str, torch.Tensor]:
-    """Buffers, and parameters that aren't trained: equal on all ranks, or rank 0's counts, as in DDP."""
+    """Return buffers and frozen parameters: equal on all ranks, or rank 0's counts, as in DDP."""
     trained = set(shards.parameters)
     frozen = {name: one.detach() for name, one in shards.module.named_parameters() if one not in trained}
     return frozen | dict(shards.module.named_buffers())
@@ -165,7 +165,10 @@ def _whole(shards: Shards) -> dict[str, torch.Tensor]:
 
 
 def _joined(pieces: list[dict[str, Any]], key: str, begin: int, end: int) -> torch.Tensor:
-    """The elements from ``begin`` to ``end`` of what fragments have, or their state."""
+    """Return the elements from ``begin`` to ``end`` of the fragments' tensors, or of their optimizer state.
+
+    From fragments [0, 4) and [4, 10), the range [2, 6) takes elements 2 and 3 of the first and 0 and 1 of the second.
+    """
     parts = [
         (piece[key] if key in piece else piece["state"][key])[max(begin - piece["begin"], 0) : end - piece["begin"]]
         for piece in sorted(pieces, key=lambda piece: int(piece["begin"]))
@@ -175,7 +178,7 @@ def _joined(pieces: list[dict[str, Any]], key: str, begin: int, end: int) -> tor
 
 
 def _state_of(pieces: list[dict[str, Any]], begin: int, end: int, device: torch.device) -> dict[str, Any]:
-    """What the optimizer keeps of each element is cut like the parameter; the rest is the same for all of it."""
+    """Return the optimizer state of a range: per-element state is cut like the parameter; the rest is copied."""
     first = next(piece for piece in pieces if piece["begin"] <= begin < piece["end"])
     return {
         name: _joined(pieces, name, begin, end).to(device) if _is_of_elements(value) else _copy(value)
@@ -200,7 +203,7 @@ def _plain(value: Any) -> Any:
 
 
 def _as_given(saved: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as JSON has them -> of the types that the group has."""
+    """Convert settings from JSON to the types that the group has."""
 
     def like(value: Any, now: Any) -> Any:
         if isinstance(now, torch.Tensor):
@@ -218,7 +221,7 @@ def _file(path: Path, rank: int) -> Path:
 
 
 def _write(path: Path, write: Callable[[Any], object]) -> None:
-    """A file that is there as a whole or not at all."""
+    """Write a file atomically: it exists completely or not at all."""
     unfinished = path.with_suffix(".unfinished")
     with unfinished.open("wb") as file:
         write(file)
@@ -228,7 +231,7 @@ def _write(path: Path, write: Callable[[Any], object]) -> None:
 
 
 def _on_all_ranks(act: Callable[[], None], path: Path, optimizer: ShardedOptimizer) -> None:
-    """Goes on when all ranks have done their part.
+    """Run an action, and return when all ranks have done it.
 
     Raises:
         OverlapScopeError: on all ranks, if one couldn't.
@@ -260,7 +263,7 @@ def _read_description(path: Path) -> dict[str, Any]:
 
 def _read(path: Path, rank: int, size: int) -> dict[str, Any]:
     file = _file(path, rank)
-    with suppress(Exception):  # of whatever torch.load meets in a file that is not as it was written
+    with suppress(Exception):  # whatever torch.load raises for a damaged file
         if file.stat().st_size == size:
             content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
             return content

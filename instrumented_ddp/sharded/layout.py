@@ -1,7 +1,7 @@
-"""Parameters -> contiguous buffers, buckets and shards. Pure functions: no tensors are made, nothing is communicated.
+"""Memory layout of parameters in contiguous buffers, buckets and shards. Pure, without tensors or communication.
 
 The rules are Megatron's (``_compute_per_buffer_param_layout`` in ``megatron/core/optimizer/distrib_optimizer.py``, with
-the paddings of ``param_layout.py``): a buffer for each dtype, parameters in the opposite of the module's order, each
+the paddings of ``param_layout.py``): a buffer for each dtype, parameters in the reverse of the module's order, each
 beginning at a multiple of 64 elements; a bucket is closed by the parameter that fills it, and ends at a multiple of
 the number of ranks and of 128 elements, so that it can be cut into a shard for each rank; a shared embedding has a
 bucket of its own.
@@ -19,7 +19,7 @@ import torch
 from instrumented_ddp.bucket_plan import BucketPlan, ParameterSpec, Traffic
 
 START_ELEMENTS: Final = 64
-"""Parameters begin at multiples of this."""
+"""Number of elements of which parameters begin at a multiple."""
 _LEAST_BUCKET: Final = 40_000_000
 _LEAST_BUCKET_PER_RANK: Final = 1_000_000
 _HALF: Final = (torch.float16, torch.bfloat16)
@@ -27,25 +27,25 @@ _HALF: Final = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True, kw_only=True)
 class Fragment:
-    """A part of a parameter that lies in one shard. Elements are counted as they lie in memory."""
+    """The part of a parameter that lies in one shard. Elements are counted in memory order."""
 
     parameter: int
     bucket: int
     begin: int
     end: int
-    """In the parameter."""
+    """End of the range of elements in the parameter."""
     place: int
-    """Of its first element in the bucket."""
+    """Offset of its first element in the bucket."""
 
 
 @dataclass(frozen=True)
 class Layout(BucketPlan):
-    """A bucket plan whose buckets have a place in memory, and a shard for each rank.
+    """A bucket plan with memory offsets, and a shard of each bucket for each rank.
 
     Args:
-        parameters: of the module.
+        parameters: parameters of the module.
         buckets: as in any plan.
-        ranks: among whom buckets are divided.
+        ranks: number of ranks among which buckets are divided.
         pads_to: a bucket's size is a multiple of this, and of ``ranks``.
     """
 
@@ -53,33 +53,38 @@ class Layout(BucketPlan):
     pads_to: int
 
     def starts(self, number: int) -> tuple[int, ...]:
-        """Where the parameters of a bucket begin in it, in elements."""
+        """Return the offsets of a bucket's parameters, in elements."""
         return _starts(self._sizes(number))
 
     def elements(self, number: int) -> int:
-        """Of a bucket, padding included."""
+        """Return the number of elements of a bucket, padding included."""
         starts, sizes = self.starts(number), self._sizes(number)
         return _up(starts[-1] + sizes[-1], math.lcm(self.ranks, self.pads_to))
 
     def dtype(self, number: int) -> torch.dtype:
-        """Of a bucket's parameters."""
+        """Return the dtype of a bucket's parameters."""
         return self.parameters[self.buckets[number][0]].dtype
 
     @property
     def buffers(self) -> tuple[tuple[int, ...], ...]:
-        """The buckets of each contiguous buffer, one behind the other."""
+        """Return the buckets of each contiguous buffer, in memory order."""
         found: dict[torch.dtype, list[int]] = {}
         for number in range(len(self.buckets)):
             found.setdefault(self.dtype(number), []).append(number)
         return tuple(map(tuple, found.values()))
 
     def shard(self, number: int, rank: int) -> slice:
-        """The elements of a bucket that belong to a rank."""
+        """Return the elements of a bucket that belong to a rank."""
         elements = self.elements(number) // self.ranks
         return slice(rank * elements, (rank + 1) * elements)
 
     def fragments(self, rank: int) -> Iterator[Fragment]:
-        """What a rank has of each parameter, bucket by bucket; nothing of those that lie in other shards."""
+        """Generate the parts of parameters that a rank owns, bucket by bucket.
+
+        A bucket of parameters of 150 and 60 elements, which start at 0 and 192, has 256 elements. Of 2 ranks, rank 0
+        owns elements 0 to 127 of the first parameter; rank 1 owns elements 128 to 149 of the first and all of the
+        second.
+        """
         for number, bucket in enumerate(self.buckets):
             shard = self.shard(number, rank)
             for index, start in zip(bucket, self.starts(number), strict=True):
@@ -88,11 +93,11 @@ class Layout(BucketPlan):
                     yield Fragment(parameter=index, bucket=number, begin=place - start, end=end - start, place=place)
 
     def reduced(self, number: int) -> Traffic:
-        """What is communicated of a bucket's gradients."""
+        """Return the communication of a bucket's gradients."""
         return Traffic("reduce_scatter", gradient_dtype(self.dtype(number)), self.elements(number))
 
     def gathered(self, number: int) -> Traffic:
-        """What is communicated of its parameters."""
+        """Return the communication of a bucket's parameters."""
         return Traffic("all_gather", self.dtype(number), self.elements(number))
 
     def _sizes(self, number: int) -> list[int]:
@@ -100,22 +105,25 @@ class Layout(BucketPlan):
 
 
 def gradient_dtype(dtype: torch.dtype) -> torch.dtype:
-    """In which gradients of parameters are summed, and the optimizer computes: at least single precision."""
+    """Return the dtype in which gradients are summed and the optimizer computes: at least single precision."""
     return torch.float32 if dtype in _HALF else dtype
 
 
 def default_bucket_elements(ranks: int) -> int:
-    """A bucket is full with so many: more with more ranks, as each shard should be worth a message."""
+    """Return the default bucket size in elements: larger with more ranks, as each shard should be worth a message."""
     return max(_LEAST_BUCKET, _LEAST_BUCKET_PER_RANK * ranks)
 
 
 def fill_buckets(
     parameters: Sequence[ParameterSpec], bucket_elements: int, alone: Collection[int] = ()
 ) -> tuple[tuple[int, ...], ...]:
-    """The buckets, in the order in which their gradients are expected.
+    """Fill buckets with parameters, in the order in which their gradients are expected.
+
+    Parameters of 10, 20 and 30 elements with ``bucket_elements=50`` give the buckets (2, 1) and (0,): parameter 2 ends
+    at 30, and parameter 1, which begins at 64, ends at 84 and fills the bucket.
 
     Args:
-        bucket_elements: with these a bucket is full, padding before parameters included.
+        bucket_elements: size at which a bucket is full, padding before parameters included.
         alone: parameters that have a bucket of their own.
     """
     by_dtype: dict[torch.dtype, list[int]] = {}

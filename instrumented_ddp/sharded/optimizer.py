@@ -1,4 +1,4 @@
-"""Any element-wise optimizer of torch's, each rank of which updates its own shard of the parameters.
+"""Sharded version of torch's element-wise optimizers: each rank updates its own shard of the parameters.
 
 Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020, stage 1 (and 2, as
 gradients are reduced to shards too).
@@ -18,21 +18,21 @@ from instrumented_ddp.sharded.shards import Shards
 from overlapscope.errors import OverlapScopeError
 
 _NOT_ELEMENT_WISE: Final = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
-"""Of torch's: what they do to an element depends on others of its parameter."""
+"""Optimizers of torch's whose update of an element depends on other elements of its parameter."""
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
-    """Updates the parameters of a model with the strategy ``sharded``. Made on all ranks alike.
+    """Optimizer of a model with the strategy ``sharded``. Created on all ranks alike.
 
-    ``step()`` uses up the gradients. It returns when this rank's shards are updated and the others' are on their way:
-    forwards wait for them, module by module, and so does ``state_dict()``. Whoever reads parameters elsewhere calls
-    ``wait()`` first.
+    ``step()`` uses up the gradients. It returns when this rank's shards are updated and the others' are in flight:
+    forwards wait for them, module by module, and so does ``state_dict()``. Code that reads parameters elsewhere must
+    call ``wait()`` first.
 
     Args:
         model: ``DistributedDataParallel(module, strategy="sharded")``.
-        optimizer_class: such as ``torch.optim.AdamW`` or ``torch.optim.SGD``; it treats each element on its own.
-        params: parameters or groups of them, as for the optimizer itself; None: all that are trained.
-        settings: its arguments.
+        optimizer_class: element-wise optimizer, such as ``torch.optim.AdamW`` or ``torch.optim.SGD``.
+        params: parameters or groups of them, as for the optimizer itself; None for all that are trained.
+        settings: arguments of the optimizer.
 
     Raises:
         OverlapScopeError: the model isn't sharded, the optimizer isn't element-wise, or a parameter is another model's.
@@ -66,7 +66,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         groups = _groups_of(shards.parameters if params is None else params)
         inner = [{**group, "params": self._mains_of(group["params"])} for group in groups]
         self.inner = optimizer_class(inner, **settings)
-        """That of this rank's shards."""
+        """Optimizer of this rank's shards."""
         for group, made in zip(groups, self.inner.param_groups, strict=True):
             group.update({name: value for name, value in made.items() if name != "params"})
         self._is_made = False
@@ -82,26 +82,26 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return [one.main for one in self.shards.owned if one.fragment.parameter in wanted]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Not after it was made.
+        """Refuse to add a group after construction.
 
         Raises:
-            OverlapScopeError: it was.
+            OverlapScopeError: the optimizer is constructed already.
         """
         if getattr(self, "_is_made", False):
             raise OverlapScopeError("ShardedOptimizer takes all its groups when it is made")
         super().add_param_group(param_group)
 
-    # -- an update -----------------------------------------------------------------------------------------------
+    # -- update --------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update this rank's shards, and have ranks exchange them.
+        """Update this rank's shards, and launch their exchange among ranks.
 
         Args:
             closure: computes the loss and the gradients first.
 
         Returns:
-            What it returns.
+            The result of ``closure``; None without it.
         """
         loss = None
         if closure is not None:
@@ -114,12 +114,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients, of shards and those that were accumulated under ``no_sync()``."""
+        """Drop the gradients of shards, and those that were accumulated under ``no_sync()``."""
         self.shards.drop_gradients()
         super().zero_grad(set_to_none)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """Scale the gradients so that the norm of all of them, on all ranks, is at most this. Called on all ranks.
+        """Scale the gradients so that their total norm over all ranks is at most ``max_norm``. Called on all ranks.
 
         Returns:
             The norm before that, as of ``torch.nn.utils.clip_grad_norm_``.
@@ -135,13 +135,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return norm
 
     def wait(self) -> None:
-        """Wait until the shards of the others are there, as whoever reads parameters outside of a forward has to."""
+        """Wait for the shards of the other ranks; needed before parameters are read outside of a forward."""
         self.shards.wait_for_all()
 
-    # -- what would be a part of it only -------------------------------------------------------------------------
+    # -- unsupported: state of one rank only ---------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Each rank has a part of it.
+        """Refuse, as each rank has a part of the state.
 
         Raises:
             OverlapScopeError: always; it says what to do.
@@ -149,7 +149,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         raise OverlapScopeError("each rank has a part of the state: use instrumented_ddp.sharded.checkpoint.save")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # noqa: ARG002
-        """Each rank has a part of it.
+        """Refuse, as each rank has a part of the state.
 
         Raises:
             OverlapScopeError: always; it says what to do.

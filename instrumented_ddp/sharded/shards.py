@@ -1,4 +1,4 @@
-"""The memory of a model whose optimizer is sharded, and what becomes of its buckets.
+"""Memory of a model whose optimizer is sharded, and the exchange of its gradient and parameter shards.
 
 Parameters and gradients lie in contiguous buffers, see ``layout.py``. A backward leaves each rank with the average of
 its own shard of each bucket, which the optimizer takes from there; ``parameter.grad`` is None afterwards, because no
@@ -32,32 +32,32 @@ from overlapscope.trace.format import Phase
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Owned:
-    """A fragment of this rank's."""
+    """A fragment of a parameter that this rank owns."""
 
     fragment: Fragment
     name: str
-    """Of its parameter."""
+    """Name of the parameter."""
     main: torch.Tensor
-    """(elements,) what the optimizer updates, and where it finds the gradient; single precision at least."""
+    """(elements,) weights that the optimizer updates, with their gradient; at least in single precision."""
     weight: torch.Tensor
-    """(elements,) its place in the parameter; of the same memory as ``main`` unless the parameter is less precise."""
+    """(elements,) view of the parameter; shares memory with ``main`` unless the parameter is less precise."""
 
 
 class Removable(Protocol):
-    """A hook, or several."""
+    """A removable hook, or several."""
 
     def remove(self) -> None:
-        """Leave the module alone."""
+        """Remove the hook from the module."""
 
 
 class Shards:
-    """Of one model, for its ``ShardedOptimizer``.
+    """The shards of one model, for its ``ShardedOptimizer``.
 
     Args:
-        module: whose parameters move into buffers, where they have to stay.
-        parameters: of the layout, by number.
+        module: module whose parameters move into buffers, where they have to stay.
+        parameters: parameters of the layout, by index.
         plan: their buckets.
-        group: the ranks among whom buckets are divided.
+        group: the ranks among which buckets are divided.
         pads_to: a bucket's size is a multiple of this.
     """
 
@@ -73,10 +73,10 @@ class Shards:
         layout = self.layout = Layout(plan.parameters, plan.buckets, group.size(), pads_to)
         self._is_no_sync = False
         self._gathering: dict[int, Collective] = {}
-        """By bucket, what is under way."""
+        """All-gathers in flight, by bucket."""
         self._reducer: Reducer | None = None
         self.has_optimizer = False
-        """Whether anybody uses the gradients."""
+        """True if an optimizer uses the gradients."""
         self._weights: list[torch.Tensor] = [torch.empty(0)] * len(layout.buckets)
         self._gradients = list(self._weights)
         self._places: dict[int, torch.Tensor] = {}
@@ -118,7 +118,7 @@ class Shards:
     # -- gradients -----------------------------------------------------------------------------------------------
 
     def make_bucket(self, number: int, indices: tuple[int, ...], *args: Any, **settings: Any) -> Bucket:
-        """A bucket in these buffers, for the reducer."""
+        """Return a bucket in these buffers, for the reducer."""
         assert self.layout.buckets[number] == indices
         return ShardedBucket(
             self._owned_of[number],
@@ -131,14 +131,14 @@ class Shards:
         )
 
     def drop_gradients(self) -> None:
-        """They have been used, or are not wanted."""
+        """Drop the gradients, which have been used or are not wanted."""
         for one in self.owned:
             one.main.grad = None
 
     # -- parameters ----------------------------------------------------------------------------------------------
 
     def updated(self) -> None:
-        """The optimizer has updated this rank's shards: have the others get them. Called on all ranks."""
+        """Launch the exchange of parameters after the optimizer has updated this rank's shards. Called on all ranks."""
         with torch.no_grad():
             for one in self.owned:
                 if one.main.dtype is not one.weight.dtype:
@@ -155,10 +155,10 @@ class Shards:
             self._gathering[number] = reducer.averaging.gather(reducer.buckets[number], weights)
 
     def wait(self, number: int) -> None:
-        """Wait until the parameters of a bucket are there.
+        """Wait until the parameters of a bucket have arrived.
 
         Raises:
-            RuntimeError: what the backend says if a rank is gone.
+            RuntimeError: the backend's error, if a rank is gone.
         """
         collective = self._gathering.get(number)
         if collective is None:
@@ -167,11 +167,11 @@ class Shards:
         assert reducer is not None
         with self._waiting(reducer.events.observer):
             reducer.averaging.wait(reducer.buckets[number], collective)
-        del self._gathering[number]  # not if that has failed: nobody goes on with half of an update
+        del self._gathering[number]  # not if the wait has failed: nobody must continue with half of an update
 
     @contextmanager
     def _waiting(self, observer: Observer | None) -> Iterator[None]:
-        """Of a forward that is a phase. Elsewhere, as for a checkpoint, the watchdogs alone have to know."""
+        """Mark the wait as a phase within a forward. Elsewhere, as for a checkpoint, only watchdogs are informed."""
         phase = None if observer is None else observer.phase
         if observer is not None and phase in (Phase.FORWARD, Phase.EVALUATION):
             observer.enter(Phase.FINALISE, no_sync=self._is_no_sync)
@@ -184,16 +184,16 @@ class Shards:
             yield
 
     def have_arrived(self) -> bool:
-        """Whether all parameters are there."""
+        """Return whether all parameters have arrived."""
         return all(collective.is_over for collective in self._gathering.values())
 
     def wait_for_all(self) -> None:
-        """Wait until all parameters are there. Whoever reads them outside of a forward calls this first."""
+        """Wait until all parameters have arrived. Must be called before they are read outside of a forward."""
         for number in list(self._gathering):
             self.wait(number)
 
     def load_main_weights(self) -> None:
-        """The parameters have been set by somebody else than the optimizer."""
+        """Update the main weights after the parameters were set by other code than the optimizer."""
         with torch.no_grad():
             for one in self.owned:
                 if one.main.dtype is not one.weight.dtype:
@@ -208,10 +208,10 @@ class Shards:
     # -- the wrapper ---------------------------------------------------------------------------------------------
 
     def reduce_with(self, reducer: Reducer, wrapper: nn.Module, replica: Replica | None) -> None:
-        """A reducer has the buckets, as long as its wrapper is there.
+        """Attach the reducer that has the buckets, for as long as its wrapper exists.
 
         Args:
-            replica: takes fingerprints, of parameters that have arrived.
+            replica: takes fingerprints of parameters that have arrived.
         """
         self._reducer = reducer
         weakref.finalize(wrapper, self.close).atexit = False
@@ -219,14 +219,14 @@ class Shards:
             replica.is_at_rest, replica.come_to_rest = self.have_arrived, self.wait_for_all
 
     def close(self) -> None:
-        """The wrapper is gone: leave the module as it is, and alone. May be called twice."""
+        """Remove all hooks from the module, when the wrapper is gone. May be called twice."""
         self.wait_for_all()
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
 
     def forward_begins(self, *, no_sync: bool, is_joined: bool) -> None:
-        """The wrapper is called.
+        """Check, when the wrapper is called, that the model can be trained.
 
         Args:
             no_sync: the gradients of this pass are not to be reduced.
@@ -255,12 +255,12 @@ class Shards:
 
 
 class ShardedBucket(Bucket):
-    """One that hands the averages of a shard to the optimizer.
+    """A bucket that hands the averages of a shard to the optimizer.
 
     Args:
-        owned: fragments of this rank's in it.
-        args: as of ``Bucket``.
-        settings: likewise.
+        owned: fragments of this rank in the bucket.
+        args: arguments of ``Bucket``.
+        settings: keyword arguments of ``Bucket``.
     """
 
     __slots__ = ("_owned",)
@@ -275,13 +275,13 @@ class ShardedBucket(Bucket):
         self._large[index][0].grad = None
 
     def copy_in_small(self, divisor: int | None) -> None:
-        """Copy in all that are not large, and free their memory."""
+        """Copy in all gradients that are not large, and free their memory."""
         super().copy_in_small(divisor)
         for parameter, _ in self._small:
             parameter.grad = None
 
     def copy_out(self, result: torch.Tensor, is_used_anywhere: Callable[[int], bool] | None) -> None:
-        """Add the averages of this rank's shard to what its optimizer has."""
+        """Add the averages of this rank's shard to the optimizer's gradients."""
         flat = torch.view_as_complex(result.view(-1, 2)) if self._storage.is_complex() else result
         for one in self._owned:
             fragment = one.fragment

@@ -1,1 +1,1 @@
-"""A folder that ``overlapscope record`` puts in front of PYTHONPATH, for its ``sitecustomize.py``."""
+"""Folder that ``overlapscope record`` prepends to PYTHONPATH, for its ``sitecustomize.py``."""

@@ -1,8 +1,8 @@
-"""Runs in every Python process under ``overlapscope record`` and records ranks, also of scripts unaware of it.
+"""Startup hook that runs in every Python process under ``overlapscope record`` and records those that become ranks.
 
-A process becomes a rank when it makes a process group. Until ``torch.distributed`` is imported, this costs one
-comparison per import, and until a process group is made, one function around ``init_process_group``. A
-``sitecustomize`` of the user, which ours hides, runs as if ours were not there.
+A process becomes a rank when it creates a process group. Until ``torch.distributed`` is imported, this costs one
+comparison per import, and until a process group is created, one function around ``init_process_group``. A
+``sitecustomize`` of the user, which ours hides, runs as if ours did not exist.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _CHILD_EXITS = os.path.join(os.path.dirname(_HERE), "recording", "child_exits.py
 
 
 class _Awaiting:
-    """An import hook that removes itself once the module that it waits for is imported."""
+    """Import hook that removes itself once the module that it waits for is imported."""
 
     @classmethod
     def find_spec(cls, name: str, path: Sequence[str] | None = None, _target: object = None) -> ModuleSpec | None:
-        """Find a module, as ``sys.meta_path`` asks for it."""
+        """Return the spec of a module, as ``sys.meta_path`` requests it."""
         if name != _AWAITED:
             return None
         sys.meta_path.remove(cls)
@@ -54,7 +54,7 @@ def _then_wrap(execute: Callable[[ModuleType], None]) -> Callable[[ModuleType], 
 
 
 def _watch_children() -> None:
-    """Launchers import torch.distributed as well. The file alone is run: its package needs what is being imported."""
+    """Watch children, as launchers import torch.distributed too. Runs the file alone: its package needs this import."""
     from importlib.util import module_from_spec, spec_from_file_location
     from pathlib import Path
 
@@ -74,7 +74,7 @@ def _joining(
 ) -> AbstractContextManager[None]:
     try:
         from instrumented_ddp.watchdog.joining import joining
-    except Exception:  # for instance a Python with torch but without us: reported once it has joined
+    except Exception:  # for example a Python with torch but without this package: reported after joining
         return nullcontext()
     return joining(original, args, kwargs)
 

@@ -1,1 +1,1 @@
-"""Records torch's own DDP, and loops without any."""
+"""Recording of torch's own DDP, of FSDP2, and of training loops without either."""

@@ -1,4 +1,4 @@
-"""Calls something once a module has been imported, without importing it: torch's FSDP takes half a second."""
+"""Callback after the first import of a module, without importing it: torch's FSDP takes half a second."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import ModuleType
 
 
 def after_import(name: str, act: Callable[[], None]) -> None:
-    """Call ``act`` when a module is there: now, or right after the first import of it."""
+    """Call ``act`` once a module is imported: now, or right after its first import."""
     if name in sys.modules:
         act()
     else:
@@ -35,7 +35,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """Loads as another loader does, and then calls something."""
+    """Loader that delegates to another loader, and then calls a function."""
 
     def __init__(self, loader: importlib.abc.Loader, act: Callable[[], None]) -> None:
         self._loader, self._act = loader, act

@@ -1,8 +1,8 @@
-"""Observes every instance of torch's own ``DistributedDataParallel``, without replacing anything it does.
+"""Observation of every instance of torch's own ``DistributedDataParallel``, without replacing its behavior.
 
-Methods of the class are wrapped, so that code that has imported it already is observed as well. Instances of ours
-instrument themselves and are passed by. A recording that fails never stops a training run: the first error of ours
-ends the observation, with one line on stderr.
+Methods of the class are wrapped, so that code that has already imported it is observed as well. Instances of the
+``instrumented_ddp`` subclass instrument themselves and are skipped. A recording that fails never stops a training run:
+the first internal error ends the observation, with one line on stderr.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from instrumented_ddp.stock.wrapping import Method, wrap_methods
 from overlapscope.trace.format import Phase
 
 _ENGINE: Final = ("torch.autograd.graph", "")
-"""Modules whose frame is behind what the reducer launches: none at all on autograd's own threads, as on CUDA."""
+"""Modules of the frame below the reducer's launches: none at all on autograd's threads, as on CUDA."""
 _WRAPPER: Final = "torch.nn.parallel.distributed"
 _SIGNATURE: Final = inspect.signature(TorchDDP.__init__)
 
 
 class StockDDP:
-    """The instances of this process.
+    """Observer of torch's DDP instances in this process.
 
     Args:
-        session: of this process.
+        session: session of this process.
     """
 
     def __init__(self, session: Session) -> None:
@@ -59,18 +59,18 @@ class StockDDP:
         self._recorder: Recorder | None = None
         self._has_joined = False
         self._in_wrapper: StockModel | None = None
-        """Whose forward is being prepared."""
+        """Model whose forward is being prepared."""
         session.collectives.recognise = self._recognise
 
     def observes(self, instance: object) -> bool:
-        """Whether an instance is torch's own, and the process still recorded."""
+        """Return whether an instance is torch's own and the process is still recorded."""
         return self._session.is_recording and not isinstance(instance, DistributedDataParallel)
 
     # -- construction --------------------------------------------------------------------------------------------
 
     def construct(self, original: Method, ddp: TorchDDP, *args: Any, **kwargs: Any) -> None:
-        """``__init__``."""
-        with suppress(TypeError):  # of arguments that make no sense: torch says so in its own words
+        """Wrap ``__init__`` to record its arguments."""
+        with suppress(TypeError):  # invalid arguments: torch raises its own error
             arguments = _SIGNATURE.bind(ddp, *args, **kwargs)
             arguments.apply_defaults()
             self._arguments[ddp] = {name: value for name, value in arguments.arguments.items() if is_plain(value)}
@@ -79,7 +79,7 @@ class StockDDP:
             original(ddp, *args, **kwargs)
 
     def describe_parameters(self, original: Method, ddp: TorchDDP) -> Any:
-        """``_build_params_for_reducer``: before ranks compare."""
+        """Wrap ``_build_params_for_reducer`` to record the parameters before ranks compare them."""
         parameters, is_sparse = original(ddp)
         with self._training_goes_on():
             specs = describe_parameters(ddp.module, parameters, is_sparse)
@@ -88,7 +88,7 @@ class StockDDP:
         return parameters, is_sparse
 
     def add_reducer(self, original: Method, ddp: TorchDDP, *args: Any, **kwargs: Any) -> None:
-        """``_ddp_init_helper``: the reducer is there."""
+        """Wrap ``_ddp_init_helper`` to observe the reducer that it has created."""
         original(ddp, *args, **kwargs)
         with self._training_goes_on():
             if ddp not in self._described or is_reduced_in_python(ddp):
@@ -105,7 +105,7 @@ class StockDDP:
             weakref.finalize(ddp, model.detach).atexit = False
 
     def register_hook(self, original: Method, ddp: TorchDDP, state: object, hook: Method) -> None:
-        """``register_comm_hook``."""
+        """Wrap ``register_comm_hook`` to observe the hook's calls."""
         model = self._models.get(ddp)
         if model is None or not callable(hook):
             original(ddp, state, hook)
@@ -120,7 +120,7 @@ class StockDDP:
             self._name_hook(model, hook.__qualname__)
 
     def register_builtin_hook(self, original: Method, ddp: TorchDDP, kind: Any) -> None:
-        """``_register_builtin_comm_hook``."""
+        """Wrap ``_register_builtin_comm_hook`` to record the hook's name."""
         original(ddp, kind)
         with self._training_goes_on():
             if (model := self._models.get(ddp)) is not None:
@@ -133,7 +133,7 @@ class StockDDP:
     # -- passes --------------------------------------------------------------------------------------------------
 
     def begin_forward(self, original: Method, ddp: TorchDDP, *inputs: Any, **kwargs: Any) -> Any:
-        """``_pre_forward``."""
+        """Wrap ``_pre_forward`` to record the start of a forward."""
         model, recorder = self._models.get(ddp), self._recorder
         if model is None or recorder is None:
             return original(ddp, *inputs, **kwargs)
@@ -153,13 +153,13 @@ class StockDDP:
         return moved
 
     def _compare(self, ddp: TorchDDP, model: StockModel, recorder: Recorder) -> None:
-        """Take fingerprints, if the forward that begins is to be reduced on all ranks."""
+        """Take fingerprints, if the forward that begins will be reduced on all ranks."""
         is_reduced = torch.is_grad_enabled() and ddp.require_backward_grad_sync and not ddp._join_config.enable
         if is_reduced and (replica := self._replicas.get(ddp)) is not None:
             replica.forward_begins(model.reductions, recorder.step)
 
     def end_forward(self, original: Method, ddp: TorchDDP, output: Any) -> Any:
-        """``_post_forward``."""
+        """Wrap ``_post_forward`` to record the end of a forward."""
         model, recorder = self._models.get(ddp), self._recorder
         if model is None or recorder is None:
             return original(ddp, output)
@@ -175,7 +175,7 @@ class StockDDP:
         return output
 
     def broadcast_buffers(self, original: Method, ddp: TorchDDP, bufs: Any = None, *args: Any, **kwargs: Any) -> None:
-        """``_default_broadcast_coalesced``."""
+        """Wrap ``_default_broadcast_coalesced`` to record the broadcast."""
         model, recorder = self._models.get(ddp), self._recorder
         if model is None or recorder is None:
             original(ddp, bufs, *args, **kwargs)
@@ -184,7 +184,7 @@ class StockDDP:
             original(ddp, bufs, *args, **kwargs)
 
     def shadow(self, original: Method, ddp: TorchDDP) -> None:
-        """``_match_all_reduce_for_bwd_pass`` and the same for the bitmap: this rank has joined."""
+        """Wrap ``_match_all_reduce_for_bwd_pass`` and its bitmap counterpart, called on a rank that has joined."""
         model = self._models.get(ddp)
         if model is None:
             original(ddp)
@@ -203,10 +203,9 @@ class StockDDP:
     # -- what the reducer launches -------------------------------------------------------------------------------
 
     def _recognise(self, call: Call) -> Launch | None:
-        """Whether code in C++ is at work here, and what it launches.
+        """Return the launch of a collective if torch's C++ reducer or wrapper makes it.
 
-        A function of torch.distributed, or a line of the user's, would have a frame of its own between autograd and
-        the collective.
+        A function of torch.distributed, or user code, would have a frame between autograd and the collective.
         """
         launch: Launch | None = None
         with self._training_goes_on():
@@ -233,7 +232,7 @@ class StockDDP:
 
 
 def _module_that_calls() -> str:
-    """The module whose frame is next to the dispatcher; empty if there is none."""
+    """Return the module of the frame next to the dispatcher; empty if there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
@@ -255,7 +254,7 @@ _WRAPPED: Final[dict[str, Method]] = {
     "_match_all_reduce_for_bwd_pass": StockDDP.shadow,
     "_match_unused_params_allreduce": StockDDP.shadow,
 }
-"""Methods of torch's class, and what observes them."""
+"""Methods of torch's class, and their wrappers."""
 
 _of_this_process: StockDDP | None = None
 

@@ -1,7 +1,7 @@
-"""Observes every model that is sharded by torch's ``fully_shard`` (FSDP2), without replacing anything it does.
+"""Observation of every model sharded by torch's ``fully_shard`` (FSDP2), without replacing its behavior.
 
-Only methods are wrapped that torch looks up when it calls them: the hooks of a module hold on to its others. Importing
-this module imports torch's, see ``after_import``.
+Only methods are wrapped that torch looks up when it calls them: a module's hooks hold references to the others.
+Importing this module imports torch's, see ``after_import``.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from instrumented_ddp.stock.sharded_model import ShardedModel, plan_of
 from instrumented_ddp.stock.wrapping import Method, wrap_methods
 
 Unit = tuple[ShardedModel, int]
-"""A model, and which of its buckets."""
+"""A model and the index of one of its buckets."""
 
 
 class _AtWork(threading.local):
     unit: Unit | None = None
-    """What this thread communicates for."""
+    """Unit for which this thread communicates."""
     is_awaited = False
-    """Whether it waits for what it launches."""
+    """True if the thread waits for what it launches."""
 
 
 class StockFSDP:
-    """The sharded models of this process.
+    """Observer of the sharded models in this process.
 
     Args:
-        session: of this process.
+        session: session of this process.
     """
 
     def __init__(self, session: Session) -> None:
@@ -54,13 +54,13 @@ class StockFSDP:
         session.collectives.recognise = self._recognise
 
     def observes(self, instance: object) -> bool:  # noqa: ARG002
-        """Whether the process is still recorded."""
+        """Return whether the process is still recorded."""
         return self._session.is_recording
 
     # -- models --------------------------------------------------------------------------------------------------
 
     def lazy_init(self, original: Method, state: FSDPState) -> None:
-        """``_lazy_init``: of the state whose module is called first, which is the root of all."""
+        """Wrap ``_lazy_init`` to add a model: the state whose module is called first is the root."""
         is_new = state._is_root is None
         original(state)
         if is_new:
@@ -88,7 +88,7 @@ class StockFSDP:
     # -- passes --------------------------------------------------------------------------------------------------
 
     def root_pre_forward(self, original: Method, state: FSDPState, *args: Any) -> Any:
-        """``_root_pre_forward``: also called of the others, which are within a pass of the root."""
+        """Wrap ``_root_pre_forward``, which is also called for other states, within a pass of the root."""
         was_running = state._state_ctx.iter_forward_root is not None
         moved = original(state, *args)
         model = self._models.get(state)
@@ -103,7 +103,7 @@ class StockFSDP:
             self._session.training_forward(has_uneven_inputs=False)
 
     def post_forward(self, original: Method, state: FSDPState, output: Any) -> Any:
-        """``_register_pre_backward_hook``: a forward has ended."""
+        """Wrap ``_register_pre_backward_hook`` to record the end of a forward."""
         model = self._models.get(state)
         if model is not None and state._state_ctx.iter_forward_root is state:
             with self._training_goes_on():
@@ -113,7 +113,7 @@ class StockFSDP:
     # -- parameter groups ----------------------------------------------------------------------------------------
 
     def gather(self, original: Method, group: FSDPParamGroup, async_op: bool = False) -> None:
-        """``unshard``: launches, and on the host waits at once unless it is told not to."""
+        """Wrap ``unshard``, which launches and, unless ``async_op``, waits at once on the host."""
         unit = self._units.get(group)
         with self._training_goes_on():
             if unit is not None and unit[0].backward_was_left:  # torch does not call the root's hooks then
@@ -122,7 +122,7 @@ class StockFSDP:
             original(group, async_op)
 
     def wait(self, original: Method, group: FSDPParamGroup) -> None:
-        """``wait_for_unshard``: on the host only for what was launched ahead."""
+        """Wrap ``wait_for_unshard``, which waits on the host only for prefetched all-gathers."""
         result = group._all_gather_result
         is_late = result is not None and (result.all_gather_work is not None or group.device.type != "cpu")
         unit = self._units.get(group) if is_late else None
@@ -135,7 +135,7 @@ class StockFSDP:
                 unit[0].have_come(unit[1])
 
     def reduce(self, original: Method, group: FSDPParamGroup, *args: Any, **kwargs: Any) -> None:
-        """``post_backward``: launches, and on the host waits at once."""
+        """Wrap ``post_backward``, which launches and, on the host, waits at once."""
         with self._communicates_for(group, is_awaited=True):
             original(group, *args, **kwargs)
 
@@ -143,7 +143,7 @@ class StockFSDP:
     def _communicates_for(self, group: FSDPParamGroup, *, is_awaited: bool) -> Iterator[None]:
         unit, at_work = self._units.get(group), self._at_work
         before = at_work.unit, at_work.is_awaited
-        is_awaited = is_awaited and group.device.type == "cpu"  # on a device streams wait
+        is_awaited = is_awaited and group.device.type == "cpu"  # on a device, streams wait
         at_work.unit, at_work.is_awaited = unit, is_awaited
         try:
             yield
@@ -163,12 +163,12 @@ class StockFSDP:
 
 
 def _groups_below(root: FSDPState) -> list[FSDPParamGroup]:
-    """In the order of modules. The root itself has none if others have all its parameters."""
+    """Return the parameter groups in module order; the root has none if all its parameters are in others."""
     return [group for state in root._state_ctx.all_states for group in _groups_of(state)]
 
 
 def _groups_of(state: FSDPState) -> list[FSDPParamGroup]:
-    several = getattr(state, "_fsdp_param_groups", None)  # torch 2.11: one for each mesh of its parameters
+    several = getattr(state, "_fsdp_param_groups", None)  # torch 2.11: one per mesh of its parameters
     if several is not None:
         return list(several)
     return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
@@ -186,7 +186,7 @@ _WRAPPED: Final[dict[type, dict[str, Method]]] = {
         "post_backward": StockFSDP.reduce,
     },
 }
-"""Methods of torch's classes, and what observes them."""
+"""Methods of torch's classes, and their wrappers."""
 
 _of_this_process: StockFSDP | None = None
 

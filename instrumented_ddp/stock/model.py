@@ -1,7 +1,7 @@
-"""One instance of torch's own ``DistributedDataParallel``, whose reducer in C++ tells nobody what it does.
+"""Observer of one instance of torch's own ``DistributedDataParallel``, whose C++ reducer reports no events.
 
-What it launches is recognised by its size and by its turn: buckets come in the order of the plan, and one is launched
-the moment its last gradient has come, which hooks on the parameters see first.
+What it launches is recognized by size and order: buckets come in the order of the plan, and each is launched the moment
+its last gradient has arrived, which hooks on the parameters see first.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from overlapscope.trace.format import Phase
 
 
 class StockModel:
-    """Tells the recorder what a DDP instance does.
+    """Reports the events of a DDP instance to the recorder.
 
     Args:
-        ddp: the instance, with its reducer. It is not held on to.
-        number: of the instance in its process.
-        parameters: that the reducer was given, in its order.
-        specs: of those parameters.
-        recorder: of this process.
+        ddp: the instance, with its reducer. It is not kept alive.
+        number: number of the instance in its process.
+        parameters: parameters of the reducer, in its order.
+        specs: specs of those parameters.
+        recorder: recorder of this process.
     """
 
     def __init__(
@@ -60,14 +60,14 @@ class StockModel:
         self._records: PlanRecords | None = None
         self._plan = BucketPlan(self._specs, ())
         self._elements: list[int] = []
-        self._gradient_records: list[bytes] = []  # refilled in place: hooks hold on to it
+        self._gradient_records: list[bytes] = []  # refilled in place: hooks hold a reference
         self._next_bucket = 0
         self._may_skip_buckets = bool(getattr(ddp, "skip_all_reduce_unused_params", False))  # torch 2.8
         self._has_rebuilt_buckets = False
         self.reductions = 0
-        """Backwards that were reduced, also those of a rank that has joined."""
+        """Number of backwards that were reduced, including those shadowed by a rank that has joined."""
         self.is_reduced = False
-        """Whether buckets are to be expected: from the end of a forward until they are all on the wire."""
+        """True while buckets are expected: from the end of a forward until all are launched."""
         self.backwards = Backwards(recorder, self._autograd_is_done)
         self._read_plan(ddp, "construction")
         self._hooks = [
@@ -76,17 +76,17 @@ class StockModel:
         ]
 
     def detach(self) -> None:
-        """The instance is gone; its parameters may live on."""
+        """Remove the hooks once the instance is gone; its parameters may live on."""
         for hook in self._hooks:
             hook.remove()
 
     # -- plans ---------------------------------------------------------------------------------------------------
 
     def _read_plan(self, ddp: TorchDDP, reason: str) -> None:
-        """Ask the reducer for its buckets, in the order in which it launches them.
+        """Query the reducer's buckets, in launch order.
 
         Raises:
-            RuntimeError: it hands out a copy, for which there is no memory on the device.
+            RuntimeError: the reducer returns a copy, for which there is no memory on the device.
         """
         buckets = tuple(
             tuple(self._index_of[id(parameter)] for parameter in bucket.parameters())
@@ -99,7 +99,7 @@ class StockModel:
         self._plans += 1
 
     def look_for_rebuild(self, ddp: TorchDDP) -> None:
-        """The reducer may have followed the order of the gradients a moment ago."""
+        """Read the plan again if the reducer has rebuilt its buckets in the observed gradient order."""
         if not self._has_rebuilt_buckets and ddp._has_rebuilt_buckets:
             self._has_rebuilt_buckets = True
             self._read_plan(ddp, "rebuild")
@@ -107,12 +107,12 @@ class StockModel:
     # -- passes --------------------------------------------------------------------------------------------------
 
     def expect_gradients(self) -> None:
-        """A forward has ended whose backward is to be reduced."""
+        """Expect gradients after a forward whose backward will be reduced."""
         self._board[:] = self._empty_board
         self.expect_buckets()
 
     def expect_buckets(self) -> None:
-        """The reducer begins with the first one, in a backward or as the shadow of one."""
+        """Expect buckets from the first one, in a backward or in a joined rank's shadow of one."""
         self._next_bucket = 0
         self._launched.clear()  # of a pass that has failed
         self.is_reduced = True
@@ -121,7 +121,7 @@ class StockModel:
         if no_sync:
             return
         self._recorder.enter(Phase.FINALISE)
-        # The reducer's own callback, which waits for the buckets, is behind this one: go behind that in turn.
+        # The reducer's own callback, which waits for the buckets, comes after this one: queue another after it.
         is_over = surviving(self._backward_is_over, self._recorder.gives_up)
         torch.autograd.Variable._execution_engine.queue_callback(is_over)
 
@@ -131,7 +131,7 @@ class StockModel:
             communicator.waited(collective)
         self._launched.clear()
         if self._next_bucket < len(self._elements) and not self._may_skip_buckets:
-            return  # gradients have not come: the reducer still waits for them, and will say so at the next forward
+            return  # gradients are missing: the reducer still waits for them, and will raise at the next forward
         self.is_reduced = False
         self.reductions += 1
         for index in range(len(self._board)):
@@ -142,7 +142,7 @@ class StockModel:
         board, recorder = self._board, self._recorder
 
         def hook(_: torch.Tensor) -> None:
-            try:  # in place, and not ``surviving``: once a parameter and step, another call is felt
+            try:  # in place, and not ``surviving``: once per parameter and step, another call has a noticeable cost
                 board[index] = HAS_COME
                 if not self.is_reduced:
                     recorder.gradient_is_not_reduced(self.number)
@@ -164,11 +164,12 @@ class StockModel:
     # -- what the reducer launches -------------------------------------------------------------------------------
 
     def bucket_with(self, elements: int) -> tuple[bool, int] | None:
-        """Which bucket an all-reduce of so many elements would be, if it were this model's.
+        """Return which bucket an all-reduce of this many elements would be, if it were this model's.
 
         Returns:
-            Whether all its gradients have come, and minus its number: of several models, the one with the greatest
-            is meant. None: it can't be one.
+            Whether all its gradients have arrived, and its negative number: of several models, the greatest pair wins.
+            None if it can't be a bucket. For example, with buckets of 8, 4 and 8 elements of which the first was
+            launched, 8 elements give ``(True, -2)`` once the gradients of bucket 2 have arrived.
         """
         for number in range(self._next_bucket, len(self._elements)):  # buckets without a used parameter may be skipped
             if self._elements[number] == elements:
@@ -176,11 +177,11 @@ class StockModel:
         return None
 
     def is_bitmap(self, tensor: torch.Tensor) -> bool:
-        """Whether this can be the bitmap of used parameters."""
+        """Return whether this can be the bitmap of used parameters."""
         return tensor.dtype == torch.int32 and tensor.numel() == len(self._specs)
 
     def bucket_is_launched(self, number: int, *, has_joined: bool) -> Launch:
-        """The reducer is about to launch a bucket."""
+        """Record that the reducer is about to launch a bucket."""
         assert self._records is not None
         if not has_joined:
             self._bucket_is_ready(number)
@@ -188,11 +189,11 @@ class StockModel:
         return self._launch(self._records.buckets[number], self._device_of(number))
 
     def bitmap_is_launched(self) -> Launch:
-        """The reducer is about to launch the bitmap of used parameters."""
+        """Record that the reducer is about to launch the bitmap of used parameters."""
         return self._launch(self._bitmap, self._bitmap_device)
 
     def run_hook(self, hook: Callable[[], Any], number: int) -> Any:
-        """Call a communication hook of the user's for one bucket."""
+        """Call a communication hook of the user for one bucket."""
         if self._records is None or number >= len(self._records.buckets):
             return hook()
         if self.is_reduced:
@@ -205,8 +206,8 @@ class StockModel:
 
     def _bucket_is_ready(self, number: int) -> None:
         assert self._records is not None
-        self.backwards.begin(no_sync=False)  # unless an output of the module was seen to get a gradient
-        for index in self._plan.buckets[number]:  # also those that have no part in this pass
+        self.backwards.begin(no_sync=False)  # unless a gradient of the module's output has begun it
+        for index in self._plan.buckets[number]:  # also those without a gradient in this pass
             self._board[index] = HAS_COME
         timer = self._recorder.timer_on(self._device_of(number))
         now = timer.mark()

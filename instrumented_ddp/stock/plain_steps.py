@@ -1,4 +1,4 @@
-"""Where a training loop without DDP is: optimizer steps are counted, and that is all there is to see."""
+"""Step counting for training loops without DDP: optimizer steps are all that can be observed."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from overlapscope.trace.group_log import UNKNOWN_PHASE
 
 
 class PlainSteps:
-    """Keeps step, phase and position in the data, until a recorder of DDP does.
+    """Updates step, phase and position in the data until a DDP recorder does.
 
-    A step is one of the optimizer that steps first. Without a forward to go by, the position in the data is taken at
-    the first collective of each step, and where no optimizer is seen, at the first one after each batch.
+    A step is one of the optimizer that steps first. Since no forward is observed, the position in the data is updated
+    at the first collective of each step, and if no optimizer is seen, at the first one after each batch.
 
     Args:
-        session: of this process.
+        session: session of this process.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._position = session.position
         self._optimizer = 0
-        """Identity of the one whose steps count; 0 before the first."""
+        """Identity of the optimizer whose steps count; 0 before the first step."""
         self._step_of_position = -1
         register_optimizer_step_pre_hook(surviving(self._begins, session.gives_up))
         register_optimizer_step_post_hook(surviving(self._ends, session.gives_up))
@@ -42,7 +42,7 @@ class PlainSteps:
             self._position.step += id(optimizer) == self._optimizer
 
     def _take_position(self) -> None:
-        """A collective is about to be launched."""
+        """Update the position when a collective is about to be launched."""
         session, step = self._session, self._position.step
         is_new_step = step != self._step_of_position
         if is_new_step if self._optimizer else session.data.has_new_batch or is_new_step:

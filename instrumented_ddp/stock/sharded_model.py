@@ -1,7 +1,7 @@
-"""One model that torch's ``fully_shard`` has sharded (FSDP2). Its parameter groups are its buckets.
+"""Observer of one model sharded by torch's ``fully_shard`` (FSDP2). Its parameter groups are its buckets.
 
 The parameters of a group are all-gathered before its forward, once more before its backward unless they were kept, and
-their gradients are reduce-scattered when its backward is over; with replicas of the shards, all-reduced then.
+their gradients are reduce-scattered after its backward; if the shards are replicated, they are then all-reduced.
 """
 
 from __future__ import annotations
@@ -28,41 +28,41 @@ from overlapscope.trace.board import HAS_COME
 from overlapscope.trace.format import Phase
 
 _NO_TASK: Final = -1
-"""Of autograd, as torch says it."""
+"""Task id that torch returns outside of autograd."""
 _INTERRUPTED: Final = (Phase.FORWARD, Phase.EVALUATION, Phase.BACKWARD)
-"""Phases that go on when what they need has come."""
+"""Phases that resume when a wait has ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnitPlan(BucketPlan):
-    """The parameter groups, those whose gradients come first in front."""
+    """Plan of parameter groups, ordered by when their gradients come."""
 
     reduces: tuple[Traffic, ...]
     gathers: tuple[Traffic | None, ...]
 
     def reduced(self, number: int) -> Traffic:
-        """What is communicated of a group's gradients."""
+        """Return the traffic of a group's gradients."""
         return self.reduces[number]
 
     def gathered(self, number: int) -> Traffic | None:
-        """What is communicated of its parameters."""
+        """Return the traffic of a group's parameters."""
         return self.gathers[number]
 
 
 class ShardedModel:
-    """Tells the recorder what the parameter groups of a model do.
+    """Reports the events of a model's parameter groups to the recorder.
 
     Args:
-        number: of the model in its process.
-        plan: its groups.
-        device: where it computes.
-        recorder: of this process.
+        number: number of the model in its process.
+        plan: plan of its groups.
+        device: device on which it computes.
+        recorder: recorder of this process.
     """
 
     def __init__(self, number: int, plan: UnitPlan, device: torch.device, recorder: Recorder) -> None:
         self.number = number
         self.is_no_sync = False
-        """Whether the gradients of the pass that runs stay where they are."""
+        """True if the gradients of the running pass are not reduced."""
         self._backwards = Backwards(recorder, self._autograd_is_done)
         self._recorder = recorder
         self._plan = plan
@@ -78,23 +78,23 @@ class ShardedModel:
 
     @property
     def backward_was_left(self) -> bool:
-        """Whether an exception came out of the newest backward, and was caught."""
+        """Return whether an exception came out of the latest backward and was caught."""
         return self._backwards.is_running and torch._C._current_graph_task_id() == _NO_TASK
 
     def forward_begins(self, *, no_sync: bool) -> None:
-        """The root is called."""
+        """Record that the root is called."""
         self._backwards.forward_begins()
         self._recorder.forward_is_called()
         self._recorder.note_caller()
         self.is_no_sync = no_sync
-        gathers = self._records.gathers  # which may have been asked for ahead; the rest is of a pass that has failed
+        gathers = self._records.gathers  # all-gathers may be prefetched; the rest is of a pass that has failed
         self._under_way = [one for one in self._under_way if one[2].records is gathers[one[0]]]
         if torch.is_grad_enabled() and not no_sync:
             self._board[:] = self._empty_board
         self._recorder.enter(self._phase_of_forward, no_sync=no_sync)
 
     def forward_ends(self, output: Any) -> None:
-        """The root is about to return."""
+        """Record that the root is about to return."""
         self._recorder.leave(self._phase_of_forward)
         if torch.is_grad_enabled():
             self._backwards.expect(output, no_sync=self.is_no_sync)
@@ -105,7 +105,7 @@ class ShardedModel:
 
     def _autograd_is_done(self, no_sync: bool) -> None:
         self._recorder.enter(Phase.FINALISE, no_sync=no_sync)
-        # FSDP's own callback, which waits for the gradients, is behind this one: go behind that in turn.
+        # FSDP's own callback, which waits for the gradients, comes after this one: queue another after it.
         is_over = surviving(partial(self._backward_is_over, no_sync), self._recorder.gives_up)
         torch.autograd.Variable._execution_engine.queue_callback(is_over)
 
@@ -118,10 +118,10 @@ class ShardedModel:
     # -- groups --------------------------------------------------------------------------------------------------
 
     def launch_of(self, number: int, call: Call, *, is_awaited: bool) -> Launch | None:
-        """What a collective is that is about to be launched for a group.
+        """Return the launch of a collective for a group; None if it is not one of its own collectives.
 
         Args:
-            is_awaited: who launches it goes on when it is over, see ``have_come``.
+            is_awaited: whether the launching code continues only when it has ended, see ``have_come``.
         """
         gathers = self._records.gathers[number]
         if call.op == "all_gather" and gathers is not None:
@@ -155,14 +155,14 @@ class ShardedModel:
     # -- waiting -------------------------------------------------------------------------------------------------
 
     def wait_begins(self) -> None:
-        """Nothing is computed until something has come."""
+        """Enter the waiting phase until ``have_come``, since nothing is computed meanwhile."""
         phase = self._recorder.phase
         if phase in _INTERRUPTED:
             self._interrupted = phase
             self._recorder.enter(Phase.FINALISE, no_sync=self.is_no_sync)
 
     def have_come(self, number: int) -> None:
-        """What was launched for a group has ended, and was waited for."""
+        """Record that a group's collectives have ended and were waited for, and resume the interrupted phase."""
         self._have_ended([number])
         if self._interrupted is not None:
             self._recorder.enter(self._interrupted, no_sync=self.is_no_sync)
@@ -176,11 +176,11 @@ class ShardedModel:
 
 
 def plan_of(specs: Sequence[ParameterSpec], groups: Sequence[Any], indices: Sequence[tuple[int, ...]]) -> UnitPlan:
-    """The plan of some parameter groups.
+    """Return the plan of some parameter groups.
 
     Args:
-        groups: ``FSDPParamGroup``, in the order in which their gradients are expected.
-        indices: of the parameters of each.
+        groups: ``FSDPParamGroup`` objects, in the order in which their gradients are expected.
+        indices: parameter indices of each group.
     """
     return UnitPlan(
         parameters=tuple(specs),
@@ -205,10 +205,10 @@ def _gathered(group: Any) -> Traffic | None:
 
 
 def _shards_of(group: Any) -> int:
-    """Among how many ranks the parameters of a group are divided; 1 if each has them all."""
+    """Return the number of ranks that share the parameters of a group; 1 if each has them all."""
     return int(getattr(group.mesh_info, "shard_mesh_size", 1))
 
 
 def _elements(group: Any, parameters: Sequence[Any]) -> int:
-    """Of all shards, with what they are padded by."""
+    """Return the number of elements of all shards, padding included."""
     return _shards_of(group) * sum(int(one.padded_sharded_param_size.numel()) for one in parameters)

@@ -1,4 +1,4 @@
-"""Wraps methods of torch's classes, so that code that has imported these already is observed as well."""
+"""Wrapping of methods of torch's classes, so that code that has already imported the classes is observed as well."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ Method = Callable[..., Any]
 
 
 class Observer(Protocol):
-    """Sees the instances of a process."""
+    """Observer of the instances of a process."""
 
     def observes(self, instance: object) -> bool:
-        """Whether this one, and still."""
+        """Return whether an instance is observed at this time."""
 
 
 def wrap_methods(methods: Mapping[type, Mapping[str, Method]], observer: Callable[[], Observer | None]) -> None:
-    """Have each method called by what observes it, which is given the observer, the method and its arguments.
+    """Wrap methods so that calls go to their wrappers with the observer, the original method and its arguments.
 
     Args:
-        methods: by class and name, what observes it.
-        observer: who does at the time of a call.
+        methods: wrappers by class and method name.
+        observer: returns the observer at the time of a call.
 
     Raises:
         AttributeError: a class has no such method; nothing was wrapped.

@@ -1,1 +1,1 @@
-"""Ways to sum gradients over all ranks, one a file: ``DistributedDataParallel(model, strategy="ring")``."""
+"""Ways to sum gradients over all ranks, one per module: ``DistributedDataParallel(model, strategy="ring")``."""

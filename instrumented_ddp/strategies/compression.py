@@ -1,7 +1,7 @@
-"""Fewer bytes on the wire by torch's own communication hooks: half precision, and PowerSGD's low rank.
+"""Gradient compression by torch's own communication hooks: half precision, and PowerSGD's low rank.
 
 PowerSGD sends two thin matrices in place of a gradient's where that is less, and keeps what it has lost for the next
-step (Vogels et al., 2019; ``powerSGD_hook.py``). It begins in the third iteration, when buckets don't change any more.
+step (Vogels et al., 2019; ``powerSGD_hook.py``). It starts in the third iteration, when buckets no longer change.
 """
 
 from __future__ import annotations

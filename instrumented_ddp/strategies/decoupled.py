@@ -1,7 +1,7 @@
-"""The two halves of a ring apart: reduce-scatter during the backward, all-gather during the next forward.
+"""The two halves of a ring separately: reduce-scatter during the backward, all-gather during the next forward.
 
 Zhang et al., "DeAR: Accelerating distributed deep learning with fine-grained all-reduce pipelining", 2023
-(arXiv 2302.12445). The second half is only hidden if updates may wait for it, see ``DistributedDataParallel.defer``.
+(arXiv 2302.12445). The second half is only hidden if updates are deferred, see ``DistributedDataParallel.defer``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Parameter servers that do nothing else: workers send them their gradients, and get the sum.
+"""Dedicated parameter servers: workers send them their gradients, and receive the sum.
 
 A worker sends each bucket once, in parts to ``k`` servers; with N workers a server sends ``N / k`` of it. So it pays
 where servers have links of their own. BytePS's ``docs/rationale.md`` compares it with a ring; Li et al., "Scaling
@@ -32,14 +32,14 @@ _END: Final = -1
 
 
 class DedicatedServers:
-    """Divides the ranks of a job into workers and servers. Made on all of them, after ``init_process_group``.
+    """Division of a job's ranks into workers and servers. Created on all of them, after ``init_process_group``.
 
     Args:
-        servers: how many ranks serve, the last ones.
-        timeout: how long anybody waits for another one; None: the backend's usual one.
+        servers: number of ranks that serve, the last ones.
+        timeout: timeout of sends and receives; None for the backend's default.
 
     Raises:
-        OverlapScopeError: nobody would be left to work, or to serve.
+        OverlapScopeError: no rank would be left to work, or to serve.
     """
 
     def __init__(self, servers: int = 1, timeout: timedelta | None = None) -> None:
@@ -51,15 +51,15 @@ class DedicatedServers:
         self.workers = dist.new_group(list(self._workers), timeout=timeout)
         """The process group of the workers, for ``DistributedDataParallel``; of no use to servers."""
         self.serves = dist.get_rank() in self._servers
-        """Whether this rank does."""
+        """True if this rank is a server."""
         self.strategy = Strategy(name="dedicated_servers", all_reduce=self._push_and_pull)
-        """Of the workers."""
+        """The strategy for the workers."""
 
     def serve(self) -> None:
-        """Add up what workers send, until all of them have ended.
+        """Sum what workers send, until all of them have ended.
 
         Raises:
-            RuntimeError: a worker is gone, did not come in time, or sends something else than the others.
+            RuntimeError: a worker is gone, has timed out, or sends another bucket than the others.
         """
         with launched_for(Purpose(role="segment")):
             self._serve(self._wire())
@@ -82,13 +82,13 @@ class DedicatedServers:
             _exchange(wire, "a worker", sends=[(total, worker) for worker in self._workers])
 
     def end(self) -> None:
-        """This worker has no more gradients: servers end with the last one. Called when none are under way."""
+        """Declare that this worker has no more gradients, and none in flight: servers end with the last worker."""
         if not self.serves:
             with launched_for(Purpose(role="segment")):
                 self._tell(self._wire(), [_END] * len(self._servers), 0)
 
     def _wire(self) -> Wire:
-        """For what is said outside the sum of a bucket."""
+        """Return a wire for messages outside the sum of a bucket."""
         return Wire(self._all, range(self._all.size()), BucketSum(self.strategy.name, None, None))
 
     def _push_and_pull(self, buffer: torch.Tensor, wire: Wire) -> None:
@@ -104,7 +104,7 @@ class DedicatedServers:
             _exchange(wire, "a server", receives=parts)
 
     def _tell(self, wire: Wire, elements: list[int], dtype: int) -> None:
-        """What comes next, to each server."""
+        """Announce the size and dtype of the next message to each server."""
         headers = [torch.tensor([number, dtype]) for number in elements]
         _exchange(wire, "a server", sends=list(zip(headers, self._servers, strict=True)))
 

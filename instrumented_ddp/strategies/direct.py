@@ -1,8 +1,8 @@
-"""Everybody sends to everybody: two rounds of latency at most, for small buffers and few ranks.
+"""Direct exchange: every rank sends to every other. At most two rounds of latency, for small buffers and few ranks.
 
-In one shot each rank sends its whole buffer to all others, ``N - 1`` buffers, and all add up the same. In two shots
-each rank is sent one part of the buffer by all, adds it up and sends the sum to all: ``2 (N - 1) / N`` buffers, as
-with a ring.
+In one shot each rank sends its whole buffer to all others, ``N - 1`` buffers, and all compute the same sum. In two
+shots each rank receives one part of the buffer from all, sums it and sends the sum to all: ``2 (N - 1) / N`` buffers,
+as with a ring.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def two_shot(buffer: torch.Tensor, wire: Wire) -> None:
 
 
 def _sum(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """In the order of ranks, so that all ranks get the same bits."""
+    """Sum in the order of ranks, so that all ranks get the same bits."""
     total = tensors[0].clone()
     for tensor in tensors[1:]:
         total += tensor

@@ -1,8 +1,8 @@
-"""Buckets in another order than that in which gradients were seen to come, to show what the order is worth.
+"""Buckets in another order than the observed order of gradients, to show the effect of the order.
 
-``reverse_order`` is the module's backwards, as torch has it before it has watched a backward: nearly right, as a rule.
-With ``forward_order`` the bucket that is launched first is the one that is ready last, so nothing can be hidden if a
-module registers its layers in the order in which it uses them (section 3.2.3 of the DDP paper).
+``reverse_order`` is the reverse of the module's order, which torch uses before it has observed a backward: usually
+nearly right. With ``forward_order`` the bucket that is launched first is the one that is ready last, so nothing can be
+hidden if a module registers its layers in the order in which it uses them (section 3.2.3 of the DDP paper).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Rings in each host, then between hosts: only ``1 / ranks per host`` of the buffer travels between them.
+"""Hierarchical all-reduce: rings within each host, then between hosts.
 
-Each rank of a host adds up one part of the buffer for the host, sums it with the ranks of other hosts that have the
-same part, and hands it to its neighbours, as Horovod's hierarchical all-reduce does.
+Each rank of a host sums one part of the buffer for the host, sums it with the ranks of other hosts that have the
+same part, and sends it to its neighbors, as Horovod's hierarchical all-reduce does. So only ``1 / ranks per host`` of
+the buffer is sent between hosts by each rank.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from instrumented_ddp.strategies.wire import Wire
 
 
 class Hierarchical:
-    """Knows, after the first bucket, which ranks share a host.
+    """Hierarchical all-reduce, which finds out which ranks share a host at the first bucket.
 
     Args:
-        host: names the one that this process is on.
+        host: returns the name of the host of this process.
     """
 
     def __init__(self, host: Callable[[], str] = socket.gethostname) -> None:
@@ -29,7 +30,7 @@ class Hierarchical:
         self._by_host: list[list[int]] | None = None
 
     def __call__(self, buffer: torch.Tensor, wire: Wire) -> None:
-        """Sum a flat buffer over the ranks of a wire, in place; by one ring if hosts have unlike numbers of ranks."""
+        """Sum a flat buffer over the ranks of a wire, in place; by one ring if hosts' rank counts differ."""
         if self._by_host is None:
             self._by_host = self._ask(wire, buffer.device)
         if len({len(ranks) for ranks in self._by_host}) > 1:
@@ -44,7 +45,7 @@ class Hierarchical:
         ring.all_gather(parts, inside)
 
     def _ask(self, wire: Wire, device: torch.device) -> list[list[int]]:
-        """The ranks of each host, in the same order on all ranks."""
+        """Return the ranks of each host, in the same order on all ranks."""
         digest = hashlib.sha256(self._host().encode()).digest()
         parts = torch.zeros(wire.size, dtype=torch.int64, device=device).split(1)
         parts[wire.rank].fill_(int.from_bytes(digest[:7], "little"))
@@ -56,5 +57,5 @@ class Hierarchical:
 
 
 def strategy() -> Strategy:
-    """One for each model: it keeps which ranks share a host."""
+    """Return a new strategy for one model: it remembers which ranks share a host."""
     return Strategy(name="hierarchical", all_reduce=Hierarchical())

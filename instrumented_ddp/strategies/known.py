@@ -1,4 +1,4 @@
-"""All strategies, by name."""
+"""Registry of all strategies, by name."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ STRATEGIES: Final[Mapping[str, Callable[[], Strategy]]] = MappingProxyType(
         "one_bit": one_bit.strategy,
     }
 )
-"""Makes one for a model."""
+"""Factories of strategies, by name; called once per model."""
 
 
 def strategy_of(given: str | Strategy | None) -> Strategy:
-    """What the wrapper was given: a name, a strategy of the user's own, or nothing, which is ``overlapped``.
+    """Return the strategy that the wrapper was given: a name, a user's own strategy, or None for ``overlapped``.
 
     Raises:
-        OverlapScopeError: there is none of this name.
+        OverlapScopeError: there is no strategy of this name.
     """
     if isinstance(given, Strategy):
         return given

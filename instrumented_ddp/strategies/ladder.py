@@ -1,6 +1,6 @@
-"""What DDP became, step by step, all by the all-reduce of the backend (section 3 of the DDP paper).
+"""Baselines: the steps by which DDP evolved, all with the backend's all-reduce (section 3 of the DDP paper).
 
-``naive`` reduces each parameter when the backward is over, ``per_parameter`` as soon as its gradient is there,
+``naive`` reduces each parameter when the backward is over, ``per_parameter`` as soon as its gradient is ready,
 ``bucketed`` reduces buckets when the backward is over, and ``overlapped``, which is the default, when they are full.
 """
 

@@ -1,8 +1,8 @@
-"""Layers that are left out by chance while training, the same ones on all ranks (Fan et al., 2019; LayerDrop).
+"""LayerDrop: layers that are skipped at random during training, the same ones on all ranks (Fan et al., 2019).
 
-To send less, buckets have to be left out as a whole (section 6.2.2 of the DDP paper): a bucket that has a single used
-parameter is reduced with all the others in it. So ranks have to agree, and the wrapper has to be told to leave out what
-nobody used::
+To send less, buckets have to be skipped as a whole (section 6.2.2 of the DDP paper): a bucket that has a single used
+parameter is reduced with all the others in it. So ranks have to agree, and the wrapper has to be configured to skip
+what nobody used::
 
     net = nn.Sequential(first, LayerDrop(layers, probability=0.5, seed=0), last)
     model = DistributedDataParallel(net, find_unused_parameters=True, skip_all_reduce_unused_params=True)  # torch 2.8
@@ -18,14 +18,14 @@ from torch import nn
 
 
 class LayerDrop(nn.ModuleList):
-    """Runs its layers one after the other, but for those that are left out; all of them in an evaluation.
+    """A sequence of layers, some of which are skipped at random in training; in an evaluation all of them run.
 
     Args:
-        layers: of which each one's output fits the next one's input.
-        probability: that a layer is left out.
-        seed: the same on all ranks, and used by nothing else. None: the first rank of a group decides each time, and
-            tells the others, which costs a broadcast.
-        group: the ranks that agree; None: all.
+        layers: layers of which each one's output fits the next one's input.
+        probability: probability that a layer is skipped.
+        seed: seed that is equal on all ranks. None: the first rank of a group draws each time, and broadcasts the
+            result.
+        group: the ranks that agree; None for all.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class LayerDrop(nn.ModuleList):
             self._chance.manual_seed(seed)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Whatever its layers make of it."""
+        """Apply the layers that are not skipped."""
         for layer, is_kept in zip(self, self._kept(), strict=True):
             x = layer(x) if is_kept else x
         return x

@@ -1,9 +1,9 @@
-"""Not the same as averaging gradients: each rank updates by its own, and then parameters are averaged.
+"""Parameter averaging: each rank updates with its local gradients, and then parameters are averaged.
 
-With plain SGD that comes to the same, as it does with momentum, because both are linear in the gradients. It does not
-where an optimizer is not, as Adam: each rank's state follows gradients of its own (section 2.2 of the DDP paper). And
-it can't overlap with the backward, nor go on under ``join()``. The averages are all-reduces like those of a user's own
-in the recording.
+With plain SGD the result is the same as that of averaging gradients, and with momentum too, because both are linear in
+the gradients. It differs for other optimizers, such as Adam: each rank's state follows its local gradients (section 2.2
+of the DDP paper). And it can't overlap with the backward, nor run under ``join()``. In the recording the averages look
+like a user's own all-reduces.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ STRATEGY = Strategy(name="parameter_averaging", averages_parameters=True)
 
 
 class ParameterAveraging:
-    """Averages parameters after each step of an optimizer that updates any of them, as long as this is held.
+    """Averages parameters after each step of an optimizer that updates any of them, while this object exists.
 
     Args:
-        parameters: of one model.
+        parameters: parameters of one model.
         group: the ranks that have replicas of it.
     """
 
@@ -42,7 +42,7 @@ class ParameterAveraging:
 
     @torch.no_grad()
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer has updated: average, if that was our parameters. Called on all ranks."""
+        """Average the parameters if an optimizer has updated any of them. Called on all ranks."""
         if not any(id(parameter) in self._numbers for group in optimizer.param_groups for parameter in group["params"]):
             return
         alike: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}

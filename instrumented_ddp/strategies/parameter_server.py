@@ -1,4 +1,4 @@
-"""Parameter servers: some of the ranks add up a part of the buffer each for all, and hand out the sum.
+"""Parameter servers: some of the ranks each sum a part of the buffer for all, and send back the sum.
 
 With as many servers as ranks each sends ``2 (N - 1) / N`` buffers; with one, its link carries ``N - 1`` in each
 direction. BytePS's ``docs/rationale.md`` compares both.
@@ -16,7 +16,7 @@ from instrumented_ddp.strategies.wire import Wire
 
 @dataclass(frozen=True)
 class ParameterServers:
-    """The first ``count`` ranks serve, and train as well; with None all do."""
+    """All-reduce in which the first ``count`` ranks serve, and train as well; None for all ranks."""
 
     count: int | None = None
 

@@ -1,10 +1,10 @@
-"""What the next forward needs first is summed first: slices of buckets, of those that are ready the most urgent one.
+"""Priority scheduling: buckets are summed in slices, first those that the next forward needs first.
 
 Gradients come in the order of the backward, which is the wrong one for the next forward. So buckets are cut into
-slices, and whenever a slice is summed, rank 0 chooses the next one and tells the others, because all have to sum the
-same at the same time. Peng et al., "A generic communication scheduler for distributed DNN training acceleration"
-(ByteScheduler), 2019; Jayarajan et al., "Priority-based parameter propagation" (P3), 2019 (arXiv 1905.03960). It pays
-if updates may wait, see ``DistributedDataParallel.defer``.
+slices, and whenever a slice is summed, rank 0 chooses the most urgent one that is ready and broadcasts the choice,
+because all have to sum the same at the same time. Peng et al., "A generic communication scheduler for distributed DNN
+training acceleration" (ByteScheduler), 2019; Jayarajan et al., "Priority-based parameter propagation" (P3), 2019
+(arXiv 1905.03960). It pays if updates are deferred, see ``DistributedDataParallel.defer``.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _LEADER: Final = 0
 
 
 class Slices:
-    """Buckets that are not summed yet. Each turn sums a slice of one of them, the same on all ranks.
+    """Queue of buckets that are not summed yet. Each turn sums a slice of one of them, the same on all ranks.
 
     Args:
-        slice_bytes: how large slices are.
+        slice_bytes: size of slices.
     """
 
     def __init__(self, slice_bytes: int) -> None:
@@ -38,10 +38,10 @@ class Slices:
         self._count = 0
 
     def put(self, buffer: torch.Tensor, wire: Wire, told: BucketSum) -> tuple[torch.futures.Future[Any], int]:
-        """Have a bucket summed; called on all ranks in the same order.
+        """Enqueue a bucket to be summed; called on all ranks in the same order.
 
         Returns:
-            A future of the buffer when that holds the sum, and how many turns it takes.
+            A future of the buffer when it holds the sum, and the number of turns that this takes.
         """
         one = _Sum(buffer, wire, told, max(1, self._slice_bytes // buffer.element_size()))
         turns = len(one.slices)
@@ -52,14 +52,14 @@ class Slices:
         return one.future, turns
 
     def take_turn(self) -> None:
-        """Sum one slice. Errors are told to who waits for the buckets."""
+        """Sum one slice. Errors are set on the futures of the buckets."""
         try:
             with self._changed:
                 number = min(self._waiting, key=lambda number: (-self._waiting[number].wire.bucket, number))
                 wire = self._waiting[number].wire
             number = _agreed(number, wire)
             with self._changed:
-                self._changed.wait_for(lambda: number in self._waiting)  # this rank may not have come to it yet
+                self._changed.wait_for(lambda: number in self._waiting)  # this rank may not have enqueued it yet
                 one = self._waiting[number]
             with one.told.running() if len(one.slices) == 1 else nullcontext():
                 ring.all_reduce(one.slices.popleft(), one.wire)
@@ -78,7 +78,7 @@ class Slices:
 
 
 class _Sum:
-    """What is left of the sum of one bucket."""
+    """The remaining slices of one bucket."""
 
     def __init__(self, buffer: torch.Tensor, wire: Wire, told: BucketSum, elements: int) -> None:
         self.buffer = buffer
@@ -89,7 +89,7 @@ class _Sum:
 
 
 def _agreed(number: int, wire: Wire) -> int:
-    """The leader's."""
+    """Return the leader's choice."""
     chosen = torch.tensor([number])
     with wire.phase("choice of the next slice", rounds=1):
         if wire.rank == _LEADER:

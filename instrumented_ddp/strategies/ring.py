@@ -1,6 +1,6 @@
-"""A ring: each rank talks to its two neighbours, and sends ``2 (N - 1) / N`` of the buffer in all.
+"""Ring all-reduce: each rank communicates with its two neighbors, and sends ``2 (N - 1) / N`` of the buffer in all.
 
-In N - 1 rounds the parts of the buffer travel around the ring and are added up (reduce-scatter); in as many more the
+In N - 1 rounds the parts of the buffer travel around the ring and are summed (reduce-scatter); in as many more the
 sums do (all-gather). Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
 """
 
@@ -20,7 +20,10 @@ def all_reduce(buffer: torch.Tensor, wire: Wire) -> None:
 
 
 def reduce_scatter(parts: tuple[torch.Tensor, ...], wire: Wire) -> None:
-    """Sum parts, one for each rank: each rank ends with the sum of its own; others hold what was on the way."""
+    """Sum parts, one for each rank: each rank ends with the sum of its own part; the others hold partial sums.
+
+    With 3 ranks, rank 0 sends part 2 and adds to part 1, then sends part 1 and adds to part 0.
+    """
     size, rank = wire.size, wire.rank
     room = torch.empty_like(parts[0])  # no part is larger than the first
     with wire.phase("reduce-scatter", rounds=size - 1):
@@ -32,7 +35,10 @@ def reduce_scatter(parts: tuple[torch.Tensor, ...], wire: Wire) -> None:
 
 
 def all_gather(parts: tuple[torch.Tensor, ...], wire: Wire) -> None:
-    """Fill in the parts of the other ranks, of which each has its own."""
+    """Fill in the parts of the other ranks, of which each has its own.
+
+    With 3 ranks, rank 0 sends part 0 and receives part 2, then sends part 2 and receives part 1.
+    """
     size, rank = wire.size, wire.rank
     with wire.phase("all-gather", rounds=size - 1):
         for turn in range(size - 1):

@@ -1,8 +1,8 @@
-"""Each rank updates its own part of the parameters: reduce-scatter in the backward, all-gather before the next forward.
+"""Sharded optimizer: reduce-scatter in the backward, all-gather of the updated parameters before the next forward.
 
-As Megatron's distributed optimizer does it (``core/distributed/param_and_grad_buffer.py``), and ZeRO's first stage
+As in Megatron's distributed optimizer (``core/distributed/param_and_grad_buffer.py``), and ZeRO's first stage
 (Rajbhandari et al., 2020). Both are halves of a ring, so a rank sends ``(N - 1) / N`` of the gradients, and as much of
-the parameters. (gloo's own reduce-scatter is an all-reduce whose other parts are thrown away: it sends twice as much.)
+the parameters. (gloo's own reduce-scatter is an all-reduce whose other parts are discarded: it sends twice as much.)
 """
 
 from __future__ import annotations

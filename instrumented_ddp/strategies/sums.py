@@ -1,4 +1,4 @@
-"""Where the sums of buckets run that take more than one collective: beside the backward, one after the other."""
+"""Execution of sums that take more than one collective: beside the backward, one after the other."""
 
 from __future__ import annotations
 
@@ -22,28 +22,29 @@ from instrumented_ddp.strategies.wire import Wire
 from overlapscope.errors import OverlapScopeError
 
 _LONGEST_TASK_S: Final = 5.0
-"""At the end a thread is waited for while it gets on: where updates wait for the next forward, sums are left then. One
-that comes back from a wait in C++ when Python shuts down ends the process with SIGABRT."""
+"""Maximum time in seconds that a task of the worker thread may take at exit, when deferred sums may be left. A thread
+that returns from a wait in C++ while Python shuts down ends the process with SIGABRT.
+"""
 
 
 class GradBucket(Protocol):
-    """A bucket as a communication hook sees it."""
+    """A bucket as passed to a communication hook."""
 
     def index(self) -> int:
-        """Its number."""
+        """Return its index."""
 
     def buffer(self) -> torch.Tensor:
-        """All its gradients."""
+        """Return the flat tensor of all its gradients."""
 
 
 def check_can_send(strategy: Strategy, group: dist.ProcessGroup, devices: Iterable[torch.device]) -> None:
-    """Sums over sends and receives need a backend that can send what is on a device.
+    """Check that the backend can send tensors from these devices, if the strategy uses sends and receives.
 
-    gloo takes tensors on a device for its own collectives, but sends none: the address is no host's, and the process
-    ends with ``writev: Bad address``.
+    gloo accepts tensors on a device for its own collectives, but can't send them: the address is not in host memory,
+    and the process ends with ``writev: Bad address``.
 
     Raises:
-        OverlapScopeError: this one can't.
+        OverlapScopeError: the backend can't.
     """
     if strategy.all_reduce is None and strategy.then is None:
         return
@@ -56,14 +57,14 @@ def check_can_send(strategy: Strategy, group: dist.ProcessGroup, devices: Iterab
 
 
 class Sums:
-    """Sums buckets over a group, one after the other: so ranks launch all that these take in the same order.
+    """Sums buckets over a group, one after the other, so that ranks launch all collectives in the same order.
 
-    On the host a thread does it, because each round has to be waited for. On a device a stream does, which waits for
-    what the current one was given.
+    On the host this is done by a thread, because each round has to be waited for. On a device it is done by a stream,
+    which waits for what the current one was given.
 
     Args:
-        strategy: how.
-        group: over which.
+        strategy: the strategy to sum with.
+        group: the process group to sum over.
     """
 
     def __init__(self, strategy: Strategy, group: dist.ProcessGroup) -> None:
@@ -72,7 +73,7 @@ class Sums:
         self._group = group
         self._hook: Callable[[Any], Any] | None = None
         if strategy.hook is not None:
-            # Collectives are matched by their order in a group: the thread's need one where nobody else launches any.
+            # Collectives are matched by their order in a group: the thread needs one where nobody else launches any.
             self._group = another_group(group)
             keep_for(self._group, Purpose(role="segment", strategy=strategy.name))
             state, hook = strategy.hook(self._group)
@@ -84,11 +85,11 @@ class Sums:
         """Launch the sum of a bucket.
 
         Args:
-            told: of what it is made of.
-            part: which of the strategy's parts.
+            told: recorder of the rounds of the sum.
+            part: index of the strategy's part.
 
         Returns:
-            A future of its buffer when that holds the sum, or of what a hook has put in its place.
+            A future of its buffer when that holds the sum, or of the tensor that a hook has returned instead.
         """
         device = bucket.buffer().device
         if self._parts[part] is not None:
@@ -106,8 +107,8 @@ class Sums:
 
     def _run(self, bucket: GradBucket, told: BucketSum, part: int) -> Any:
         if self._hook is not None:
-            # What it launches when an earlier part is over has to be over before the next bucket: on gloo ranks would
-            # launch these in an order of their own.
+            # What it launches when an earlier part is over has to be over before the next bucket: on gloo the order of
+            # these launches would differ between ranks.
             return self._hook(bucket).wait()
         run, buffer = self._parts[part], bucket.buffer()
         assert run is not None
@@ -125,17 +126,17 @@ class Sums:
         stream.wait_stream(torch.cuda.current_stream(device))
         future: torch.futures.Future[Any] = torch.futures.Future(devices=[device])
         with torch.cuda.stream(stream), told.on_device(device):
-            future.set_result(self._run(bucket, told, part))  # who waits for it has his stream wait for this one
+            future.set_result(self._run(bucket, told, part))  # whoever waits for it has their stream wait for this one
         return future
 
 
 def another_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """One of the same ranks. Called on all of them."""
+    """Create another group of the same ranks. Called on all of them."""
     return dist.new_group(dist.get_process_group_ranks(group), use_local_synchronization=True)
 
 
 class _Worker:
-    """A thread that does one task after the other, until nobody holds this any more."""
+    """A thread that runs one task after the other, until this object is gone."""
 
     def __init__(self) -> None:
         self._tasks = _Tasks()
@@ -147,7 +148,7 @@ class _Worker:
         atexit.register(end)
 
     def submit(self, run: Callable[[], Any]) -> torch.futures.Future[Any]:
-        """Have something done. Returns a future of what comes of it."""
+        """Submit a task. Return a future of its result."""
         future: torch.futures.Future[Any] = torch.futures.Future()
 
         def task() -> None:
@@ -164,7 +165,7 @@ class _Worker:
 
 
 class _Tasks:
-    """What a thread has to do, and how much of it is done."""
+    """Task queue of a thread, and the number of tasks done."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -172,7 +173,7 @@ class _Tasks:
         self.done = 0
 
     def do(self) -> None:
-        """One after the other; None is the end."""
+        """Run the tasks one after the other; None is the end."""
         while (task := self._queue.get()) is not None:
             task()
             del task  # it holds a bucket
@@ -183,7 +184,7 @@ _workers: Final[weakref.WeakValueDictionary[str, _Worker]] = weakref.WeakValueDi
 
 
 def _worker_of(group: dist.ProcessGroup) -> _Worker:
-    """One for all models of a group, so that their messages can't be mistaken for each other's."""
+    """Return the worker for all models of a group, so that their messages can't be mistaken for each other's."""
     worker = _workers.get(group.group_name)
     if worker is None:
         worker = _workers[group.group_name] = _Worker()

@@ -1,4 +1,4 @@
-"""A binary tree: sums go up to rank 0, and the result comes down again.
+"""A binary tree: sums are sent up to rank 0, and the result is sent down again.
 
 A leaf sends the buffer once, an inner rank up to three times; over all ranks it is ``2 (N - 1)`` buffers, as with a
 ring, in ``2 log2 N`` rounds in place of ``2 (N - 1)``.
@@ -13,7 +13,10 @@ from instrumented_ddp.strategies.wire import Wire
 
 
 def all_reduce(buffer: torch.Tensor, wire: Wire) -> None:
-    """Sum a flat buffer over the ranks of a wire, in place."""
+    """Sum a flat buffer over the ranks of a wire, in place.
+
+    Rank 1 has parent 0 and children 3 and 4.
+    """
     parent = (wire.rank - 1) // 2
     children = [child for child in (2 * wire.rank + 1, 2 * wire.rank + 2) if child < wire.size]
     rooms = [torch.empty_like(buffer) for _ in children]

@@ -1,4 +1,4 @@
-"""Sends and receives among ranks, of which all-reduces are made."""
+"""Point-to-point communication among ranks, of which all-reduces are built."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Message = tuple[torch.Tensor, int]
 """A tensor, and the rank that it goes to or comes from."""
 
 _FIRST_TAG: Final = 0x5C0BE
-"""So that messages of a script's own are no answers to ours."""
+"""First message tag, chosen such that our messages can't be mistaken for those of a script."""
 
 
 class Wire:
-    """Connects some ranks of a group for the sum of one bucket.
+    """A connection between some ranks of a group for the sum of one bucket.
 
     Args:
         group: the process group.
-        ranks: of the group that take part, this one among them; in the same order on all of them. They are counted from
-            0 here, in that order.
-        told: of each round.
-        bucket: its number.
-        lane: of several wires between the same ranks at the same time each has a number of its own.
+        ranks: the ranks of the group that take part, including this one; in the same order on all of them. They are
+            numbered from 0 here, in that order.
+        told: recorder of each round.
+        bucket: index of the bucket.
+        lane: number that distinguishes several wires between the same ranks at the same time.
         where: which ranks these are, as ``between hosts``; for people.
     """
 
@@ -49,21 +49,21 @@ class Wire:
         self._where = where
         self._phase, self._rounds, self._round = where, 0, 0
         self.bucket = bucket
-        """The number of the bucket, for what is kept from one step to the next."""
+        """Index of the bucket, for state that is kept from one step to the next."""
         self.size = len(self._ranks)
         """Number of ranks."""
         self.rank = self._ranks.index(group.rank())
-        """This one's."""
+        """This rank's number on the wire."""
 
     def exchange(self, *, sends: Sequence[Message] = (), receives: Sequence[Message] = ()) -> None:
-        """One round: all messages at once. What is received is there when this returns; empty tensors are left out.
+        """Do one round: send and receive all messages at once. Received tensors are complete on return.
 
-        A round without any message is no round, but counts.
+        Empty tensors are left out. A round without any message is not executed, but counts.
 
         On a device the current stream waits for it, and not the host.
 
         Raises:
-            RuntimeError: what the backend says if a rank is gone.
+            RuntimeError: the backend's error, if a rank is gone.
         """
         sends = [(tensor, self._ranks[to]) for tensor, to in sends if tensor.numel()]
         receives = [(tensor, self._ranks[by]) for tensor, by in receives if tensor.numel()]
@@ -76,11 +76,11 @@ class Wire:
 
     @contextmanager
     def phase(self, name: str, rounds: int = 0) -> Iterator[None]:
-        """What is exchanged inside is this part of the sum, for people.
+        """Label the exchanges inside as this part of the sum, for people.
 
         Args:
-            rounds: how many calls of ``exchange`` it takes, if all ranks make as many; else they are not numbered
-                alike, and the number is left out.
+            rounds: number of calls of ``exchange``, if it is equal on all ranks; else they are not numbered alike, and
+                the number is left out.
         """
         before = self._phase, self._rounds, self._round
         self._phase, self._rounds, self._round = f"{name} {self._where}".strip(), rounds, 0
@@ -102,7 +102,7 @@ class Wire:
 
     def _post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Sequence[dist.Work]:
         tensor = next((tensor for tensor, _ in (*sends, *receives)), None)
-        if tensor is not None and tensor.device.type == "cuda":  # NCCL: in one go, or two ranks wait for each other
+        if tensor is not None and tensor.device.type == "cuda":  # NCCL: as a batch, or two ranks wait for each other
             operations = [(dist.isend, *one) for one in sends] + [(dist.irecv, *one) for one in receives]
             return dist.batch_isend_irecv(
                 [dist.P2POp(op, tensor, group=self._group, group_peer=peer) for op, tensor, peer in operations]
@@ -114,19 +114,19 @@ class Wire:
         ]
 
     def among(self, ranks: Sequence[int], where: str = "") -> Wire:
-        """A wire between some of these ranks, this one among them.
+        """Return a wire between some of these ranks, including this one.
 
         Args:
-            where: which ones these are, as ``between hosts``: for people, behind the names of phases.
+            where: which ranks these are, as ``between hosts``; for people, appended to the names of phases.
         """
         return Wire(self._group, [self._ranks[rank] for rank in ranks], self._told, self.bucket, self._lane, where)
 
     def over(self, group: dist.ProcessGroup) -> Wire:
-        """A wire between all ranks of another group, for the same bucket."""
+        """Return a wire between all ranks of another group, for the same bucket."""
         return Wire(group, range(group.size()), self._told.over(group), self.bucket, self._lane, self._where)
 
     def together(self, *parts: Callable[[Wire], None]) -> None:
-        """Run several sums side by side, each with a wire of its own; one after another on a device."""
+        """Run several sums concurrently, each with a separate wire; one after another on a device."""
         lanes = range(self._lane, self._lane + len(parts))
         wires = [Wire(self._group, self._ranks, self._told, self.bucket, lane, self._where) for lane in lanes]
         others = [_Beside(part, wire) for part, wire in zip(parts[1:], wires[1:], strict=True)]
@@ -136,7 +136,7 @@ class Wire:
 
 
 class _Beside(threading.Thread):
-    """A sum on a thread of its own."""
+    """A sum that runs on a separate thread."""
 
     def __init__(self, part: Callable[[Wire], None], wire: Wire) -> None:
         super().__init__(name="overlapscope-wire", daemon=True)
@@ -147,7 +147,7 @@ class _Beside(threading.Thread):
     def run(self) -> None:
         try:
             self._part(self._wire)
-        except BaseException as error:  # told to who waits
+        except BaseException as error:  # raised in the thread that waits
             self._error = error
 
     def result(self) -> None:

@@ -1,1 +1,1 @@
-"""Compares a rank with its neighbours while it trains, and says what is wrong."""
+"""Watchdog that compares a rank with its neighbors during training and diagnoses stalls and divergence."""

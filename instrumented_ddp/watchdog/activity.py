@@ -1,4 +1,4 @@
-"""Whether this process does anything while it is asked whether it does: CPU, data, and where its Python code is."""
+"""Activity sampling of this process: CPU share, I/O and Python progress, used to tell working from waiting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from overlapscope.trace.host import host_now_ns
 _FRAMES: Final = 12
 _LAST_NS: Final = 1_500_000_000
 _MOVES: Final = 3
-"""Places in Python's code, seen within a second or so, that tell work from waiting in a loop."""
+"""Number of distinct Python code positions, sampled within about a second, that tell work from a polling loop."""
 _MUCH_DATA_BYTES: Final = 1024**2
 
 
@@ -30,10 +30,10 @@ class _Sample:
 
 
 class Activity:
-    """What a process has done in the last second or so.
+    """Recent activity of a process, over a sliding window of about 1.5 seconds.
 
     Args:
-        pid: of this process.
+        pid: process ID of the observed process, which is this one.
     """
 
     def __init__(self, pid: int) -> None:
@@ -41,10 +41,10 @@ class Activity:
         self._samples: deque[_Sample] = deque(maxlen=32)
 
     def sample(self, frames: Sequence[FrameType]) -> None:
-        """Take a look.
+        """Record one sample of CPU time, run-queue time, I/O and code position.
 
         Args:
-            frames: of its main thread, the innermost first.
+            frames: stack frames of the main thread, innermost first.
         """
         cpu_ns = time.process_time_ns() + cpu_ns_of_children(self._pid)
         place = tuple(part for frame in frames[:_FRAMES] for part in (id(frame.f_code), frame.f_lasti))
@@ -52,15 +52,15 @@ class Activity:
         self._samples.append(_Sample(host_now_ns(), cpu_ns, queued_ns(self._pid), data_bytes, place))
 
     def cpu_share(self) -> float | None:
-        """Of one core; None if nobody has looked twice."""
+        """Return the CPU time used as a share of one core; None with fewer than two samples."""
         recent = self._recent()
         if len(recent) < 2 or recent[-1].time_ns == recent[0].time_ns:
             return None
-        used_ns = max(0, recent[-1].cpu_ns - recent[0].cpu_ns)  # what children used is forgotten when they end
+        used_ns = max(0, recent[-1].cpu_ns - recent[0].cpu_ns)  # the CPU time of children vanishes when they exit
         return used_ns / (recent[-1].time_ns - recent[0].time_ns)
 
     def is_working(self) -> bool | None:
-        """It moves through Python's code, reads and writes, or queues for a core; None if nobody has looked."""
+        """Return whether the process executes Python code, does I/O or queues for a core; None without samples."""
         recent = self._recent()
         if not recent:
             return None
@@ -69,7 +69,10 @@ class Activity:
         return has_moved or moves_data or self._wants_a_core(recent)
 
     def _wants_a_core(self, recent: Sequence[_Sample]) -> bool:
-        """On a crowded host who computes gets little of a core; who waits does not even queue for one."""
+        """Return whether the process computes or queues for a core: on a crowded host it gets little of one.
+
+        A process that waits does not even queue.
+        """
         first, last = recent[0], recent[-1]
         queued_share = (last.queued_ns - first.queued_ns) / max(1, last.time_ns - first.time_ns)
         return queued_share + (self.cpu_share() or 0.0) >= BUSY_CPU_SHARE

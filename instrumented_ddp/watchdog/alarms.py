@@ -1,4 +1,4 @@
-"""What is amiss on a rank, so that all ranks are to say what they know."""
+"""Detection of conditions on a rank that make all ranks investigate."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def what_is_amiss(
     failure_is_news: bool,
     patience_s: float | None,
 ) -> Alarm | None:
-    """The alarm that a rank has reason to raise; None if there is none.
+    """Return the alarm that this rank has reason to raise; None if there is none.
 
     Args:
-        own: what the rank knows of itself.
-        models: its DDP instances.
-        conclusions: what was said already.
-        beats: the neighbours' newest.
-        failure_is_news: an exception that ends this process was not told yet.
-        patience_s: how long a standstill lasts at least before the job is ended for it; None if it never is.
+        own: monitor of this rank.
+        models: DDP instances of this process.
+        conclusions: what was reported so far.
+        beats: latest heartbeats of the neighbors.
+        failure_is_news: True if the exception that ends this process was not reported to the others yet.
+        patience_s: minimum stall in seconds before the job is aborted for it; None to never abort.
     """
     if own.failure is not None and failure_is_news:
         return Alarm(by=own.rank, why="failure")

@@ -1,7 +1,7 @@
-"""Where watchdogs leave messages for each other: the job's store, or a folder that all ranks can see.
+"""Message boards over which watchdogs communicate: the job's store, or a folder on a shared file system.
 
-A store answers at once, blocks its caller for ever (its host is stopped), or fails (its host is gone), and only the
-first of these is harmless. So it is asked over a connection of our own, which has a time limit.
+A store answers at once, blocks its caller forever (its host is stopped), or fails (its host is gone), and only the
+first is harmless. So it is accessed over a separate connection that has a timeout.
 """
 
 from __future__ import annotations
@@ -30,41 +30,41 @@ from overlapscope.trace.format import WATCHDOG_FOLDER
 
 _STORE_TIMEOUT: Final = timedelta(seconds=5)
 _ANSWER_WITHIN: Final = struct.pack("ll", 1, 0)
-"""Seconds and microseconds: a ``struct timeval``."""
+"""Timeout of a read or write as a ``struct timeval``: seconds and microseconds."""
 _ERRORS_ONLY: Final = 2
 _NOTHING: Final = "nothing"
-"""No message is this: they are JSON."""
+"""Placeholder that no message equals, as all messages are JSON."""
 
 
 class Board(Protocol):
-    """Messages by key. Whatever goes wrong is raised."""
+    """A key-value board for messages. All errors are raised."""
 
     def in_use(self) -> AbstractContextManager[None]:
-        """Messages are left and read inside."""
+        """Return a context manager inside which messages may be written and read."""
 
     def set(self, key: str, value: str) -> Any:
         """Write or overwrite a message."""
 
     def read(self, key: str) -> bytes | None:
-        """What was written; None if nothing was."""
+        """Return the message under a key; None if there is none."""
 
     def claim(self, key: str, value: str) -> bytes:
-        """Write if the key is unused, and return what is there then."""
+        """Write a message if the key is unused, and return the message that is stored afterwards."""
 
     def leave(self) -> None:
-        """Note that this rank no longer needs the board."""
+        """Declare that this rank no longer needs the board."""
 
 
 class FolderBoard:
-    """One file per message, in a folder that all ranks see.
+    """A board with one file per message, in a folder that all ranks see.
 
     Args:
         folder: created if missing.
-        rank: of this process.
-        world_size: how many ranks use it.
+        rank: rank of this process.
+        world_size: number of ranks that use the board.
 
     Raises:
-        OSError: the folder can't be made.
+        OSError: the folder can't be created.
     """
 
     def __init__(self, folder: Path, rank: int, world_size: int) -> None:
@@ -74,23 +74,23 @@ class FolderBoard:
         folder.mkdir(exist_ok=True)
 
     def in_use(self) -> AbstractContextManager[None]:
-        """Do nothing: a folder is always there."""
+        """Return a context manager that does nothing: a folder is always accessible."""
         return nullcontext()
 
     def set(self, key: str, value: str) -> None:
-        """Write a message such that nobody ever reads half of it."""
+        """Write a message atomically, so that no reader ever sees a partial one."""
         part = self._folder / f".{key}.{os.getpid()}"
         part.write_text(value, encoding="utf-8")
         part.replace(self._folder / key)
 
     def read(self, key: str) -> bytes | None:
-        """What was written; None if nothing was."""
+        """Return the message under a key; None if there is none."""
         with suppress(FileNotFoundError):
             return (self._folder / key).read_bytes()
         return None
 
     def claim(self, key: str, value: str) -> bytes:
-        """Write if the key is unused, and return what is there then."""
+        """Write a message if the key is unused, and return the message that is stored afterwards."""
         part = self._folder / f".{key}.{os.getpid()}"
         part.write_text(value, encoding="utf-8")
         with suppress(FileExistsError):
@@ -107,12 +107,12 @@ class FolderBoard:
 
 
 class _Named:
-    """A store, with our keys apart from those of others.
+    """A board in a store, with a key prefix that separates our messages from other users of the store.
 
     Args:
-        store: over a connection of our own, which gets a time limit: torch has none for most of what a store is asked
-            (``recvBytes`` in torch/csrc/distributed/c10d/Utils.hpp raises when the socket's own has passed).
-        prefix: of our keys.
+        store: store over a dedicated connection, on which socket timeouts are set: torch has none for most store
+            operations (``recvBytes`` in torch/csrc/distributed/c10d/Utils.hpp raises when the socket's own expires).
+        prefix: prefix of our keys.
     """
 
     def __init__(self, store: Store, prefix: str) -> None:
@@ -126,16 +126,16 @@ class _Named:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Silence torch, which prints a page of C++ frames when the process of a store ends, as at the end of a job.
+        """Silence torch, which prints a page of C++ frames when a store's process exits, as at the end of a job.
 
         Raises:
-            TimeoutError: the store does not answer; the connection is of no more use.
+            TimeoutError: the store does not answer; the connection must not be used again.
         """
         if self._descriptor is not None:
             with duplicate_of(self._descriptor) as connection, suppress(BlockingIOError):
                 if connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b"":
                     raise ConnectionResetError("its process has ended")
-        level = _level_of_torchs_log()  # it may end just now
+        level = _level_of_torchs_log()  # the store may close at any moment
         before = level.value
         level.value = max(before, _ERRORS_ONLY)
         try:
@@ -151,7 +151,10 @@ class _Named:
         self._store.set(self._prefix + key, value)
 
     def read(self, key: str) -> bytes | None:
-        """One question and one answer: nothing is written, because nobody's message is what we say we expect there."""
+        """Return the message under a key, in one round trip.
+
+        Nothing is written, as no message equals the placeholder.
+        """
         value = bytes(self._store.compare_set(self._prefix + key, _NOTHING, _NOTHING))
         return None if value == _NOTHING.encode() else value
 
@@ -159,12 +162,12 @@ class _Named:
         return bytes(self._store.compare_set(self._prefix + key, "", value))
 
     def leave(self) -> None:
-        """Do nothing, as a store's content goes with it."""
+        """Do nothing, as a store's content vanishes with the store."""
 
 
 @cache
 def _level_of_torchs_log() -> ctypes.c_int:
-    """Severity from which C++ prints, set for microseconds only because it applies to the whole process."""
+    """Return torch's C++ log level, which is process-wide and therefore changed for microseconds only."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
         return ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level")
@@ -173,7 +176,7 @@ def _level_of_torchs_log() -> ctypes.c_int:
 
 
 def _descriptor_of(store: Store) -> int | None:
-    """Descriptor of the connection to the process that holds the store, which torch only reveals in a store's repr."""
+    """Return the file descriptor of the connection to a TCP store, which torch reveals in the store's repr only."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     found = re.match(r"TCPStore\(client=TCPClient\(SocketImpl\(fd=(\d+),", repr(store))
@@ -181,7 +184,7 @@ def _descriptor_of(store: Store) -> int | None:
 
 
 def connect(run_folder: Path, rank: int, world_size: int) -> Board:
-    """The board on which this job's ranks find each other.
+    """Return the board that this job's ranks share.
 
     A store that is a file only ever grows, so a folder beside it is used instead.
 
@@ -192,14 +195,14 @@ def connect(run_folder: Path, rank: int, world_size: int) -> Board:
     file = _file_of(store)
     if file is not None:
         return FolderBoard(Path(f"{file}.{run_folder.name}.{WATCHDOG_FOLDER}"), rank, world_size)
-    if hasattr(store, "clone"):  # our own connection: the training may wait in the other one
+    if hasattr(store, "clone"):  # a dedicated connection: the training may block in the other one
         store = store.clone()
         store.set_timeout(_STORE_TIMEOUT)
     return _Named(store, f"overlapscope/watchdog/{run_folder.name}/")
 
 
 def sees_all_ranks(run_folder: Path, world_size: int) -> bool:
-    """Whether all ranks have their folders here."""
+    """Return whether the folders of all ranks are visible here."""
     return all((run_folder / f"rank_{rank}").exists() for rank in range(world_size))
 
 
@@ -211,25 +214,25 @@ def _file_of(store: Store) -> str | None:
 
 @dataclass
 class Round:
-    """What one rank says and asks at one time."""
+    """The messages that one rank writes and reads in one exchange with the board."""
 
     says: Mapping[str, str]
     asks: Sequence[str]
     claims: Mapping[str, str] = field(default_factory=dict)
-    """Keys that only the first rank to claim them writes."""
+    """Messages under keys that only the first rank to claim them may write."""
     answers: dict[str, bytes] = field(default_factory=dict)
-    """Answers to ``asks`` and ``claims``, without keys that nobody has written."""
+    """Replies to ``asks`` and ``claims``; keys that nobody has written are left out."""
     error: Exception | None = None
 
 
 class Channel:
-    """Carries rounds to the board and back, on the thread that asks for it.
+    """A connection to the board that carries out rounds on the calling thread.
 
-    A connection of ours waits for its time limit and no longer, so rounds end. Making one may take for ever, where the
-    store's host is stopped: that is done on a thread of its own, which then ends.
+    Our connection blocks no longer than its timeout, so rounds end. Connecting may block forever if the store's host is
+    stopped, so that is done on a separate thread, which exits afterwards.
 
     Args:
-        connect: makes the board, and makes it anew after a failure.
+        connect: creates the board, and creates it again after a failure.
     """
 
     def __init__(self, connect: Callable[[], Board]) -> None:
@@ -238,13 +241,13 @@ class Channel:
         self._connecting: _Connecting | None = None
 
     def exchange(self, round_: Round, timeout_s: float) -> Round | None:
-        """Say and ask.
+        """Write and read the messages of a round.
 
         Args:
-            timeout_s: how long a connection may take.
+            timeout_s: how long connecting may take.
 
         Returns:
-            The round with its answers or an error; None if the board does not answer in time.
+            The round with its replies or an error; None if the board does not answer in time.
         """
         try:
             if self._board is None:
@@ -262,14 +265,14 @@ class Channel:
         return round_
 
     def close(self) -> None:
-        """Let go of the board."""
+        """Leave the board."""
         if self._board is not None:
             with suppress(Exception):
                 self._board.leave()
 
 
 class _Connecting:
-    """A board in the making."""
+    """A connection attempt on a thread of its own."""
 
     def __init__(self, connect: Callable[[], Board]) -> None:
         self._connect = connect
@@ -279,10 +282,10 @@ class _Connecting:
         threading.Thread(target=self._run, name="overlapscope-connecting", daemon=True).start()
 
     def board(self) -> Board:
-        """What was made.
+        """Return the board that the attempt has created.
 
         Raises:
-            Exception: whatever was in the way.
+            Exception: the reason why connecting failed.
         """
         if self._board is None:
             raise self._error or ConnectionError("there is no store")

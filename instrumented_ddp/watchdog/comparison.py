@@ -1,7 +1,7 @@
-"""Compares this rank's collectives with a neighbour's while the job runs, by running sums: a few bytes a look.
+"""Comparison of this rank's collectives with a neighbor's while the job runs, by running hashes of a few bytes.
 
-The rank that is ahead looks up its own sums at the number where the other one stands. Equal sums are equal logs. If
-they differ, the entries since the last agreement are asked for once, and the first that differs is found.
+The rank that is ahead looks up its own hashes at the entry number that the other one has reached. Equal hashes are
+equal logs. If they differ, the entries since the last agreement are requested once, and the first difference is found.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from overlapscope.trace.signature import NO_BUCKET, Signature
 
 _MASK: Final = 2**64 - 1
 _AT_ONCE: Final = 64
-"""Entries read in one go: the training thread may wait for the log meanwhile."""
+"""Number of entries read at a time, as the training thread may wait for the log meanwhile."""
 _LOOK_BACK: Final = 32
-"""Names that were swapped may have been seen one by one."""
+"""Number of agreed entries to compare again, as tensor names that were swapped may have been seen one by one."""
 MOST_ENTRIES: Final = 2048
 _MOST_TRANSLATIONS: Final = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class Suspicion:
-    """Somewhere in between two ranks begin to differ."""
+    """A range of entry numbers within which two ranks begin to differ."""
 
     first: int
     last: int
 
 
 def head_of(log: GroupLog, signatures: list[Signature]) -> Head | None:
-    """Where this rank stands; None before the first entry."""
+    """Return how far this rank is in a group's log; None before the first entry."""
     entry = _read_one(log, log.newest)
     if entry is None:
         return None
@@ -49,35 +49,38 @@ def head_of(log: GroupLog, signatures: list[Signature]) -> Head | None:
 
 @dataclass
 class Comparison:
-    """What is known of one neighbour in one group.
+    """State of the comparison with one neighbor in one group.
 
     Args:
-        log: this rank's.
-        signatures: this rank's, by number - 1.
+        log: log of this rank.
+        signatures: signatures of this rank, indexed by number - 1.
     """
 
     log: GroupLog
     signatures: list[Signature]
     agreed: int = 0
-    """Number of the newest entry up to which nothing differs."""
+    """Number of the latest entry up to which nothing differs."""
     is_over: bool = False
-    """They have been found to differ; all that follows differs as well."""
+    """True if the ranks were found to differ: all later entries differ as well."""
     _names: tuple[int, int] = (0, 0)
-    """The sums of names, ours and the neighbour's, at ``agreed``."""
+    """Running hashes of tensor names at ``agreed``, ours and the neighbor's."""
     _batches: tuple[int, int] | None = None
-    """Ours and the neighbour's at the newest bucket that was compared ..."""
+    """Batch numbers at the latest bucket that was compared, ours and the neighbor's."""
     _bucket: int = 0
-    """... and its number."""
+    """Entry number of the latest bucket that was compared."""
     _calls_it: dict[int, int] = field(default_factory=dict)
-    """What the neighbour calls a tensor, by what we do, where that is no fault: ``if rank == 0: broadcast(a) ...``."""
+    """The neighbor's tensor name by ours, where a difference is legitimate: ``if rank == 0: broadcast(a) ...``."""
     _compares_names: bool = True
 
     def look(self, theirs: Head) -> Suspicion | None:
-        """Compare, if we are ahead; otherwise it is for the neighbour to do."""
+        """Compare with the neighbor's head if this rank is ahead; otherwise the neighbor does it.
+
+        With agreement up to entry 100, and a head at 140 whose hashes differ, the suspicion covers entries 69 to 140.
+        """
         if self.is_over or not self.agreed < theirs.newest <= self.log.newest:
             return None
         ours = _read_one(self.log, theirs.newest)
-        if ours is None:  # the ring has come round: they are too far behind to be compared here
+        if ours is None:  # the ring buffer has wrapped around: the neighbor is too far behind to be compared here
             return None
         suspicion = Suspicion(first=max(1, self.agreed + 1 - _LOOK_BACK), last=theirs.newest)
         if int(ours["hash"]) != theirs.hash:
@@ -92,14 +95,14 @@ class Comparison:
         return None
 
     def resolve(self, first: int, theirs: Compared, until: Head) -> Difference | None:
-        """Find out what a suspicion was about.
+        """Find the reason of a suspicion.
 
         Args:
             first: number of the first entry of ``theirs``.
-            until: where the neighbour stood when the suspicion arose.
+            until: the neighbor's head when the suspicion arose.
 
         Returns:
-            None if the difference is harmless. It will be known again when it is met again.
+            None if the difference is harmless. It is then remembered, and recognized when it occurs again.
         """
         ours, theirs = in_common(compared_of(self.log, self.signatures, first, first + len(theirs) - 1), theirs)
         difference = first_difference(ours, theirs)
@@ -116,11 +119,11 @@ class Comparison:
     def _learn(self, ours: npt.NDArray[np.uint64], theirs: npt.NDArray[np.uint64]) -> None:
         differ = ours != theirs
         for mine, their in zip(ours[differ].tolist(), theirs[differ].tolist(), strict=True):
-            if self._calls_it.get(their) == mine:  # either way round: only entries near by tell whether it is a fault
+            if self._calls_it.get(their) == mine:  # either way round: only nearby entries show whether it is a fault
                 del self._calls_it[their]
             else:
                 self._calls_it[mine] = their
-        # With names that change all the time nothing can be learnt.
+        # Nothing can be learned from names that change all the time.
         self._compares_names = len(self._calls_it) <= _MOST_TRANSLATIONS
 
     def _agree(self, number: int, names: tuple[int, int], batches: tuple[int, int]) -> None:
@@ -129,7 +132,7 @@ class Comparison:
             self._batches, self._bucket = batches, number
 
     def _names_are_as_expected(self, names: tuple[int, int], number: int) -> bool:
-        """Whether what the neighbour has added to its sum is what we have, but for the names that may differ."""
+        """Return whether the neighbor added to its name hash what we did, apart from the names that may differ."""
         added = [(new - old) & _MASK for new, old in zip(names, self._names, strict=True)]
         if added[0] == added[1]:
             return True
@@ -144,7 +147,7 @@ class Comparison:
 
 
 def compared_of(log: GroupLog, signatures: list[Signature], first: int, last: int) -> Compared:
-    """What is compared of entries of our own log; of none if the ring no longer has the first of them."""
+    """Return the compared columns of our own log's entries; empty if the first was overwritten."""
     rows = read_gently(log, first, last)
     if len(rows) and int(rows["number"][0]) != first:
         rows = rows[:0]
@@ -153,7 +156,7 @@ def compared_of(log: GroupLog, signatures: list[Signature], first: int, last: in
 
 
 def read_gently(log: GroupLog, first: int, last: int) -> Entries:
-    """The entries of a log, with pauses in which others can use it."""
+    """Read a range of entries in chunks, so that other threads can use the log in between."""
     parts = [
         log.read(start, min(start + _AT_ONCE - 1, last)) for start in range(first, min(last, log.newest) + 1, _AT_ONCE)
     ]
@@ -166,14 +169,18 @@ def _read_one(log: GroupLog, number: int) -> Any:
 
 
 def _batch_of(entry: Any, signatures: list[Signature]) -> int:
-    """``batch`` as ``compared`` has it: of one entry, for which numpy would take several times as long."""
+    """Return the ``batch`` that ``compared`` computes, for one entry, where numpy would take several times as long."""
     number, batch = int(entry["signature"]), int(entry["batch"])
     is_bucket = 0 < number <= len(signatures) and signatures[number - 1].bucket != NO_BUCKET
     return batch if is_bucket and batch != UNKNOWN and not int(entry["flags"]) & UNEVEN_INPUTS else NOWHERE
 
 
 def _may_have_skipped(before: tuple[int, int] | None, now: tuple[int, int]) -> bool:
-    """One rank has gone further in its data than the other. Who begins anew, as in each epoch, may be anywhere."""
+    """Return whether one rank has advanced further in its data than the other since the last compared bucket.
+
+    From batches (10, 10) to (14, 15) one rank has skipped a batch. A rank whose count drops has begun anew, as in each
+    epoch, and may be anywhere.
+    """
     if before is None or NOWHERE in now or now[0] < before[0] or now[1] < before[1]:
         return False
     return now[0] - before[0] != now[1] - before[1]

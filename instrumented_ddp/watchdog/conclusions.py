@@ -1,4 +1,4 @@
-"""What a rank makes of an inquiry's outcome: a report, a line for people, and that it was wrong if the job goes on."""
+"""Reporting of an investigation's outcome: a report file, a log message, and a retraction if the job continues."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from overlapscope.trace.reports import ReportLog
 _log: Final = logging.getLogger(__name__)
 
 _STALLS: Final = ("stuck", "waits for data", "holds the GIL", "stopped", "gradients never ready", "uneven inputs")
-"""What is retracted if the job goes on."""
+"""Kinds of verdict that are retracted if the job continues."""
 
 
 class Conclusions:
-    """Of one rank.
+    """Reports and log messages of one rank.
 
     Args:
-        folder: of its recording.
-        own: what it knows of itself.
+        folder: recording folder of the rank.
+        own: monitor of the rank.
         on_fault: called with each fault that has not been reported before.
     """
 
@@ -37,27 +37,27 @@ class Conclusions:
         self._retractable: tuple[int, int, bool] | None = None
         self._slow: tuple[tuple[int, ...], int | None] | None = None
         self.quiet_until_idle_s = 0.0
-        """That it stands still is known for so long."""
+        """Idle time in seconds up to which the stall is known, so that no alarm is raised for it again."""
         self.patient_until_idle_s = 0.0
-        """That its standing still is no reason to end the job is known for so long."""
+        """Idle time in seconds up to which the stall is known to be no reason to abort the job."""
 
     def was_said(self, *what: Any) -> bool:
-        """Whether something was noted as said, and not taken back since."""
+        """Return whether something was noted as reported, and not retracted since."""
         return what in self._said
 
     def note(self, *what: Any) -> None:
-        """Something is said."""
+        """Note that something is reported."""
         self._said.add(what)
 
     def goes_on(self) -> None:
-        """Something has happened since the last look."""
+        """Reset the idle limits, as there was progress since the last observation."""
         self.quiet_until_idle_s = self.patient_until_idle_s = 0.0
 
     def draw(self, outcome: Outcome) -> bool:
         """Report what was found.
 
         Returns:
-            Whether it is a fault that has not been reported before.
+            True if it is a fault that has not been reported before.
         """
         own, verdict = self._own, outcome.verdict
         is_judge = outcome.judge == own.rank
@@ -67,7 +67,7 @@ class Conclusions:
             idle_s = own.rhythm.idle_s(time.monotonic())
             undecided_for_s = None if outcome.undecided_for_ns is None else outcome.undecided_for_ns / 1e9
             self.patient_until_idle_s = own.rhythm.next_look_s(idle_s, undecided_for_s)
-            # At the start it was said early where a rank is, which is no reason to wait longer than otherwise.
+            # During startup the rank that others wait for was reported early: no reason to wait longer than usual.
             at_start_s = idle_s + NOTICED_AT_START_S
             self.quiet_until_idle_s = at_start_s if own.rhythm.is_starting else self.patient_until_idle_s
             return False
@@ -87,14 +87,14 @@ class Conclusions:
         return True
 
     def _say_slow(self, verdict: Verdict) -> None:
-        """Once for the same ranks in the same step: the judge may be the one that is slow, and goes on meanwhile."""
+        """Log a slow rank once per step: the judge may be the slow one itself, and continue meanwhile."""
         slow = verdict.concerned[:1], verdict.step
         if slow != self._slow:
             self._slow = slow
             _log.warning(verdict.sentence)
 
     def nobody_answers(self, why: str) -> None:
-        """Say, once, where this rank stands, as the others can't be asked."""
+        """Log once the last known position of this rank, as the others can't be reached."""
         if self.was_said("store"):
             return
         self.note("store")
@@ -107,16 +107,16 @@ class Conclusions:
         )
 
     def is_the_end(self, outcome: Outcome, alarm: Alarm, patience_s: float, *, is_news: bool) -> bool:
-        """Whether the job can't go on, or has not gone on for so long that nobody would wait any longer.
+        """Return whether the job can't continue, or has stalled for so long that it should be aborted.
 
         Args:
-            alarm: that led to the inquiry.
-            patience_s: how long a standstill lasts at least before the job is ended for it.
-            is_news: nothing of it was said before.
+            alarm: the alarm that started the investigation.
+            patience_s: minimum stall in seconds before the job is aborted for it.
+            is_news: True if nothing of this was reported before.
         """
         verdict, own = outcome.verdict, self._own
         if own.failure is not None:
-            return False  # it ends already
+            return False  # it exits anyway
         if verdict.is_fault and (verdict.certainty == "certain" or alarm.why == "patience"):
             return True
         if is_news and outcome.judge == own.rank:
@@ -125,7 +125,7 @@ class Conclusions:
         return False
 
     def retract_if_it_goes_on(self) -> None:
-        """What was called stuck was slow if there are steps since."""
+        """Retract a report of a stall if there were steps since: the job was slow, not stuck."""
         if self._retractable is None or self._own.progress <= self._retractable[1] or self._own.failure is not None:
             return
         number, _, was_judge = self._retractable

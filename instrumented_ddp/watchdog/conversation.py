@@ -1,4 +1,4 @@
-"""This rank's talk with the others: over the job's store and, if that does not answer, a folder that all can see."""
+"""Communication of this rank with the others: over the job's store or, if that fails, a shared folder."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Conversation:
     """Rounds over a board, for as long as there is a default process group.
 
     Args:
-        run_folder: of the recording.
-        rank: this one.
-        world_size: how many ranks the job has, also when its process group is gone.
-        farewell: what to say when this rank leaves a board.
+        run_folder: folder of the recording.
+        rank: rank of this process.
+        world_size: returns the number of ranks of the job, even after its process group is gone.
+        farewell: returns the messages to write when this rank leaves a board.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Conversation:
         self._uses_folder = False
 
     def is_possible(self) -> bool:
-        """Whether there are others. A board is left that was another job's, or is nobody's now."""
+        """Return whether there are other ranks. A board of a previous or destroyed process group is left."""
         try:
             group = _get_default_group()
         except ValueError:  # there is none, or not any more
@@ -56,10 +56,10 @@ class Conversation:
         return True
 
     def exchange(self, round_: Round) -> Round | None:
-        """Say and ask.
+        """Write and read the messages of a round.
 
         Returns:
-            The round, with its answers or an error; None if the board does not answer in time.
+            The round, with its replies or an error; None if the board does not answer in time.
         """
         if self._channel is None:
             self._channel = Channel(self._connect)
@@ -69,14 +69,14 @@ class Conversation:
 
     @property
     def is_silent(self) -> bool:
-        """The board has not answered for some rounds."""
+        """Return whether the board has not answered for some rounds."""
         return self._unanswered >= _SILENT_ROUNDS
 
     def turn_to_folder(self) -> bool:
-        """Talk over the run's folder from now on.
+        """Switch to a board in the run's folder.
 
         Returns:
-            Whether it can, because all ranks have theirs in it.
+            True if that is possible, because all ranks have their folders in it.
         """
         if not self._uses_folder:
             if not sees_all_ranks(self._run_folder, self._world_size()):
@@ -86,7 +86,7 @@ class Conversation:
         return True
 
     def leave(self) -> None:
-        """Say farewell. Nobody waits if the board does not answer at once."""
+        """Write the final messages and leave the board. Does not wait if the board does not answer at once."""
         channel, self._channel = self._channel, None
         if channel is None:
             return

@@ -1,4 +1,4 @@
-"""What ``torch.distributed`` knows of process groups that are still being made, and that no log is of yet."""
+"""Information from ``torch.distributed`` about process groups under construction, which have no log yet."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _MAKES_GROUP: Final = "_new_group_with_tag"
 
 
 def groups_made() -> int | None:
-    """How many process groups this rank has begun to make; None if this torch does not say."""
+    """Return the number of process groups that this rank has begun to create; None if this torch does not expose it."""
     count = getattr(getattr(distributed_c10d, "_world", None), "group_count", None)
     return count if isinstance(count, int) else None
 
 
 def group_in_the_making(frames: Iterable[FrameType]) -> tuple[int, ...]:
-    """The members of the group that a thread is making; none if it makes none, or its members are not known.
+    """Return the ranks of the group that a thread is creating; empty if it creates none, or its ranks are unknown.
 
     Args:
-        frames: of the thread.
+        frames: stack frames of the thread.
     """
     for frame in frames:
         if frame.f_code.co_name != _MAKES_GROUP or frame.f_globals.get("__name__") != distributed_c10d.__name__:

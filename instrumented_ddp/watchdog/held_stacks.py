@@ -1,4 +1,4 @@
-"""The stacks of a process that runs no Python: faulthandler writes them at a crash, and when another rank asks."""
+"""Stack traces of a process that runs no Python code, dumped by faulthandler at a crash or on a signal."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from pathlib import Path
 from typing import Final, TextIO
 
 STACKS_SIGNAL: Final = signal.SIGRTMAX - 3
-"""A signal that nobody else uses."""
+"""Signal that makes faulthandler dump stacks, chosen such that nothing else uses it."""
 
 HELD_STACKS_FILE: Final = "stacks_0.txt"
 
 _kept_open: Final[list[TextIO]] = []
-"""Where faulthandler writes when the process crashes. It is never disabled, as it may be the user's by then."""
+"""Files that faulthandler writes to at a crash. It is never disabled, as the user may have enabled it since."""
 
 
 class HeldStacks:
-    """Makes faulthandler write stacks while this is open.
+    """Registration of faulthandler, which dumps stacks while this is open.
 
     Args:
-        folder: of the rank.
+        folder: folder of the rank.
 
     Raises:
-        OSError, RuntimeError, ValueError: faulthandler can't, or the user has the signal.
+        OSError, RuntimeError, ValueError: faulthandler can't be registered, or the user handles the signal.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -38,9 +38,9 @@ class HeldStacks:
             _kept_open.append(self._file)
 
     def close(self) -> None:
-        """Stop writing stacks on request; an empty file is removed."""
+        """Stop dumping stacks on request, and remove the file if it is empty."""
         faulthandler.unregister(STACKS_SIGNAL)
-        with suppress(ValueError):  # a rank that has not heard of this may still ask, and by default the signal kills
+        with suppress(ValueError):  # another rank may still send it, and by default the signal kills
             signal.signal(STACKS_SIGNAL, signal.SIG_IGN)
         if os.fstat(self._file.fileno()).st_size == 0:
             with suppress(OSError):

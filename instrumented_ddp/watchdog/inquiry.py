@@ -1,9 +1,9 @@
-"""An inquiry: something is amiss, all ranks say what they know, one of them judges and tells the others.
+"""An investigation: after an alarm all ranks publish snapshots, and an elected rank judges and publishes the verdict.
 
-An alarm is numbered, and of several ranks that raise number N the first one counts. All others look for N + 1 whenever
-they wake. Each rank then puts down a card with all that it knows of itself. The lowest rank that is able to, and not
-the one that raised it, because many do at the same time, collects the cards, adds what can be known of ranks that
-have not answered, and judges.
+Alarms are numbered, and of several ranks that raise alarm N the first one counts. All others poll for N + 1 whenever
+they wake up. Each rank then publishes a snapshot of its state. The judge is the lowest rank that is able to, and not
+the rank that raised the alarm, because many raise it at the same time. It collects the snapshots, adds what can be
+found out about ranks that have not answered, and judges.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.trace.host import host_now_ns
 
 _COLLECTS_FOR_S: Final = 1.2
-"""Every rank that wakes has answered by then."""
+"""Time in seconds within which every rank that wakes up has answered."""
 _LOOKS_FOR_NS: Final = 400_000_000
-"""At the process of a rank whose watchdog does not wake, or for how one ended that is gone."""
+"""Minimum time in ns to observe the process of a rank that does not answer, or to wait for its exit status."""
 _NEXT_RANK_AFTER_S: Final = 0.7
 _MOST_TURNS: Final = 3
 GIVES_UP_AFTER_S: Final = 6.0
@@ -41,14 +41,14 @@ GIVES_UP_AFTER_S: Final = 6.0
 
 @dataclass
 class Inquiry:
-    """One inquiry, on one rank.
+    """One investigation, as seen by one rank.
 
     Args:
-        number: of the alarm.
-        alarm: who has raised it, and why.
-        rank: this one.
-        world_size: how many there are.
-        run_folder: where ranks that don't answer may have left something.
+        number: number of the alarm.
+        alarm: who raised it, and why.
+        rank: rank of this process.
+        world_size: number of ranks.
+        run_folder: folder in which ranks that don't answer may have left files.
     """
 
     number: int
@@ -62,14 +62,14 @@ class Inquiry:
     beats: dict[int, Beat] = field(default_factory=dict)
     is_judge: bool = False
     outcome: Outcome | None = None
-    """What the judge has told."""
+    """Outcome that the judge has published; None until then."""
     _cards_before: dict[int, Card] = field(default_factory=dict)
-    """Of the inquiry before: what ranks have said that are gone now."""
+    """Snapshots of the previous investigation, by ranks that may be gone now."""
     _first_looks: dict[int, tuple[int, ProcessState]] = field(default_factory=dict)
 
     @property
     def claims(self) -> dict[str, str]:
-        """Ranks try to become the judge one after another, so that it is the lowest that can."""
+        """Return the keys to claim: ranks apply as judge one after another, so that the lowest wins."""
         turn_s = _NEXT_RANK_AFTER_S * min(self.rank, _MOST_TURNS)
         if self.is_judge or time.monotonic() - self.began_s < turn_s:
             return {}
@@ -77,7 +77,7 @@ class Inquiry:
 
     @property
     def asks(self) -> list[str]:
-        """What to look for on the board."""
+        """Return the keys to poll on the board."""
         if not self.is_judge:
             return [f"verdict.{self.number}"]
         missing = [rank for rank in range(self.world_size) if rank not in self.cards]
@@ -88,7 +88,7 @@ class Inquiry:
         ]
 
     def hear(self, answers: Mapping[str, bytes]) -> None:
-        """Take what was on the board."""
+        """Process the replies from the board."""
         if answers.get(f"judge.{self.number}") == str(self.rank).encode():
             self.is_judge = True
         told = answers.get(f"verdict.{self.number}")
@@ -103,7 +103,7 @@ class Inquiry:
                 self.beats[rank] = from_json(Beat, beat)
 
     def can_judge(self, host: str) -> bool:
-        """Everybody has answered who will."""
+        """Return whether this rank is the judge, and all ranks that will answer have answered."""
         if not self.is_judge:
             return False
         missing = [rank for rank in range(self.world_size) if rank not in self.cards]
@@ -115,15 +115,15 @@ class Inquiry:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether no rank will judge: this has taken too long."""
+        """Return whether no rank will judge, as this has taken too long."""
         return time.monotonic() - self.began_s >= GIVES_UP_AFTER_S
 
     def judge(self, host: str, pointers: Sequence[Pointer]) -> Outcome:
-        """What is wrong, by all that is known by now.
+        """Judge what is wrong from everything known so far.
 
         Args:
-            host: what tells which processes this one can look at.
-            pointers: differences that are known.
+            host: identity of this host, which tells whose processes can be inspected.
+            pointers: known divergences.
         """
         undecided_for_ns = None
         try:
@@ -195,10 +195,10 @@ class Inquiry:
         now_ns = host_now_ns()
         seen_ns = self._first_looks[rank][0] if rank in self._first_looks else now_ns
         has_looked = now_ns - seen_ns >= _LOOKS_FOR_NS
-        if process.state == GONE:  # its launcher, which knows how it ended, may be about to notice
+        if process.state == GONE:  # its launcher, which knows the exit status, may be about to notice
             return has_looked or beat.how != "runs" or is_end_known(self.run_folder, beat.pid)
         return has_looked and self._silent_ns(beat) >= SILENT_AFTER_NS
 
     def _silent_ns(self, beat: Beat) -> int:
-        """Since when a rank of this host has given no sign of life, neither on the board nor in its folder."""
+        """Return how long a rank on this host has given no sign of life, neither on the board nor in its folder."""
         return host_now_ns() - max(beat.time_ns, last_awake_ns(self.run_folder, beat.rank))

@@ -1,8 +1,7 @@
-"""Notes that this process is about to join the job, before it waits for the others in ``init_process_group``.
+"""Detection of missing ranks in ``init_process_group``, where nothing is recorded yet and no watchdog runs.
 
-A rank that never gets there, or was told another world size, leaves the others waiting where nothing is recorded yet
-and no watchdog runs. So each process first writes down what it was told, and a thread looks now and then which ranks
-in the run's folder have come as far.
+A rank that never gets there, or was given another world size, leaves the others waiting. So each process first writes
+down its rank and world size, and a thread polls which ranks in the run's folder have done the same.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ _log: Final = logging.getLogger(__name__)
 _LOOK_EVERY_S: Final = 0.5
 _LAST_WORDS_S: Final = 2.0
 _is_joining: Final = threading.Event()
-"""``attach`` in a script under ``overlapscope record``: the same call is seen twice."""
+"""Set while a process joins: with ``attach`` in a script under ``overlapscope record`` the call is seen twice."""
 _PATIENCE_S: Final = 10.0
-"""Patience, as hosts take different times to import. Different world sizes are reported at once."""
+"""Minimum wait in seconds, as hosts take different times to import. Different world sizes are reported at once."""
 
 
 @contextmanager
 def joining(init_process_group: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
-    """Inside, this process waits for the others in ``init_process_group``, which is given these arguments."""
+    """Watch the wait for the other ranks in ``init_process_group``, which gets these arguments and runs inside."""
     watch = None if _is_joining.is_set() else _begin(init_process_group, args, kwargs)
     if watch is None:
         yield
@@ -62,11 +61,11 @@ def joining(init_process_group: Callable[..., None], args: tuple[Any, ...], kwar
 
 
 class _Watch:
-    """Watches whether the others come, on a thread of its own."""
+    """A thread that watches whether the other ranks join."""
 
     def __init__(self, folder: Path, rank: int, world_size: int) -> None:
         self.has_come = False
-        """Whether all of them have; else this process has given up, once it is over."""
+        """True if all ranks have joined; False at the end means that this process has given up."""
         self._folder, self._rank, self._world_size = folder, rank, world_size
         self._is_over = threading.Event()
         self._began_s = time.monotonic()
@@ -74,18 +73,18 @@ class _Watch:
         self._thread.start()
 
     def end(self) -> None:
-        """They have come, or this process has given up. What was reported is taken back before others report here."""
+        """Stop watching, and wait until a report is retracted: before other parts write reports here."""
         self._is_over.set()
         self._thread.join(_LAST_WORDS_S)
 
     def _watch(self) -> None:
-        """Report once why the others don't come, if the run's folder shows it, and take it back if they do."""
+        """Report once why ranks are missing, if the run's folder shows it, and retract the report if they join."""
         rank, world_size = self._rank, self._world_size
         while not self._is_over.wait(_LOOK_EVERY_S):
             sizes = _world_sizes(self._folder.parent)
             is_late = self._waited_s() >= _PATIENCE_S and bool(set(range(world_size)) - sizes.keys())
             if is_late and os.environ.get("LOCAL_WORLD_SIZE") != str(world_size):
-                # Ranks on other hosts may record to disks of their own: who is missing can't be told from here.
+                # Ranks on other hosts may record to local disks: from here it is unknown who is missing.
                 _log.warning("rank %d has waited in init_process_group for %.0f s", rank, self._waited_s())
                 return
             if is_late or len(set(sizes.values())) > 1:
@@ -107,7 +106,7 @@ class _Watch:
 
 
 def _begin(init_process_group: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Watch | None:
-    """None if this process is not recorded, or can't be watched."""
+    """Start watching; return None if this process is not recorded, or can't be watched."""
     try:
         log_to_stderr()
         place = _place(init_process_group, args, kwargs)
@@ -123,7 +122,7 @@ def _begin(init_process_group: Callable[..., None], args: tuple[Any, ...], kwarg
 def _place(
     init_process_group: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Path, int, int] | None:
-    """The folder, rank and world size of this process; None if it is not recorded, or they are unknown."""
+    """Return the folder, rank and world size of this process; None if it is not recorded, or they are unknown."""
     try:
         recording = recording_from_environment(None)
         given = inspect.signature(init_process_group).bind(*args, **kwargs).arguments
@@ -138,8 +137,8 @@ def _place(
 
 def _announce(folder: Path, rank: int, world_size: int) -> None:
     frame = nearest_users_frame(sys._getframe(1))
-    with suppress(OSError):  # the recorder later says what is wrong with the folder
-        if (folder / SIGNATURES_FILE).exists():  # of a run before
+    with suppress(OSError):  # the recorder reports problems with the folder later
+        if (folder / SIGNATURES_FILE).exists():  # left by a previous run
             return
         folder.mkdir(parents=True, exist_ok=True)
         write_json(
@@ -159,10 +158,10 @@ def _announce(folder: Path, rank: int, world_size: int) -> None:
 
 
 def _report(folder: Path, rank: int, reports: ReportLog, *, is_speaker: bool) -> tuple[int, str] | None:
-    """Judge from what the ranks of this host have left.
+    """Judge from the files of the ranks on this host.
 
     Returns:
-        The number of the report, if something is wrong, and who is the reason.
+        The number of the report, and the ranks at fault as text; None if nothing is wrong.
     """
     try:
         evidence, _ = read_evidence(folder.parent)
@@ -181,7 +180,7 @@ def _report(folder: Path, rank: int, reports: ReportLog, *, is_speaker: bool) ->
 
 
 def _world_sizes(trace_folder: Path) -> dict[int, int]:
-    """World sizes that the ranks that came this far were told, by rank."""
+    """Return the world size that each rank that came this far was given, by rank."""
     sizes = {}
     for path in trace_folder.glob(f"rank_*/{JOINING_FILE}"):
         with suppress(OSError, ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""The card of a rank that can't write one itself, from its files: it is dead, stopped, or holds the GIL."""
+"""Snapshots of ranks that can't publish one, read from their files: such a rank is dead, stopped, or holds the GIL."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from overlapscope.trace.host import boot_identity
 
 
 def card_of(run_folder: Path, rank: int, differences: Mapping[str, int]) -> Card | None:
-    """What the rank would say.
+    """Return the snapshot of a rank from its files.
 
     Args:
-        differences: by group, the number around which entries are wanted.
+        differences: by group, the entry number around which entries are wanted.
 
     Returns:
-        None if the rank has left nothing here.
+        None if the rank has left no files here.
     """
     folder = rank_folder(run_folder, rank)
     if not folder.exists():
         return None
     logs = read_collective_logs({rank: folder})
     source = RecordedOrder(logs)
-    exits = read_exits(run_folder, [])  # who has started it may have seen its end by now
+    exits = read_exits(run_folder, [])  # the launcher may have seen its exit by now
     evidence = read_rank(rank, folder, source.newest_of(rank), is_closed=False, exits=exits).evidence
-    site = user_line(evidence.stacks)  # it was asked for them just now, if it could be
+    site = user_line(evidence.stacks)  # the stacks were requested just now, if possible
     if evidence.standing is not None and site is not None:
         evidence = replace(evidence, standing=replace(evidence.standing, call_site=site))
     return make_card(
@@ -45,13 +45,13 @@ def card_of(run_folder: Path, rank: int, differences: Mapping[str, int]) -> Card
 
 
 def is_end_known(run_folder: Path, pid: int) -> bool:
-    """Whether who has started a process of this host has written down how it ended."""
+    """Return whether the launcher of a process on this host has recorded how it ended."""
     here = boot_identity()
     return any(each.pid == pid and each.boot_id == here and not each.is_job for each in read_exits(run_folder, []))
 
 
 def last_awake_ns(run_folder: Path, rank: int) -> int:
-    """When the watchdog of a rank on this host was last awake, whether or not it could tell the others; 0: unknown."""
+    """Return when the watchdog of a rank on this host was last awake, even if it could not publish it; 0 if unknown."""
     try:
         return int.from_bytes((rank_folder(run_folder, rank) / ALIVE_FILE).read_bytes()[:8], "little")
     except OSError:

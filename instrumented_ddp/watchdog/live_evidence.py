@@ -1,4 +1,4 @@
-"""From what ranks have told each other to ``Evidence``, for the rules that also judge a job that is over."""
+"""Conversion of snapshots and heartbeats to ``Evidence``, for the rules that also judge finished jobs."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from overlapscope.diagnosis.rank_replicas import compare_replicas
 from overlapscope.diagnosis.told_order import ToldOrder
 
 SILENT_AFTER_NS: Final = 2_500_000_000
-"""A watchdog that has not been heard of for so long does not wake."""
+"""Time in ns without a sign of life after which a watchdog counts as not waking up."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """What is known of one rank."""
+    """Everything known about one rank."""
 
     card: Card | None = None
-    """What it has said in full, or has left behind."""
+    """Latest snapshot of the rank, published by itself or read from its files."""
     has_answered: bool = True
-    """Whether ``card`` is its own answer in this inquiry."""
+    """True if ``card`` was published by the rank in this investigation."""
     beat: Beat | None = None
-    """What it has last said in short."""
+    """Latest heartbeat of the rank."""
     silent_ns: int | None = None
-    """How long ago that was."""
+    """Age of the latest sign of life in ns."""
     process: ProcessState | None = None
-    """What the kernel says, if it is on this host."""
+    """Process state according to the kernel, if the rank is on this host."""
     cpu_share: float | None = None
 
 
 def make_evidence(world_size: int, known: Mapping[int, Known], pointers: Sequence[Pointer]) -> Evidence:
-    """Put together what is known of all ranks.
+    """Combine what is known of all ranks.
 
     Args:
-        known: by rank.
-        pointers: at most one a group.
+        known: what is known of each rank, by rank.
+        pointers: known divergences, at most one per group.
     """
     source = ToldOrder(
         {rank: one.card for rank, one in known.items() if one.card is not None},
@@ -92,7 +92,7 @@ def _rank(one: Known) -> RankEvidence | None:
         exit_status=exit_status,
         exit_call=beat.exit_call,
         step_time_ns=beat.step_time_ns,
-        idle_ns=told.idle_ns if liveness == "gone" else one.silent_ns,  # not since when it is gone
+        idle_ns=told.idle_ns if liveness == "gone" else one.silent_ns,  # not the time since it is gone
         heard_ns_ago=one.silent_ns,
         cpu_share=one.cpu_share,
         is_working=None,
@@ -103,10 +103,10 @@ def _rank(one: Known) -> RankEvidence | None:
 
 
 def liveness_of(beat: Beat, process: ProcessState | None, silent_ns: int | None) -> Liveness:
-    """Whether a rank is there that has said nothing in full.
+    """Return the liveness of a rank that has not published a snapshot.
 
     Args:
-        process: what the kernel says of it; None if it is on another host.
+        process: process state according to the kernel; None if the rank is on another host.
     """
     if beat.how != "runs":
         return beat.how

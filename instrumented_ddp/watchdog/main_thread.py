@@ -1,4 +1,4 @@
-"""What the main thread of this process is doing."""
+"""Stack frames of the main thread, and stack traces of all threads."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from types import FrameType
 
 
 def newest_frame() -> FrameType | None:
-    """The innermost frame of the main thread."""
+    """Return the innermost frame of the main thread."""
     return sys._current_frames().get(threading.main_thread().ident or 0)
 
 
 def frames_of_main_thread() -> list[FrameType]:
-    """All of them, the innermost first."""
+    """Return all frames of the main thread, innermost first."""
     frame, frames = newest_frame(), []
     while frame is not None:
         frames.append(frame)
@@ -25,7 +25,7 @@ def frames_of_main_thread() -> list[FrameType]:
 
 
 def stacks() -> str:
-    """What Python is doing, on all threads, as faulthandler says it."""
+    """Return the stack traces of all threads, as faulthandler formats them."""
     with suppress(OSError, RuntimeError), tempfile.TemporaryFile() as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)

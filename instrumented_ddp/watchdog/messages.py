@@ -1,4 +1,4 @@
-"""What watchdogs say to each other, as JSON (``overlapscope.diagnosis.plain``) like ``Card``."""
+"""Messages between watchdogs, serialized as JSON (``overlapscope.diagnosis.plain``) like ``Card``."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from overlapscope.diagnosis.verdict import Verdict
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """How far a rank is in a group."""
+    """How far a rank is in a group's log, with the running hashes there."""
 
     newest: int
     hash: int
     names_hash: int
     batch: int = NOWHERE
-    """Of the newest entry, if that is a bucket."""
+    """Batch number of the latest entry, if that is a bucket."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """To a neighbour: what some of its entries are."""
+    """A request to a neighbor for some of its log entries."""
 
     number: int
-    """Of the question, so that its answer is known again."""
+    """Number of the request, by which its reply is recognized."""
     group: str
     first: int
     last: int
@@ -35,24 +35,24 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a neighbour has asked for."""
+    """The log entries that a neighbor has requested."""
 
     number: int
     rows: tuple[tuple[int, ...], ...]
-    """As in ``COMPARED_DTYPE``."""
+    """Rows of the log, with the columns of ``COMPARED_DTYPE``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Beat:
-    """What a rank tells its neighbours all the time."""
+    """The heartbeat: what a rank publishes for its neighbors periodically."""
 
     rank: int
     host: str
     host_id: str
-    """Processes that have it in common see each other in /proc, and share a clock."""
+    """Identity of the host: processes that have it in common see each other in /proc, and share a clock."""
     pid: int
     start_ticks: int
-    """With ``pid``: which process it is."""
+    """Start time of the process in clock ticks, which identifies it together with ``pid``."""
     time_ns: int
     step: int
     phase: str | None = None
@@ -65,18 +65,18 @@ class Beat:
     rss_bytes: int = 0
     memory_limit_bytes: int | None = None
     writes_stacks: bool = False
-    """faulthandler answers a signal in this process."""
+    """True if faulthandler dumps stacks on a signal in this process."""
     heads: dict[str, Head] = field(default_factory=dict)
-    """By group."""
+    """Latest log entries, by group."""
     questions: dict[int, Question] = field(default_factory=dict)
-    """By the rank that is asked."""
+    """Requests to neighbors, by the rank that is asked."""
     replicas: dict[str, Newest] = field(default_factory=dict)
-    """What was last taken of each model, by key."""
+    """Latest fingerprints of each model, by key."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pointer:
-    """Where the ranks of a group begin to differ, found while the job went on."""
+    """A divergence: the entry at which the ranks of a group begin to differ, found while the job was running."""
 
     group: str
     difference: Difference
@@ -84,24 +84,24 @@ class Pointer:
 
 @dataclass(frozen=True, kw_only=True)
 class Alarm:
-    """Something is amiss on a rank."""
+    """A condition on one rank that makes all ranks investigate."""
 
     by: int
     why: Literal["failure", "not reduced", "stall", "patience", "difference", "replicas differ"]
-    """``patience``: it has stood still for so long that the job may be ended for it."""
+    """Reason of the alarm; ``patience``: the stall is so long that the job may be aborted for it."""
     pointer: Pointer | None = None
-    """Where the difference is, if that is why."""
+    """Location of the divergence, if that is the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What the judge of an inquiry has found."""
+    """The outcome of an investigation, as published by the judge."""
 
     judge: int
     verdict: Verdict
     message: str
-    """All that people are told."""
+    """Complete text of the report."""
     listening: tuple[str, ...] = ()
-    """Endpoints of all ranks, if the job may have to be stopped."""
+    """Listening endpoints of all ranks, if the job may have to be aborted."""
     undecided_for_ns: int | None = None
-    """If nothing is wrong by now, how long until it is, unless the job goes on: ``Facts.undecided_for_ns``."""
+    """Remaining time until a stall counts as a fault, if it doesn't by now: ``Facts.undecided_for_ns``."""

@@ -1,7 +1,7 @@
-"""The ranks that this one is compared with: its two neighbours in the ring of each group.
+"""Comparison of this rank's collectives with those of its two neighbors in the ring of each group.
 
-Each rank compares with its neighbours alone, whatever the size of the job; as equality is transitive, all ranks of a
-group are compared. A rank that finds a difference asks the other for its entries in its next beat.
+Each rank compares with its neighbors only, whatever the size of the job; as equality is transitive, all ranks of a
+group are compared. A rank that finds a difference requests the other's entries in its next heartbeat.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _ASK_AGAIN_AFTER_S: Final = 5.0
 
 
 def neighbours_of(logs: Sequence[GroupLog], rank: int) -> dict[str, tuple[int, ...]]:
-    """The ranks before and after this one, by group."""
+    """Return the ranks before and after this one in the ring, by group.
+
+    In a group of ranks 0, 2, 4, 6 the neighbors of rank 0 are ranks 6 and 2.
+    """
     found = {}
     for log in logs:
         ranks = log.header.ranks
@@ -38,29 +41,29 @@ def neighbours_of(logs: Sequence[GroupLog], rank: int) -> dict[str, tuple[int, .
 class _Asked:
     question: Question
     until: Head
-    """Where the neighbour stood then."""
+    """The neighbor's head when the request was made."""
     at_s: float
 
 
 @dataclass
 class Neighbours:
-    """Compares this rank's logs with its neighbours'.
+    """Comparison of this rank's logs with its neighbors'.
 
     Args:
-        rank: this one.
-        signatures: of this rank, by number - 1.
+        rank: rank of this process.
+        signatures: signatures of this rank, indexed by number - 1.
     """
 
     rank: int
     signatures: list[Signature]
     _comparisons: dict[tuple[str, int], Comparison] = field(default_factory=dict)
     _asked: dict[tuple[str, int], _Asked] = field(default_factory=dict)
-    """What was not answered so far, by group and rank."""
+    """Requests that were not answered so far, by group and rank."""
     _questions_so_far: int = 0
     _answered: dict[int, int] = field(default_factory=dict)
 
     def look(self, logs: Sequence[GroupLog], beats: Mapping[int, Beat]) -> None:
-        """Compare with what neighbours have said."""
+        """Compare with the latest heartbeats of the neighbors."""
         by_name = {log.header.name: log for log in logs if not log.header.point_to_point}
         for group, ranks in neighbours_of(logs, self.rank).items():
             for rank in ranks:
@@ -69,7 +72,7 @@ class Neighbours:
                     self._compare(group, rank, by_name[group], head)
 
     def questions(self) -> dict[int, Question]:
-        """What to ask in the next beat, by rank."""
+        """Return the requests for the next heartbeat, by rank."""
         now_s = time.monotonic()
         for key, asked in list(self._asked.items()):
             if now_s - asked.at_s > _ASK_AGAIN_AFTER_S:  # it is busy with something else, or gone
@@ -77,7 +80,7 @@ class Neighbours:
         return {rank: asked.question for (_, rank), asked in self._asked.items()}
 
     def answers(self, logs: Sequence[GroupLog], beats: Mapping[int, Beat]) -> dict[str, str]:
-        """What neighbours have asked and not been told, by the key under which they look for it."""
+        """Return the replies to new requests of neighbors, by the key under which these look for them."""
         answers = {}
         for asker, question in self._unanswered(beats).items():
             self._answered[asker] = question.number
@@ -90,11 +93,11 @@ class Neighbours:
         return answers
 
     def is_asked(self, beats: Mapping[int, Beat]) -> bool:
-        """A neighbour has a question that was not answered."""
+        """Return whether a neighbor has a request that was not answered."""
         return bool(self._unanswered(beats))
 
     def _unanswered(self, beats: Mapping[int, Beat]) -> dict[int, Question]:
-        """By the rank that asks."""
+        """Return new requests, by the rank that asks."""
         return {
             asker: question
             for asker, beat in beats.items()
@@ -102,11 +105,11 @@ class Neighbours:
         }
 
     def awaited(self) -> list[str]:
-        """The keys under which answers will be found."""
+        """Return the keys under which replies will be found."""
         return list(dict.fromkeys(_key(self.rank, rank) for _, rank in self._asked))
 
     def hear(self, answers: Mapping[str, bytes]) -> list[Pointer]:
-        """Examine neighbours' answers: the differences that are faults."""
+        """Examine neighbors' replies, and return the divergences that are faults."""
         found = []
         for (group, rank), asked in list(self._asked.items()):
             text = answers.get(_key(self.rank, rank))

@@ -1,4 +1,4 @@
-"""What this rank can say of itself: to its neighbours all the time, and to all in full when something is amiss."""
+"""Monitor of this rank: its heartbeat for neighbors, and its full snapshot when ranks investigate."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ from overlapscope.trace.standstill import Standstill, write_standstill
 from overlapscope.trace.sweep_file import read_sweeps
 
 _IN_FLIGHT: Final = 16
-"""Collectives of a group that may be on the wire at the same time, or about."""
+"""Upper bound of the number of collectives of a group that are in flight at the same time."""
 _WRITTEN_DOWN_EVERY_S: Final = 1.0
 
 
 class OwnState:
-    """Looks at this process.
+    """Observer of the state and progress of this process.
 
     Args:
-        collectives: the collective log of this process.
-        models: the DDP instances of this process.
-        replicas: what is compared of them.
+        collectives: collective log of this process.
+        models: DDP instances of this process.
+        replicas: fingerprints of the models.
     """
 
     def __init__(self, collectives: Collectives, models: Models, replicas: Replicas) -> None:
@@ -67,9 +67,9 @@ class OwnState:
         self.failure: Failure | None = None
         self.how: Literal["runs", "ended", "failed"] = "runs"
         self.exit_call: ExitCall | None = None
-        """The last call of ``sys.exit``, once it comes to its end."""
+        """Last call of ``sys.exit``, set while the process exits."""
         self.unrecorded_because: str | None = None
-        """Why its recording has ended before it did."""
+        """Reason why the recording ended before the process; None if it did not."""
         self._collectives = collectives
         self._models = models
         self._replicas = replicas
@@ -77,19 +77,19 @@ class OwnState:
         self._host = socket.gethostname()
         self.host_id = host.host_identity()
         self.writes_stacks = False
-        """faulthandler answers a signal in this process."""
+        """True if faulthandler dumps stacks on a signal in this process."""
         self._limit_bytes = memory_limit_bytes()
         self._world_size = 1
         self._activity = Activity(self.pid)
         self._written_down_s = 0.0
 
-    # -- now and then --------------------------------------------------------------------------------------------
+    # -- periodic observation ------------------------------------------------------------------------------------
 
     def look(self) -> bool:
-        """Take a look.
+        """Observe the progress of this process.
 
         Returns:
-            Whether anything has happened since the last one.
+            True if anything has happened since the last observation.
         """
         has_ended = [int(entry["completed_ns"] > 0) for entry in self._newest_entries()]
         mark = (
@@ -103,7 +103,7 @@ class OwnState:
         return self.rhythm.observe(time.monotonic(), self.step if self._counts_steps else None, mark)
 
     def look_closely(self) -> None:
-        """Take a sample of what it does, while it is asked whether it does anything; now and then write it down."""
+        """Sample the activity of this process during a stall, and write it to a file about once a second."""
         self._activity.sample(frames_of_main_thread())
         now_s = time.monotonic()
         if self.rhythm.idle_s(now_s) >= _WRITTEN_DOWN_EVERY_S <= now_s - self._written_down_s:
@@ -124,42 +124,42 @@ class OwnState:
 
     @property
     def memory(self) -> tuple[int, int]:
-        """Resident bytes, and the most there may be."""
+        """Return the resident memory and the memory limit, in bytes."""
         return self.process.resident_bytes, self._limit_bytes
 
     @property
     def world_size(self) -> int:
-        """How many ranks the job has."""
-        with suppress(ValueError):  # the training thread may just be destroying its process group
+        """Return the number of ranks of the job."""
+        with suppress(ValueError):  # the training thread may be destroying its process group
             self._world_size = dist.get_world_size()
         return self._world_size
 
     @property
     def step(self) -> int:
-        """The optimizer step that it is in."""
+        """Return the optimizer step in progress."""
         return self._position.step
 
     @property
     def progress(self) -> int:
-        """Grows while the training goes on, and not because a collective fails: steps, else collectives."""
+        """Return a count of steps, else of collectives, that grows with training and not when a collective fails."""
         if self._counts_steps:
             return self.step
         return (self._collectives.entries_of_gone_groups + sum(log.newest for log in self._logs)) // 2
 
     def waits_since_ns(self) -> int | None:
-        """Since when it has been in a collective that has not ended; None if it is in none.
+        """Return since when this rank has been in a collective that has not ended; None if it is in none.
 
-        That need not be the newest one: gloo runs two at a time, and the second may end first.
+        That need not be the latest one: gloo runs two at a time, and the second may end first.
         """
         entries = (entry for log in self._logs for entry in log.read(max(1, log.newest - _IN_FLIGHT + 1), log.newest))
         waits = [int(e["announced_ns"]) for e in entries if not e["completed_ns"] and e["announced_ns"]]
         return min(waits, default=None)
 
     def beat(self, questions: Mapping[int, Question] | None = None) -> Beat:
-        """What neighbours are told all the time.
+        """Return the current heartbeat.
 
         Args:
-            questions: to them, by rank.
+            questions: requests to neighbors, by rank.
         """
         heads = {
             log.header.name: head
@@ -191,10 +191,10 @@ class OwnState:
         )
 
     def standing_text(self) -> str:
-        """Where it is, for people."""
+        """Return the current position as text for people."""
         return standing_text(self._standing())
 
-    # -- in full -------------------------------------------------------------------------------------------------
+    # -- full snapshot -------------------------------------------------------------------------------------------
 
     def card(
         self,
@@ -204,12 +204,12 @@ class OwnState:
         with_replicas: bool = False,
         listening: Iterable[str],
     ) -> Card:
-        """Everything that is known here.
+        """Return the full snapshot of this rank.
 
         Args:
-            differences: by group, the number around which collectives are wanted; of others the newest are.
-            with_models: also the parameters of all models, which are long.
-            with_replicas: also fingerprints of them, and what the optimizers are set to, which are long.
+            differences: by group, the entry number around which collectives are wanted; of other groups the latest are.
+            with_models: whether to include the parameters of all models, which are long.
+            with_replicas: whether to include their fingerprints and the optimizer settings, which are long.
             listening: endpoints at which this process accepts connections.
         """
         known = self._collectives.signatures
@@ -223,7 +223,7 @@ class OwnState:
         )
 
     def evidence(self, *, with_models: bool, with_replicas: bool = False) -> RankEvidence:
-        """What the rules want to know of a rank."""
+        """Return the evidence that the diagnosis rules need about this rank."""
         seen, folder = self._standstill(), self._collectives.folder
         self._models.note_frozen()
         return RankEvidence(
@@ -281,14 +281,14 @@ class OwnState:
         return self._collectives.loop.has_begun_next(frames_of(newest_frame()))
 
     def _call_site(self) -> CallSite | None:
-        """The line of the user's that runs, or has failed."""
+        """Return the user's source line that runs, or has failed."""
         if self.failure is not None:
             return self.failure.call_site
         frame = nearest_users_frame(newest_frame(), self._collectives.call_sites.is_the_users)
         return None if frame is None else CallSite(**line_of(frame))
 
     def _next_bucket(self) -> int | None:
-        """The bucket after the newest one of this step; None in a pass that waits in between: its order is its own."""
+        """Return the bucket after this step's latest; None where sums end after the backward, in another order."""
         step, known, following = self.step, self._collectives.signatures, 0
         for entry in self._newest_entries():
             number = int(entry["signature"])
@@ -309,7 +309,7 @@ class OwnState:
         step_s = self.rhythm.step_s
         return None if step_s is None else round(step_s * 1e9)
 
-    # -- small parts ---------------------------------------------------------------------------------------------
+    # -- helpers -------------------------------------------------------------------------------------------------
 
     @property
     def _logs(self) -> list[GroupLog]:
@@ -320,7 +320,7 @@ class OwnState:
         return self._position.has_phases or self.step > 0
 
     def _newest_entries(self) -> list[Any]:
-        """The newest entry of each group."""
+        """Return the latest entry of each group."""
         return [entry for log in self._logs for entry in log.read(log.newest, log.newest)]
 
     def _site(self, number: int) -> CallSite | None:

@@ -1,4 +1,4 @@
-"""Whether this rank's replicas are the neighbours': by the fingerprints that were taken at the same time on both."""
+"""Comparison of this rank's model replicas with the neighbors', by fingerprints taken at the same time on both."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from instrumented_ddp.replicas.replicas import Replicas
 from instrumented_ddp.watchdog.messages import Beat
 
 _LASTS_S: Final = 1.5
-"""A rank that goes another way in the order of collectives is found by then, which explains why replicas differ."""
+"""Time in seconds that replicas must differ: by then diverged collectives are found, which would be the reason."""
 
 
 class ReplicaCheck:
-    """Of one rank, and each model until it was judged.
+    """Comparison of one rank's replicas, each until it was investigated.
 
     Args:
-        replicas: of this process.
+        replicas: replicas of this process.
     """
 
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
         self._differ_since: dict[tuple[int, str], tuple[float, int]] = {}
-        """Since when on the clock, and from which number of reductions on, by rank and key."""
+        """Time and number of reductions since which replicas differ, by rank and key."""
         self._judged: set[str] = set()
         """Keys of models that were found to differ."""
 
     def found(self, beats: Mapping[int, Beat]) -> bool:
-        """Look at what the neighbours have said: whether one of them has had other parameters for a while."""
+        """Return whether a neighbor has had other parameters for a while, according to its heartbeats."""
         now_s = time.monotonic()
         for rank, beat in beats.items():
             for key, theirs in beat.replicas.items():
@@ -44,7 +44,7 @@ class ReplicaCheck:
         return False
 
     def is_judged(self) -> None:
-        """All ranks say what they have: it is kept, and what differs now is looked for no more."""
+        """Keep the fingerprints for the investigation, and stop comparing the models that differ now."""
         self._judged.update(key for _, key in self._differ_since)
         self._differ_since.clear()
         self._replicas.pin()

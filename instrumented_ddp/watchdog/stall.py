@@ -1,4 +1,4 @@
-"""What is normal for a job, and when a standstill is not. Pure: times come in, judgements go out."""
+"""Baseline of step times and pauses, and limits for stalls. Pure: times are given, and no clock is read."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from typing import Final
 from overlapscope.diagnosis.patience import BUSY_PATIENCE_NS, ENOUGH_STEPS, STUCK_AT_START_NS, long_standstill_ns
 
 PATIENCE_S: Final = 3.0
-"""Least limit, however short the steps are: garbage collections, page faults and other jobs hold ranks up."""
+"""Lower bound of the limit in seconds: garbage collections, page faults and other jobs delay ranks."""
 PATIENCE_AT_START_S: Final = STUCK_AT_START_NS / 1e9
 NOTICED_AT_START_S: Final = 5.0
-"""From here on it is said for whom a rank waits while the step time is unknown, and where that one is."""
+"""Time in seconds after which the rank that others wait for is reported while the step time is unknown."""
 PATIENCE_WITH_THE_DEAD_S: Final = 1.0
-"""Limit for a rank that will not come any more."""
+"""Limit in seconds for a rank that is gone and will never arrive."""
 
 _STEPS: Final = 4
 _ENOUGH_ADVANCES: Final = 8
 _KEPT: Final = 64
 _LOOKS_SELDOM: Final = 1.25
-"""A look costs a word of each rank, and a rank may go on by itself, evaluating, for an hour."""
+"""Factor between looks, as each costs a message per rank, and a rank may evaluate alone for an hour."""
 _USUAL: Final = 0.9
 """Quantile of pauses that counts as usual."""
 
 
 @dataclass
 class Rhythm:
-    """Learns how long a step takes or, without steps, how long pauses between two advances are."""
+    """Tracker of step times or, without steps, of the pauses between two advances."""
 
     _steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     _steps_seen: int = 0
@@ -38,19 +38,19 @@ class Rhythm:
     _step_since_s: float = 0.0
     _mark: Hashable = None
     longest_pause_s: float = 0.0
-    """The longest time in which nothing happened, and after which it went on."""
+    """Longest pause in seconds after which there was progress again."""
     advanced_at_s: float | None = None
     """Time of the last observed advance."""
 
     def observe(self, now_s: float, step: int | None, mark: Hashable) -> bool:
-        """Take a look.
+        """Observe the progress at one time.
 
         Args:
             step: the current step of the process; None if steps are not counted.
             mark: changes whenever anything happens on this rank: a phase, a collective, a step.
 
         Returns:
-            Whether something has happened since the last look.
+            True if anything has happened since the last observation.
         """
         if step is not None:
             self._observe_step(now_s, step)
@@ -65,7 +65,7 @@ class Rhythm:
         return True
 
     def _observe_step(self, now_s: float, step: int) -> None:
-        if self._step is None:  # short steps may be done, many of them, before the second look
+        if self._step is None:  # many short steps may have ended before the second observation
             self._step, self._step_since_s = 0, now_s if self.advanced_at_s is None else self.advanced_at_s
         if step < self._step:
             self._step, self._step_since_s = step, now_s
@@ -76,24 +76,24 @@ class Rhythm:
 
     @property
     def step_s(self) -> float | None:
-        """The median step time; None while too few steps were seen."""
+        """Return the median step time; None while too few steps were seen."""
         return median(self._steps_s) if self._steps_seen >= ENOUGH_STEPS else None
 
     def idle_s(self, now_s: float) -> float:
-        """How long nothing has happened."""
+        """Return for how long nothing has happened."""
         return 0.0 if self.advanced_at_s is None else now_s - self.advanced_at_s
 
     def long_standstill_s(self, least_s: float) -> float:
-        """How long a standstill lasts that nothing in the job's history explains: ``long_standstill_ns``."""
+        """Return the length of a stall that nothing in the job's history explains: ``long_standstill_ns``."""
         step_ns, pause_ns = round((self.step_s or 0.0) * 1e9), round(self.longest_pause_s * 1e9)
         return long_standstill_ns(round(least_s * 1e9), step_ns, pause_ns) / 1e9
 
     def next_look_s(self, idle_s: float, undecided_for_s: float | None = None) -> float:
-        """When to look again at a standstill that was called slow: it is called stuck if it lasts for long.
+        """Return the idle time at which to look again at a stall that was called slow: if it lasts, it is called stuck.
 
         Args:
-            idle_s: how long this rank has stood still by now.
-            undecided_for_s: how long until another rank, for which this one may wait, has stood still for too long.
+            idle_s: how long this rank has stalled by now.
+            undecided_for_s: time until the stall of another rank, for which this one may wait, counts as a fault.
         """
         limits_s = [self.long_standstill_s(BUSY_PATIENCE_NS / 1e9)]
         if undecided_for_s is not None:
@@ -102,17 +102,20 @@ class Rhythm:
 
     @property
     def is_starting(self) -> bool:
-        """Whether too little has happened to know what is normal."""
+        """Return whether too little has happened to know what is normal."""
         return self.step_s is None and (self._step is not None or len(self._pauses_s) < _ENOUGH_ADVANCES)
 
     @property
     def noticed_after_s(self) -> float:
-        """How long a standstill is not worth a word."""
+        """Return the length of a stall that is worth an investigation."""
         return min(NOTICED_AT_START_S, self.limit_s) if self.is_starting else self.limit_s
 
     @property
     def limit_s(self) -> float:
-        """How long a standstill is normal."""
+        """Return the longest normal stall in seconds: 4 steps, and at least 3 s.
+
+        For a median step time of 2 s that is 8 s, and for 0.1 s it is 3 s.
+        """
         if self.step_s is not None:
             return max(PATIENCE_S, _STEPS * self.step_s)
         pauses_s = sorted(self._pauses_s)

@@ -1,4 +1,4 @@
-"""Stops a training that can't go on, once all ranks know why: ends its waits, and has the training thread raise."""
+"""Abort of a job that can't continue, once all ranks know why: aborts collectives and raises in the training thread."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.exits import STATUS_OF_STOPPED
 
 _HEARD_WITHIN_S: Final = 1.0
-"""How long the judge of a job that is to end waits for the others to have heard it."""
+"""Time in seconds that the judge waits for the others to acknowledge the verdict before the job is aborted."""
 _HEARS_EVERY_S: Final = 0.04
 _RAISES_WITHIN_S: Final = 2.0
 _ABORTS_WITHIN_S: Final = 1.0
@@ -31,7 +31,7 @@ _is_raised = threading.Event()
 
 
 class IncidentError(OverlapScopeError):
-    """A watchdog found that the job can't go on, and was asked to stop it."""
+    """Error raised in the training thread when the watchdog aborts the job."""
 
     def __init__(self, sentence: str | None = None) -> None:
         super().__init__(_sentence if sentence is None else sentence)
@@ -41,12 +41,13 @@ class IncidentError(OverlapScopeError):
 def wait_until_all_have_heard(
     inquiry: Inquiry, outcome: Outcome, exchange: Callable[[Round], Mapping[str, bytes] | None]
 ) -> None:
-    """The judge waits for those who answered, and they for it, for a moment.
+    """Let the judge wait briefly for the ranks that answered, and them for it, before the job is aborted.
 
-    A rank that ends closes its connections, and perhaps the board: whoever has not heard why would only say that.
+    A rank that exits closes its connections, and perhaps the board: a rank that does not know the verdict yet would
+    report only that.
 
     Args:
-        exchange: one round over the board, which returns what others say; None if nobody can be reached.
+        exchange: one round over the board, which returns the replies; None if the board can't be reached.
     """
     ends, is_judge = f"ends.{inquiry.number}", outcome.judge == inquiry.rank
     says = {} if is_judge else {f"{ends}.{inquiry.rank}": "heard"}
@@ -64,12 +65,12 @@ def wait_until_all_have_heard(
 
 
 def raise_in_training(sentence: str) -> None:
-    """Have the main thread raise ``IncidentError`` when it next runs Python code.
+    """Make the main thread raise ``IncidentError`` when it next runs Python code.
 
-    If it waits, this is in the handlers of the error that ends its wait.
+    If it waits, that is in the handlers of the error that ends its wait.
 
     Args:
-        sentence: what the error says.
+        sentence: message of the error.
     """
     global _sentence
     _sentence = sentence
@@ -79,9 +80,9 @@ def raise_in_training(sentence: str) -> None:
 
 
 def end_waits(listeners: set[str], last_act: Callable[[], None]) -> None:
-    """End what the main thread waits for, after ``raise_in_training``; end the process if it does not raise even so.
+    """Abort what the main thread waits for, after ``raise_in_training``; end the process if it still does not raise.
 
-    NCCL's waits are aborted. gloo has no abort: its connections to other ranks are shut down, as if these had died,
+    NCCL collectives are aborted. gloo has no abort: its connections to other ranks are shut down, as if these had died,
     and it raises its own error, which ``IncidentError`` follows.
 
     Args:
@@ -96,10 +97,10 @@ def end_waits(listeners: set[str], last_act: Callable[[], None]) -> None:
 
 
 def _abort(groups: list[dist.ProcessGroup]) -> None:
-    """End what waits in other backends than gloo. One whose abort hangs keeps nobody else from being aborted."""
+    """Abort collectives of backends other than gloo, in parallel: an abort that hangs does not block the others."""
 
     def abort(group: dist.ProcessGroup) -> None:
-        with suppress(Exception):  # one that is no longer, or can't
+        with suppress(Exception):  # destroyed already, or not supported
             if group.name() != "gloo":
                 group.abort()
 
@@ -112,7 +113,7 @@ def _abort(groups: list[dist.ProcessGroup]) -> None:
 
 
 def listening() -> list[str]:
-    """The endpoints at which this process accepts TCP connections."""
+    """Return the endpoints at which this process accepts TCP connections."""
     return [
         endpoint(connection.getsockname())
         for connection in tcp_sockets()
@@ -121,7 +122,7 @@ def listening() -> list[str]:
 
 
 def _shut_down(listeners: set[str]) -> None:
-    """End the connections to and from these endpoints."""
+    """Shut down the connections to and from these endpoints."""
     for connection in tcp_sockets():
         with suppress(OSError):
             ends = {endpoint(connection.getsockname()), endpoint(connection.getpeername())}

@@ -1,8 +1,8 @@
-"""Watches a rank while it trains: compares its collectives with its neighbours', and notices when nothing goes on.
+"""The watchdog of a rank: compares its collectives with its neighbors', and notices stalls, while it trains.
 
-It looks every 0.7 s or so, on the housekeeper's thread. It holds no lock that the training waits for beyond a look
-at a few entries of a log, and never touches a device. What it finds it hands to the rules of
-``overlapscope.diagnosis``, which also judge a job that is over.
+It runs about every 0.7 s on the housekeeper's thread. It holds no lock that the training waits for beyond a read of a
+few log entries, and never uses a device. Its findings are judged by the rules of ``overlapscope.diagnosis``, which
+also judge finished jobs.
 """
 
 from __future__ import annotations
@@ -47,27 +47,27 @@ _INTERVAL_WHEN_IDLE_S: Final = 0.25
 _INTERVAL_OF_INQUIRY_S: Final = 0.08
 _IDLE_AFTER_S: Final = 0.8
 _MOST_ROUNDS: Final = 3
-"""Each time that it wakes: one is enough unless there are questions or alarms."""
+"""Maximum number of rounds per run: one is enough unless there are requests or alarms."""
 _CLOSE_LOOKS_S: Final = 2.0
-"""Before somebody may lose patience, it is looked at closely what this process does."""
+"""Time in seconds before the stall limit at which the activity of this process begins to be sampled."""
 _LAST_WORDS_S: Final = 2.5
-"""How long a process that fails waits for the others to say what they know."""
+"""Time in seconds that a failing process waits for the verdict."""
 _ENDS_WITHIN_S: Final = 0.15
-"""All ranks have read by then that the job ends now."""
+"""Time in seconds within which all ranks have read that the job is aborted."""
 _NO_FAULT: Final = ("KeyboardInterrupt", "SystemExit", "IncidentError")
-"""Exceptions by which somebody ends the job on purpose."""
+"""Exceptions by which a job is ended on purpose."""
 
 
 class Watchdog:
-    """Watches this process; a ``Job``.
+    """The watchdog of this process; a ``Job``.
 
     Args:
-        collectives: the collective log of this process.
-        models: the DDP instances of this process.
-        replicas: what is compared of them.
-        housekeeper: has it look.
-        stops_after_s: what it finds ends the training, on all ranks: at once if it is proven, and a standstill that may
-            only be slow after this time at least. None if it ends nothing.
+        collectives: collective log of this process.
+        models: DDP instances of this process.
+        replicas: fingerprints of the models.
+        housekeeper: scheduler that runs the watchdog.
+        stops_after_s: minimum stall in seconds before a possibly slow job is aborted on all ranks; proven faults abort
+            it at once. None to never abort.
         on_fault: called when a fault was found.
         before_exit: called before this process is ended.
     """
@@ -115,7 +115,7 @@ class Watchdog:
     # -- called on the training thread ---------------------------------------------------------------------------
 
     def failed(self, failure: Failure) -> None:
-        """An exception ends this process. Tell the others, and hear what they know, for a moment."""
+        """Report an exception that ends this process, and wait briefly for the verdict of all ranks."""
         if os.getpid() != self._own.pid or not self._housekeeper.does(self) or failure.type in _NO_FAULT:
             return
         self._own.failure = failure
@@ -124,23 +124,27 @@ class Watchdog:
         self._failure_is_told.wait(_LAST_WORDS_S)
 
     def recording_ends(self, why: str) -> None:
-        """What this rank does is not known any more, and why; it still answers, and is still told."""
+        """Note that recording has ended, and why. The rank still communicates, but its position is unknown."""
         self._own.unrecorded_because = why
 
     def exits(self, call: ExitCall | None) -> None:
-        """The process comes to its end, perhaps by a call of ``sys.exit``."""
+        """Note that the process exits, perhaps by a call of ``sys.exit``."""
         self._own.exit_call = call
 
     def close(self) -> None:
-        """Leave this process alone. May be called twice."""
+        """Unregister faulthandler. May be called twice."""
         if self._held_stacks is not None:
             self._held_stacks.close()
             self._held_stacks = None
 
-    # -- on the housekeeper's thread -----------------------------------------------------------------------------
+    # -- called on the housekeeper's thread ----------------------------------------------------------------------
 
     def turn(self) -> float:
-        """Look, talk, and have the rules judge when something is amiss."""
+        """Observe this rank, communicate, and investigate after an alarm.
+
+        Returns:
+            The time until the next run, in seconds.
+        """
         try:
             self._alive.write(*self._own.memory)
             self._look()
@@ -150,7 +154,7 @@ class Watchdog:
         return self._interval_s(time.monotonic() - self._began_s)
 
     def end(self) -> None:
-        """Say farewell."""
+        """Publish the final heartbeat, and stop."""
         self._say_farewell()
         self._alive.close()
 
@@ -162,7 +166,7 @@ class Watchdog:
         else:
             share = min(1.0, age_s / _LEARNS_FOR_S)
             interval_s = _FIRST_INTERVAL_S + (_USUAL_INTERVAL_S - _FIRST_INTERVAL_S) * share
-        return interval_s * random.uniform(0.8, 1.0)  # ranks began together, and shall not ask all at the same time
+        return interval_s * random.uniform(0.8, 1.0)  # ranks start together, and must not poll all at the same time
 
     def _look(self) -> None:
         own = self._own
@@ -191,13 +195,13 @@ class Watchdog:
             patience_s=self._stops_after_s,
         )
 
-    # -- talking -------------------------------------------------------------------------------------------------
+    # -- communication -------------------------------------------------------------------------------------------
 
     def _talk(self) -> bool:
-        """One round over the board: say where this rank is, hear where its neighbours are.
+        """Do one round over the board: publish the heartbeat of this rank, and read those of its neighbors.
 
         Returns:
-            Whether there is more to say at once.
+            True if another round should follow at once.
         """
         if not self._conversation.is_possible():
             return False
@@ -230,7 +234,7 @@ class Watchdog:
         return self._compare(logs, answers)
 
     def _card_for(self, inquiry: Inquiry) -> dict[str, str]:
-        """This rank's card, unless it has been put down and nothing has come to it."""
+        """Return this rank's snapshot as a message; empty if it was published and nothing was added since."""
         edition = (inquiry.number, self._own.failure is not None)
         if edition == self._put_down:
             return {}
@@ -246,10 +250,10 @@ class Watchdog:
         return {f"card.{inquiry.number}.{self._own.rank}": to_json(card)}
 
     def _compare(self, logs: list[GroupLog], answers: dict[str, bytes]) -> bool:
-        """Compare with the neighbours.
+        """Compare collectives and replicas with the neighbors'.
 
         Returns:
-            Whether there is something to ask them, to tell them, or to raise an alarm about.
+            True if there is something to request from them, to reply, or to raise an alarm about.
         """
         asked_before = self._neighbours.questions()
         self._neighbours.look(logs, self._beats)
@@ -278,7 +282,7 @@ class Watchdog:
         if all(known.group != pointer.group for known in self._pointers):
             self._pointers.append(pointer)
 
-    # -- an inquiry ----------------------------------------------------------------------------------------------
+    # -- investigation -------------------------------------------------------------------------------------------
 
     def _begin_inquiry(self, alarm: Alarm) -> None:
         self._alarms += 1
@@ -309,8 +313,8 @@ class Watchdog:
 
     def _stop(self, inquiry: Inquiry, outcome: Outcome) -> None:
         wait_until_all_have_heard(inquiry, outcome, self._exchange)
-        self._failure_is_told.set()  # nobody needs to be asked why this process ends
-        if self._own.rank in outcome.verdict.named:  # it may run Python, and end at once: those that wait come first
+        self._failure_is_told.set()  # the other ranks know why this process ends
+        if self._own.rank in outcome.verdict.named:  # it may run Python, and exit at once: ranks that wait come first
             time.sleep(_ENDS_WITHIN_S)
         raise_in_training(outcome.verdict.sentence)
         self._say_farewell()
@@ -318,12 +322,12 @@ class Watchdog:
         end_waits(set(outcome.listening), self._flush)
 
     def _flush(self) -> None:
-        """The process is about to be ended."""
+        """Flush logs before the process is ended."""
         self._before_exit()
         _log.warning("rank %d: ended with exit code %d: it did not respond", self._own.rank, STATUS_OF_STOPPED)
 
     def _speak_alone(self, round_: Round | None) -> None:
-        """The others can't be asked, nor their folders be seen."""
+        """Log this rank's position, as neither the other ranks nor their folders can be reached."""
         if self._own.failure is not None:
             self._failure_is_told.set()
             return
@@ -331,10 +335,10 @@ class Watchdog:
             why = "does not answer" if round_ is None else f"can't be reached ({round_.error})"
             self._conclusions.nobody_answers(why)
 
-    # -- the end -------------------------------------------------------------------------------------------------
+    # -- shutdown ------------------------------------------------------------------------------------------------
 
     def _say_farewell(self) -> None:
-        """Tell the others that this rank was not killed. Nobody waits if the board does not answer at once."""
+        """Publish that this rank was not killed. Does not wait if the board does not answer at once."""
         if self._own.how == "runs":
             self._own.how = "ended"
         self._conversation.leave()

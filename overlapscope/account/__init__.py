@@ -1,4 +1,4 @@
-"""The one division of a step's time: blocks that sum to it, to the nanosecond.
+"""Step-time breakdown: the blocks that a step's time is divided into, which sum to it to the nanosecond.
 
-``timeline`` gives every moment of a rank to the first that claims it, ``blocks`` says which claims a recording makes.
+``timeline`` gives every moment of a rank to the first claimant, and ``blocks`` defines which claims a recording makes.
 """

@@ -1,6 +1,7 @@
-"""Which steps of a recording are alike, so that a mean of them means something, and why the others are not.
+"""Selection of the steady steps of a recording, over which means are taken, and the reasons why others are excluded.
 
-What stands far out (the first steps, a checkpoint, an evaluation, other buckets) is kept apart, named and counted.
+Outliers and special steps (the first steps, a checkpoint, an evaluation, other buckets) are excluded, labeled and
+counted.
 """
 
 from __future__ import annotations
@@ -21,72 +22,81 @@ WHY: Final[tuple[Why, ...]] = get_args(Why)
 _ALIKE: Final = -1
 
 WARM_UP_STEPS: Final = 3
-"""The first step allocates, the second runs with rebuilt buckets, the third is the first that finds all caches warm."""
+"""Number of warm-up steps: the first allocates, the second runs with rebuilt buckets, the third is the first that finds
+all caches warm."""
 
 _MOST_EVALUATE: Final = 0.5
-"""If more steps than this evaluate, then that is how steps are here."""
+"""Maximum share of steps with an evaluation for these to be excluded: if more evaluate, that is what a normal step does
+here."""
 _LEAST_FINISHED: Final = 0.5
-"""A rank that finished fewer steps than this share of the most would leave no mean to the others."""
+"""Minimum share of the largest number of finished steps that a rank must have finished: with fewer, it would leave too
+few common steps for the mean of the other ranks."""
 _FAR_SIGMAS: Final = 8.0
 _FAR_SHARE: Final = 0.5
-"""Steps stand far out that differ from the median one by both this many standard deviations and this share of it ..."""
+"""Steps are outliers if they differ from the median step by both ``_FAR_SIGMAS`` standard deviations and this share of
+it."""
 _MOST_FAR: Final = 0.1
-"""... unless more than this share of them does: then that is how steps are here."""
+"""Maximum share of outliers: if more steps are that far from the median, none is an outlier."""
 _MAD_TO_SIGMA: Final = 1.4826
 
 
 @dataclass(frozen=True, kw_only=True)
 class Apart:
-    """Steps that are kept apart for the same reason."""
+    """Steps that are excluded from means for the same reason."""
 
     why: Why
     steps: tuple[int, ...]
     block: str | None
-    """The block of ``BLOCKS`` that makes them far longer or shorter than the others."""
+    """Block of ``BLOCKS`` that accounts for most of the difference from the other steps; None unless the steps are
+    outliers."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AlikeSteps:
-    """The steps that ranks have finished together, on those that have finished most, and which of them are alike."""
+    """The steps that all counted ranks have finished, and which of them are steady.
+
+    Counted are the ranks that have finished about as many steps as any other.
+    """
 
     ranks: Int64Array
-    """(R,) ascending."""
+    """(R,) The counted ranks, ascending."""
     finished: Int64Array
-    """(F,) numbers of the steps that these ranks finished, ascending."""
+    """(F,) Numbers of the steps that all counted ranks have finished, ascending."""
     finished_rows: Int64Array
-    """(F, R) where they are in the account."""
+    """(F, R) Their row indices in the breakdown."""
     is_alike: npt.NDArray[np.bool_]
-    """(F,) which of them are alike."""
+    """(F,) True for steady steps."""
     apart: tuple[Apart, ...]
+    """The excluded steps, grouped by reason."""
     ranks_left_out: tuple[int, ...]
-    """Those that finished far fewer steps than others."""
+    """Ranks that are not counted because they finished far fewer steps than others."""
 
     @property
     def steps(self) -> Int64Array:
-        """(S,) numbers of the steps that are alike."""
+        """Return the numbers of the steady steps (S,)."""
         return self.finished[self.is_alike]
 
     @property
     def rows(self) -> Int64Array:
-        """(S, R) where these are in the account."""
+        """Return the row indices of the steady steps in the breakdown (S, R)."""
         return self.finished_rows[self.is_alike]
 
     def over_ranks(self, values: npt.NDArray[Any]) -> Float64Array:
-        """(S, K) the means over ranks of values (G, K) of the account, of the steps that are alike."""
+        """Average values (G, K) of the breakdown over ranks: (S, K), one row per steady step."""
         means: Float64Array = values[self.rows].sum(axis=1) / max(1, len(self.ranks))
         return means
 
     @property
     def apart_count(self) -> int:
-        """How many steps are kept apart."""
+        """Return the number of excluded steps."""
         return sum(len(apart.steps) for apart in self.apart)
 
 
 def alike_steps(trace: Trace, account: Account) -> AlikeSteps:
-    """Tell the steps that are alike from those that stand far out.
+    """Select the steady steps of a recording.
 
     Args:
-        account: of the recording, or of some of its steps, which are then held against each other.
+        account: Breakdown of the recording or of some of its steps, which are then compared with each other only.
     """
     plans = plans_in_force(trace.collectives)
     return alike_of(account.rank, account.step, account.ns, plans, first_step_after_warm_up(trace.steps))
@@ -100,15 +110,15 @@ def alike_of(
     first_step: int,
     ranks: Int64Array | None = None,
 ) -> AlikeSteps:
-    """The same from what an account consists of.
+    """Select the steady steps from the arrays of a breakdown.
 
     Args:
-        rank: (G,) of each row.
-        step: (G,)
-        blocks_ns: (G, len(BLOCKS))
-        plans: from ``plans_in_force``.
-        first_step: earlier ones are warm-up.
-        ranks: that have finished most steps, if this is a part of a recording.
+        rank: (G,) Rank of each row.
+        step: (G,) Step of each row.
+        blocks_ns: (G, len(BLOCKS)) Time in each block.
+        plans: From ``plans_in_force``.
+        first_step: Earlier steps are warm-up.
+        ranks: Ranks that have finished most steps. Needed if the rows are only a part of a recording.
     """
     every_rank = np.unique(rank)
     if ranks is None:
@@ -157,24 +167,35 @@ def alike_of(
 
 
 def ranks_with_most_steps(rank: Int64Array) -> Int64Array:
-    """Those, ascending, that finished about as many steps as any other; of the rank of each finished step."""
+    """Return the ranks that finished about as many steps as any other, ascending.
+
+    Args:
+        rank: Rank of each finished step.
+    """
     every_rank, finished = np.unique(rank, return_counts=True)
     return every_rank[finished >= _LEAST_FINISHED * finished.max(initial=0)]
 
 
 def first_step_after_warm_up(steps: pd.DataFrame) -> int:
-    """The number of the first step, of a table like ``trace.steps``, that is no warm-up; 0 if there are no steps."""
+    """Return the number of the first step after the warm-up; 0 if there are no steps.
+
+    Args:
+        steps: A table like ``trace.steps``.
+    """
     numbers = np.unique(steps["step"])
     return int(numbers[_warm_up_steps(numbers)]) if len(numbers) else 0
 
 
 def _warm_up_steps(numbers: Int64Array) -> int:
-    """Fewer than half of them; none of the newest steps of a training that has long been warm."""
+    """Return the number of warm-up steps among some step numbers.
+
+    That is fewer than half of them, and none if only later steps of a training that has long been warm are given.
+    """
     return min(WARM_UP_STEPS, max(0, len(numbers) - 1) // 2) if numbers[0] < WARM_UP_STEPS else 0
 
 
 def far_out(step_ns: npt.NDArray[np.float64], which: npt.NDArray[np.bool_]) -> Int64Array:
-    """(S,) 1 for a step that takes far longer than the others, -1 for one that takes far shorter, 0 for the others."""
+    """Return the sign of each outlier (S,): 1 for a slow outlier, -1 for a fast one, 0 for other steps."""
     far = np.zeros(len(step_ns), dtype=np.int64)
     if not which.any():
         return far
@@ -188,15 +209,15 @@ def far_out(step_ns: npt.NDArray[np.float64], which: npt.NDArray[np.bool_]) -> I
 
 
 def plans_in_force(collectives: pd.DataFrame) -> pd.Series[int]:
-    """By step with a reduction a number for the bucket plans of all models, which differs where these do."""
+    """Return a hash of the active bucket plans of all models, by step that has a reduction."""
     is_reduced = collectives["bucket"].to_numpy() >= 0
     names = ("step", "model", "plan_epoch")
     step, model, epoch = (collectives[name].to_numpy(np.int64)[is_reduced] for name in names)
-    # Neighbours are mostly alike, which leaves few rows to compare.
+    # Neighboring rows are mostly equal, so that this leaves few rows to compare.
     begins = np.append(True, (step[1:] != step[:-1]) | (model[1:] != model[:-1]) | (epoch[1:] != epoch[:-1]))
     begins = begins[: len(step)]
     plans = pd.DataFrame({"step": step[begins], "model": model[begins], "plan_epoch": epoch[begins]}).drop_duplicates()
-    # Sums of hashes, so that no two sets have the same.
+    # Sums of hashes, so that different sets of plans have different sums.
     hashes = pd.util.hash_pandas_object(plans[["model", "plan_epoch"]], index=False).to_numpy()
     numbers, place = np.unique(plans["step"].to_numpy(np.int64), return_inverse=True)
     in_force = np.zeros(len(numbers), dtype=np.uint64)
@@ -205,14 +226,17 @@ def plans_in_force(collectives: pd.DataFrame) -> pd.Series[int]:
 
 
 def _has_other_buckets(plans: pd.Series[int], which: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """(S,) whether a step was reduced with other buckets than most; with a plan of 0 it was not reduced at all."""
+    """Return which steps (S,) were reduced with other buckets than most.
+
+    A plan of 0 means that a step has no reduction.
+    """
     in_force = plans.to_numpy(np.uint64)
     counted = which & (in_force > 0)
     if not counted.any():
         return np.zeros(len(in_force), dtype=bool)
     plans_in_use, counts = np.unique(in_force[counted], return_counts=True)
     most = plans_in_use[counts == counts.max()]
-    # Of plans that are equally frequent the newest.
+    # Among equally frequent plans, the latest.
     usual = in_force[counted & np.isin(in_force, most)][-1]
     is_other: npt.NDArray[np.bool_] = counted & (in_force != usual)
     return is_other

@@ -1,7 +1,10 @@
-"""When each rank arrives at each collective, who is last, and how long the transfer takes after that.
+"""When each rank arrives at each collective, which rank is last, and how long the transfer takes after that.
 
-A collective can't begin before its last rank arrives, so its time as one rank sees it is a *wait* for that rank and
-then a *transfer*. A long wait is a straggler's doing, a long transfer a link's.
+A collective can't begin before its last rank arrives, so its time on one rank is a *wait* for the last rank followed by
+a *transfer*. A long wait is caused by a straggler, a long transfer by a link.
+
+Example: rank 0 arrives at 10 ns, rank 1 at 30 ns, and both see the end at 50 ns. Rank 0 waits for 20 ns, rank 1 for 0
+ns, and the transfer takes 20 ns on both.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from overlapscope.trace.reader import Trace
 from overlapscope.trace.turns import places_in_runs
 
 _SHARES: Final = np.array([{"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}.get(op, 0) for op in OPS])
-"""By operation, how often ``(N - 1) / N`` of the buffer leaves each rank; 0 where it is another part."""
+"""By operation, number of times that ``(N - 1) / N`` of the buffer leaves each rank; 0 where another share leaves
+it."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -31,26 +35,26 @@ class Matched:
     """
 
     ranks: Int64Array
-    """(R,) ascending."""
+    """(R,) Ranks, ascending."""
     rows: Int64Array
-    """(N, R) where they are in ``trace.collectives``."""
+    """(N, R) Row indices in ``trace.collectives``."""
     step: Int64Array
-    """(N,)"""
+    """(N,) Step of each collective."""
     bucket: Int64Array
-    """(N,) -1 for one that belongs to no bucket."""
+    """(N,) Bucket of each collective; -1 for one that belongs to no bucket."""
     op: npt.NDArray[np.int8]
-    """(N,) position in ``format.OPS``."""
+    """(N,) Index in ``format.OPS``."""
     bytes: Int64Array
-    """(N,)"""
+    """(N,) Size of the buffer in bytes."""
     arrival_ns: Int64Array
-    """(N, R) when a rank enters: it has launched the collective, and its device has the gradients ready."""
+    """(N, R) When a rank arrives: it has launched the collective, and its device has the gradients ready."""
     end_ns: Int64Array
-    """(N, R)"""
+    """(N, R) When a rank sees the collective complete."""
     clock_error_ns: float
     """Maximum error of a time difference between two ranks."""
 
     def of(self, which: npt.NDArray[np.bool_]) -> Matched:
-        """The collectives that a mask (N,) selects."""
+        """Return the collectives that a mask (N,) selects."""
         return Matched(
             ranks=self.ranks,
             rows=self.rows[which],
@@ -67,8 +71,8 @@ class Matched:
 def match_collectives(trace: Trace) -> Matched:
     """Match the collectives of all ranks: those of one model, step, bucket and operation, in order of launch.
 
-    Left out are ranks whose clock could not be aligned, those that train in another process group than the lowest
-    rank, and collectives that a rank did not launch or was never seen to complete.
+    Left out are ranks whose clock could not be aligned, ranks that train in another process group than the lowest rank,
+    and collectives that a rank did not launch or was never seen to complete.
     """
     together = trace.expected_ranks or trace.aligned_ranks
     ranks = np.array(sorted(set(trace.aligned_ranks) & set(together)), dtype=np.int64)
@@ -80,7 +84,7 @@ def match_collectives(trace: Trace) -> Matched:
     rows = _rows_of_complete(table, ranks)
     launch_ns = table["launch_ns"].to_numpy(dtype=np.int64)
     step = table["step"].to_numpy(dtype=np.int64)
-    of_lowest = rows[:, :1].ravel()  # with no rank at all there is none
+    of_lowest = rows[:, :1].ravel()  # without ranks there is no column
     rows = rows[np.lexsort((launch_ns[of_lowest], step[of_lowest]))]
     arrival_ns = entered_ns(table)
     of_lowest = rows[:, :1].ravel()
@@ -98,13 +102,14 @@ def match_collectives(trace: Trace) -> Matched:
 
 
 def arrivals_by_collective(matched: Matched) -> pd.DataFrame:
-    """One row per collective and rank.
+    """Return a table with one row per collective and rank.
 
     Returns:
-        step, bucket, op, bytes, rank, arrival_ns, end_ns, last_arrival_ns, last_rank, wait_ns (last arrival less own:
-        what the last rank inflicts on this one), transfer_ns (own end less last arrival; it includes the time behind
-        earlier collectives on the same link), algbw_bytes_per_s and busbw_bytes_per_s (as in nccl-tests: bytes over
-        transfer, and for all-reduce times 2(N-1)/N, for each of its halves times (N-1)/N).
+        step, bucket, op, bytes, rank, arrival_ns, end_ns, last_arrival_ns, last_rank, wait_ns (last arrival minus the
+        arrival of this rank: time that the last rank costs this one), transfer_ns (end on this rank minus last arrival;
+        it includes the time spent queued behind earlier collectives on the same link), algbw_bytes_per_s and
+        busbw_bytes_per_s (as in nccl-tests: bytes over transfer, for all-reduce times 2(N-1)/N, and for reduce-scatter
+        and all-gather, its two halves, times (N-1)/N).
     """
     count, ranks = matched.arrival_ns.shape
     last = matched.arrival_ns.argmax(axis=1) if count else np.zeros(0, dtype=np.int64)
@@ -135,7 +140,7 @@ def arrivals_by_collective(matched: Matched) -> pd.DataFrame:
 
 @dataclass(frozen=True, kw_only=True)
 class Arrival:
-    """One rank's entry into one collective."""
+    """Arrival of one rank at one collective."""
 
     last_rank: int
     wait_ns: int
@@ -144,12 +149,16 @@ class Arrival:
     """Time from the last arrival to the end on this rank."""
     algbw_bytes_per_s: float
     busbw_bytes_per_s: float
-    """NaN if the transfer took no time."""
+    """Bus bandwidth; NaN, like ``algbw_bytes_per_s``, if the transfer took no time."""
     clock_error_ns: float
 
 
 def arrival_of(trace: Trace, row: pd.Series[Any]) -> Arrival | None:
-    """How a rank entered a collective, a row of ``trace.collectives``; None if not all ranks are known to have."""
+    """Return how a rank arrived at a collective; None unless all ranks are known to have taken part.
+
+    Args:
+        row: A row of ``trace.collectives``.
+    """
     table = trace.collectives
     same = np.logical_and.reduce([table[name].to_numpy() == row[name] for name in ("step", "bucket", "model")])
     found = arrivals_by_collective(
@@ -170,13 +179,14 @@ def arrival_of(trace: Trace, row: pd.Series[Any]) -> Arrival | None:
 
 
 def _rows_of_complete(table: pd.DataFrame, ranks: Int64Array) -> Int64Array:
-    """(N, R) positions in ``table`` of the collectives that all ranks have, by rank from left to right."""
+    """Return the positions (N, R) in ``table`` of the collectives that all ranks have, by rank from left to right."""
     step, rank = table["step"].to_numpy(dtype=np.int64), table["rank"].to_numpy(dtype=np.int64)
     bucket, model = table["bucket"].to_numpy(dtype=np.int64) + 1, table["model"].to_numpy(dtype=np.int64)
     what = (model << 36) | (bucket << 3) | table["op"].cat.codes.to_numpy()
     each = len(table) // max(1, len(ranks))
     if np.array_equal(rank, np.repeat(ranks, each)) and all(_repeats(column, each) for column in (step, what)):
-        # All ranks launched the same in the same order, as they should: then the order of one is that of all.
+        # All ranks launched the same collectives in the same order, as they should: then the order of one rank is that
+        # of all.
         return np.lexsort((what[:each], step[:each]))[:, None] + each * np.arange(len(ranks))
     order = np.lexsort((rank, what, step))
     turn = np.empty(len(order), dtype=np.int64)
@@ -184,12 +194,12 @@ def _rows_of_complete(table: pd.DataFrame, ranks: Int64Array) -> Int64Array:
     if turn.any():
         order = np.lexsort((rank, turn, what, step))
     place = places_in_runs(step[order], what[order], turn[order])
-    # A run of R rows that begins a collective holds every rank once, as ranks differ within it.
+    # A run of R rows from the first row of a collective holds every rank once, as ranks differ within it.
     first = np.flatnonzero(place == 0)
     lengths = np.diff(np.append(first, len(order)))
     return order[first[lengths == len(ranks)][:, None] + np.arange(len(ranks))]
 
 
 def _repeats(values: Int64Array, period: int) -> bool:
-    """Whether values repeat from period to period."""
+    """Return True if values repeat with a period."""
     return np.array_equal(values[period:], values[: len(values) - period])

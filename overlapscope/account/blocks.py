@@ -1,8 +1,8 @@
-"""The one division of a step's time: blocks of every rank's every step, which sum to it to the nanosecond.
+"""Blocks of a step: the breakdown of every step of every rank, which sums to the step time to the nanosecond.
 
-Where several things happen at once, a moment belongs to what interrupts the others: a garbage collection stops the
+Where several activities overlap, a moment belongs to the one that interrupts the others: a garbage collection stops the
 optimizer, copies are a part of the backward, the broadcast of buffers is a part of what precedes a forward. While a
-rank waits for gradients, the time until the last bucket has ended is *exposed communication*; what remains of finalise
+rank waits for gradients, the time until the last bucket has ended is *exposed communication*; the rest of finalize
 hands the averages over, and counts as copies.
 """
 
@@ -39,16 +39,16 @@ BLOCKS: Final = (
     "gc",
     "unknown",
 )
-"""In the order in which people meet them in a step. ``loop``: of the loop's own, between an update and the next
-forward. ``buffers``: their broadcast. ``exposed``: communication that nothing hides. ``between``: in no phase, such as
-the loss, between the first and the last of a step. ``collectives``: of the user's own. ``unknown``: nothing is recorded
-of it."""
+"""Names of the blocks, in the usual order within a step. ``loop``: code of the training loop between an update and the
+next forward. ``buffers``: broadcast of buffers. ``exposed``: communication that no other work hides. ``between``:
+outside all phases, such as the loss, between the first phase of a step and the last. ``collectives``: collectives
+issued by user code. ``unknown``: time without any record."""
 
 _PHASES: Final = ("finalise", "optimizer", "evaluation", "data_wait", "loop", "forward", "backward")
 _CLAIMS: Final = ("gc", "copies", "buffers", "exposed", "collectives", *_PHASES, "between")
-"""The first has precedence."""
+"""Claimants of a moment on the host, by precedence, highest first."""
 _ON_DEVICE: Final = ("copies", "buffers", "exposed", *_PHASES, "collectives", "gc", "between")
-"""The same where times are a device's: what stops the host shows only where the device has nothing to do."""
+"""The same where times are those of a device: what stops the host matters only where the device is idle."""
 _BLOCK_OF: Final = {"finalise": "copies"}
 _OPTIMIZER: Final = PHASE_NAMES.index("optimizer")
 _LOOP: Final = PHASE_NAMES.index("loop")
@@ -56,43 +56,45 @@ _LOOP: Final = PHASE_NAMES.index("loop")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Account:
-    """What the finished steps of all ranks consist of; G rows, in the order of ``trace.steps``, and W waits."""
+    """Step-time breakdown of the finished steps of all ranks: G rows, in the order of ``trace.steps``, and W waits."""
 
     rank: Int64Array
-    """(G,)"""
+    """(G,) Rank of each row."""
     step: Int64Array
-    """(G,)"""
+    """(G,) Step number of each row."""
     start_ns: Int64Array
-    """(G,) on the common clock."""
+    """(G,) Start of the step, on the common clock."""
     end_ns: Int64Array
-    """(G,)"""
+    """(G,) End of the step, on the common clock."""
     ns: Int64Array
-    """(G, len(BLOCKS)); a row sums to ``end_ns - start_ns``."""
+    """(G, len(BLOCKS)) Time in each block; a row sums to ``end_ns - start_ns``."""
     hidden_ns: Int64Array
-    """(G, len(BLOCKS)) for how long gradients are communicated while something else goes on, by that block."""
+    """(G, len(BLOCKS)) Time for which gradients are communicated while other work runs, by the block of that work."""
     waits: Waits
-    """What the exposed communication consists of, each within one step."""
+    """The waits that exposed communication consists of, each within one step."""
     wait_row: Int64Array
-    """(W,) row of the step of each wait."""
+    """(W,) Row of the step of each wait."""
     wait_ns: Int64Array
-    """(W,) those of a step sum to its exposed communication: shorter than the wait where something interrupts it."""
+    """(W,) Exposed time of each wait: those of a step sum to its exposed communication. Shorter than the wait if it is
+    interrupted."""
     later_ns: Int64Array
-    """(W, len(BLOCKS)) what the later rank does meanwhile; sums to the length of the wait, and 0 without one."""
+    """(W, len(BLOCKS)) What the straggler does during the wait; sums to the length of the wait, and to 0 for a wait
+    without a straggler."""
     starts: Starts
     matched: Matched
     timelines: dict[int, Timeline]
-    """Of each rank, with the places of ``BLOCKS`` as owners."""
+    """Timeline of each rank, whose owners are indices into ``BLOCKS``."""
 
     def exposed_spans_ns(self, rank: int) -> Int64Array:
-        """(2, n) from when until when a rank waits for communication that nothing hides, on the common clock.
+        """Return the spans (2, n) in which a rank waits for communication that no other work hides.
 
-        What of them lies in a step sums to its exposed communication.
+        Times are on the common clock. The parts within a step sum to its exposed communication.
         """
         return self.timelines[rank].spans_of(BLOCKS.index("exposed"))
 
 
 def account_of(trace: Trace) -> Account:
-    """Divide the steps of a recording."""
+    """Compute the step-time breakdown of a recording."""
     matched = match_collectives(trace)
     starts = starts_of(trace, matched)
     rank, step, start_ns, end_ns = (
@@ -113,7 +115,7 @@ def account_of(trace: Trace) -> Account:
         sent = steps.cut(one, joined(sent_of[one]))
         own, awaited = waits_of_rank[one], awaited_of[one]
         stretches_ns = [steps_ns, sent.edges_ns, waits_ns[:, own], waits_ns[:, awaited]]
-        # All at once, because each time takes running sums of the whole timeline.
+        # One call for all spans, because each call takes running sums over the whole timeline.
         shares_ns = timeline.within(*np.concatenate(stretches_ns, axis=1))
         places = np.cumsum([stretches.shape[1] for stretches in stretches_ns[:-1]])
         ns[row], sent_ns, exposed_ns, later_ns[awaited] = np.split(shares_ns, places)
@@ -138,7 +140,7 @@ def account_of(trace: Trace) -> Account:
 
 
 def _within_steps(whole: Waits, steps: StepsByRank) -> tuple[Waits, Int64Array]:
-    """The parts of waits within steps, and in which row each lies."""
+    """Cut waits at step boundaries; return the parts within steps and the row of the step of each."""
     spans_of = SpansByRank(whole.rank, whole.start_ns, whole.end_ns)
     number = np.arange(len(whole.rank))
     found = [(number[:0], number[:0], np.zeros((2, 0), dtype=np.int64))]
@@ -150,13 +152,17 @@ def _within_steps(whole: Waits, steps: StepsByRank) -> tuple[Waits, Int64Array]:
 
 
 def _add_to_rows(totals_ns: Int64Array, row: Int64Array, ns: Int64Array) -> None:
-    """Add (n, K) to some rows (n,) of (G, K), one of which may be there several times."""
+    """Add values (n, K) to rows (n,) of totals (G, K); a row may occur several times.
+
+    Example: with K = 2, rows [1, 1] and values [[1, 2], [3, 4]], row 1 grows by [4, 6].
+    """
     columns = totals_ns.shape[1]
-    # numpy is several times quicker in one dimension.
+    # numpy is several times faster in one dimension.
     np.add.at(totals_ns.reshape(-1), (row[:, None] * columns + np.arange(columns)).ravel(), ns.ravel())
 
 
 def _timelines(trace: Trace, waits: Waits) -> Iterator[tuple[int, Timeline]]:
+    """Yield each rank and its timeline, painted by the precedence of its device."""
     buffers = trace.collectives[(trace.collectives["op"] == "broadcast") & trace.collectives["end_ns"].notna()]
     phases, steps = SpansByRank.of(trace.phases), SpansByRank.of(trace.steps)
     phase = trace.phases["phase"].cat.set_categories(PHASE_NAMES).cat.codes.to_numpy()
@@ -174,15 +180,18 @@ def _timelines(trace: Trace, waits: Waits) -> Iterator[tuple[int, Timeline]]:
         edges_ns = np.concatenate([phases_ns, *spans_ns.values()], axis=1)
         timeline = paint(np.concatenate(number), edges_ns, len(claims))
         block_of = _BLOCK_OF
-        if not (own_phase == _OPTIMIZER).any():  # where an update of the user's own ends nobody knows
-            has_loop = (own_phase == _LOOP).any()  # before version 0.2 its time counted as a wait for data
+        if not (own_phase == _OPTIMIZER).any():  # the end of a user-defined update is unknown
+            has_loop = (own_phase == _LOOP).any()  # before version 0.2 its time counted as waiting for data
             block_of = _BLOCK_OF | {"loop" if has_loop else "data_wait": "between"}
         block = np.array([BLOCKS.index(block_of.get(name, name)) for name in claims] + [len(BLOCKS) - 1], np.int8)
         yield rank, replace(timeline, owner=block[timeline.owner], claimants=len(BLOCKS) - 1)
 
 
 def _hulls(phases_ns: Int64Array, steps_ns: Int64Array) -> Int64Array:
-    """(2, n) of the steps of a rank the stretch from the first of its phases to the end of the last."""
+    """Return, for each step of a rank, the span from its first phase to the end of its last one (2, n).
+
+    Example: a step from 0 to 100 ns with phases from 10 to 40 and from 60 to 90 gives the span from 10 to 90.
+    """
     steps_ns = steps_ns[:, np.argsort(steps_ns[0], kind="stable")]
     place = np.searchsorted(steps_ns[1], phases_ns[0], side="right")
     inside = place < steps_ns.shape[1]
@@ -194,7 +203,7 @@ def _hulls(phases_ns: Int64Array, steps_ns: Int64Array) -> Int64Array:
 
 
 def _under_way(trace: Trace) -> SpansByRank:
-    """When gradients are communicated."""
+    """Return the spans in which gradients are communicated."""
     table = trace.collectives
     reduced = np.flatnonzero((table["bucket"] >= 0) & table["end_ns"].notna())
     rank, launch_ns = (table[name].to_numpy(np.int64)[reduced] for name in ("rank", "launch_ns"))

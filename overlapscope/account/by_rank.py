@@ -1,4 +1,4 @@
-"""The rows and the spans of each rank, found without a look at those of all others."""
+"""Rows and spans of a table by rank, looked up without scanning those of other ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pandas as pd
 from overlapscope.account.intervals import Int64Array
 
 Rows = Int64Array | slice
-"""Ascending numbers of rows, to index columns with."""
+"""Ascending row numbers, to index columns with."""
 
 _NONE: Final = slice(0, 0)
 
@@ -20,8 +20,11 @@ _NONE: Final = slice(0, 0)
 class RowsByRank:
     """The rows of a table by rank.
 
+    Example: ranks [0, 0, 1, 0] give rows [0, 1, 3] for rank 0 and [2] for rank 1.
+
     Args:
-        rank: (N,) of each row, in any order. Where they ascend, as in a recording, rows are slices, which copy nothing.
+        rank: (N,) Rank of each row, in any order. If ranks ascend, as in a recording, rows are slices, which copy
+            nothing.
     """
 
     def __init__(self, rank: npt.ArrayLike) -> None:
@@ -35,11 +38,11 @@ class RowsByRank:
 
     @property
     def ranks(self) -> list[int]:
-        """Those that have a row, ascending."""
+        """Return the ranks that have a row, ascending."""
         return list(self._rows)
 
     def __getitem__(self, rank: int) -> Rows:
-        """The rows of a rank; none if it has none."""
+        """Return the rows of a rank; empty if it has none."""
         return self._rows.get(rank, _NONE)
 
 
@@ -47,7 +50,7 @@ class SpansByRank:
     """Spans of all ranks, by rank.
 
     Args:
-        rank: (N,) whose each is, in any order.
+        rank: (N,) Rank of each span, in any order.
         start_ns: (N,)
         end_ns: (N,)
     """
@@ -58,10 +61,10 @@ class SpansByRank:
 
     @classmethod
     def of(cls, table: pd.DataFrame, start: str = "start_ns") -> SpansByRank:
-        """Those of a table, which have ended."""
+        """Create from the spans of a table, all of which have ended."""
         return cls(*(table[name].to_numpy(np.int64) for name in ("rank", start, "end_ns")))
 
     def __getitem__(self, rank: int) -> Int64Array:
-        """(2, n) from when until when those of a rank are."""
+        """Return the starts and ends of the spans of a rank (2, n)."""
         rows = self.rows[rank]
         return np.stack([self._start_ns[rows], self._end_ns[rows]])

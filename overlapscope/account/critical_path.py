@@ -1,8 +1,12 @@
-"""The account of the job: what all ranks together waited for at each moment, which sums to the step time as well.
+"""Critical path of the job: what all ranks together waited for at each moment, which also sums to the step time.
 
-One path leads backwards through the recording. It stays on a rank until that rank has waited for a collective; there
-it follows the transfers, one before the other, to the arrival that the first of them had to wait for, and goes on with
-the rank that arrived. To make anything off the path quicker would not have made the job quicker.
+The path is followed backward in time. It stays on a rank back to the end of a wait for a collective; there it follows
+the transfers, each to the one that it queued behind, to the arrival that the first of them had to wait for, and
+continues on the rank that arrived last. Making anything off the path faster would not have made the job faster.
+
+Example: both ranks begin a step at 0 ns. Rank 0 waits from 50 to 100 ns for an all-reduce that rank 1 enters at 80 ns,
+and finishes its optimizer at 110 ns. The path is rank 1 from 0 to 80, the transfer from 80 to 100, and rank 0 from 100
+to 110.
 """
 
 from __future__ import annotations
@@ -21,51 +25,57 @@ from overlapscope.account.waits import LONG_AGO, REASONS, Starts
 from overlapscope.trace.reader import Trace
 
 _TRANSFERS: Final = {-1: "exposed", -2: "buffers"}
-"""The block of what is on no rank."""
+"""Block of each pseudo-rank that stands for a transfer."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CriticalPath:
-    """Where the path is, by time, without a gap: P pieces, on the common clock."""
+    """Location of the critical path over time, without gaps: P segments, on the common clock."""
 
     who: Int64Array
-    """(P,) the rank, or a negative number while something is transferred that ranks wait for."""
+    """(P,) Rank, or a negative key of ``_TRANSFERS`` during a transfer that ranks wait for."""
     from_ns: Int64Array
-    """(P,)"""
+    """(P,) Start of each segment."""
     until_ns: Int64Array
-    """(P,)"""
+    """(P,) End of each segment."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class JobAccount:
-    """What the steps of a job consist of. A step lasts from the mean of its starts on all ranks to that of its ends."""
+    """Step-time breakdown of the job along its critical path.
+
+    A step lasts from the mean of its starts on all ranks to the mean of its ends.
+    """
 
     steps: Int64Array
-    """(F,) numbers of the steps that ranks have finished together."""
+    """(F,) Numbers of the steps that all counted ranks have finished."""
     start_ns: Int64Array
-    """(F,) on the common clock."""
+    """(F,) Start of each step, on the common clock."""
     end_ns: Int64Array
-    """(F,)"""
+    """(F,) End of each step, on the common clock."""
     ns: Int64Array
-    """(F, len(BLOCKS)); a row sums to ``end_ns - start_ns``. ``exposed`` is transfers: while ranks wait for another
-    one, it is what that one does."""
+    """(F, len(BLOCKS)) Time in each block; a row sums to ``end_ns - start_ns``. ``exposed`` is transfers only: a wait
+    for another rank counts as what that rank does."""
     ranks: Int64Array
-    """(R,) all ranks that have finished a step."""
+    """(R,) All ranks that have finished a step."""
     rank_ns: Int64Array
-    """(F, R) how long the path is on each of them; the rest of a step is transfers."""
+    """(F, R) Time for which the path is on each rank; the rest of a step is transfers."""
     path: CriticalPath
 
 
 def job_account_of(
     trace: Trace, account: Account, alike: AlikeSteps, ranks: Int64Array | None = None
 ) -> JobAccount | None:
-    """Follow the critical path; None if times of some ranks can't be compared, or no step is known on all of them.
+    """Follow the critical path and break it down by step.
 
     Args:
-        ranks: all that have finished a step, if this is a part of a recording.
+        ranks: All ranks that have finished a step. Needed if the breakdown is only of a part of a recording.
+
+    Returns:
+        None if times of some ranks can't be compared, or if no step was finished by all of them.
     """
     ranks = np.unique(account.rank) if ranks is None else ranks
-    known = set(ranks.tolist())  # a rank that has finished no step has none that the path could be divided by
+    known = set(ranks.tolist())  # without finished steps of a rank, the path on it could not be divided
     is_comparable = {*trace.expected_ranks, *known} == set(account.matched.ranks.tolist()) == known
     if not len(alike.finished) or not is_comparable:
         return None
@@ -74,7 +84,7 @@ def job_account_of(
     )
     path = _path(trace, account, int(start_ns.min()), int(end_ns.max()))
     who, from_ns, until_ns = path.who, path.from_ns, path.until_ns
-    # Pieces of the path within the steps: the edges of steps cut it.
+    # Segments of the path within steps: step boundaries cut it.
     edges_ns = np.unique(np.concatenate([from_ns, until_ns, start_ns, end_ns]))
     piece = np.searchsorted(from_ns, edges_ns[:-1], side="right") - 1
     step = np.searchsorted(start_ns, edges_ns[:-1], side="right") - 1
@@ -96,7 +106,7 @@ def job_account_of(
 
 
 def _path(trace: Trace, account: Account, begin_ns: int, end_ns: int) -> CriticalPath:
-    """The path between two moments; what is transferred has a number of ``_TRANSFERS``."""
+    """Return the path between two moments; transfers have a key of ``_TRANSFERS`` instead of a rank."""
     starts, waits, ranks = account.starts, _Entries(trace, account), len(np.unique(account.rank))
     transfer = np.where(trace.collectives["bucket"] >= 0, -1, -2)
     pieces: list[tuple[int, int, int]] = []
@@ -125,11 +135,14 @@ def _path(trace: Trace, account: Account, begin_ns: int, end_ns: int) -> Critica
 
 
 def _queue(starts: Starts, row: int, now_ns: int) -> Iterator[tuple[int, int]]:
-    """A transfer and those that it queues behind, the newest first, each with when it could begin.
+    """Yield a transfer and those that it queued behind, the latest first, each with the time at which it could begin.
+
+    Example: a transfer whose last rank arrived at 10 ns, but that got a lane at 30 ns when a transfer that began at 5
+    ns ended, yields itself with 30 and the other one with 5.
 
     Args:
-        row: in ``trace.collectives``.
-        now_ns: it is under way.
+        row: Row in ``trace.collectives``.
+        now_ns: A moment at which it is in progress.
     """
     while True:
         arrived_ns, free_ns = int(starts.last_ns[row]), int(starts.free_ns[row])
@@ -141,9 +154,13 @@ def _queue(starts: Starts, row: int, now_ns: int) -> Iterator[tuple[int, int]]:
 
 
 def comes_from_anywhere(trace: Trace, account: Account, now_ns: int, then_ns: int) -> bool:
-    """Whether the path is in the same place at an earlier moment, from whichever rank it comes at a later one.
+    """Return True if the path is at the same position at an earlier moment, whichever rank it is on at a later one.
 
-    Then nothing that happens after the later one has a say in where it was before.
+    Then nothing that happens after the later moment can affect where the path was before the earlier one.
+
+    Args:
+        now_ns: The later moment.
+        then_ns: The earlier moment.
     """
     starts, waits = account.starts, _Entries(trace, account)
     ahead = {(rank, now_ns) for rank in np.unique(account.rank).tolist()}
@@ -159,7 +176,7 @@ def comes_from_anywhere(trace: Trace, account: Account, now_ns: int, then_ns: in
         for row, sent_ns in _queue(starts, int(collectives[place]), now_ns):
             now_ns = min(now_ns, sent_ns)
             if now_ns <= then_ns:
-                places.add((int(starts.last_rank[row]), int(starts.last_ns[row]), sent_ns))  # on the way to it
+                places.add((int(starts.last_rank[row]), int(starts.last_ns[row]), sent_ns))  # in transfer to this rank
                 break
         else:
             came_from = int(starts.last_rank[row]), now_ns
@@ -170,11 +187,11 @@ def comes_from_anywhere(trace: Trace, account: Account, now_ns: int, then_ns: in
 
 
 class _Entries:
-    """By rank, where the path leaves it: from when and until when it waited for which collective, by time."""
+    """By rank, where the path can leave it: start, end and collective of each wait, by time."""
 
     def __init__(self, trace: Trace, account: Account) -> None:
         waits, table = account.waits, trace.collectives
-        awaited = np.flatnonzero(waits.reason != REASONS.index("launch"))  # until then it is the rank's own doing
+        awaited = np.flatnonzero(waits.reason != REASONS.index("launch"))  # until then this rank is late itself
         sent = np.flatnonzero((table["op"] == "broadcast") & table["end_ns"].notna())
         end_ns = table["end_ns"].to_numpy(np.int64, na_value=0)
         self._columns = (

@@ -1,4 +1,4 @@
-"""Spans cut at the edges of steps: what of them lies in which step."""
+"""Cutting of spans at step boundaries."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ class Parts(NamedTuple):
     """The parts of spans that lie within steps, P of them."""
 
     which: Int64Array
-    """(P,) number of the span, ascending."""
+    """(P,) Index of the span, ascending."""
     row: Int64Array
-    """(P,) of the step."""
+    """(P,) Row of the step."""
     edges_ns: Int64Array
-    """(2, P) from when until when."""
+    """(2, P) Start and end of each part."""
 
 
 class StepsByRank:
-    """The steps of all ranks, G of them, those of a rank disjoint.
+    """The steps of all ranks, G of them; those of one rank are disjoint.
 
     Args:
         rank: (G,) in any order.
@@ -35,13 +35,17 @@ class StepsByRank:
         self._start_ns, self._end_ns = start_ns, end_ns
 
     def of_rank(self, rank: int) -> tuple[Int64Array, Int64Array]:
-        """By time the rows of a rank's steps (n,), and from when until when they last (2, n)."""
+        """Return the rows (n,) of the steps of a rank by time, and their starts and ends (2, n)."""
         own = self._rows_of[rank]
         row = self._number[own][np.argsort(self._start_ns[own], kind="stable")]
         return row, np.stack([self._start_ns[row], self._end_ns[row]])
 
     def cut(self, rank: int, spans_ns: Int64Array) -> Parts:
-        """Cut spans of one rank (2, n)."""
+        """Cut spans (2, n) of one rank at step boundaries.
+
+        Example: with steps from 0 to 10 and from 10 to 20, a span from 5 to 25 has two parts, from 5 to 10 and from 10
+        to 20.
+        """
         row, steps_ns = self.of_rank(rank)
         first = np.searchsorted(steps_ns[1], spans_ns[0], side="right")
         count = np.maximum(0, np.searchsorted(steps_ns[0], spans_ns[1], side="left") - first)

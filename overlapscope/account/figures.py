@@ -1,4 +1,4 @@
-"""The account as a table: one row per rank and finished step."""
+"""The step-time breakdown as a table with one row per rank and finished step."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from overlapscope.account.blocks import BLOCKS, Account
 from overlapscope.account.waits import REASONS
 
 COMPUTE: tuple[str, ...] = ("forward", "backward", "optimizer", "evaluation")
-"""Blocks in which the model is computed."""
+"""Blocks that count as compute."""
 
 
 def figures_of(account: Account) -> pd.DataFrame:
-    """Every rank's every step, in the order of ``trace.steps``.
+    """Return a table of all steps of all ranks, in the order of ``trace.steps``.
 
     Returns:
         rank, step, step_time_ns, a column for each of ``BLOCKS`` (these sum to the step time), one for each of
-        ``REASONS`` (exposed_<reason>_ns; these sum to exposed_ns), compute_ns (those of ``COMPUTE``), hidden_ns
-        (for how long gradients are communicated while something else goes on), communication_ns (hidden and exposed),
-        overlap_ratio (hidden over communication; NaN without communication).
+        ``REASONS`` (exposed_<reason>_ns; these sum to exposed_ns), compute_ns (sum of ``COMPUTE``), hidden_ns (time for
+        which gradients are communicated while other work runs), communication_ns (hidden plus exposed), overlap_ratio
+        (hidden over communication; NaN without communication).
     """
     blocks_ns = {f"{name}_ns": account.ns[:, place] for place, name in enumerate(BLOCKS)}
     for_reason_ns = np.zeros(len(REASONS) * len(account.rank), dtype=np.int64)

@@ -1,8 +1,11 @@
 """Unions of time intervals, for all groups of a table at once.
 
-Sort the starts and the ends of a group, each on its own: between the i-th end and the (i+1)-th start nothing is
-running exactly if that start is later, because then all i intervals that have begun are over. That needs two sorts at
-most, no loop over groups, and no arithmetic that could overflow or round: results are exact nanoseconds.
+Sort the starts and the ends of a group separately: between the i-th end and the (i+1)-th start nothing is running
+exactly if that start is later, because then all i intervals that have begun are over. That takes at most two sorts, no
+loop over groups, and no arithmetic that could overflow or round: results are exact nanoseconds.
+
+Example: of the intervals 0 to 4, 2 to 6 and 8 to 9, the starts are 0, 2, 8 and the ends 4, 6, 9. Start 2 is not later
+than end 4, but start 8 is later than end 6, so the union is 0 to 6 and 8 to 9.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ Float64Array = npt.NDArray[np.float64]
 
 
 class Intervals(NamedTuple):
-    """Disjoint, non-empty, half-open intervals, sorted by group and within it by time; touching ones are joined."""
+    """Disjoint, non-empty, half-open intervals, sorted by group and then by time; touching ones are joined."""
 
     groups: npt.NDArray[Any]
     starts_ns: Int64Array
@@ -25,12 +28,12 @@ class Intervals(NamedTuple):
 
 
 def union(groups: npt.NDArray[Any], starts_ns: npt.NDArray[Any], ends_ns: npt.NDArray[Any]) -> Intervals:
-    """The union of the intervals of each group.
+    """Compute the union of the intervals of each group.
 
     Args:
-        groups: number of the group of each interval, from 0; those of 8 bits are sorted much quicker.
-        starts_ns: in any order.
-        ends_ns: an interval that does not end after its start is empty.
+        groups: Number of the group of each interval, from 0; arrays of 8 bits are sorted much faster.
+        starts_ns: Starts, in any order.
+        ends_ns: Ends; an interval that does not end after its start is empty.
     """
     starts_ns, ends_ns = (np.asarray(edge, dtype=np.int64) for edge in (starts_ns, ends_ns))
     filled = ends_ns > starts_ns
@@ -45,12 +48,12 @@ def union(groups: npt.NDArray[Any], starts_ns: npt.NDArray[Any], ends_ns: npt.ND
 
 
 def joined(spans_ns: Int64Array) -> Int64Array:
-    """The union (2, m) of spans (2, n) of one group."""
+    """Compute the union (2, m) of spans (2, n) of one group."""
     _, starts_ns, ends_ns = union(np.zeros(spans_ns.shape[1], dtype=np.int8), *spans_ns)
     return np.stack([starts_ns, ends_ns])
 
 
 def order_of(values: npt.NDArray[Any], groups: npt.NDArray[Any]) -> Int64Array | slice:
-    """What puts values (n,) in order group by group; of a recording, they are nearly always in order already."""
+    """Return the index that sorts values (n,) group by group; in a recording they nearly always are sorted already."""
     ascends = (groups[1:] > groups[:-1]) | ((groups[1:] == groups[:-1]) & (values[1:] >= values[:-1]))
     return slice(None) if ascends.all() else np.lexsort((values, groups))

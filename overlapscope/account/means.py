@@ -1,14 +1,15 @@
-"""Means of steps that are alike, and how sure they are.
+"""Means of steady steps with confidence intervals that allow for autocorrelation.
 
-Neighbouring steps are alike: a noisy neighbour stays for a while. Then n steps tell no more about their mean than fewer
-independent ones would: for a first-order autoregressive series ``n (1 - r) / (1 + r)``, r being the correlation of
-neighbours, here corrected for its bias in short series (Kendall 1954). Of that many, the interval is Student's. In
-simulations (``benchmarks/intervals.py``) this held more often than a bootstrap of blocks of steps, which is too narrow
-where a recording has few blocks.
+Neighboring steps are correlated: a noisy neighbor on the machine stays for a while. Then n steps carry no more
+information about their mean than fewer independent ones would: for a first-order autoregressive series ``n (1 - r) / (1
++ r)``, where r is the correlation of neighbors, corrected here for its bias in short series (Kendall 1954). With r =
+0.5, 90 steps count as 30. The interval is Student's for that number of steps. In simulations
+(``benchmarks/intervals.py``) it held more often than a block bootstrap, which is too narrow where a recording has few
+blocks.
 
-Neighbours can hardly tell of a change that comes slowly and is small beside the noise of single steps, such as of a
-processor that gets warm. Whoever compares two recordings must not take it for a difference between them, so there the
-interval is no narrower than the means of long stretches say.
+The correlation of neighbors hardly shows a slow change that is small beside the noise of single steps, such as a
+processor warming up. A comparison of two recordings must not take that for a difference between them, so there the
+interval is no narrower than the means of long segments of steps imply.
 """
 
 from __future__ import annotations
@@ -21,25 +22,26 @@ from overlapscope.account.intervals import Float64Array
 from overlapscope.interval import SIGMAS_90, SIGMAS_99, Interval
 
 STRETCHES: Final = 8
+"""Number of segments that a series is divided into to measure slow changes."""
 _MOST_ALIKE: Final = 0.995
 _LEAST_FREEDOM: Final = 2.0
 
 
 def mean_of(series: Float64Array) -> list[Interval]:
-    """The mean of each column over its rows, with its 90 % interval.
+    """Compute the mean of each column over its rows, with its 90 % interval.
 
     Args:
-        series: (S, K) by step, in their order. With fewer than three steps the interval is unknown: NaN. What is never
-            negative has no mean below 0 either.
+        series: (S, K) By step, in order. With fewer than three steps the interval is unknown: NaN. The mean of values
+            that are never negative has no lower bound below 0 either.
     """
     return _means(series, _half_widths(np.asarray(series, dtype=np.float64), SIGMAS_90))
 
 
 def wary_mean_of(series: Float64Array) -> list[Interval]:
-    """The same means, for comparisons: with the 99 % interval, and as wide as slow changes ask for.
+    """Compute the same means with 99 % intervals that also cover slow changes, for comparisons.
 
     Args:
-        series: (S, K) by step, in their order; of fewer than ``STRETCHES`` steps the interval is unknown.
+        series: (S, K) By step, in order; with fewer than ``STRETCHES`` steps the interval is unknown.
     """
     if len(series) < STRETCHES:
         return _means(series, np.full(series.shape[1], np.nan))
@@ -61,12 +63,12 @@ def _means(series: Float64Array, half_widths: Float64Array) -> list[Interval]:
 
 
 def independent_steps(series: Float64Array, *, levels: int = 1, sigmas: float = 0.0) -> Float64Array:
-    """As many independent steps would tell as much about the mean of each column (S, K) as these do.
+    """Return the number of independent steps with as much information about the mean of each column (S, K) as these.
 
     Args:
-        levels: how many means have been taken out of the series before, this one included: with each the correlation
-            of neighbours comes out smaller by about (1 + 4 r) / n.
-        sigmas: for who must not overestimate the number: so many standard errors are added to the correlation.
+        levels: Number of means that have been subtracted from the series before, this one included: each reduces the
+            estimated correlation of neighbors by about (1 + 4 r) / n.
+        sigmas: Number of standard errors added to the correlation, for callers that must not overestimate the result.
     """
     steps = len(series)
     deviation = series - series.mean(axis=0)
@@ -76,7 +78,7 @@ def independent_steps(series: Float64Array, *, levels: int = 1, sigmas: float = 
     if steps > 8 * levels:
         alike = (steps * alike + levels) / (steps - 4 * levels)
     alike = alike + sigmas * np.sqrt(np.maximum(0.0, 1 - alike**2) / steps)
-    alike = np.where(power > 0, np.clip(alike, 0.0, _MOST_ALIKE), 0.0)  # what never varies has no noise
+    alike = np.where(power > 0, np.clip(alike, 0.0, _MOST_ALIKE), 0.0)  # a constant series has no noise
     independent: Float64Array = steps * (1 - alike) / (1 + alike)
     return independent
 
@@ -94,11 +96,11 @@ def _half_widths(series: Float64Array, sigmas: float) -> Float64Array:
 
 
 def student(freedom: Float64Array, sigmas: float) -> Float64Array:
-    """A quantile of Student's t, as a series in the normal one (Abramowitz and Stegun, 26.7.5).
+    """Return a quantile of Student's t, as a series in the normal quantile (Abramowitz and Stegun, 26.7.5).
 
     Args:
-        freedom: degrees of freedom, from 2; there the 95 % quantile is 1 % too small, and the 99.5 % one 12 %.
-        sigmas: the normal quantile.
+        freedom: Degrees of freedom, from 2; there the 95 % quantile is 1 % too small, and the 99.5 % one 12 %.
+        sigmas: The normal quantile.
     """
     z = sigmas
     return (

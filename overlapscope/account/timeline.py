@@ -1,7 +1,8 @@
-"""What one rank does at each moment: a line of time painted in colours, without gap or overlap.
+"""Timeline of one rank: each moment assigned to one owner, without gaps or overlaps.
 
-Several things happen at once: a garbage collection interrupts an optimizer, copies are a part of backward. A moment
-belongs to the first that claims it. However the line is cut into stretches, what each holds sums to its length.
+Several activities overlap: a garbage collection interrupts an optimizer, copies are a part of backward. A moment
+belongs to the claimant with the highest precedence. However the timeline is cut into spans, the shares of each span sum
+to its length.
 """
 
 from __future__ import annotations
@@ -16,24 +17,24 @@ from overlapscope.account.intervals import Int64Array, union
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Timeline:
-    """Who has each moment: M pieces between M + 1 edges, K claimants."""
+    """The owner of each moment: M segments between M + 1 edges, K claimants."""
 
     edges_ns: Int64Array
-    """(M + 1,) ascending; empty if nobody claims anything."""
+    """(M + 1,) Edges of the segments, ascending; empty if there are no claims."""
     owner: npt.NDArray[np.int8]
-    """(M,) number of the claimant; -1 for nobody."""
+    """(M,) Number of the claimant that owns each segment; -1 for none."""
     claimants: int
-    """K"""
+    """Number of claimants, K."""
 
     def within(self, start_ns: npt.ArrayLike, end_ns: npt.ArrayLike) -> Int64Array:
-        """How much of some stretches belongs to whom.
+        """Return how much of each span belongs to each claimant.
 
         Args:
-            start_ns: (Q,) in any order; stretches may overlap.
-            end_ns: (Q,) a stretch that does not end after its start is empty.
+            start_ns: (Q,) In any order; spans may overlap.
+            end_ns: (Q,) A span that does not end after its start is empty.
 
         Returns:
-            (Q, K + 1) nanoseconds; the last column is nobody's. Rows sum to the lengths of the stretches.
+            (Q, K + 1) Nanoseconds; the last column is time without an owner. Rows sum to the lengths of the spans.
         """
         start_ns, end_ns = (np.asarray(values, dtype=np.int64) for values in (start_ns, end_ns))
         end_ns = np.maximum(start_ns, end_ns)
@@ -47,12 +48,12 @@ class Timeline:
         return shares_ns
 
     def spans_of(self, claimant: int) -> Int64Array:
-        """(2, n) from when until when a claimant has what it has, by time."""
+        """Return the starts and ends (2, n) of the segments that a claimant owns, by time."""
         own = np.flatnonzero(self.owner == claimant)
         return np.stack([self.edges_ns[own], self.edges_ns[own + 1]])
 
     def _until(self, time_ns: Int64Array, before_ns: Int64Array) -> Int64Array:
-        """(Q, K + 1) what belongs to whom from the first edge to some moments, which may lie outside."""
+        """Return the time (Q, K + 1) owned by each claimant from the first edge to moments, which may lie outside."""
         time_ns = np.clip(time_ns, self.edges_ns[0], self.edges_ns[-1])
         piece = np.minimum(np.searchsorted(self.edges_ns, time_ns, side="right") - 1, len(self.owner) - 1)
         until_ns: Int64Array = before_ns.take(piece, axis=0)
@@ -61,14 +62,16 @@ class Timeline:
 
 
 def paint(number: npt.NDArray[np.int8], edges_ns: Int64Array, claimants: int) -> Timeline:
-    """Give every moment to the first who claims it.
+    """Assign every moment to the claimant with the lowest number.
+
+    Example: claimant 1 from 0 to 20 and claimant 0 from 10 to 12 give edges [0, 10, 12, 20] and owners [1, 0, 1].
 
     Args:
-        number: (n,) whose each span is, in any order; 0, the first claimant, comes before the others.
-        edges_ns: (2, n) from when until when.
-        claimants: how many there are, at most 62.
+        number: (n,) Claimant of each span, in any order; 0 has the highest precedence.
+        edges_ns: (2, n) Start and end of each span.
+        claimants: Number of claimants, at most 62.
     """
-    # Where the spans of a claimant do not overlap, each edge turns its bit on or off.
+    # Spans of one claimant do not overlap after the union, so each edge toggles its bit.
     number, starts_ns, ends_ns = union(number, *edges_ns)
     times_ns = np.concatenate([starts_ns, ends_ns])
     order = np.argsort(times_ns, kind="stable")
@@ -76,7 +79,7 @@ def paint(number: npt.NDArray[np.int8], edges_ns: Int64Array, claimants: int) ->
     claiming = np.bitwise_xor.accumulate(np.tile(np.left_shift(1, number, dtype=np.int64), 2)[order])[:-1]
     lasts = np.diff(times_ns) > 0
     begin_ns, claiming = times_ns[:-1][lasts], claiming[lasts]
-    # The lowest bit is a power of 2, of which frexp gives the exponent exactly.
+    # The lowest set bit is a power of 2, whose exponent frexp gives exactly.
     owner = (np.frexp((claiming & -claiming).astype(np.float64))[1] - 1).astype(np.int8)
     changes = np.append(True, owner[1:] != owner[:-1])[: len(owner)]
     return Timeline(edges_ns=np.append(begin_ns[changes], times_ns[-1:]), owner=owner[changes], claimants=claimants)

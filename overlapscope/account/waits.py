@@ -1,9 +1,14 @@
-"""Exposed communication: which bucket a rank waits for when its backward is over, and why that takes so long.
+"""Exposed communication: which bucket a rank waits for when its backward is over, and for which reason.
 
-In *finalise* a rank waits for its buckets one after the other, in the order of their launch. So at each moment there is
-one bucket that it waits for: the first that has not ended. Where updates are deferred to the next forward there are
-several, each of which waits for the buckets that it hands over. That stretch is divided where the bucket is launched,
-where the last rank arrives, and where the collectives before it leave it a lane.
+In *finalize* a rank waits for its buckets one after the other, in the order of their launch. So at each moment it waits
+for exactly one bucket: the first that has not ended. Where updates are deferred to the next forward there are several
+finalizes, each of which waits for the buckets that it hands over. The wait for a bucket is divided where this rank
+launches the bucket, where the last rank arrives, and where earlier collectives leave it a lane.
+
+Example: finalize begins at 100 ns. Bucket 0 ends at 130 and bucket 1 at 150, so the rank waits for bucket 0 from 100 to
+130 and for bucket 1 from 130 to 150. This rank launched bucket 1 at 90, the last rank arrived at 135, and the
+collectives before it left it a lane at 140. The reasons for bucket 1 are then ``later_rank`` from 130 to 135,
+``behind`` from 135 to 140 and ``transfer`` from 140 to 150.
 """
 
 from __future__ import annotations
@@ -25,36 +30,42 @@ from overlapscope.trace.reader import Trace
 
 REASONS: Final = ("launch", "later_rank", "behind", "transfer", "unknown")
 """Why a bucket has not ended. ``launch``: this rank has not launched it, or its device has not got there.
-``later_rank``: another rank has not arrived. ``behind``: other collectives of the group are under way. ``transfer``: it
-is under way. ``unknown``: which of the last three, as not all ranks left a log or their clocks can't be compared."""
+``later_rank``: another rank has not arrived. ``behind``: it is queued behind other collectives of the group.
+``transfer``: it is in progress. ``unknown``: one of the last three, but not all ranks left a log or their clocks can't
+be compared."""
 
 NOBODY: Final = -1
+"""Rank or row number that stands for none."""
 LONG_AGO: Final = np.iinfo(np.int64).min
+"""Time that stands for "before the recording"."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Starts:
-    """What each row of ``trace.collectives`` has to wait for, N of them. Times are on the common clock."""
+    """Preconditions of each of the N rows of ``trace.collectives``: what has to happen before it begins.
+
+    Times are on the common clock.
+    """
 
     own_ns: Int64Array
-    """(N,) when this rank arrived."""
+    """(N,) When this rank arrived."""
     last_ns: Int64Array
-    """(N,) when the last rank arrived of which that is known; of a broadcast this rank or the one that sends."""
+    """(N,) When the last rank with a known arrival arrived; for a broadcast, the later of this rank and the sender."""
     last_rank: Int64Array
-    """(N,) which one that is."""
+    """(N,) Which rank that is."""
     is_known: npt.NDArray[np.bool_]
-    """(N,) whether that is the last of all ranks."""
+    """(N,) True if the arrivals of all ranks are known."""
     free_ns: Int64Array
-    """(N,) when collectives of its group that were launched before it left it a lane; ``LONG_AGO`` if one was free."""
+    """(N,) When earlier collectives of its group left it a lane; ``LONG_AGO`` if a lane was free."""
     freed_by: Int64Array
-    """(N,) row of the one that did; ``NOBODY`` if one was free."""
+    """(N,) Row of the collective that left the lane; ``NOBODY`` if a lane was free."""
 
 
 def starts_of(trace: Trace, matched: Matched) -> Starts:
-    """What collectives have to wait for.
+    """Find what each collective has to wait for before it begins.
 
     Args:
-        matched: the collectives of all ranks.
+        matched: Collectives matched across all ranks.
     """
     table = trace.collectives
     own_ns = entered_ns(table)
@@ -62,7 +73,7 @@ def starts_of(trace: Trace, matched: Matched) -> Starts:
     is_known = np.zeros(len(table), dtype=bool)
     if len(matched.rows):
         arrival_ns = matched.arrival_ns
-        # Buffers come from the lowest rank: nobody waits for another one.
+        # Buffers come from the lowest rank, so ranks wait for no other one.
         is_sent = (matched.op == OPS.index("broadcast"))[:, None]
         waits_for_sender = is_sent & (arrival_ns[:, :1] > arrival_ns)
         last_ns[matched.rows] = np.where(
@@ -82,28 +93,28 @@ def starts_of(trace: Trace, matched: Matched) -> Starts:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Waits:
-    """Stretches in which ranks wait for a bucket: W of them, by rank and time, those of a rank disjoint."""
+    """Spans in which ranks wait for a bucket: W of them, by rank and time; those of one rank are disjoint."""
 
     rank: Int64Array
-    """(W,)"""
+    """(W,) Rank that waits."""
     start_ns: Int64Array
-    """(W,) on the common clock."""
+    """(W,) Start, on the common clock."""
     end_ns: Int64Array
-    """(W,)"""
+    """(W,) End, on the common clock."""
     collective: Int64Array
-    """(W,) row of what is waited for in ``trace.collectives``."""
+    """(W,) Row in ``trace.collectives`` of the collective that is waited for."""
     reason: npt.NDArray[np.int8]
-    """(W,) place in ``REASONS``."""
+    """(W,) Index in ``REASONS``."""
     later_rank: Int64Array
-    """(W,) who is waited for with the reason ``later_rank``; ``NOBODY`` with the others."""
+    """(W,) Rank that is waited for if the reason is ``later_rank``; ``NOBODY`` with other reasons."""
 
     def of(self, which: npt.NDArray[np.bool_] | Int64Array) -> Waits:
-        """Those that a mask (W,) or numbers select."""
+        """Return the waits that a mask (W,) or indices select."""
         return Waits(**{field.name: getattr(self, field.name)[which] for field in fields(self)})
 
 
 def waits_of(trace: Trace, starts: Starts) -> Waits:
-    """Divide the time for which ranks wait for their buckets."""
+    """Compute the spans for which ranks wait for their buckets, divided by reason."""
     table, phases = trace.collectives, trace.phases
     reduced = np.flatnonzero((table["bucket"] >= 0) & table["end_ns"].notna())
     finalise = np.flatnonzero(phases["phase"] == "finalise")
@@ -113,7 +124,7 @@ def waits_of(trace: Trace, starts: Starts) -> Waits:
     reduced_of = RowsByRank(table["rank"].to_numpy(np.int64)[reduced])
     finalise_of = RowsByRank(phases["rank"].to_numpy(np.int64)[finalise])
     found = [_no_waits()]
-    # One rank after the other: what belongs to one fits into the caches of a processor.
+    # Rank by rank, so that the arrays of one fit into processor caches.
     for rank in reduced_of.ranks:
         rows, waiting = reduced[reduced_of[rank]], every_phase.of(finalise[finalise_of[rank]])
         place = _in_finalise(buckets.end_ns[rows], handed_over_ns[rows], waiting)
@@ -130,7 +141,7 @@ class _Spans(NamedTuple):
     """Collectives or phases, each (n,)."""
 
     start_ns: Int64Array
-    """Of a collective its launch."""
+    """Start; for a collective, its launch."""
     end_ns: Int64Array
 
     def of(self, rows: Int64Array) -> _Spans:
@@ -138,9 +149,9 @@ class _Spans(NamedTuple):
 
 
 def _handed_over_ns(trace: Trace) -> Int64Array:
-    """(N,) when the average that a collective came to was handed to the parameters, else when it was entered.
+    """Return when the result of each collective (N,) was copied to the parameters, else when the rank entered it.
 
-    Parameters that are gathered are handed to nobody: these are waited for until they are there.
+    Gathered parameters are not copied anywhere: ranks wait for them until they have ended.
     """
     table, copies = trace.collectives, trace.copies[trace.copies["direction"] == "out"]
     moment_ns = entered_ns(table)
@@ -163,11 +174,15 @@ def _handed_over_ns(trace: Trace) -> Int64Array:
 
 
 def _in_finalise(end_ns: Int64Array, handed_over_ns: Int64Array, finalise: _Spans) -> Int64Array:
-    """(B,) for the completed collectives of a rank's buckets, which finalise of that rank waits for each; -1: none.
+    """Return the index of the finalize that waits for each completed bucket (B,) of a rank; -1 if none does.
 
-    It waits for what it hands over, or for what has been launched since the one before it: of whichever model, as
-    phases don't say of which they are. Where one follows the other at once, as those of several models do, it is the
-    one in which the collective ends.
+    It is the finalize that hands the bucket over or, without copies, the first that ends after the rank entered the
+    collective, of whichever model, as phases don't record theirs. If finalizes follow each other without a gap, as
+    those of several models do, it is the one in which the collective ends.
+
+    Example: finalizes from 100 to 130, from 130 to 160 and from 300 to 320. A bucket entered at 120 that ends at 125
+    belongs to the first (0). One entered at 120 that ends at 150 belongs to the second (1), which follows at once. One
+    entered at 200 that ends at 310 belongs to the third (2).
     """
     by_end = np.argsort(finalise.end_ns, kind="stable")
     starts_ns, ends_ns = finalise.start_ns[by_end], finalise.end_ns[by_end]
@@ -180,13 +195,13 @@ def _in_finalise(end_ns: Int64Array, handed_over_ns: Int64Array, finalise: _Span
 
 
 def _edges(row: Int64Array, place: Int64Array, end_ns: Int64Array, finalise: _Spans, starts: Starts) -> Int64Array:
-    """(5, B) from when a rank waits for each bucket, when each of the first four ``REASONS`` is over.
+    """Return when a rank begins to wait for each bucket, and when each of the first four ``REASONS`` is over (5, B).
 
     Args:
-        row: (B,) of the buckets, in the order in which they are waited for.
-        place: (B,) number of the finalise that waits for each.
-        end_ns: (B,) of the buckets.
-        finalise: (B,) what waits for each.
+        row: (B,) Rows of the buckets, in the order in which they are waited for.
+        place: (B,) Index of the finalize that waits for each.
+        end_ns: (B,) Ends of the buckets.
+        finalise: (B,) The finalize that waits for each.
     """
     from_ns = finalise.start_ns
     latest_ns = _running_max(np.clip(end_ns, from_ns, finalise.end_ns) - from_ns, place)
@@ -199,7 +214,7 @@ def _edges(row: Int64Array, place: Int64Array, end_ns: Int64Array, finalise: _Sp
 
 
 def _divided(rank: int, row: Int64Array, edges_ns: Int64Array, starts: Starts) -> Waits:
-    """The waits of a rank between the edges (5, B)."""
+    """Return the non-empty waits of a rank between the edges (5, B)."""
     reason = np.repeat(np.arange(4, dtype=np.int8)[:, None], len(row), axis=1)
     reason[2:, ~starts.is_known[row]] = REASONS.index("unknown")
     part, which = np.nonzero(edges_ns[1:] > edges_ns[:-1])
@@ -228,7 +243,10 @@ def _no_waits() -> Waits:
 
 
 def _disjoint(waits: Waits) -> Waits:
-    """Those of one rank by time and without overlaps: models reduced at the same time are waited for one by one."""
+    """Return the waits of one rank by time and without overlaps.
+
+    Models that are reduced at the same time are waited for one by one.
+    """
     waits = waits.of(np.lexsort((waits.end_ns, waits.start_ns)))
     done_ns = np.maximum.accumulate(waits.end_ns)
     start_ns = waits.start_ns.copy()
@@ -238,7 +256,10 @@ def _disjoint(waits: Waits) -> Waits:
 
 
 def _running_max(values: Int64Array, groups: Int64Array) -> Int64Array:
-    """The largest value so far in each run of equal groups; values from 0, groups ascending."""
+    """Return the running maximum in each run of equal groups; values are 0 or more, groups ascend.
+
+    Example: values [3, 1, 2] of groups [0, 0, 1] give [3, 3, 2].
+    """
     step = int(values.max(initial=0)) + 1
     number = np.cumsum(np.append(False, groups[1:] != groups[:-1])[: len(groups)])
     latest: Int64Array = np.maximum.accumulate(values + number * step) - number * step
@@ -246,7 +267,10 @@ def _running_max(values: Int64Array, groups: Int64Array) -> Int64Array:
 
 
 def _lanes_left(table: pd.DataFrame, lanes: int) -> tuple[Int64Array, Int64Array]:
-    """(N,) with L lanes, when the L-th last to end of those before each does, and which row that is."""
+    """Return when a lane becomes free for each collective (N,), and the row that frees it.
+
+    With L lanes that is when the L-th last to end of the earlier collectives of its rank and group ends.
+    """
     left_ns, left_by = np.full(len(table), LONG_AGO), np.full(len(table), NOBODY, dtype=np.int64)
     end_ns = table["end_ns"].to_numpy(np.int64, na_value=LONG_AGO)
     rank, group, launch_ns = (table[name].to_numpy(np.int64) for name in ("rank", "group", "launch_ns"))
@@ -261,14 +285,17 @@ def _lanes_left(table: pd.DataFrame, lanes: int) -> tuple[Int64Array, Int64Array
 
 
 def _last_but(others: int, end_ns: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """(n,) so far, when the last to end but for some others does, ``LONG_AGO`` if none, and the first that does."""
+    """Return the running (others + 1)-th largest end (n,), ``LONG_AGO`` if there is none, and its first index.
+
+    Example: with ``others`` = 1 and ends [30, 10, 20], the second largest so far is [``LONG_AGO``, 10, 20].
+    """
     by = np.arange(len(end_ns))
     for turn in range(others + 1):
         last_ns = np.maximum.accumulate(end_ns)
         is_later = np.append(True, end_ns[1:] > last_ns[:-1])[: len(end_ns)]
         last_by = by[np.maximum.accumulate(np.where(is_later, np.arange(len(end_ns)), 0))]
         if turn < others:
-            # Whatever is not the last is a candidate for the second last, and so on.
+            # Whatever is not the largest is a candidate for the second largest, and so on.
             is_passed = end_ns[1:] >= last_ns[:-1]
             end_ns = np.append(LONG_AGO, np.where(is_passed, last_ns[:-1], end_ns[1:]))
             by = np.append(0, np.where(is_passed, last_by[:-1], by[1:]))

@@ -1,4 +1,4 @@
-"""What the parts of an account are called, on every page and in every command."""
+"""Display names of blocks, phases and wait reasons, shared by all pages and commands."""
 
 from __future__ import annotations
 
@@ -35,12 +35,15 @@ _MOST_NUMBERS: Final = 4
 
 
 def apart_text(apart: Sequence[Apart]) -> str:
-    """The steps that are kept apart: ``3 to warm up (0 to 2), 1 far longer in data wait (20)``; empty without any."""
+    """Describe the excluded steps; empty if there are none.
+
+    Example: ``3 to warm up (0 to 2), 1 far longer in data wait (20)``.
+    """
     return ", ".join(f"{len(one.steps):,} {_why(one)} ({_numbers(one.steps)})" for one in apart)
 
 
 def left_out_text(ranks: Sequence[int]) -> str:
-    """Ranks that are not counted, as a sentence; empty without any."""
+    """Describe the ranks that are not counted in a sentence; empty if there are none."""
     names = ", ".join(map(str, ranks[:_MOST_NUMBERS])) + (" ..." if len(ranks) > _MOST_NUMBERS else "")
     return f"Left out because they finished far fewer steps: rank{'s' * (len(ranks) > 1)} {names}." if ranks else ""
 

@@ -1,4 +1,4 @@
-"""A recording, and a calibration if there is one -> the advice on bucket sizes."""
+"""Advice on bucket sizes, from a recording and optionally a calibration."""
 
 from __future__ import annotations
 
@@ -31,25 +31,26 @@ from overlapscope.trace.folders import imported_from
 from overlapscope.trace.reader import Trace
 
 _PREDICTED: Final = ("", "per_parameter")
-"""Strategies that differ from the usual one in the buckets alone."""
+"""Strategies for which other bucket sizes can be predicted: they differ from the usual one in the buckets only."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Advice:
-    """The advice, and what it rests on."""
+    """Advice on bucket sizes, and what it is based on."""
 
     fitted: Fitted
     recommendation: Recommendation
     parameters: tuple[PlannedParameter, ...]
-    """By number, as plans have them."""
+    """Parameters by number, as in bucket plans."""
     is_calibrated: bool
+    """True if a calibration was used."""
     other_models: int
-    """How many models of the run were left out, because they reduce less."""
+    """Number of models of the run that were left out because they reduce fewer bytes."""
     missing_ranks: int
-    """Ranks that left no log. Time spent waiting for them looks like transfer."""
+    """Number of ranks that left no log. Time spent waiting for them looks like transfer."""
 
     def plan_file(self) -> PlanFile:
-        """The best plan of all, for ``DistributedDataParallel(bucket_plan=...)``."""
+        """Return the best plan of all as a file for ``DistributedDataParallel(bucket_plan=...)``."""
         advice, names = self.recommendation, [parameter.name for parameter in self.parameters]
         return PlanFile(
             parameters=self.parameters,
@@ -68,10 +69,11 @@ def advise(analysis: Analysis, calibration: Path | None = None) -> Advice:
     """Fit the model to a recording and derive the advice.
 
     Args:
-        calibration: a file of ``overlapscope calibrate``; if not given, the one in the folder of the recording, if any.
+        calibration: File written by ``overlapscope calibrate``; by default the one in the folder of the recording, if
+            any.
 
     Raises:
-        OverlapScopeError: the recording doesn't hold enough, or the calibration is of another job.
+        OverlapScopeError: The recording doesn't hold enough, or the calibration is of another job.
     """
     trace, stragglers = analysis.trace, analysis.stragglers
     if (strategy := describe_strategies(trace.run)) == FULLY_SHARD:
@@ -109,11 +111,11 @@ def advise(analysis: Analysis, calibration: Path | None = None) -> Advice:
 
 
 def predicted_step(mean: MeanStep, curve: Curve, place: int) -> MeanStep:
-    """The account of a predicted step.
+    """Return the breakdown of a predicted step.
 
     Args:
-        mean: of the steps that were measured.
-        place: of the plan.
+        mean: Mean of the measured steps.
+        place: Index of the plan on the curve.
     """
     predicted = curve.predicted
     changed_ns = {
@@ -126,7 +128,10 @@ def predicted_step(mean: MeanStep, curve: Curve, place: int) -> MeanStep:
 
 
 def measured_of(observations: Observations, account: Account, summary: Summary) -> Measured | None:
-    """The mean step of the plan that the steps of the account were reduced with, and those of other plans."""
+    """Return the mean step with the plan that most steady steps were reduced with, and mean step times of other plans.
+
+    None if no steady step has observations.
+    """
     plan_of = dict(zip(observations.steps.tolist(), observations.plan.tolist(), strict=True))
     alike = summary.alike
     votes = Counter(plan_of[step] for step in alike.steps.tolist() if step in plan_of)

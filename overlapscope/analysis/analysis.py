@@ -1,4 +1,4 @@
-"""Everything that is computed from a recording, for commands and pages alike: each thing once, when first asked for."""
+"""Lazy results of the analysis of a recording, shared by commands and pages: each is computed once, on first access."""
 
 from __future__ import annotations
 
@@ -14,32 +14,35 @@ from overlapscope.trace.reader import Trace
 
 
 class Analysis:
-    """What a recording says about the steps of a job."""
+    """The results of the analysis of a recording."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
 
     @cached_property
     def account(self) -> Account:
-        """What every rank's every step consists of."""
+        """Compute the breakdown of every step of every rank."""
         return account_of(self.trace)
 
     @cached_property
     def summary(self) -> Summary:
-        """What that comes to."""
+        """Summarize that breakdown."""
         return summarise(self.trace, self.account)
 
     @cached_property
     def cycles(self) -> Cycles | None:
-        """The cycles after the warm-up; None if ranks can't be compared, and ``sentences.why_none`` says why."""
+        """Arrange the steps after the warm-up in cycles.
+
+        None if ranks can't be compared; ``sentences.why_none`` gives the reason.
+        """
         return cycles_of(self.trace, self.account, first_step_after_warm_up(self.trace.steps))
 
     @cached_property
     def replay(self) -> Replay | None:
-        """The replay of the cycles."""
+        """Return the replay of the cycles; None without cycles."""
         return None if self.cycles is None else Replay(self.cycles)
 
     @cached_property
     def stragglers(self) -> Stragglers | None:
-        """Who makes the others wait; None without cycles."""
+        """Find the ranks that make the others wait; None without cycles."""
         return None if self.cycles is None else stragglers_in(self.trace, self.cycles, self.summary)

@@ -1,4 +1,4 @@
-"""How likely it is that chance alone shows as much."""
+"""Tail probabilities of the binomial distribution and of the runs test."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import math
 from typing import Final
 
 _NEGLIGIBLE: Final = 1e-12
-"""Of a sum whose terms only get smaller."""
+"""Share of a sum below which a term, and the even smaller ones after it, can be dropped."""
 
 
 def chance_of_at_least(hits: int, tries: int, share: float) -> float:
-    """The probability of that many hits among independent tries that each hit with probability ``share``."""
+    """Return the probability of at least that many hits in independent tries that each hit with probability ``share``.
+
+    Example: at least 2 hits in 3 tries with probability 0.5 have probability 0.5 (3/8 + 1/8).
+    """
     if hits <= 0:
         return 1.0
     if share <= 0.0 or hits > tries:
@@ -27,9 +30,11 @@ def chance_of_at_least(hits: int, tries: int, share: float) -> float:
 
 
 def chance_of_runs(runs: int, hits: int, tries: int) -> float:
-    """The probability that so many hits among tries are in at most that many runs, if their order is chance.
+    """Return the probability that hits in random order among tries form at most that many runs.
 
     Wald and Wolfowitz, "On a test whether two samples are from the same population", 1940.
+
+    Example: 2 hits in 4 tries form one run in 3 of the 6 orders, so the probability of at most 1 run is 0.5.
     """
     if hits < 1:
         return 1.0
@@ -41,5 +46,5 @@ def chance_of_runs(runs: int, hits: int, tries: int) -> float:
 
 
 def _log_ways(of: int, taken: int) -> float:
-    """The logarithm of the number of ways to take some out of so many."""
+    """Return the logarithm of the number of ways to choose some items out of so many."""
     return math.lgamma(of + 1) - math.lgamma(taken + 1) - math.lgamma(of - taken + 1)

@@ -1,4 +1,4 @@
-"""What ``bucket_cap_mb="auto"`` decided while a job was recorded, in sentences."""
+"""Sentences on what ``bucket_cap_mb="auto"`` decided while a job was recorded."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 
 def choice_sentences(run: Mapping[str, Any]) -> list[str]:
-    """A sentence for each decision, or on why there is none.
+    """Return a sentence for each decision, or on why there is none.
 
     Args:
-        run: content of ``run.json`` of the lowest rank; others don't know why.
+        run: Content of ``run.json`` of the lowest rank; other ranks don't know the reasons.
     """
     models = [model for model in run.get("models", []) if isinstance(model.get("auto"), dict)]
     sentences = []
     for model in models:
         prefix = f"model {model.get('model')} ({model.get('class')}): " if len(models) > 1 else ""
-        with suppress(KeyError, TypeError):  # of another version
+        with suppress(KeyError, TypeError):  # written by another version
             sentences += [f'{prefix}bucket_cap_mb="auto": {said}.' for said in _of_model(model["auto"])]
     return sentences
 

@@ -1,4 +1,4 @@
-"""How precisely times of different ranks can be compared, in a few words."""
+"""Precision with which times of different ranks can be compared, in a few words."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from overlapscope.trace.reader import Trace
 
 
 def describe_clocks(trace: Trace) -> str:
-    """Whether the ranks are on one clock, and with what error."""
+    """Say whether the ranks are on one clock, and with what error."""
     unaligned = len(trace.ranks) - len(trace.aligned_ranks)
     if unaligned:
         return f"{unaligned} of {len(trace.ranks)} ranks not aligned"
@@ -18,6 +18,6 @@ def describe_clocks(trace: Trace) -> str:
 
 
 def clock_offsets(trace: Trace) -> dict[int, float]:
-    """What to add to the times of each rank to compare them, in nanoseconds, of the ranks whose clocks are known."""
+    """Return the nanoseconds to add to the times of each rank to compare them, for ranks whose clocks are known."""
     known = trace.ranks[trace.ranks["clock"] != "none"]
     return dict(zip(known["rank"].tolist(), known["offset_ns"].astype(float).tolist(), strict=True))

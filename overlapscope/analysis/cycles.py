@@ -1,11 +1,16 @@
-"""A recording as cycles: what each rank does on its own from one step's last all-reduce to the next step's.
+"""Cycles of a recording: what each rank does between the last all-reduces of two consecutive steps.
 
 The last all-reduce of a step releases all ranks at about the same time. What each then does until it arrives at the
-last all-reduce of the next step is its *own time*: copies back, optimizer, data, forward, backward. All-reduce makes
-every rank equally late, so step times of a straggler and of those that wait for it are the same; own times are not.
+last all-reduce of the next step is its *local time*: copies back, optimizer, data, forward, backward. All-reduce makes
+every rank equally late, so the step times of a straggler and of the ranks that wait for it are the same; local times
+are not.
 
-A cycle is known by the step whose gradients it reduces; its optimizer phase is that of the step before. In a cycle
+A cycle is identified by the step whose gradients it reduces; its optimizer phase is that of the step before. For cycles
 of S steps, R ranks and K all-reduces a step, times are nanoseconds, and arrivals and ends count from ``begin_ns``.
+
+Example: the last all-reduce of step 6 ends at 100 ns on both of two ranks, and that of step 7 at 250 ns. Rank 0 arrives
+at the latter at 180 ns and rank 1 at 220 ns. Cycle 7 begins at 100 ns and lasts 150 ns on both ranks, the local times
+are 80 and 120 ns, rank 1 is late by 40 ns, and the transfer takes 30 ns.
 """
 
 from __future__ import annotations
@@ -37,9 +42,9 @@ CAUSES: Final = (
     "collectives",
     "gc",
 )
-"""Where own time goes, in the order of a cycle. ``carried_over``: the rank was released later than the others, because
-the previous step's communication ended later for it. ``copies``: averages out of buckets. The others are blocks of the
-account; ``between`` is also what is in none of them."""
+"""Causes that local time is divided into, in the order of a cycle. ``carried_over``: the rank was released later than
+the others, because the previous step's communication ended later for it. ``copies``: averages out of buckets. The
+others are blocks of the breakdown; ``between`` also holds what is in none of them."""
 
 GROUPS: Final = {
     "compute": ("copies", "optimizer", "forward", "between", "backward"),
@@ -50,17 +55,19 @@ GROUPS: Final = {
     "carried_over": ("carried_over",),
     "collectives": ("collectives",),
 }
-"""Causes that belong together: a slow processor shows in all phases that compute, and none of them alone is as sure a
-sign."""
+"""Causes that belong together: a slow processor shows in all phases that compute, and none of them alone is as reliable
+a sign."""
 
 Kind = tuple[tuple[int, int], ...]
-"""What a step reduces: bucket and bytes of each of its all-reduces, in their order."""
+"""What a step reduces: bucket and bytes of each of its all-reduces, in order."""
 
 BLAMED: Final = ("compute", "data_wait", "loop", "evaluation", "gc", "carried_over")
-"""Groups that a rank can be blamed for. In a collective of the user's own it waits for others."""
+"""Groups that a rank can be blamed for. In a collective issued by user code it waits for others."""
 
 _OF_BLOCKS: Final = [place for place, name in enumerate(CAUSES) if name in BLOCKS and name != "between"]
+"""Indices in ``CAUSES`` of the causes that are blocks."""
 _BLOCKS: Final = [BLOCKS.index(CAUSES[place]) for place in _OF_BLOCKS]
+"""Indices in ``BLOCKS`` of the same."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -68,33 +75,35 @@ class Cycles:
     """The cycles of a recording. All ranks have the same K all-reduces in each step; other steps are left out."""
 
     ranks: Int64Array
-    """(R,)"""
+    """(R,) Ranks, ascending."""
     steps: Int64Array
-    """(S,)"""
+    """(S,) Step numbers, ascending."""
     missing_ranks: int
-    """Ranks of the job that left no log or have an unknown clock. Time spent waiting for them looks like transfer."""
+    """Number of ranks of the job that left no log or have an unknown clock. Time spent waiting for them looks like
+    transfer."""
     left_out: int
-    """Steps without a cycle: the first ones, those whose all-reduces differ, and what follows those."""
+    """Number of steps without a cycle: the first ones, those whose all-reduces differ, and those that follow these."""
     buckets: Int64Array
-    """(K,) bucket of each all-reduce; -1 for one that belongs to none."""
+    """(K,) Bucket of each all-reduce; -1 for one that belongs to none."""
     bytes: Int64Array
-    """(K,)"""
+    """(K,) Size of each all-reduce in bytes."""
     begin_ns: Int64Array
-    """(S,) on the common clock: when the median rank was released by the previous step."""
+    """(S,) When the median rank was released by the previous step, on the common clock."""
     own_ns: Int64Array
-    """(C, S, R) own time by cause; ``carried_over`` may be negative."""
+    """(C, S, R) Local time by cause; ``carried_over`` may be negative."""
     lead_ns: Int64Array
-    """(S, R, K) how long before the rank's last arrival it arrives at each all-reduce."""
+    """(S, R, K) How long before its last arrival of the cycle a rank arrives at each all-reduce."""
     arrival_ns: Int64Array
-    """(S, R, K)"""
+    """(S, R, K) When each rank arrives at each all-reduce."""
     end_ns: Int64Array
-    """(S, K) on the median rank; never earlier than that of the all-reduce before."""
+    """(S, K) End of each all-reduce on the median rank; never earlier than that of the all-reduce before."""
     broadcast_ns: Int64Array
-    """(S, R) how long the broadcast of buffers takes once rank and root are there; 0 in steps without one."""
+    """(S, R) Time that the broadcast of buffers takes once rank and root have arrived; 0 in steps without one."""
     clock_error_ns: float
+    """Maximum error of a time difference between two ranks."""
 
     def of(self, which: npt.NDArray[np.bool_]) -> Cycles:
-        """Some of the cycles: a mask (S,)."""
+        """Return the cycles that a mask (S,) selects."""
         return replace(
             self,
             steps=self.steps[which],
@@ -108,23 +117,23 @@ class Cycles:
 
     @property
     def cycle_time_ns(self) -> Int64Array:
-        """(S,) from one release to the next: the step time, if all steps were alike."""
+        """Return the time from one release to the next (S,): the step time, if all steps were equal."""
         return self.end_ns[:, -1]
 
     @property
     def lateness_ns(self) -> Int64Array:
-        """(S, R) how long after the median rank each arrives at the last all-reduce; negative if before it."""
+        """Return how long after the median rank each arrives at the last all-reduce (S, R); negative if before it."""
         last_ns = self.arrival_ns[:, :, -1]
         return last_ns - lower_median(last_ns, axis=1)[:, None]
 
     def lateness_of(self, step: int) -> dict[int, int]:
-        """The same of one step, by rank; empty if it has no cycle."""
+        """Return the lateness in one step by rank; empty if it has no cycle."""
         place = np.flatnonzero(self.steps == step)
         return dict(zip(self.ranks.tolist(), self.lateness_ns[place[0]].tolist(), strict=True)) if len(place) else {}
 
     @property
     def transfer_ns(self) -> Int64Array:
-        """(S, K) how long each all-reduce takes once all have arrived and the one before is over."""
+        """Return the time of each all-reduce after all ranks have arrived and the previous one is over (S, K)."""
         return self.end_ns - np.maximum(self.arrival_ns.max(axis=1), shifted(self.end_ns))
 
 
@@ -132,12 +141,12 @@ def cycles_of(trace: Trace, account: Account, first_step: int = 0, usual: Kind |
     """Arrange a recording in cycles.
 
     Args:
-        account: of the recording.
-        first_step: earlier steps are left out, as warm-up.
-        usual: what the steps of a cycle reduce, if this is a part of a recording: from ``usual_kind``.
+        account: Breakdown of the recording.
+        first_step: Earlier steps are left out as warm-up.
+        usual: What the steps of a cycle reduce, from ``usual_kind``. Needed if this is only a part of a recording.
 
     Returns:
-        None if there are fewer than two ranks on one clock, or no two steps in a row with the same all-reduces.
+        None if there are fewer than two ranks on one clock, or no two consecutive steps with the same all-reduces.
     """
     if len(trace.aligned_ranks) < 2:
         return None
@@ -164,7 +173,7 @@ def cycles_of(trace: Trace, account: Account, first_step: int = 0, usual: Kind |
     for place, rank in enumerate(ranks.tolist()):
         timeline, from_ns, until_ns = account.timelines[rank], released_ns[:, place], last_arrival_ns[:, place]
         own_ns[_OF_BLOCKS, :, place] = timeline.within(from_ns, until_ns)[:, _BLOCKS].T
-        # Copies into buckets are a part of backward here: that is when they happen.
+        # Copies into buckets count as backward here: that is when they happen.
         step_begin_ns = np.clip(_step_begins(account, steps_of[rank], steps), from_ns, until_ns)
         copied_in_ns = timeline.within(step_begin_ns, until_ns)[:, BLOCKS.index("copies")]
         own_ns[CAUSES.index("copies"), :, place] -= copied_in_ns
@@ -190,15 +199,16 @@ def cycles_of(trace: Trace, account: Account, first_step: int = 0, usual: Kind |
 
 
 def causes_of(group: str) -> list[int]:
-    """The positions in ``CAUSES`` of the causes of a group."""
+    """Return the indices in ``CAUSES`` of the causes of a group."""
     return [CAUSES.index(name) for name in GROUPS[group]]
 
 
 def middle_ranks(own_ns: Int64Array, group: str) -> Int64Array:
-    """(S,) places of the median ranks, by what all ranks (C, S, R) take for a group, cycle by cycle.
+    """Return the index of the median rank of each cycle (S,) by the time (C, S, R) that ranks take for a group.
 
-    Of an even number of ranks it is the lower of the two, of two ranks the faster one: what one of them really did. It
-    is one rank for all causes of the group; the median of each cause on its own would be quicker than any rank.
+    Of an even number of ranks it is the lower of the two in the middle, of two ranks the faster one: a time that one of
+    them really took. It is one rank for all causes of the group; the median of each cause separately would be faster
+    than any rank.
     """
     total_ns = own_ns[causes_of(group)].sum(axis=0)
     middle = (total_ns.shape[1] - 1) // 2
@@ -206,18 +216,28 @@ def middle_ranks(own_ns: Int64Array, group: str) -> Int64Array:
 
 
 def lower_median(values: Int64Array, axis: int) -> Int64Array:
-    """The lower median: one of the values even if their number is even; of two, the smaller."""
+    """Return the lower median: one of the values even if their number is even; of two, the smaller.
+
+    Example: 20 for the values 40, 10, 20, 30.
+    """
     middle = (values.shape[axis] - 1) // 2
     return np.take(np.partition(values, middle, axis=axis), middle, axis=axis)
 
 
 def shifted(end_ns: Int64Array) -> Int64Array:
-    """(S, K) the end of the previous all-reduce; that of the previous step is time 0."""
+    """Return the end of the previous all-reduce (S, K); that of the previous step is time 0.
+
+    Example: ends [[30, 50]] give [[0, 30]].
+    """
     return np.concatenate([np.zeros_like(end_ns[:, :1]), end_ns[:, :-1]], axis=1)
 
 
 def _step_begins(account: Account, own: Rows, steps: Int64Array) -> Int64Array:
-    """(S,) when a rank, whose rows in the account are ``own``, ended the step before; long ago if it has not."""
+    """Return when a rank ended the step before each step (S,); 0 if it has not.
+
+    Args:
+        own: Rows of the rank in the breakdown.
+    """
     place = np.searchsorted(account.step[own], steps - 1)
     begins_ns = np.append(account.end_ns[own], 0)[place]
     begins_ns[~np.isin(steps - 1, account.step[own])] = 0
@@ -225,13 +245,20 @@ def _step_begins(account: Account, own: Rows, steps: Int64Array) -> Int64Array:
 
 
 def kinds_in(account: Account) -> dict[Kind, Int64Array]:
-    """The steps of each kind, ascending."""
+    """Return the steps of each kind, ascending."""
     matched = account.matched
     return _kinds_of(matched.of(matched.op == OPS.index("all_reduce")))
 
 
 def usual_kind(steps: Mapping[Kind, int]) -> Kind:
-    """What most steps reduce: as many all-reduces as most, and of these the same buckets and sizes; () of none."""
+    """Return what most steps reduce; () if there are no steps.
+
+    That is the most frequent number of all-reduces, and of the steps with that many the most frequent buckets and
+    sizes.
+
+    Args:
+        steps: Number of steps of each kind.
+    """
     by_count: dict[int, int] = {}
     for kind, number in steps.items():
         by_count[len(kind)] = by_count.get(len(kind), 0) + number
@@ -254,15 +281,15 @@ def _kinds_of(reduced: Matched) -> dict[Kind, Int64Array]:
 
 
 def _last_of_step(reduced: Matched, steps: Int64Array) -> Int64Array:
-    """(S, R) when the last all-reduce of each step ended."""
+    """Return when the last all-reduce of each step ended on each rank (S, R)."""
     known, first = np.unique(reduced.step, return_index=True)
     return np.maximum.reduceat(reduced.end_ns, first, axis=0)[np.searchsorted(known, steps)]
 
 
 def _broadcasts(broadcasts: Matched, steps: Int64Array, ranks: int) -> tuple[Int64Array, Int64Array]:
-    """(S, R) how long the broadcasts of a cycle block each rank, and how much of that is transfer and no waiting.
+    """Return how long the broadcasts of a cycle block each rank, and how much of that is transfer, not waiting (S, R).
 
-    Buffers come from the lowest rank; who is there before it waits.
+    Buffers come from the lowest rank; a rank that arrives before it waits.
     """
     place = np.searchsorted(steps, broadcasts.step)
     blocked_ns, transfer_ns = np.zeros((2, len(steps), ranks), dtype=np.int64)

@@ -1,7 +1,7 @@
-"""Ranks that are late on their own account: in which causes, in which steps, and what that costs.
+"""Rank-specific delays: in which causes and steps single ranks are late, and what that costs.
 
-Every rank's own time is compared with the other ranks', cause by cause and cycle by cycle. What stands out as a pattern
-is a delay; delays of all ranks of a host that are alike are one.
+The local time of every rank is compared with that of the other ranks, cause by cause and cycle by cycle. A significant
+pattern is a delay; similar delays of all ranks of a host are merged into one.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from overlapscope.analysis.replay import Replay, Times, median_ns
 from overlapscope.analysis.savings import mean_over_cycles, saving_of
 
 LEAST_COST_SHARE: Final = 0.01
-"""Costs below this share of the step time are not worth a finding."""
+"""Minimum cost of a finding, as a share of the step time."""
 
 LEAST_DELAY_SHARE: Final = 0.02
-"""Delays below this share of the step time are within what healthy ranks differ by."""
+"""Minimum delay, as a share of the step time: healthy ranks differ by less."""
 
 
 def delay_findings(replay: Replay, hosts: dict[int, str], step_time_ns: float) -> list[Finding]:
-    """All delays, whether or not they are worth naming.
+    """Return all delays, including those that are not worth reporting.
 
     Args:
-        hosts: by rank.
+        hosts: Host of each rank.
     """
     delays = []
     for group in BLAMED:
@@ -43,14 +43,15 @@ def delay_findings(replay: Replay, hosts: dict[int, str], step_time_ns: float) -
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Delay:
-    """What a finding is made of: a pattern in one group of causes of some ranks."""
+    """A delay pattern in one group of causes of some ranks, from which a finding is made."""
 
     places: tuple[int, ...]
+    """Indices of the ranks."""
     group: str
     pattern: DelayPattern
 
     def excess(self, replay: Replay) -> Times:
-        """The delay alone: the excess in the delayed cycles, over what is usual for these ranks otherwise."""
+        """Return the delay alone: the excess in delayed cycles over the usual excess of these ranks in other cycles."""
         causes = causes_of(self.group)
         excess = replay.excess_of(self.places).restricted(causes)
         if self.pattern.kind == "persistent":
@@ -65,7 +66,10 @@ class _Delay:
 
 
 def _places_worth_a_look(series_ns: Int64Array, step_time_ns: float) -> list[int]:
-    """The ranks that are late often enough, or once by enough, to matter: the rest needs no statistics."""
+    """Return the indices of ranks that are late often enough, or once by enough, to matter.
+
+    The other ranks need no statistics.
+    """
     late_ns = np.maximum(series_ns, 0)
     is_costly = late_ns.mean(axis=0) >= LEAST_COST_SHARE * step_time_ns / 2
     has_paused = late_ns.max(axis=0) >= LEAST_PAUSE_STEPS * step_time_ns
@@ -74,9 +78,13 @@ def _places_worth_a_look(series_ns: Int64Array, step_time_ns: float) -> list[int
 
 
 def _delays_of(cycles: Cycles, group: str, series_ns: Int64Array, place: int, step_time_ns: float) -> list[_Delay]:
-    """What stands out about one rank in one group of causes, of which (S, R) is from ``against_others``."""
+    """Find the delays of one rank in one group of causes.
+
+    Args:
+        series_ns: (S, R) From ``against_others``.
+    """
     least_ns = LEAST_DELAY_SHARE * step_time_ns
-    if group == "carried_over":  # the only cause that compares the clocks of two ranks
+    if group == "carried_over":  # the only cause that compares clocks of two ranks
         least_ns = max(least_ns, 2 * cycles.clock_error_ns)
     patterns = find_patterns(
         series_ns[:, place],
@@ -90,12 +98,15 @@ def _delays_of(cycles: Cycles, group: str, series_ns: Int64Array, place: int, st
 
 
 def _compared_with(cycles: Cycles, places: Sequence[int]) -> str:
-    """Whom ranks are compared with: two ranks have no middle."""
+    """Name the reference that ranks are compared with; two ranks have no median."""
     return f"rank {cycles.ranks[1 - places[0]]}" if len(cycles.ranks) == 2 else "the median rank"
 
 
 def _merge_by_host(cycles: Cycles, delays: list[_Delay], hosts: dict[int, str]) -> list[_Delay]:
-    """One delay for all ranks of a host that are late in the same way, if there are several, and other hosts."""
+    """Merge the delays of a host into one if all its ranks are late in the same way.
+
+    Only a host with several ranks is merged, and only if there are other hosts.
+    """
     places_of_host: dict[str, list[int]] = {}
     for place, rank in enumerate(cycles.ranks.tolist()):
         places_of_host.setdefault(hosts.get(rank, "unknown"), []).append(place)
@@ -117,6 +128,7 @@ def _merge_by_host(cycles: Cycles, delays: list[_Delay], hosts: dict[int, str]) 
 
 
 def _judge(replay: Replay, delay: _Delay, hosts: dict[int, str], step_time_ns: float) -> Finding:
+    """Compute the cost and the saving of a delay by replay."""
     excess = delay.excess(replay)
     costs_ns = replay.ideal_but_ns(delay.places, excess) - replay.ideal_ns
     without, where = replay.without(delay.places, excess), delay.pattern.where

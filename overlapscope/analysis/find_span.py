@@ -1,4 +1,4 @@
-"""Finds on a timeline what people look for by name: a step, a bucket, a parameter."""
+"""Search on a timeline by name: a step, a bucket, a parameter."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class Found:
 
     step: int
     lane: int | None = None
-    """Its number on the timeline."""
+    """Number of the lane on the timeline; None for a step."""
     row: int | None = None
-    """One of its lane's ``spans.rows``."""
+    """Row of the span, one of its lane's ``spans.rows``; None for a step."""
 
 
 def find(trace: Trace, timeline: Timeline, text: str, from_ns: int) -> Found | None:
-    """What a text names, on the first rank that has it.
+    """Find what a text names, on the first rank that has it.
 
     Args:
         text: ``step 12`` or ``12``, ``bucket 3``, or a part of a parameter's name.
-        from_ns: where to look first: what is found there or later comes before what was earlier.
+        from_ns: Where to search first: a match here or later is preferred to an earlier one.
 
     Returns:
         None if there is nothing of that name.
@@ -64,7 +64,7 @@ def _gradient(trace: Trace, timeline: Timeline, model: int, parameter: int, from
 def _first(
     steps: npt.NDArray[Any], timeline: Timeline, name: str, is_it: npt.NDArray[np.bool_], from_ns: int
 ) -> Found | None:
-    """The first span of a lane that is one of these, from a moment on, else the last one before."""
+    """Return the first matching span of a lane from a moment on, else the last one before it."""
     for number, lane in enumerate(timeline.lanes):
         places = np.flatnonzero(is_it[lane.spans.rows]) if lane.name == name else np.empty(0, np.int64)
         if len(places):

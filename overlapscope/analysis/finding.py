@@ -1,4 +1,4 @@
-"""What a straggler analysis finds: one thing that is wrong, its evidence, and what it costs."""
+"""Findings of the straggler analysis: one problem each, with its evidence and its cost."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from overlapscope.interval import Interval
 
 @dataclass(frozen=True, kw_only=True)
 class SlowLink:
-    """One direction of a link that is slower than the others, as the kernel counted it."""
+    """One direction of a link that is slower than the others, by counters of the kernel."""
 
     rank: int
-    """Sends."""
+    """Rank that sends."""
     peer_rank: int
-    """Receives."""
+    """Rank that receives."""
     bytes_per_s: float
-    """While it had something to send."""
+    """Rate while there was something to send."""
     usual_bytes_per_s: float
-    """The median rate of the other links."""
+    """Median rate of the other links."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Finding:
-    """One thing that is wrong. Times are nanoseconds, per step unless stated otherwise."""
+    """One problem of a job. Times are nanoseconds, per step unless stated otherwise."""
 
     ranks: tuple[int, ...]
     """The late ranks; empty if no rank is to blame."""
     host: str | None
     """The host, if all its ranks are late in the same way."""
     link: SlowLink | None
-    """The link, if it is one."""
+    """The link, if one is to blame."""
     cause: str
-    """One of ``cycles.BLAMED``; ``link``; or ``transfer``: all have arrived, and all-reduces take long."""
+    """One of ``cycles.BLAMED``; ``link``; or ``transfer``: all ranks have arrived, and all-reduces still take long."""
     parts_ns: dict[str, float]
-    """By cause of ``cycles.CAUSES``: the mean delay in the delayed steps."""
+    """Mean delay in the delayed steps by cause of ``cycles.CAUSES``."""
     compared_with: str
-    """Whom the late ranks are compared with, in words."""
+    """Reference that the late ranks are compared with, in words."""
     pattern: DelayPattern
     steps: Int64Array
-    """The delayed ones."""
+    """The delayed steps."""
     worst_step: int
-    """The one with the longest delay."""
+    """The step with the longest delay."""
     delay_ns: float
-    """Mean in the delayed steps."""
+    """Mean delay in the delayed steps."""
     cost: Interval
-    """What it adds to a step on average over all that were compared, if nothing else is wrong; of fewer than three
-    delayed steps the interval is unknown."""
+    """Time added to a step on average over all compared steps, if there is no other problem; the interval is unknown
+    with fewer than three delayed steps."""
     saving: MeanStep
-    """What fixing this alone would take off; less than the cost if another rank is as late."""
+    """Time that fixing only this problem would save; less than the cost if another rank is as late."""
     cost_share: float
-    """Of the mean step."""
+    """Cost as a share of the mean step."""

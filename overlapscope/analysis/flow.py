@@ -1,4 +1,4 @@
-"""The way of a bucket through a step: gradients ready, bucket ready, launch, all-reduce, copy, on each rank."""
+"""Path of a bucket through a step on each rank: gradients ready, bucket ready, launch, all-reduce, copy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from overlapscope.trace.entering import entered_ns
 from overlapscope.trace.reader import Trace
 
 MOMENTS: Final = ("gradient ready", "bucket ready", "launched", "last rank there", "ended", "copied out")
-"""In the order of the way. A gradient has several, one for each of the bucket's parameters that was recorded."""
+"""Moments of the path, in order. "gradient ready" occurs once for each recorded parameter of the bucket."""
 
 _COLUMNS: Final = ("rank", "turn", "moment", "time_ns", "lane", "place")
 _GRADIENTS, _BUCKETS, _COMMUNICATION = (LANE_NAMES.index(name) for name in ("gradients", "buckets", "communication"))
@@ -23,14 +23,14 @@ _NOTHING: Final = np.zeros(0, dtype=np.int64)
 
 
 def flow_of(trace: Trace, timeline: Timeline, about: Mapping[int, npt.NDArray[np.int64]]) -> pd.DataFrame:
-    """When a bucket was where, on the ranks of the timeline.
+    """Return the moments of a bucket on the ranks of the timeline.
 
     Args:
-        about: all spans that are about the bucket in one step, from ``spans_about``.
+        about: All spans that concern the bucket in one step, from ``spans_about``.
 
     Returns:
         rank (from top to bottom), turn (which reduction of the bucket in its step, from 0), moment (one of ``MOMENTS``,
-        in this order; what is not known has no row), time_ns (of the timeline), lane (its number on the timeline) and
+        in this order; an unknown one has no row), time_ns (on the timeline), lane (its number on the timeline) and
         place (in ``lanes[lane].spans``) of the span that it belongs to. Without rows if the bucket was not reduced.
     """
     rows: list[tuple[Any, ...]] = []
@@ -54,11 +54,11 @@ def flow_of(trace: Trace, timeline: Timeline, about: Mapping[int, npt.NDArray[np
 def _reduction(
     trace: Trace, timeline: Timeline, lanes: range, about: Mapping[int, npt.NDArray[np.int64]], turn: int
 ) -> Iterator[tuple[str, int, int, int]]:
-    """Moment, time, lane and place of what one rank does in one reduction.
+    """Yield moment, time, lane and position for each event of one rank in one reduction.
 
     Args:
-        lanes: numbers of the rank's lanes.
-        turn: the place of its all-reduce among those of the bucket.
+        lanes: Numbers of the rank's lanes.
+        turn: Index of its all-reduce among those of the bucket.
     """
     gradients, buckets, sent = (timeline.lanes[lanes[number]].spans for number in range(1, len(LANE_NAMES)))
     own_gradients, own_buckets, own_sent = (about.get(lane, _NOTHING) for lane in lanes[1:])
@@ -85,25 +85,25 @@ def _reduction(
 
 
 def _times_ns(trace: Trace, timeline: Timeline, row: int) -> tuple[int | None, ...]:
-    """When a collective was ready, launched and ended, on the timeline."""
+    """Return when a collective was ready, launched and ended, on the timeline."""
     found = trace.collectives.iloc[row]
     moments = (found[name] for name in ("ready_ns", "launch_ns", "end_ns"))
     return tuple(None if pd.isna(moment) else int(moment) - timeline.begin_ns for moment in moments)
 
 
 def _arrival_ns(trace: Trace, timeline: Timeline, row: int) -> int:
-    """When a rank entered a collective, on the timeline."""
+    """Return when a rank entered a collective, on the timeline."""
     return int(entered_ns(trace.collectives.iloc[[row]])[0]) - timeline.begin_ns
 
 
 def _is_copy_out(trace: Trace, row: int) -> bool:
-    """Whether a row of a lane of buckets is a copy of averages to gradients."""
+    """Return True if a row of the lane of buckets is a copy of averages to gradients."""
     copy = row - len(trace.collectives)
     return copy >= 0 and bool(trace.copies["direction"].iloc[copy] == "out")
 
 
 def _last_arrival_ns(trace: Trace, timeline: Timeline, lane: int, place: int) -> int | None:
-    """When the last rank entered a collective; None if not all are known to have."""
+    """Return when the last rank entered a collective; None unless all ranks are known to have."""
     found = timeline.lanes[lane]
     same = on_every_rank(trace, found, int(found.spans.rows[place]))
     known = same[same["wait_ns"].notna()].head(1)

@@ -1,8 +1,8 @@
-"""Every rank in every step as a map: how long it computes, how late it arrives, how long it waits for later ranks.
+"""Heatmap of ranks by steps: compute time, lateness, and time spent waiting for stragglers.
 
-A thousand ranks by ten thousand steps are more cells than a screen has pixels, so neighbours share a cell. It shows
-their *maximum*: a mean would hide the one slow step of the one slow rank that the map is there for. Steps that have
-no cycle leave a gap.
+A thousand ranks by ten thousand steps are more cells than a screen has pixels, so neighbors share a cell. It shows
+their *maximum*: a mean would hide the one slow step of the one slow rank that the map is made for. Steps without a
+cycle leave a gap.
 """
 
 from __future__ import annotations
@@ -24,35 +24,40 @@ MAX_ROWS: Final = 512
 MAX_COLUMNS: Final = 1_000
 
 NOTHING: Final = int(np.iinfo(np.int64).min)
-"""The value of a cell without a cycle."""
+"""Value of a cell without a cycle."""
 
 HIGH_QUANTILE: Final = 0.99
-"""Cells above this quantile need not be told apart: a single pause would leave everything else without contrast."""
+"""Quantile of cells at which the color scale saturates: a single pause would leave no contrast for everything else."""
 
 LEAST_RANGE_SHARE: Final = 0.1
-"""A scale covers at least this share of the step time; else the noise of a healthy run would look like trouble."""
+"""Minimum range of a scale as a share of the step time: with less, noise of a healthy run would look like a problem."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Grid:
-    """Which ranks and steps share a cell. Rows hold as many ranks or hosts as it takes to fit."""
+    """Assignment of ranks and steps to cells. A row holds as many ranks or hosts as needed to fit."""
 
     names: tuple[str, ...]
     """Names of ranks or hosts, from top to bottom."""
     each: int
-    """How many of these share a row."""
+    """Number of these that share a row."""
     order: Int64Array
-    """(R,) places of ranks from top to bottom."""
+    """(R,) Indices of ranks from top to bottom."""
     row_edges: Int64Array
-    """(rows + 1,) a row holds the ranks ``order[row_edges[row] : row_edges[row + 1]]``."""
+    """(rows + 1,) A row holds the ranks ``order[row_edges[row] : row_edges[row + 1]]``."""
     first_step: int
+    """Number of the first step."""
     steps_each: int
-    """How many step numbers share a column."""
+    """Number of step numbers that share a column."""
     column_edges: Int64Array
-    """(columns + 1,) places of steps; a column without any is a gap."""
+    """(columns + 1,) Indices of steps; a column without steps is a gap."""
 
     def maxima(self, values: Int64Array) -> Int64Array:
-        """The largest of the values (R, S) of each cell (rows, columns), or ``NOTHING``."""
+        """Return the maximum of the values (R, S) in each cell (rows, columns), or ``NOTHING``.
+
+        Example: with the row edges [0, 2, 3], the order [0, 1, 2] and the column edges [0, 1, 2], the values [[1, 5],
+        [4, 2], [3, 6]] give [[4, 5], [3, 6]].
+        """
         pooled = np.full((len(self.row_edges) - 1, len(self.column_edges) - 1), NOTHING)
         begins, ends = self.column_edges[:-1], self.column_edges[1:]
         by_row = np.maximum.reduceat(values[self.order], self.row_edges[:-1], axis=0)
@@ -60,12 +65,12 @@ class Grid:
         return pooled
 
     def places(self, row: int, column: int) -> tuple[Int64Array, Int64Array]:
-        """Which ranks and steps share a cell, by place; no steps in a gap."""
+        """Return the indices of the ranks and of the steps that share a cell; no steps in a gap."""
         ranks = self.order[self.row_edges[row] : self.row_edges[row + 1]]
         return ranks, np.arange(self.column_edges[column], self.column_edges[column + 1])
 
     def peak(self, values: Int64Array, row: int, column: int) -> tuple[int, int] | None:
-        """Place of the rank and of the step with the largest value of a cell; None in a gap."""
+        """Return the indices of the rank and the step with the largest value of a cell; None in a gap."""
         ranks, steps = self.places(row, column)
         if not len(steps):
             return None
@@ -74,13 +79,13 @@ class Grid:
 
 
 class Heatmap:
-    """The figures of all ranks (R,) and steps (S,).
+    """Heatmap values of all ranks (R,) and steps (S,).
 
     Args:
-        hosts: by rank.
-        figures: of each of these ranks and steps, from ``figures_of``; of others as well.
-        step_time_ns: of the mean step.
-        job: what each step waited for, if that is known.
+        hosts: Host of each rank.
+        figures: From ``figures_of``, for at least these ranks and steps.
+        step_time_ns: Mean step time.
+        job: Critical path of each step, if it is known.
     """
 
     def __init__(
@@ -93,26 +98,27 @@ class Heatmap:
             "lateness": np.ascontiguousarray(cycles.lateness_ns.T),
             "wait": self._cells_of(figures, "exposed_later_rank_ns"),
         }
-        """(R, S). Lateness counts from the median rank: it is negative for those that arrive before it."""
+        """(R, S) Values by figure. Lateness counts from the median rank: it is negative for ranks that arrive before
+        it."""
         self.step_time_ns = step_time_ns
         self.groupings: tuple[Grouping, ...] = ("ranks", "hosts") if len(set(self.hosts)) > 1 else ("ranks",)
-        """Hosts only if there are several."""
+        """Available groupings; hosts only if there are several."""
         self._own_ns = cycles.own_ns
         self._job = job
 
     def _cells_of(self, figures: pd.DataFrame, column: str) -> Int64Array:
-        """(R, S) of a column, with 0 for a step that a rank has not finished."""
+        """Return the values (R, S) of a column, with 0 for a step that a rank has not finished."""
         cells = np.zeros((len(self.ranks), len(self.steps)), dtype=np.int64)
         shown = figures[figures["rank"].isin(self.ranks) & figures["step"].isin(self.steps)]
         cells[np.searchsorted(self.ranks, shown["rank"]), np.searchsorted(self.steps, shown["step"])] = shown[column]
         return cells
 
     def path_of(self, step: int) -> tuple[dict[int, int], int] | None:
-        """What a step, by place, waited for.
+        """Return what a step, given by index, waited for.
 
         Returns:
-            For how long the critical path is on which rank, the longest first, and for how long it is on transfers, in
-            nanoseconds; None if that is not known.
+            Nanoseconds of the critical path on each rank, the longest first, and nanoseconds on transfers; None if
+            unknown.
         """
         number = self.steps[step]
         if self._job is None or number not in self._job.steps:
@@ -124,7 +130,12 @@ class Heatmap:
         return by_rank, int(self._job.end_ns[row] - self._job.start_ns[row] - rank_ns.sum())
 
     def excess_ns(self, rank: int, step: int) -> dict[str, int]:
-        """By cause, how much longer a rank takes than the median rank in a step, both by place; the longest first."""
+        """Return by cause how much longer a rank takes than the median rank in a step, the longest first.
+
+        Args:
+            rank: Index of the rank.
+            step: Index of the step.
+        """
         own_ns = self._own_ns[:, [step]]
         excess_ns = own_ns[:, 0, rank].copy()
         for group in GROUPS:
@@ -133,10 +144,10 @@ class Heatmap:
         return {CAUSES[cause]: int(excess_ns[cause]) for cause in np.argsort(-excess_ns, kind="stable")}
 
     def grid(self, grouping: Grouping, max_columns: int = MAX_COLUMNS) -> Grid:
-        """How ranks or hosts and steps are put in cells.
+        """Assign ranks or hosts and steps to cells.
 
         Args:
-            max_columns: what a screen has room for. A picture that has to shrink loses whole columns.
+            max_columns: What a screen has room for. An image that has to shrink loses whole columns.
         """
         order, names, edges = _ranks_in_order(self.ranks) if grouping == "ranks" else _hosts_in_order(self.hosts)
         each = -(-len(names) // MAX_ROWS)
@@ -154,11 +165,11 @@ class Heatmap:
         )
 
     def scale_ns(self, figure: Figure, cells: Int64Array) -> tuple[int, int]:
-        """The range of values over which a scale distinguishes cells.
+        """Return the range of values over which a color scale distinguishes cells.
 
-        It ends where nearly all cells lie below, or, if that is higher, at the usual value of the slowest row: of
-        1,024 ranks a slow one has few cells. Larger values look like the end of the scale. The scale of compute begins
-        where nearly all cells lie above, the others at 0.
+        It ends above nearly all cells or, if that is higher, at the median of the slowest row: of 1,024 ranks a slow
+        one has few cells. Larger values look like the end of the scale. The scale of compute begins below nearly all
+        cells, the others at 0.
         """
         known = cells[:, (cells != NOTHING).any(axis=0)]
         low_ns = int(np.quantile(known, 1 - HIGH_QUANTILE)) if figure == "compute" else 0
@@ -168,7 +179,7 @@ class Heatmap:
 
 
 _Order = tuple[Int64Array, tuple[str, ...], Int64Array]
-"""Places of ranks from top to bottom, names of rows before any share one, and where each of these begins and ends."""
+"""Indices of ranks from top to bottom, names of rows before any share one, and the edges of these rows."""
 
 
 def _ranks_in_order(ranks: Int64Array) -> _Order:
@@ -176,7 +187,7 @@ def _ranks_in_order(ranks: Int64Array) -> _Order:
 
 
 def _hosts_in_order(hosts: tuple[str, ...]) -> _Order:
-    """Hosts in the order of their lowest ranks."""
+    """Order hosts by their lowest ranks."""
     number_of = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
     number = np.array([number_of[host] for host in hosts])
     order = np.argsort(number, kind="stable")

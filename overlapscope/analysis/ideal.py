@@ -1,8 +1,8 @@
-"""What cycles would look like if all ranks were like the median rank, as spans to lay over the recorded ones.
+"""Ideal cycles, in which all ranks are like the median rank, as spans to draw over the recorded ones.
 
-In the ideal all ranks are alike, so a cycle is one sequence of phases and one of collectives. Both begin when the
-previous step released the ranks. Own times are known by cause and not by place: phases follow each other in the order
-of ``cycles.CAUSES``, and what is no phase (``between``, ``gc``) leaves a gap where that order has it.
+In the ideal all ranks are equal, so a cycle is one sequence of phases and one of collectives. Both begin when the
+previous step released the ranks. Local times are known by cause and not by position: phases follow each other in the
+order of ``cycles.CAUSES``, and causes that are not phases (``between``, ``gc``) leave a gap where that order has them.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ class Ideal:
     """Some cycles as they would be in the ideal. Times are nanoseconds of the common clock."""
 
     ranks: Int64Array
-    """The ranks that the ideal is for."""
+    """The ranks that the ideal applies to."""
     cycles: pd.DataFrame
-    """step, begin_ns, ideal_ns, recorded_ns: when each cycle begins, and how long it would have lasted and did."""
+    """step, begin_ns, ideal_ns, recorded_ns: when each cycle begins, and how long it would have lasted and did last."""
     phases: pd.DataFrame
-    """step, cause, start_ns, end_ns"""
+    """step, cause, start_ns, end_ns."""
     collectives: pd.DataFrame
-    """step, bucket (-1: none), arrival_ns, start_ns, end_ns: it starts when the one before it is over as well."""
+    """step, bucket (-1: none), arrival_ns, start_ns (not before the previous one is over), end_ns."""
 
 
 def ideal_between(replay: Replay, from_ns: int, to_ns: int) -> Ideal:
-    """The ideal of the cycles that a stretch of time touches.
+    """Return the ideal of the cycles that overlap a time range.
 
     Args:
-        from_ns: on the common clock, as ``to_ns``.
+        from_ns: Start of the range on the common clock; ``to_ns`` is its end.
     """
     cycles = replay.cycles
     until_ns = cycles.begin_ns + np.maximum(replay.ideal_ns, replay.recorded_ns)
@@ -79,7 +79,7 @@ def _phases(replay: Replay, places: Int64Array) -> pd.DataFrame:
 
 
 def _broadcasts(replay: Replay, places: Int64Array) -> pd.DataFrame:
-    """The broadcasts of buffers, when forward is called."""
+    """Return the broadcasts of buffers, which begin when forward is called."""
     places = places[replay.ideal.broadcast_ns[places, 0] > 0]
     start_ns = replay.cycles.begin_ns[places] + replay.ideal.before_ns[places, 0]
     return pd.DataFrame(

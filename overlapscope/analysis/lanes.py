@@ -1,8 +1,10 @@
-"""A recording as lanes of a timeline: for each rank its phases, gradients, buckets and communication.
+"""Lanes of a timeline: the phases, gradients, buckets and communication of each rank.
 
-Every span has a category, which is what its colour stands for: a phase by its name, all that concerns a bucket by
-the bucket. There are more buckets than colours that people can tell apart, so buckets share ``BUCKET_SLOTS`` of
-them in turn, and those of one colour have ``PATTERNS`` in turn.
+Every span has a category, which its color stands for: a phase by its name, everything that concerns a bucket by the
+bucket. There are more buckets than colors that people can tell apart, so buckets cycle through ``BUCKET_SLOTS`` colors,
+and those of one color cycle through ``PATTERNS`` patterns.
+
+Example: with 8 slots and 4 patterns, bucket 19 has the color of slot 3 and pattern 2.
 """
 
 from __future__ import annotations
@@ -22,14 +24,13 @@ from overlapscope.trace.reader import Trace
 from overlapscope.trace.tables import PHASE_NAMES
 
 BUCKET_SLOTS: Final = 8
+"""Number of colors for buckets."""
 CATEGORIES: Final = (*PHASE_NAMES, *(f"bucket_{slot}" for slot in range(BUCKET_SLOTS)), "no_bucket")
-"""Names of the categories, by number: phases, slots of buckets, and what belongs to no bucket.
-
-A number that is larger by a multiple of their count has the same colour and another pattern.
-"""
+"""Names of the categories by number: phases, slots of buckets, and what belongs to no bucket. A number that is larger
+by a multiple of their count has the same color and another pattern."""
 
 PATTERNS: Final = 4
-"""How many there are, the first of which is plain."""
+"""Number of patterns, the first of which is plain."""
 
 LANE_NAMES: Final = ("phases", "gradients", "buckets", "communication")
 """The lanes of each rank, from top to bottom."""
@@ -40,11 +41,11 @@ _NO_BUCKET: Final = CATEGORIES.index("no_bucket")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Lane:
-    """One row of the timeline.
+    """One lane of one rank on the timeline.
 
-    ``spans.rows`` are positions in the table that the lane is made of: ``trace.phases``, ``trace.gradients``,
-    ``trace.collectives``; in the lane of buckets, waits to be launched are positions in ``trace.collectives`` and
-    copies are the positions in ``trace.copies`` after those.
+    ``spans.rows`` are row indices in the table that the lane is made of: ``trace.phases``, ``trace.gradients``,
+    ``trace.collectives``; in the lane of buckets, waits for launch are rows of ``trace.collectives``, and copies are
+    rows of ``trace.copies``, counted on from these.
     """
 
     rank: int
@@ -52,15 +53,15 @@ class Lane:
     """One of ``LANE_NAMES``."""
     spans: SpanIndex
     collectives: int = 0
-    """How many rows ``trace.collectives`` has."""
+    """Number of rows of ``trace.collectives``."""
 
     def is_wait(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-        """Which rows are waits of a bucket that is ready for its launch, in which nothing is done."""
+        """Return which rows are waits of a ready bucket for its launch, in which nothing is done."""
         return (rows < self.collectives) & (self.name == "buckets")
 
     @property
     def is_instants(self) -> bool:
-        """Whether the lane holds moments instead of stretches of time."""
+        """Return True if the lane holds instants instead of spans of time."""
         return self.name == "gradients"
 
 
@@ -69,26 +70,25 @@ class Timeline:
     """Lanes of some ranks of a recording. Times are nanoseconds from ``begin_ns`` of the common clock."""
 
     lanes: tuple[Lane, ...]
-    """Rank below rank, and within a rank as in ``LANE_NAMES``."""
+    """Lanes from top to bottom: rank by rank, and for each rank in the order of ``LANE_NAMES``."""
     begin_ns: int
     """The earliest moment recorded: time 0 of the timeline, on the trace's clock."""
     length_ns: int
+    """Length of the timeline."""
     steps: pd.DataFrame
-    """step, start_ns, end_ns: from where the first rank begins it to where the last one ends it."""
+    """step, start_ns, end_ns: from the start on the first rank to the end on the last one."""
     unfinished: pd.DataFrame
-    """lane, row, start_ns, end_ns, bucket: collectives that were launched and never seen to complete.
-
-    ``end_ns`` is how long that is known: to the end of the step, or of the recording if the step has none.
-    """
+    """lane, row, start_ns, end_ns, bucket: collectives that were launched and never seen to complete. ``end_ns`` is how
+    long that is known: the end of the step, or of the recording if the step has none."""
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks from top to bottom."""
+        """Return the ranks from top to bottom."""
         return tuple(dict.fromkeys(lane.rank for lane in self.lanes))
 
 
 class LanesByRank:
-    """The lanes of a recording, made rank by rank when they are first asked for, and kept.
+    """The lanes of a recording, built rank by rank on first access and cached.
 
     A thousand ranks have millions of rows: each table is split by rank once, and not searched again for every lane.
     """
@@ -110,7 +110,7 @@ class LanesByRank:
         self._made: dict[int, _RankLanes] = {}
 
     def timeline(self, ranks: Sequence[int]) -> Timeline:
-        """The timeline of some ranks, from top to bottom; its steps and its length are those of all ranks."""
+        """Return the timeline of some ranks, from top to bottom; its steps and its length are those of all ranks."""
         made = [self._lanes_of(rank) for rank in ranks]
         number = LANE_NAMES.index("communication")
         unfinished = [
@@ -169,26 +169,26 @@ def timeline_of(trace: Trace, ranks: Sequence[int] | None = None) -> Timeline:
     """Arrange a recording in lanes.
 
     Args:
-        ranks: which ones, from top to bottom; all of them, ascending, if not given.
+        ranks: Ranks from top to bottom; by default all of them, ascending.
     """
     return LanesByRank(trace).timeline(sorted(trace.ranks["rank"].tolist()) if ranks is None else ranks)
 
 
 def bucket_categories(buckets: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """The category of each bucket number, with its pattern; negative numbers stand for no bucket."""
+    """Return the category of each bucket number, which includes its pattern; negative numbers stand for no bucket."""
     pattern = buckets // BUCKET_SLOTS % PATTERNS
     categories = _FIRST_SLOT + buckets % BUCKET_SLOTS + pattern * len(CATEGORIES)
     return np.where(buckets < 0, _NO_BUCKET, categories).astype(np.uint8)
 
 
 def colours_and_patterns(categories: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    """The place in ``CATEGORIES`` that each category has its colour from, and the number of its pattern."""
+    """Return the index in ``CATEGORIES`` of the color of each category, and the number of its pattern."""
     pattern, colour = np.divmod(categories, np.uint8(len(CATEGORIES)))
     return colour, pattern
 
 
 def _extent_ns(trace: Trace) -> tuple[int, int]:
-    """The first and the last moment of the ranks with aligned clocks: the others may be days away."""
+    """Return the first and the last moment of ranks with aligned clocks; clocks of other ranks may be days off."""
     moments = {
         "steps": ("start_ns", "end_ns"),
         "phases": ("start_ns", "end_ns"),
@@ -211,7 +211,7 @@ def _of_aligned(trace: Trace, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _rows_by_rank(table: pd.DataFrame, ranks: Int64Array) -> dict[int, Int64Array]:
-    """The positions of each rank's rows."""
+    """Return the row indices of each rank."""
     rank_of_row = table["rank"].to_numpy(dtype=np.int64)
     order = np.argsort(rank_of_row, kind="stable")
     first, after = (np.searchsorted(rank_of_row, ranks, side=side, sorter=order) for side in ("left", "right"))
@@ -219,10 +219,10 @@ def _rows_by_rank(table: pd.DataFrame, ranks: Int64Array) -> dict[int, Int64Arra
 
 
 def _with_open_ends(collectives: pd.DataFrame, steps: pd.DataFrame, begin_ns: int, end_ns: int) -> pd.DataFrame:
-    """Collectives of a rank with ``from_ns`` and ``to_ns`` on the timeline, which those without an end have too.
+    """Add ``from_ns`` and ``to_ns`` on the timeline to the collectives of a rank, also to those without an end.
 
     Args:
-        steps: of that rank.
+        steps: Steps of that rank.
     """
     end_of_step_ns = steps.drop_duplicates("step").set_index("step")["end_ns"]
     is_unfinished = collectives["end_ns"].isna().to_numpy()
@@ -233,7 +233,7 @@ def _with_open_ends(collectives: pd.DataFrame, steps: pd.DataFrame, begin_ns: in
 
 
 def buckets_of_gradients(gradients: pd.DataFrame, plans: pd.DataFrame) -> Int64Array:
-    """The bucket of each gradient's parameter, or -1 if no plan says."""
+    """Return the bucket of each gradient's parameter, or -1 if no plan has it."""
     keys = ["model", "plan_epoch", "parameter"]
     known = plans[[*keys, "bucket"]].drop_duplicates(keys)
     if known.empty:
@@ -262,14 +262,14 @@ def _buckets(
     first_copy: int,
     begin_ns: int,
 ) -> SpanIndex:
-    """Waits for launch and copies of a rank.
+    """Return the waits for launch and the copies of a rank.
 
     Args:
-        collectives: of the rank.
-        rows: their positions in the whole table.
-        copies: of all ranks.
-        copied: positions of the rank's own.
-        first_copy: the number that stands for the first copy of all.
+        collectives: Collectives of the rank.
+        rows: Their row indices in the table of all ranks.
+        copies: Copies of all ranks.
+        copied: Row indices of the rank's copies.
+        first_copy: Number that stands for the first copy of all ranks.
     """
     has_waited = collectives["ready_ns"].notna().to_numpy()
     waits, moved = collectives[has_waited], copies.iloc[copied]

@@ -1,9 +1,9 @@
-"""How fast each link between two ranks delivers, and which are slower than the others.
+"""Delivery rate of each link between two ranks, and which links are slower than the others.
 
-In a ring every rank's all-reduce takes as long as the slowest link, so durations can't tell which link that is. But
-Linux measures for each connection how fast data arrives (``tcpi_delivery_rate``, after "Delivery Rate
-Estimation", draft-cheng-iccrg-delivery-rate-estimation): for what was handed over in one go, without the pauses
-between. Fast links show what they can do although they pause for most of the time; only the slow one is slow.
+In a ring every rank's all-reduce takes as long as the slowest link, so durations can't show which link that is. But
+Linux measures for each connection how fast data arrives (``tcpi_delivery_rate``, after "Delivery Rate Estimation",
+draft-cheng-iccrg-delivery-rate-estimation): for data that was handed over at once, without the pauses between. So fast
+links show their capacity although they are idle most of the time, and only the slow link looks slow.
 """
 
 from __future__ import annotations
@@ -20,21 +20,24 @@ _LINK: Final = ["rank", "peer_rank"]
 _CONNECTION: Final = [*_LINK, "local", "peer"]
 _COUNTERS: Final = ["time_ns", "bytes_acked", "busy_us", "retransmits"]
 _LEAST_BUSY_NS: Final = 100_000_000
-"""Busy time, ten kernel ticks at most: a link that had less to send is no bottleneck."""
+"""Minimum busy time, at most ten kernel ticks: a link that had less to send is no bottleneck."""
 _LEAST_SHARE_OF_BUSIEST: Final = 0.1
+"""Minimum bytes of a link to be compared, as a share of those of the busiest link."""
 _SLOW: Final = 0.5
+"""A link is slow below this share of the median rate of the others."""
 _RATE_QUANTILE: Final = 0.75
-"""A machine that stalls makes a quick link seem slow for a while; hardly anything makes a slow one seem quick."""
+"""Quantile of the sampled rates: a machine that stalls makes a fast link seem slow for a while, but hardly anything
+makes a slow one seem fast."""
 
 
 def link_rates(trace: Trace) -> pd.DataFrame:
-    """What each directed link did between the first sample after the first step and the last one.
+    """Return the traffic of each directed link between the first sample after the first step and the last sample.
 
     Returns:
-        A row per link over which ranks have sent: rank, peer_rank, within_host (its two ends have one address),
-        bytes (acknowledged by the peer), rate_bytes_per_s (upper quartile of the rates sampled), busy_ns (something
-        was sent and not acknowledged yet), busy_share (of the time between the samples), min_rtt_us, retransmits.
-        Several connections of a link are added up.
+        A row per link over which ranks have sent: rank, peer_rank, within_host (its two ends have one address), bytes
+        (acknowledged by the peer), rate_bytes_per_s (upper quartile of the sampled rates), busy_ns (time with data sent
+        but not acknowledged), busy_share (of the time between the samples), min_rtt_us, retransmits. Several
+        connections of a link are summed.
     """
     first_step_end_ns = trace.steps.groupby("rank")["end_ns"].min()
     samples = trace.links[(trace.links["peer_rank"] >= 0) & (trace.links["peer_rank"] != trace.links["rank"])]
@@ -61,14 +64,15 @@ def link_rates(trace: Trace) -> pd.DataFrame:
 
 
 def slow_links(rates: pd.DataFrame) -> pd.DataFrame:
-    """The links that deliver less than half as fast as the others usually do, slowest first.
+    """Return the links that deliver less than half as fast as the others usually do, slowest first.
 
-    Only links that carried at least a tenth as much as the busiest one are compared, those that leave a host and those
-    that don't separately. A link is not named if the rank that it leads to has an even slower one: what
-    that rank acknowledges queues behind what it sends. Of two links, as between two ranks, the slower one is named.
+    Only links that carried at least a tenth as much as the busiest one are compared; links within a host and links
+    between hosts are compared separately. A link is not reported if the rank that it leads to has an even slower one:
+    what that rank acknowledges queues behind what it sends. Of two links, as between two ranks, the slower one is
+    reported.
 
     Args:
-        rates: from ``link_rates``.
+        rates: From ``link_rates``.
 
     Returns:
         The rows of ``rates``, with usual_bytes_per_s: the median rate of the other links.
@@ -89,11 +93,14 @@ def _address(endpoints: pd.Series[str]) -> pd.Series[str]:
 
 
 def _median_of_others(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The median of all other values, for each value; NaN if there are none."""
+    """Return for each value the median of all other values; NaN if there are none.
+
+    Example: the values [1, 2, 9] give [5.5, 5, 1.5].
+    """
     if len(values) < 2:
         return np.full(len(values), np.nan)
     place = np.argsort(np.argsort(values))
     ordered = np.sort(values)
-    # Without one value, each of those behind it moves up by a place.
+    # Without one value, each value after it moves up by one position.
     low, high = (len(values) - 2) // 2, (len(values) - 1) // 2
     return (ordered[low + (place <= low)] + ordered[high + (place <= high)]) / 2

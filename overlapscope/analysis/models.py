@@ -1,21 +1,25 @@
-"""What was trained, in a few words."""
+"""Short descriptions of the trained models, of how their gradients are reduced, and of the steps that were read."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from overlapscope.trace.reader import Trace
 
 USUAL_STRATEGY: Final = "overlapped"
+"""Strategy of stock DDP."""
 FULLY_SHARD: Final = "fully_shard"
-"""What models that torch's FSDP2 shards are recorded with."""
+"""Strategy that models sharded by torch's FSDP2 are recorded with."""
 
 
 def describe_models(run: Mapping[str, Any]) -> str:
-    """The classes of the wrapped modules, each once: ``Generator, Discriminator`` or ``Sequential ×13``.
+    """Name the classes of the wrapped modules, each once: ``Generator, Discriminator`` or ``Sequential ×13``.
 
     Args:
-        run: the content of ``run.json``.
+        run: Content of ``run.json``.
 
     Returns:
         Empty if none is known.
@@ -25,10 +29,10 @@ def describe_models(run: Mapping[str, Any]) -> str:
 
 
 def describe_strategies(run: Mapping[str, Any]) -> str:
-    """How gradients are reduced, if not as stock's DDP does it: ``ring``, ``decoupled with deferred updates``.
+    """Say how gradients are reduced, if not as in stock DDP: ``ring``, ``decoupled with deferred updates``.
 
     Args:
-        run: the content of ``run.json``.
+        run: Content of ``run.json``.
     """
     given = [
         str((model.get("ddp_arguments") or {}).get("strategy", USUAL_STRATEGY))
@@ -36,3 +40,10 @@ def describe_strategies(run: Mapping[str, Any]) -> str:
         for model in run.get("models") or ()
     ]
     return ", ".join(dict.fromkeys(strategy for strategy in given if strategy != USUAL_STRATEGY))
+
+
+def chosen_steps(trace: Trace) -> str:
+    """Return a note on the range of steps, to follow their number; empty if all steps were read."""
+    if trace.extent == "all":
+        return ""
+    return f" (only {trace.steps['step'].min()} to {trace.steps['step'].max()} were read)"

@@ -1,8 +1,8 @@
-"""A recording as the input of ``overlapscope.model``: cycles, gradients, all-reduces and copies as arrays.
+"""Input of ``overlapscope.model`` from a recording: cycles, gradients, all-reduces and copies as arrays.
 
-Left out are the first steps, those that do not reduce every bucket exactly once on all ranks, and the step after one
-of these, as its start is unknown. What lies before the last backward of a step, such as the passes under
-``no_sync()``, is part of the time until that one begins.
+Left out are the first steps, those that do not reduce every bucket exactly once on all ranks, and the step after each
+of these, as its start is unknown. What precedes the last backward of a step, such as passes under ``no_sync()``, is
+part of the time before that backward.
 """
 
 from __future__ import annotations
@@ -28,23 +28,25 @@ from overlapscope.trace.reader import Trace
 from overlapscope.trace.turns import turns
 
 WARM_UP_STEPS: Final = 2
-"""DDP makes its buckets in the first step, and first uses them in the second one."""
+"""Number of steps left out at the start: DDP builds its buckets in the first step, and first uses them in the
+second."""
 FEWEST_CYCLES: Final = 3
+"""Minimum number of cycles to fit the model to."""
 MOST_RANKS: Final = 8
-"""With more ranks than this, only those that are last most often are used."""
+"""Maximum number of ranks used: of more, those that are last most often."""
 MOST_CYCLES: Final = 48
-"""Most steps used of each plan, the newest. More tell nothing new."""
+"""Maximum number of steps used of each plan, the latest. More add no information."""
 RECORD_AGAIN: Final = "record 20 steps or more with overlapscope record, best with --probe-buckets"
 
 
 def reduced_models(trace: Trace) -> list[int]:
-    """The DDP models whose buckets are reduced, the one with the most bytes, which is the one used, first."""
+    """Return the DDP models whose buckets are reduced, the one with the most bytes first, which is the one used."""
     reduced = trace.collectives[_is_of_bucket(trace.collectives)]
     return [int(model) for model in reduced.groupby("model")["bytes"].sum().sort_values(ascending=False).index]
 
 
 def lanes_of(trace: Trace) -> int:
-    """How many all-reduces the backend runs at a time."""
+    """Return the number of all-reduces that the backend runs at a time."""
     return lanes_of_backend(str(trace.run.get("backend", "")))
 
 
@@ -52,7 +54,7 @@ def observations_of(trace: Trace) -> Observations:
     """Arrange a recording for the model.
 
     Raises:
-        OverlapScopeError: something that the model needs was not recorded.
+        OverlapScopeError: Something that the model needs was not recorded.
     """
     _check_world(trace)
     models = reduced_models(trace)
@@ -138,9 +140,9 @@ def _is_of_bucket(collectives: pd.DataFrame) -> pd.Series[bool]:
 
 
 def _clocked(trace: Trace, model: int) -> tuple[Trace, bool]:
-    """The all-reduces of the model alone, and whether the clocks of all ranks can be compared.
+    """Return a trace with only the all-reduces of the model, and whether the clocks of all ranks can be compared.
 
-    If they can't, every rank passes for aligned, and times of two ranks are never compared afterwards.
+    If they can't, every rank is treated as aligned, and times of two ranks are never compared afterwards.
     """
     table = trace.collectives
     table = table[_is_of_bucket(table) & (table["model"] == model)]
@@ -150,10 +152,10 @@ def _clocked(trace: Trace, model: int) -> tuple[Trace, bool]:
 
 
 def _ends_as_seen_first(trace: Trace) -> Trace:
-    """The all-reduces, each ending when the first rank sees it end, as far as the others may just have seen it late.
+    """Move the end of each all-reduce to where the first rank sees it, as far as the others may have noticed it late.
 
-    On a host the end is seen by a thread that may have to wait for a core, up to some 10 ms, and an all-reduce ends on
-    all ranks at nearly the same time.
+    On a host the end is observed by a thread that may have to wait for a core, up to some 10 ms, and an all-reduce ends
+    on all ranks at nearly the same time.
     """
     table = trace.collectives
     end_ns = table["end_ns"].astype("int64")
@@ -166,12 +168,12 @@ def _ends_as_seen_first(trace: Trace) -> Trace:
 
 
 def _taken_steps(trace: Trace, matched: Matched, plans: RecordedPlans) -> Int64Array:
-    """(S,) the newest steps with each plan, of those which reduce every bucket once, as does the step before."""
+    """Return the latest steps (S,) with each plan of those that reduce every bucket once, as does the step before."""
     by_step = trace.collectives.groupby("step")["plan_epoch"]
     in_force = by_step.first()[by_step.nunique() == 1]
     epoch_of = dict(zip(in_force.index.tolist(), in_force.tolist(), strict=True))
     steps, counts = np.unique(matched.step, return_counts=True)
-    # Matched ones are complete on all ranks; a step that reduces twice has each bucket twice.
+    # Matched collectives are complete on all ranks; a step that reduces twice has each bucket twice.
     wanted = np.array([len(plans.buckets.get(epoch_of.get(step, -1), ())) for step in steps.tolist()])
     whole = steps[counts == wanted]
     first = int(trace.steps["step"].min()) if len(trace.steps) else 0
@@ -181,20 +183,20 @@ def _taken_steps(trace: Trace, matched: Matched, plans: RecordedPlans) -> Int64A
 
 
 def _taken_ranks(matched: Matched) -> Int64Array:
-    """(R,) places in ``Matched`` of the ranks that are last most often."""
+    """Return the indices (R,) in ``Matched`` of the ranks that are last most often."""
     last = np.bincount(matched.arrival_ns.argmax(axis=1), minlength=len(matched.ranks))
     return np.sort(np.argsort(-last, kind="stable")[:MOST_RANKS])
 
 
 def _released(matched: Matched, ranks: Int64Array, steps: Int64Array) -> Int64Array:
-    """(S,) when the last all-reduce of each step ended, for the middle one of some ranks."""
+    """Return when the last all-reduce of each step ended on the median of some ranks (S,)."""
     known, first = np.unique(matched.step, return_index=True)
     ends_ns = np.maximum.reduceat(matched.end_ns[:, ranks], first, axis=0)
     return lower_median(ends_ns[np.searchsorted(known, steps)], axis=1)
 
 
 def _last_entries(matched: Matched, cycles: BucketCycles, begin_ns: Int64Array) -> Float64Array:
-    """(S, B) when the last of all ranks entered each all-reduce, from the cycle's start."""
+    """Return when the last of all ranks entered each all-reduce, from the start of the cycle (S, B)."""
     wanted = matched.of(np.isin(matched.step, cycles.steps))
     cycle = np.searchsorted(cycles.steps, wanted.step)
     entries_ns = np.full(cycles.buckets_ns.shape[1:3], np.nan)
@@ -205,7 +207,10 @@ def _last_entries(matched: Matched, cycles: BucketCycles, begin_ns: Int64Array) 
 def _records_by_rank(
     trace: Trace, model: int, plans: RecordedPlans, ranks: Int64Array, steps: Int64Array
 ) -> list[Records]:
-    """What ranks recorded of some steps and of those before: records on the common clock, gradients by their place."""
+    """Return what each rank recorded of some steps and of those before them.
+
+    Records are on the common clock; gradients are numbered by their index in ``plans.numbers``.
+    """
     wanted_steps = np.union1d(steps - 1, steps)
     found: list[tuple[Int64Array, Records]] = []
 

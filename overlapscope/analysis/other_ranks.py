@@ -1,4 +1,4 @@
-"""What the step of a recorded job would take with another number of ranks, on links like these."""
+"""Prediction of the step time of a recorded job with another number of ranks, on the same links."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from overlapscope.model.what_if import algorithms_of
 
 
 def steps_with_other_ranks(analysis: Analysis, ranks: Sequence[int]) -> list[float]:
-    """The mean step with each number of ranks, in nanoseconds: the same buckets, and the same work a rank.
+    """Predict the mean step in nanoseconds for each number of ranks, with the same buckets and the same work per rank.
 
     Args:
-        ranks: 2 or more each.
+        ranks: Numbers of ranks, 2 or more each.
 
     Raises:
-        OverlapScopeError: the recording doesn't hold enough.
+        OverlapScopeError: The recording doesn't hold enough.
     """
     observations = observations_of(analysis.trace)
     measured = measured_of(observations, analysis.account, analysis.summary)

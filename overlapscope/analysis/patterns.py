@@ -1,9 +1,9 @@
-"""How a delay is spread over the steps: in all of them, every k-th, from one step on, in stretches, or now and then.
+"""Temporal patterns of a delay: in all steps, every k-th, from one step on, in episodes, or now and then.
 
-A series is how much longer a rank takes than the others do, one value per cycle; noise makes it longer as often as
-shorter. What is usual is estimated from its lower half, which holds as long as fewer than half of the values are
+A series is how much longer a rank takes than the others, one value per cycle; noise makes it longer as often as
+shorter. The usual value is estimated from the lower half, which is valid as long as fewer than half of the values are
 delayed. Every pattern comes with the statistic that shows it, and with the probability that noise alone would show as
-much. Noise that lasts for some steps on end shows more, so neighbours that are alike count for as many steps as are
+much. Noise that lasts for several consecutive steps shows more, so correlated neighbors count for as many steps as are
 independent; but noise that is far from 0 throughout, and hardly varies, would have to last many times as long.
 """
 
@@ -25,51 +25,55 @@ Mask = npt.NDArray[np.bool_]
 Kind = Literal["persistent", "shift", "stretch", "periodic", "transient"]
 
 SIGNIFICANCE: Final = 1e-4
-"""A pattern of a series on its own is named if noise would show as much with at most this probability, counting all
-tries of a search. Who looks at many series has to ask for less."""
+"""Significance level of a pattern of a single series, counting all tries of a search. Callers that test many series
+have to use a lower one."""
 
 DELAY_SIGMAS: Final = 6.0
 """A value this many standard deviations above normal is delayed."""
 
 _CAUTIOUS_SIGMAS: Final = 1.0
-"""By so many standard errors neighbours are taken to be more alike than they seem."""
+"""Number of standard errors added to the correlation of neighbors."""
 _LEAST_VALUES: Final = 5
-"""Fewer cycles than this on one side of a change say nothing."""
+"""Minimum number of cycles on either side of a change."""
 _LEAST_PERIODIC: Final = 4
-"""Fewer delays than this make no period."""
+"""Minimum number of delays of a period."""
 _LOW, _MIDDLE = 0.10, 0.40
+"""Quantiles of a series that mean and standard deviation are estimated from."""
 _SIGMAS_BETWEEN: Final = 1.0282
-"""Distance, in a normal distribution, from one of these quantiles to the other, and from the second to the mean."""
+"""Distance between these quantiles in a normal distribution, in standard deviations."""
 _SIGMAS_TO_MEAN: Final = 0.2533
+"""Distance from the second one to the mean."""
 _FEW_VALUES: Final = 15
-"""Number of values at which the standard deviation may well be twice what it seems."""
+"""Number of values at which the standard deviation may well be twice its estimate."""
 _MAD_TO_SIGMA: Final = 1.4826
 _STEADY_SHARE: Final = 1 / 50
-"""A delay that varies by at most this share of itself is not what noise would come to: of first-order autoregressive
-series of 20 values with a correlation of 0.99, fewer than 1 in 100,000 are as steady, and as far from 0."""
+"""Maximum standard deviation, as a share of the mean, of a delay that can't be noise: of first-order autoregressive
+series of 20 values with a correlation of 0.99, fewer than 1 in 100,000 are as steady and as far from 0."""
 _APART: Final = 6.0
-"""Delays in stretches are so many times as long as what is left when they are taken out. In normal noise that is cut in
-two at its mean the halves are 2.3 times as far apart, and in a series that only rises 2.7 times."""
+"""Minimum ratio of the delay in episodes to the noise that remains without it. In normal noise that is cut in two at
+its mean the halves are 2.3 times as far apart, and in a series that only rises 2.7 times."""
 _FIRST_CUT_SIGMAS: Final = 3.0
+"""Standard deviations above normal of the first threshold in the search for episodes."""
 _MOST_MISSED: Final = 0.25
-"""Maximum share of the delays that a period predicts that may be missing."""
+"""Maximum share of the delays predicted by a period that may be missing."""
 _SMALLEST_TO_LARGEST: Final = 0.1
+"""Minimum ratio of a transient delay to the largest one."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DelayPattern:
-    """Some values of a series and what they have in common."""
+    """The delayed values of a series and the pattern that they form."""
 
     kind: Kind
     where: Mask
-    """(S,) which values are delayed."""
+    """(S,) True for delayed values."""
     usual_ns: float
-    """What the series is without the delay: 0 if it is delayed all the time."""
+    """Usual value of the series without the delay: 0 if it is delayed all the time."""
     statistic: str
     """The evidence in words."""
     p_value: float
-    """The probability that noise alone would show as much; 0 if too small for a float. NaN for what comes now and then:
-    that is a fact about some steps, and says nothing of others."""
+    """Probability that noise alone would show as much; 0 if too small for a float. NaN for transient delays: these are
+    a fact about some steps that has no implication for others."""
     period: int | None = None
     """Steps from one delay to the next, if periodic."""
 
@@ -82,14 +86,14 @@ def find_patterns(
     significance: float = SIGNIFICANCE,
     others: str = "the others",
 ) -> list[DelayPattern]:
-    """Name what is unusual about a series: at most one lasting delay, and what comes on top of it.
+    """Find the patterns of a series: at most one lasting delay, and periodic or transient delays on top of it.
 
     Args:
-        series_ns: (S,) by cycle.
-        steps: (S,) ascending numbers of the steps.
-        least_ns: smaller delays don't matter.
-        significance: noise would show as much with at most this probability.
-        others: what the series is compared with, in words.
+        series_ns: (S,) One value per cycle.
+        steps: (S,) Numbers of the steps, ascending.
+        least_ns: Minimum delay of interest.
+        significance: Maximum probability that noise would show as much.
+        others: What the series is compared with, in words.
     """
     series = np.asarray(series_ns, dtype=np.float64)
     found: list[DelayPattern] = []
@@ -109,14 +113,14 @@ def find_patterns(
         found.append(periodic)
         delayed &= ~periodic.where
     if delayed.any():
-        # Hiccups of milliseconds are a different, and minor, matter than a pause of seconds.
+        # Hiccups of milliseconds are a different, and minor, problem than a pause of seconds.
         delayed &= rest - usual_ns >= _SMALLEST_TO_LARGEST * (rest[delayed].max() - usual_ns)
         found.append(_transient(rest, delayed, usual_ns, sigma_ns))
     return found
 
 
 def usual_of(series_ns: Floats) -> tuple[float, float]:
-    """Mean of the values that are not delayed, assuming a normal distribution, and a cautious standard deviation."""
+    """Return the mean of the values that are not delayed, assuming normality, and a cautious standard deviation."""
     low, middle = np.quantile(series_ns, [_LOW, _MIDDLE])
     sigma = (middle - low) / _SIGMAS_BETWEEN
     return float(middle + _SIGMAS_TO_MEAN * sigma), float(sigma) * (1 + _FEW_VALUES / len(series_ns))
@@ -125,16 +129,16 @@ def usual_of(series_ns: Floats) -> tuple[float, float]:
 def _persistent(
     series: Floats, change: _Change | None, least_ns: float, significance: float, others: str
 ) -> DelayPattern | None:
-    """Delayed in most cycles, by the sign test, of as many cycles as are independent."""
+    """Return the pattern of a delay in most cycles, if significant by a sign test over independent cycles."""
     late, early = int((series > 0).sum()), int((series < 0).sum())
-    # A change of level makes neighbours alike, but is no noise.
+    # A change of level makes neighbors correlated, but is not noise.
     has_levels = change is not None and change.p_value <= significance
     share = change.independent_share if change is not None and has_levels else _independent_share(series, 1)
     if series.std() <= _STEADY_SHARE * abs(series.mean()):
         share = 1.0
     tries = math.floor((late + early) * share)
     p_value = chance_of_at_least(math.floor(late * share), tries, 0.5)
-    # Not the median: if every other step is delayed, that may be a delayed one.
+    # Not the median: if every other step is delayed, the median may be a delayed one.
     if float(np.quantile(series, _MIDDLE)) < least_ns or p_value > significance:
         return None
     return DelayPattern(
@@ -149,25 +153,26 @@ def _persistent(
 
 @dataclass(frozen=True, kw_only=True)
 class _Change:
-    """The cycle that divides a series best into two levels."""
+    """The cycle that best divides a series into two levels."""
 
     at: int
+    """Index of the first cycle of the second level."""
     distance: float
-    """Of the Mann-Whitney test, in standard deviations, if all cycles were independent."""
+    """Statistic of the Mann-Whitney test in standard deviations, if all cycles were independent."""
     tries: int
-    """How many cycles it might have been."""
+    """Number of cycles that were tried."""
     independent_share: float
-    """How many cycles are independent of each other within the levels, as a share of all."""
+    """Share of cycles that are independent of each other within the levels."""
 
     @property
     def p_value(self) -> float:
-        """The probability that noise would divide it as clearly."""
+        """Return the probability that noise would divide the series as clearly."""
         distance = self.distance * math.sqrt(self.independent_share)
         return min(1.0, math.erfc(distance / math.sqrt(2)) * self.tries)
 
 
 def _change_of(series: Floats) -> _Change | None:
-    """None if the series is too short."""
+    """Return the best change of level of a series; None if it is too short."""
     count = len(series)
     if count < 2 * _LEAST_VALUES:
         return None
@@ -194,9 +199,9 @@ def _independent_share(series: Floats, levels: int) -> float:
 def _shift(
     series: Floats, change: _Change, steps: npt.NDArray[np.int64], least_ns: float, significance: float
 ) -> DelayPattern | None:
-    """From one step on longer than before, or until one step: the Mann-Whitney test, for every step it might be.
+    """Return the pattern of a delay from one step on, or until one step, by a Mann-Whitney test at each step.
 
-    Neighbours that are alike within the two levels make its statistic as small as that of as many independent steps.
+    Correlated neighbors within the two levels reduce the statistic to that of as many independent steps.
     """
     count = len(series)
     before, after = series[: change.at], series[change.at :]
@@ -206,7 +211,7 @@ def _shift(
     usual_ns, rise_ns = float(np.median(usual)), float(np.median(late) - np.median(usual))
     deviations = np.concatenate([np.abs(part - np.median(part)) for part in (before, after)])
     noise_ns = _MAD_TO_SIGMA * float(np.median(deviations))
-    # A rank that is late throughout, and varies, is late all the time; drifting noise is no step.
+    # A rank that is always late by varying amounts is persistently late; drifting noise is no change of level.
     if p_value > significance or rise_ns < max(least_ns, 2 * noise_ns) or usual_ns > rise_ns / 2:
         return None
     where = np.zeros(count, dtype=bool)
@@ -225,21 +230,24 @@ def _shift(
 
 
 def _refined(series: Floats, change: int) -> int:
-    """The step that separates the two levels best. Ranks alone are some steps off: order within a level counts."""
+    """Return the step that separates the two levels best.
+
+    Ranks of values alone are off by some steps, as the order within a level affects them.
+    """
     nearer_after = np.abs(series - np.median(series[:change])) - np.abs(series - np.median(series[change:]))
     tried = np.cumsum(nearer_after)[_LEAST_VALUES - 1 : len(series) - _LEAST_VALUES]
     return int(tried.argmin()) + _LEAST_VALUES
 
 
 def _stretches(series: Floats, least_ns: float, significance: float) -> DelayPattern | None:
-    """Delayed for some steps on end, once or more often, and usual otherwise.
+    """Return the pattern of a delay in one or more episodes of consecutive steps.
 
-    That is a series of two levels which are far apart, from one step to the next, whose delayed values are in fewer
-    runs than chance would put them in, of as many values as are independent within the levels.
+    Such a series has two levels that are far apart, changes from one to the other within one step, and its delayed
+    values are in fewer runs than chance would form of as many values as are independent within the levels.
     """
     usual_ns, sigma_ns = usual_of(series)
     cut_ns = usual_ns + max(_FIRST_CUT_SIGMAS * sigma_ns, least_ns)
-    for _ in range(2):  # the first cut says which values are delayed about, and these where the levels are
+    for _ in range(2):  # the first threshold selects the delayed values roughly, and these define the levels
         delayed = series > cut_ns
         if not _LEAST_VALUES <= delayed.sum() <= len(series) - _LEAST_VALUES:
             return None
@@ -250,7 +258,7 @@ def _stretches(series: Floats, least_ns: float, significance: float) -> DelayPat
     if rise_ns < max(least_ns, _APART * _MAD_TO_SIGMA * float(np.median(np.abs(levels)))) or usual_ns > rise_ns / 2:
         return None
     into_or_out = np.flatnonzero(delayed[1:] != delayed[:-1])
-    if float(np.median(np.abs(np.diff(series)[into_or_out]))) < rise_ns / 2:  # noise that lasts comes and goes slowly
+    if float(np.median(np.abs(np.diff(series)[into_or_out]))) < rise_ns / 2:  # lasting noise comes and goes slowly
         return None
     runs = runs_of(delayed)
     share = _independent_share(levels, 2)
@@ -268,14 +276,14 @@ def _stretches(series: Floats, least_ns: float, significance: float) -> DelayPat
 
 
 def _better_of(shift: DelayPattern | None, stretches: DelayPattern | None) -> DelayPattern | None:
-    """Stretches, if there are too many values that a single change says the wrong thing of."""
+    """Return the better of two lasting patterns: episodes if a single change misclassifies too many values."""
     if shift is None or stretches is None:
         return shift or stretches
     return stretches if (shift.where != stretches.where).sum() >= _LEAST_VALUES else shift
 
 
 def _periodic(delayed: Mask, steps: npt.NDArray[np.int64], usual_ns: float, significance: float) -> DelayPattern | None:
-    """At equal distances: more of the steps that a period calls for are delayed than chance would have it."""
+    """Return the pattern of delays at equal distances, if more of the predicted steps are delayed than by chance."""
     late_steps = steps[delayed]
     periods = np.unique(np.diff(late_steps))
     periods = periods[periods > 1]
@@ -284,13 +292,13 @@ def _periodic(delayed: Mask, steps: npt.NDArray[np.int64], usual_ns: float, sign
         phases, counts = np.unique(late_steps % period, return_counts=True)
         phase = phases[counts.argmax()]
         hits = late_steps[late_steps % period == phase]
-        # The first and the last hit say how far the period reaches; what counts is how much of it is hit.
+        # The first and the last hit bound the range of the period; the evidence is how many steps between them are hit.
         is_between = (steps >= hits[0]) & (steps <= hits[-1])
         called_for = is_between & (steps % period == phase)
         slots = int(called_for.sum())
         if len(hits) < _LEAST_PERIODIC or len(hits) < (1 - _MOST_MISSED) * slots:
             continue
-        # Where all steps are late for a while, those that a period calls for are as well.
+        # While all steps are late, those predicted by a period are late as well.
         others = delayed[is_between & ~called_for]
         share = max(len(late_steps) / len(steps), int(others.sum()) / max(1, len(others)))
         chance = chance_of_at_least(len(hits) - 2, slots - 2, share)
@@ -308,7 +316,7 @@ def _periodic(delayed: Mask, steps: npt.NDArray[np.int64], usual_ns: float, sign
 
 
 def _transient(series: Floats, delayed: Mask, usual_ns: float, sigma_ns: float) -> DelayPattern:
-    """Now and then. Whose doing that is can only be told from the other ranks."""
+    """Return the pattern of delays now and then, which only other ranks can show to be rank-specific."""
     distance = (float(series[delayed].max()) - usual_ns) / sigma_ns if sigma_ns > 0 else math.inf
     count = int(delayed.sum())
     times = f"{count} of {len(series)} steps, up to " if count > 1 else ""
@@ -323,12 +331,18 @@ def _transient(series: Floats, delayed: Mask, usual_ns: float, sigma_ns: float) 
 
 
 def runs_of(where: Mask) -> int:
-    """How often some begin that are one after the other."""
+    """Return the number of runs of consecutive True values.
+
+    Example: 2 for [False, True, True, False, True].
+    """
     return int((where & ~np.append(False, where[:-1])).sum())
 
 
 def _mean_ranks(values: Floats) -> Floats:
-    """The rank of each value from 1; equal values share the mean of theirs."""
+    """Return the rank of each value from 1; equal values share the mean of their ranks.
+
+    Example: the values [5, 7, 7] have the ranks [1, 2.5, 2.5].
+    """
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     ranks: Floats = (last - (counts - 1) / 2)[place.ravel()]

@@ -1,10 +1,10 @@
-"""A recording that does not fit into memory, analysed range by range of its steps, and put together.
+"""Chunked analysis of a recording that does not fit into memory, range by range of its steps.
 
-What a step consists of depends on its own records and those of its neighbours: what was under way when it began, and
-who was waited for when it ended. So each range is divided together with the step before it and the step after it, or
-several of them where ranks don't wait for each other in one. The results are those of ``Analysis``, to the nanosecond,
-with one exception: where ranks don't wait for each other for longer than that, the critical path stays on the rank that
-is the last at the end of a range, and not of the recording.
+The breakdown of a step depends on its own records and those of its neighbors: what was in progress when it began, and
+which rank was waited for when it ended. So each range is analyzed together with the step before it and the step after
+it, or several of them where ranks don't wait for each other in one. The results are those of ``Analysis``, to the
+nanosecond, with one exception: where ranks don't wait for each other for longer than that, the critical path stays on
+the rank that is the last at the end of a range, and not at the end of the recording.
 """
 
 from __future__ import annotations
@@ -32,51 +32,57 @@ from overlapscope.trace.table_file import StepRange
 from overlapscope.workers import Workers
 
 _MARGINS: Final = (1, 4, NEIGHBOURS)
-"""Steps before and after a range: the first number with which the critical path is that of the whole."""
+"""Numbers of steps to add before and after a range, in the order tried: the first with which the critical path is that
+of the whole recording is used."""
 _OF_STEPS: Final = ("steps", "begin_ns", "arrival_ns", "end_ns", "lead_ns", "broadcast_ns")
+"""Fields of ``Cycles`` whose first dimension is steps."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Task:
+    """Arguments of the analysis of one range."""
+
     recording: Recording
     steps: StepRange
     ranks: Int64Array
-    """All that have finished a step."""
+    """All ranks that have finished a step."""
     ranks_with_most: Int64Array
+    """The ranks that have finished most steps."""
     first_step: int
-    """Earlier ones are warm-up."""
+    """First step after the warm-up."""
     with_cycles: bool
     usual: Kind | None
-    """What most steps of all reduce, where that is known to be another thing than of these."""
+    """What most steps of the recording reduce; None to use what most steps of the range reduce."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Piece:
-    """What is kept of some steps."""
+    """Results of the analysis of one range."""
 
     figures: pd.DataFrame
     plans: pd.Series[int]
     kinds: dict[Kind, int]
-    """How many steps of each."""
+    """Number of steps of each kind."""
     job: JobAccount | None
     cycles: Cycles | None
     usual: Kind
-    """What those in cycles reduce."""
+    """What the steps in ``cycles`` reduce."""
 
 
 class PiecewiseAnalysis(Analysis):
     """The summary, cycles and stragglers of a recording of any size.
 
-    ``trace`` holds what is known of all ranks together, all steps, and of other events those of the first range.
+    ``trace`` holds what is known of all ranks together and all steps, but other events only of the first range.
 
     Args:
-        recording: with its tables on disk.
-        workers: who divides the ranges.
-        with_cycles: also arrange them in cycles, which ``stragglers`` and ``replay`` need, and which takes more memory.
-        progress: called with (ranges done, ranges in all).
+        recording: Recording with its tables on disk.
+        workers: Worker processes that analyze the ranges.
+        with_cycles: Also arrange the ranges in cycles, which ``stragglers`` and ``replay`` need, and which takes more
+            memory.
+        progress: Called with (ranges done, ranges in all).
 
     Raises:
-        DamagedTables: the recording has to be opened afresh.
+        DamagedTables: The tables of the recording have to be built again.
     """
 
     def __init__(
@@ -105,7 +111,7 @@ class PiecewiseAnalysis(Analysis):
             for kind, count in piece.kinds.items():
                 votes[kind] = votes.get(kind, 0) + count
         usual = usual_kind(votes)
-        # A range most of whose steps are unusual has been arranged by these.
+        # Ranges in which most steps are unusual have been arranged by these.
         again = [place for place, piece in enumerate(pieces) if usual in piece.kinds and piece.usual != usual]
         for place, piece in zip(
             again, _mapped(workers, [replace(tasks[place], usual=usual) for place in again], None), strict=True
@@ -129,10 +135,10 @@ class PiecewiseAnalysis(Analysis):
 
     @property
     def account(self) -> Account:
-        """Not kept.
+        """Raise an error, as breakdowns of single ranges are not stored.
 
         Raises:
-            OverlapScopeError: always.
+            OverlapScopeError: Always.
         """
         raise OverlapScopeError(f"{self.trace.path}: is too large for this; choose some of its steps, such as 100:200")
 
@@ -145,15 +151,15 @@ def analyse(
     *,
     with_cycles: bool = True,
 ) -> Analysis:
-    """Analyse a recording: at once if it is small, else range by range.
+    """Analyze a recording: at once if it is small, else range by range.
 
     Args:
-        progress: called with how much of a phase is done.
-        begin: called with the name of each phase.
-        with_cycles: whether more than the summary is wanted.
+        progress: Called with how much of a phase is done.
+        begin: Called with the name of each phase.
+        with_cycles: True if more than the summary is needed.
 
     Raises:
-        OverlapScopeError: there is nothing to show.
+        OverlapScopeError: There is nothing to show.
     """
     for afresh in (False, True):
         recording = open_recording(path, progress, workers, afresh=afresh)
@@ -204,12 +210,12 @@ def _piece_of(task: _Task) -> _Piece:
 
 
 def _is_that_of_the_whole(trace: Trace, account: Account, job: JobAccount, steps: StepRange, margin: int) -> bool:
-    """Whether what is known decides where the path is while some steps last."""
+    """Return True if the known steps determine the critical path during a range of steps."""
     is_own = (job.steps >= steps[0]) & (job.steps < steps[1])
     if not is_own.any():
         return True
     begin_ns, end_ns = int(job.start_ns[is_own][0]), int(job.end_ns[is_own][-1])
-    # A rank may be ahead of another one by steps: what is known of all is what lies between these.
+    # A rank may be ahead of another one by steps: all ranks are known only between these two moments.
     earliest, latest = account.step.min(), account.step.max()
     known_from_ns = int(account.start_ns[account.step == earliest].max())
     known_until_ns = int(account.end_ns[account.step == latest].min())
@@ -221,7 +227,7 @@ def _is_that_of_the_whole(trace: Trace, account: Account, job: JobAccount, steps
 
 
 def _job_of_steps(job: JobAccount, steps: StepRange) -> JobAccount | None:
-    """Of some steps only; None if it knows none of them."""
+    """Return the job breakdown of some steps only; None if it has none of them."""
     is_own = (job.steps >= steps[0]) & (job.steps < steps[1])
     if not is_own.any():
         return None
@@ -255,7 +261,7 @@ def _joined_jobs(jobs: Sequence[JobAccount]) -> JobAccount | None:
 
 
 def _joined_cycles(cycles: list[Cycles], steps: pd.DataFrame) -> Cycles | None:
-    """The cycles of all pieces. The list is emptied: array by array, what has been joined is let go of."""
+    """Join the cycles of all ranges; empties the list and frees each array once it is joined."""
     if not cycles:
         return None
     parts = [{field.name: getattr(each, field.name) for field in fields(Cycles)} for each in cycles]

@@ -1,4 +1,4 @@
-"""Numbers of ranks as people write them."""
+"""Parsing and formatting of rank numbers and ranges, such as ``0-7, 12``."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 
 def parse_ranks(text: str, known: Sequence[int]) -> tuple[list[int], list[str]]:
-    """Read ranks and ranges of them, such as ``0-7, 12``.
+    """Parse ranks and ranges of ranks, such as ``0-7, 12``.
 
     Args:
-        known: the existing ranks.
+        known: The existing ranks.
 
     Returns:
-        Each known rank once, in the order given; and the parts of the text that mean none.
+        Each known rank once, in the order given; and the parts of the text that match no rank.
     """
     found: dict[int, None] = {}
     unknown = []
@@ -30,7 +30,7 @@ def parse_ranks(text: str, known: Sequence[int]) -> tuple[list[int], list[str]]:
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
-    """Ranks in the form that ``parse_ranks`` reads: ``0-7, 12``."""
+    """Format ranks so that ``parse_ranks`` can read them: ``0-7, 12``."""
     parts: list[list[int]] = []
     for rank in ranks:
         if parts and rank == parts[-1][-1] + 1:

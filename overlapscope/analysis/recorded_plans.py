@@ -1,4 +1,4 @@
-"""The bucket plans of one recorded model, by epoch, with gradients numbered without gaps."""
+"""Bucket plans of one recorded model, by epoch, with gradients numbered without gaps."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ from overlapscope.trace.reader import Trace
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RecordedPlans:
-    """The plans of one model. Gradients are known by their *place* among reduced ones, in the order of parameters."""
+    """The plans of one model.
+
+    A gradient is identified by its *index* among reduced gradients, in the order of parameters.
+    """
 
     numbers: Int64Array
-    """(P,) of the parameters, ascending."""
+    """(P,) Numbers of the parameters, ascending."""
     buckets: dict[int, Buckets]
-    """The buckets by epoch, in places."""
+    """Buckets by epoch, as gradient indices."""
     bytes: Int64Array
-    """(P,)"""
+    """(P,) Size of each gradient in bytes."""
     names: tuple[str, ...]
     dtypes: tuple[str, ...]
 
     @classmethod
     def of(cls, trace: Trace, model: int) -> RecordedPlans:
-        """The plans of one model; none if none was recorded."""
+        """Read the plans of one model; empty if none was recorded."""
         table = trace.plans[trace.plans["model"] == model]
         rows = table.drop_duplicates(["plan_epoch", "bucket", "position"])
         rows = rows.sort_values(["plan_epoch", "bucket", "position"])
@@ -47,13 +50,13 @@ class RecordedPlans:
         )
 
     def gradients(self, epoch: int, ready_ns: Float64Array) -> Gradients:
-        """The reduced gradients, in the order in which DDP fills buckets with them: that of one plan.
+        """Return the reduced gradients in the order in which DDP fills buckets with them: that of one plan.
 
-        Where there are several types, each with buckets of its own, gradients of different types are ordered by when
-        they were ready.
+        If there are several types, each with its own buckets, gradients of different types are ordered by when they
+        were ready.
 
         Args:
-            ready_ns: (R, S, P) NaN where that is not known.
+            ready_ns: (R, S, P) When each was ready; NaN where that is unknown.
         """
         order = np.array([place for bucket in self.buckets[epoch] for place in bucket], dtype=np.int64)
         kinds = np.unique(self.dtypes, return_inverse=True)[1].astype(np.int64)
@@ -63,7 +66,8 @@ class RecordedPlans:
         moment_ns = moment_ns[order]
         for kind in np.unique(kinds):
             of_kind = np.flatnonzero(kinds[order] == kind)
-            # A gradient without a time comes with the next that has one; one that is ready early still waits its turn.
+            # A gradient without a time takes that of the next with one; one that is ready early still waits for those
+            # before it.
             next_ns = np.minimum.accumulate(moment_ns[of_kind][::-1])[::-1]
             own_ns = np.where(np.isfinite(moment_ns[of_kind]), moment_ns[of_kind], next_ns)
             moment_ns[of_kind] = np.maximum.accumulate(own_ns)

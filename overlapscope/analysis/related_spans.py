@@ -1,4 +1,4 @@
-"""What belongs to a span of the timeline: the same on every rank, and all that concerns the same bucket or phase."""
+"""Spans related to a span of the timeline: the same event on every rank, and all spans of the same bucket or phase."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ _SAME = {
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What a span is about, in one step."""
+    """Subject of a span: the bucket or phase that it concerns, in one step."""
 
     model: int
     step: int
     bucket: int = -1
-    """-1 if it is about no bucket."""
+    """Number of the bucket; -1 if the span concerns none."""
     phase: str = ""
-    """Empty if it is about a bucket, or a collective without one."""
+    """Name of the phase; empty if the span concerns a bucket, or a collective without one."""
 
 
 def subject_of(trace: Trace, lane: Lane, row: int) -> Subject:
-    """What a span is about.
+    """Return what a span concerns.
 
     Args:
-        row: one of ``lane.spans.rows``.
+        row: One of ``lane.spans.rows``.
     """
     (model, step, bucket), (phase,) = subjects_of(trace, lane, np.array([row]))
     return Subject(model=int(model[0]), step=int(step[0]), bucket=int(bucket[0]), phase=str(phase))
 
 
 def spans_about(trace: Trace, timeline: Timeline, subject: Subject) -> dict[int, npt.NDArray[np.int64]]:
-    """All spans on the timeline that are about the same.
+    """Return all spans on the timeline with the same subject.
 
     Returns:
-        By the number of a lane that has some, their positions in its ``spans``, by start.
+        Their positions in ``spans`` of each lane that has some, by number of the lane, ordered by start.
     """
     steps = timeline.steps[timeline.steps["step"] == subject.step]
     if steps.empty:
@@ -69,13 +69,13 @@ def spans_about(trace: Trace, timeline: Timeline, subject: Subject) -> dict[int,
 def subjects_of(
     trace: Trace, lane: Lane, rows: npt.NDArray[Any]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.object_]]:
-    """What spans are about.
+    """Return what several spans concern.
 
     Args:
-        rows: (n,) of ``lane.spans.rows``.
+        rows: (n,) Some of ``lane.spans.rows``.
 
     Returns:
-        (3, n) model, step and bucket, and (n,) the phase, as ``Subject`` has them.
+        (3, n) model, step and bucket, and (n,) the phase, as in ``Subject``.
     """
     about, phase = np.full((3, len(rows)), -1, dtype=np.int64), np.full(len(rows), "", dtype=object)
     is_copy = rows >= len(trace.collectives) if lane.name == "buckets" else np.zeros(len(rows), dtype=bool)
@@ -95,7 +95,7 @@ def subjects_of(
 
 
 def on_every_rank(trace: Trace, lane: Lane, row: int) -> pd.DataFrame:
-    """The same phase, gradient, copy or collective on all ranks whose clock is known, and on the span's own.
+    """Return the same phase, gradient, copy or collective on all ranks with a known clock, and on the span's own rank.
 
     Returns:
         rank (ascending), start_ns and end_ns (of the common clock; of a collective the start is the rank's arrival, the
@@ -123,7 +123,7 @@ def on_every_rank(trace: Trace, lane: Lane, row: int) -> pd.DataFrame:
 
 
 def _table_of(trace: Trace, lane: Lane, row: int) -> tuple[str, int]:
-    """The table that a span is from, and its place there."""
+    """Return the table that a span is from, and its row index there."""
     if lane.name == "buckets":
         is_wait = row < len(trace.collectives)
         return ("collectives", row) if is_wait else ("copies", row - len(trace.collectives))

@@ -1,14 +1,18 @@
-"""What if: the recorded cycles again, with the time of some ranks, causes or transfers replaced.
+"""What-if replay: the recorded cycles again, with the times of some ranks, causes or transfers replaced.
 
-The graph behind a cycle is small. A rank arrives at each all-reduce when its own time up to there is over; an
+The dependency graph of a cycle is small. A rank arrives at each all-reduce when its local time up to there is over; an
 all-reduce begins when the last rank has arrived and the previous one is over; the cycle ends with the last one. So a
-cycle's length follows from own times and transfers by one maximum and one sum per all-reduce. With nothing
-replaced the replay gives the recorded cycle to the nanosecond.
+cycle's length follows from local times and transfers by one maximum and one sum per all-reduce. With nothing replaced
+the replay gives the recorded cycle to the nanosecond.
 
-To ask what a rank costs, times are replaced by those of the median rank in the same cycle, as in
-"Understanding Stragglers in Large Model Training Using What-if Analysis" (Lin et al., OSDI 2025): with all ranks like
-that the cycle is *ideal*; what keeping one of them as recorded adds to it is that one's *cost*, and what fixing that
-one alone would gain is its *saving*. Two equally late ranks have the same cost, and neither has a saving.
+To find what a rank costs, times are replaced by those of the median rank in the same cycle, as in "Understanding
+Stragglers in Large Model Training Using What-if Analysis" (Lin et al., OSDI 2025): with all ranks like that the cycle
+is *ideal*; what one rank as recorded adds to the ideal is its *cost*, and what fixing only that rank would gain is its
+*saving*. Two equally late ranks have the same cost, and neither has a saving.
+
+Example: one all-reduce of 30 ns, local times of 80, 80 and 120 ns. The recorded cycle takes 150 ns, the ideal 110 ns,
+and the third rank has a cost and a saving of 40 ns. With local times of 80, 80, 80, 120 and 120 ns, both late ranks
+have a cost of 40 ns, but a saving of 0, as the other one is still late.
 """
 
 from __future__ import annotations
@@ -28,29 +32,29 @@ BEST_TRANSFER_QUANTILE: Final = 0.05
 """Quantile that counts as the best observed transfer of a bucket: the very shortest one may be an outlier."""
 
 _ARRIVALS_AT_ONCE: Final = 4_000_000
-"""Each (S, R, K) that is computed on the way takes 32 MB then."""
+"""Maximum size of temporary arrays (S, R, K), each of which then takes 32 MB."""
 
 _COLLECTIVES: Final = CAUSES.index("collectives")
 _FORWARD: Final = CAUSES.index("forward")
-"""Buffers are broadcast when forward is called; causes before this one come before that."""
+"""Index of the cause during which buffers are broadcast: earlier causes precede the broadcast."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Times:
-    """What R ranks do in S cycles of K all-reduces, in nanoseconds. The first rank broadcasts the buffers."""
+    """Times of R ranks in S cycles of K all-reduces, in nanoseconds. The first rank broadcasts the buffers."""
 
     own_ns: Int64Array
-    """(C, S, R) by cause"""
+    """(C, S, R) Local time by cause."""
     lead_ns: Int64Array
-    """(S, R, K) how long before its last arrival a rank arrives at each all-reduce."""
+    """(S, R, K) How long before its last arrival a rank arrives at each all-reduce."""
     broadcast_ns: Int64Array
-    """(S, R) 0 in cycles without a broadcast."""
+    """(S, R) Time of the broadcast of buffers; 0 in cycles without one."""
 
     def arrivals_ns(self, root_before_ns: Int64Array | None = None) -> Int64Array:
-        """(S, R, K) when the ranks arrive.
+        """Return when the ranks arrive at each all-reduce (S, R, K).
 
         Args:
-            root_before_ns: (S, 1) when the broadcasting rank is there, if it is not the first of these.
+            root_before_ns: (S, 1) When the broadcasting rank calls forward, if it is not the first of these ranks.
         """
         before_ns, after_ns = self.before_ns, self.own_ns[_FORWARD:].sum(axis=0)
         root_ns = before_ns[:, :1] if root_before_ns is None else root_before_ns
@@ -60,7 +64,7 @@ class Times:
 
     @property
     def buffers_ns(self) -> Int64Array:
-        """(S, R) for how long ranks wait for their buffers, transfer included."""
+        """Return for how long ranks wait for their buffers, transfer included (S, R)."""
         before_ns = self.before_ns
         waiting_ns = np.maximum(before_ns, before_ns[:, :1]) - before_ns
         buffers_ns: Int64Array = np.where(self.broadcast_ns > 0, waiting_ns + self.broadcast_ns, 0)
@@ -68,14 +72,15 @@ class Times:
 
     @property
     def before_ns(self) -> Int64Array:
-        """(S, R) when the ranks call forward."""
+        """Return when the ranks call forward (S, R)."""
         total_ns: Int64Array = self.own_ns[:_FORWARD].sum(axis=0)
         return total_ns
 
     def middle(self) -> Times:
-        """One rank for all: the median rank of each group of causes and each cycle; see ``cycles.middle_ranks``.
+        """Return one rank that stands for all: the median of each group of causes and each cycle.
 
-        In collectives of the user's own ranks wait for the last one, which waits least: alike ranks would do that.
+        See ``cycles.middle_ranks``. In collectives issued by user code ranks wait for the last one, which waits least:
+        equal ranks would wait for that time.
         """
         every = np.arange(self.own_ns.shape[1])
         own_ns = np.zeros_like(self.own_ns[:, :, 0])
@@ -92,7 +97,7 @@ class Times:
         )
 
     def of_ranks(self, places: npt.ArrayLike) -> Times:
-        """Some of the ranks, by place."""
+        """Return the times of some ranks, by index."""
         places = np.asarray(places)
         return Times(
             own_ns=self.own_ns[:, :, places],
@@ -101,12 +106,12 @@ class Times:
         )
 
     def few_at_once(self) -> Iterator[Times]:
-        """All of these cycles, so many at once that as much again for each rank and all-reduce takes little memory."""
+        """Yield all cycles in parts that are small enough for temporary arrays with a value per rank and all-reduce."""
         for part in _few_at_once(self.lead_ns):
             yield Times(own_ns=self.own_ns[:, part], lead_ns=self.lead_ns[part], broadcast_ns=self.broadcast_ns[part])
 
     def plus(self, excess: Times) -> Times:
-        """These times plus an excess, which may be negative."""
+        """Add an excess, which may be negative."""
         return Times(
             own_ns=self.own_ns + excess.own_ns,
             lead_ns=self.lead_ns + excess.lead_ns,
@@ -114,7 +119,7 @@ class Times:
         )
 
     def minus(self, excess: Times) -> Times:
-        """These times minus an excess; broadcasts as numpy does, like ``plus``."""
+        """Subtract an excess; shapes broadcast as in numpy, also in ``plus``."""
         return Times(
             own_ns=self.own_ns - excess.own_ns,
             lead_ns=self.lead_ns - excess.lead_ns,
@@ -122,7 +127,10 @@ class Times:
         )
 
     def restricted(self, causes: npt.ArrayLike, cycles: npt.NDArray[np.bool_] | slice = slice(None)) -> Times:
-        """These times, zero except for some causes and cycles. Leads go with backward, in which they arise."""
+        """Keep the times of some causes and cycles, and set the others to zero.
+
+        Leads are kept with backward, in which they arise.
+        """
         own_ns, lead_ns = np.zeros_like(self.own_ns), np.zeros_like(self.lead_ns)
         causes = np.atleast_1d(causes)
         for cause in causes:
@@ -133,13 +141,16 @@ class Times:
 
 
 def _few_at_once(lead_ns: Int64Array) -> list[slice]:
-    """One after the other, all cycles of (S, R, K); at least one slice."""
+    """Return consecutive slices that cover all cycles of (S, R, K); at least one."""
     each = max(1, _ARRIVALS_AT_ONCE // max(1, lead_ns[:1].size))
     return [slice(first, first + each) for first in range(0, max(1, len(lead_ns)), each)]
 
 
 def finish_ns(last_arrival_ns: Int64Array, transfer_ns: Int64Array) -> Int64Array:
-    """When each cycle ends.
+    """Return when each cycle ends.
+
+    Example: arrivals [10, 20] and transfers [15, 5] give 30, as the first all-reduce ends at 25, after the second
+    arrival.
 
     Args:
         last_arrival_ns: (S, ..., K)
@@ -156,14 +167,14 @@ def finish_ns(last_arrival_ns: Int64Array, transfer_ns: Int64Array) -> Int64Arra
 
 
 def median_ns(values_ns: Int64Array, axis: int) -> Int64Array:
-    """The median, in whole nanoseconds, with the axis kept; 0 of nothing."""
+    """Compute the median in whole nanoseconds, keeping the axis; 0 for an empty axis."""
     if not values_ns.shape[axis]:
         return np.zeros_like(values_ns.sum(axis=axis, keepdims=True))
     return np.median(values_ns, axis=axis, keepdims=True).round().astype(np.int64)
 
 
 class Replay:
-    """The cycles as recorded, their ideal, and anything between. Every result is nanoseconds by cycle (S,)."""
+    """Recorded cycles, their ideal, and variants in between. Every result is nanoseconds by cycle (S,)."""
 
     def __init__(self, cycles: Cycles) -> None:
         self.cycles = cycles
@@ -175,35 +186,35 @@ class Replay:
 
     @property
     def excess(self) -> Times:
-        """How much longer each rank takes than the median rank; who waits in a collective is not late."""
+        """Return how much longer each rank takes than the median rank; waiting in a collective is not lateness."""
         return self.excess_of(np.arange(len(self.cycles.ranks)))
 
     def excess_of(self, places: npt.ArrayLike) -> Times:
-        """The same of some of the ranks, by place."""
+        """Return the excess of some of the ranks, by index."""
         excess = self.recorded.of_ranks(places).minus(self.ideal)
         excess.own_ns[_COLLECTIVES] = 0
         return excess
 
     @cached_property
     def recorded_ns(self) -> Int64Array:
-        """(S,) as recorded."""
+        """Return the recorded lengths (S,)."""
         return finish_ns(self._last_arrivals_ns, self.transfer_ns)
 
     @cached_property
     def ideal_ns(self) -> Int64Array:
-        """(S,) if all ranks were like the median rank."""
+        """Return the lengths (S,) if all ranks were like the median rank."""
         return finish_ns(self._ideal_arrivals_ns[:, 0], self.transfer_ns)
 
     def with_transfers_ns(self, transfer_ns: Int64Array) -> Int64Array:
-        """(S,) with other transfers (S, K)."""
+        """Return the lengths (S,) with other transfers (S, K)."""
         return finish_ns(self._last_arrivals_ns, transfer_ns)
 
     def ideal_with_transfers_ns(self, transfer_ns: Int64Array) -> Int64Array:
-        """(S,) the ideal with other transfers (S, K)."""
+        """Return the lengths (S,) of the ideal with other transfers (S, K)."""
         return finish_ns(self._ideal_arrivals_ns[:, 0], transfer_ns)
 
     def ideal_but_ns(self, places: npt.ArrayLike, excess: Times) -> Int64Array:
-        """(S,) if all ranks were like the median rank, but those in some places later by an excess."""
+        """Return the lengths (S,) of the ideal in which some ranks, by index, are later by an excess."""
         places = np.atleast_1d(places)
         late = self.ideal.plus(excess)
         root_ns = late.before_ns[:, :1] if 0 in places else self.ideal.before_ns
@@ -213,13 +224,13 @@ class Replay:
         return finish_ns(last_ns, self.transfer_ns)
 
     def without(self, places: Sequence[int], excess: Times) -> Times:
-        """What ranks do if those in some places are without an excess."""
+        """Return the times of all ranks if some ranks, by index, were without an excess."""
         places = list(places)
         fixed = self.recorded.of_ranks(places).minus(excess)
         own_ns, lead_ns, broadcast_ns = (
             values.copy() for values in (self.recorded.own_ns, self.recorded.lead_ns, self.recorded.broadcast_ns)
         )
-        # The others wait for less in collectives of the user's own, but not less than who waits least.
+        # The others wait for less in collectives issued by user code, but not for less than the one that waits least.
         waited_ns = own_ns[_COLLECTIVES] - own_ns[_COLLECTIVES].min(axis=1, keepdims=True)
         saved_ns = np.maximum(excess.own_ns.sum(axis=0).max(axis=1, keepdims=True), 0)
         own_ns[_COLLECTIVES] -= np.minimum(waited_ns, saved_ns)
@@ -229,36 +240,36 @@ class Replay:
         return Times(own_ns=own_ns, lead_ns=lead_ns, broadcast_ns=broadcast_ns)
 
     def length_ns(self, times: Times) -> Int64Array:
-        """(S,) if all ranks did something else."""
+        """Return the lengths (S,) with other times of all ranks."""
         last_ns = [some.arrivals_ns().max(axis=1) for some in times.few_at_once()]
         return finish_ns(np.concatenate(last_ns), self.transfer_ns)
 
     def costs_by_rank_ns(self) -> Int64Array:
-        """(S, R) what each rank alone, all its causes together, adds to the ideal."""
+        """Return what each rank alone, with all its causes, adds to the ideal (S, R)."""
         return self._by_cycles(Replay._costs_by_rank_ns)
 
     def _costs_by_rank_ns(self) -> Int64Array:
         arrivals_ns = self._hardly_waiting.arrivals_ns(self.ideal.before_ns)
         together_ns = np.maximum(arrivals_ns, self._ideal_arrivals_ns)
         costs_ns = finish_ns(together_ns, self.transfer_ns) - self.ideal_ns[:, None]
-        costs_ns[:, 0] = self.ideal_but_ns(0, self.excess_of([0])) - self.ideal_ns  # the others wait for its buffers
+        costs_ns[:, 0] = self.ideal_but_ns(0, self.excess_of([0])) - self.ideal_ns  # other ranks wait for its buffers
         return costs_ns
 
     def savings_by_rank_ns(self) -> Int64Array:
-        """(S, R) what would be gained if one rank were like the median rank, and the others as recorded."""
+        """Return what would be gained if one rank were like the median rank and the others as recorded (S, R)."""
         return self._by_cycles(Replay._savings_by_rank_ns)
 
     def _savings_by_rank_ns(self) -> Int64Array:
         savings_ns = self._savings_ns(self.recorded.arrivals_ns())
         collectives_ns = self.recorded.own_ns[_COLLECTIVES]
-        if collectives_ns.any():  # the others wait there for the last one, and would not if it were mended
+        if collectives_ns.any():  # others wait there for the last rank, and would not if it were fixed
             is_last = collectives_ns == collectives_ns.min(axis=1, keepdims=True)
             savings_ns = np.where(is_last, self._savings_ns(self._hardly_waiting.arrivals_ns()), savings_ns)
         savings_ns[:, 0] = self.recorded_ns - self.length_ns(self.without([0], self.excess_of([0])))
         return savings_ns
 
     def _savings_ns(self, arrivals_ns: Int64Array) -> Int64Array:
-        """(S, R) what is gained over the recorded cycles if all ranks but one arrive like this (S, R, K)."""
+        """Return the gain over the recorded cycles (S, R) if all ranks but one arrive at the given times (S, R, K)."""
         mended_ns = self.ideal.arrivals_ns(self.recorded.before_ns[:, :1])
         order = np.argpartition(arrivals_ns, arrivals_ns.shape[1] - 2, axis=1)[:, -2:]
         second, last = (np.take_along_axis(arrivals_ns, order[:, place : place + 1], axis=1) for place in (0, 1))
@@ -270,12 +281,12 @@ class Replay:
         return savings_ns
 
     def cost_of_cause_ns(self, cause: int) -> Int64Array:
-        """(S,) what one cause, on all ranks, adds to the ideal."""
+        """Return what one cause, on all ranks, adds to the ideal (S,)."""
         ranks = np.arange(len(self.cycles.ranks))
         return self._by_cycles(lambda some: some.ideal_but_ns(ranks, some.excess.restricted(cause)) - some.ideal_ns)
 
     def _by_cycles(self, result: Callable[[Replay], Int64Array]) -> Int64Array:
-        """A result by cycle, of so many cycles at once that it takes little memory on the way."""
+        """Compute a result by cycle, for few enough cycles at a time that temporary arrays take little memory."""
         parts = _few_at_once(self.recorded.lead_ns)
         if len(parts) == 1:
             return result(self)
@@ -285,14 +296,14 @@ class Replay:
 
     @cached_property
     def _hardly_waiting(self) -> Times:
-        """What ranks do, but in collectives of the user's own all wait for as long as the one that waits least."""
+        """Return the recorded times, but with minimal waits of all ranks in collectives issued by user code."""
         own_ns = self.recorded.own_ns.copy()
         own_ns[_COLLECTIVES] = own_ns[_COLLECTIVES].min(axis=1, keepdims=True)
         return replace(self.recorded, own_ns=own_ns)
 
     @cached_property
     def _last_arrivals_ns(self) -> Int64Array:
-        """(S, K) when the last rank arrives."""
+        """Return when the last rank arrives at each all-reduce (S, K)."""
         return np.concatenate([some.arrivals_ns().max(axis=1) for some in self.recorded.few_at_once()])
 
     @cached_property

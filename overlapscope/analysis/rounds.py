@@ -1,4 +1,4 @@
-"""The rounds of all-reduces that strategies make of sends and receives: which all-reduce each belongs to."""
+"""Rounds of sends and receives that strategies make all-reduces of, and the all-reduce that each belongs to."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Rounds:
     """The rounds of a recording.
 
     Args:
-        trace: of which ``segments`` are the rounds.
+        trace: Recording whose ``segments`` are the rounds.
     """
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
         self.table = trace.segments.assign(row=_reductions(trace))
-        """``trace.segments`` with ``row``, the position in ``trace.collectives`` of the all-reduce; -1 if unknown."""
+        """``trace.segments`` with ``row``, the row of the all-reduce in ``trace.collectives``; -1 if unknown."""
         self._order = self.table.sort_values(["rank", "start_ns"], kind="stable").index.to_numpy()
         sorted_ranks = self.table["rank"].to_numpy()[self._order]
         self._of_rank = {
@@ -35,7 +35,7 @@ class Rounds:
         self._longest_ns = int((self.table["end_ns"] - self.table["start_ns"]).max()) if len(self.table) else 0
 
     def in_view(self, rank: int, from_ns: int, to_ns: int) -> pd.DataFrame:
-        """The rounds of a rank that are there in a stretch of the common clock, by their begin."""
+        """Return the rounds of a rank that overlap a time range of the common clock, by start."""
         places = self._of_rank.get(rank, np.empty(0, dtype=np.int64))
         starts_ns = self.table["start_ns"].to_numpy()[places]
         first, after = np.searchsorted(starts_ns, [from_ns - self._longest_ns, to_ns])
@@ -43,10 +43,10 @@ class Rounds:
         return near[(near["end_ns"] > from_ns) & (near["row"] >= 0)]
 
     def of(self, row: int) -> pd.DataFrame:
-        """The rounds of an all-reduce on every rank whose clock is known, and on its own: by rank and begin.
+        """Return the rounds of an all-reduce on its own rank and on every rank with a known clock, by rank and start.
 
         Args:
-            row: its position in ``trace.collectives`` on one of the ranks.
+            row: Its row in ``trace.collectives`` on one of the ranks.
         """
         collectives = self._trace.collectives
         own = collectives.iloc[row]
@@ -60,7 +60,10 @@ class Rounds:
 
 
 def _reductions(trace: Trace) -> Int64Array:
-    """Of a bucket that is reduced several times in a step, the newest before the round."""
+    """Return the row of the all-reduce of each round; -1 if unknown.
+
+    If a bucket is reduced several times in a step, that is the latest all-reduce entered before the round.
+    """
     collectives = trace.collectives.assign(
         row=np.arange(len(trace.collectives)), entered_ns=entered_ns(trace.collectives)
     )

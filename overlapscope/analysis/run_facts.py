@@ -1,4 +1,4 @@
-"""What a recording says of itself at once: from its small files and its newest records, while it runs or afterwards."""
+"""Basic facts of a recording that can be read at once, also while it runs: from small files and the latest records."""
 
 from __future__ import annotations
 
@@ -18,33 +18,34 @@ from overlapscope.trace.format import EVENTS_FILE, RANK_FILE, RUN_FILE, Kind
 from overlapscope.trace.log import newest_records
 
 _NEWEST_RECORDS: Final = 2048
-"""Records read from the end of an event log: some steps, even with a record for each gradient."""
+"""Number of records read from the end of an event log: some steps, even with a record for each gradient."""
 
 
 _MOST_TIMES: Final = 60
-"""Step times above which neighbours are taken together: as many as a small picture shows."""
+"""Maximum number of step times, as many as a small chart shows: of more, neighbors are averaged."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """Times of steps that follow each other."""
+    """Times of consecutive steps."""
 
     first: int
-    """Number of the first."""
+    """Number of the first step."""
     last: int
+    """Number of the last step."""
     times_ns: tuple[float, ...]
-    """In their order; of many steps, means of neighbours."""
+    """Step times in order; of many steps, means of neighbors."""
 
     @classmethod
     def of(cls, first: int, last: int, times_ns: Sequence[float] | npt.NDArray[np.float64]) -> StepTimes:
-        """At least one, and any number of them."""
+        """Create from one or more step times."""
         parts = np.array_split(np.asarray(times_ns, dtype=np.float64), min(len(times_ns), _MOST_TIMES))
         return cls(first=first, last=last, times_ns=tuple(float(part.mean()) for part in parts))
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """What a recording is of, as far as it says so."""
+    """Basic facts of a recording, as far as they are recorded."""
 
     model: str = ""
     ranks: int | None = None
@@ -52,18 +53,18 @@ class RunFacts:
     """Kinds of devices: ``cpu``, ``cuda``."""
     started_unix_ns: int | None = None
     steps: int | None = None
-    """Steps that its first rank has finished; None if that is none, or not known."""
+    """Number of steps that its first rank has finished; None if there are none, or if it is unknown."""
     newest: StepTimes | None = None
-    """Its newest ones, on its first rank; None if it has finished none."""
+    """Times of its latest steps on its first rank; None if it has finished none."""
     newest_step_ns: float | None = None
-    """How long a step takes now: the median of them."""
+    """Current step time: the median of these."""
 
 
 def run_facts(path: Path) -> RunFacts:
-    """Read the facts of a recording, without its logs but for the end of one; of dumps, none.
+    """Read the facts of a recording without reading its logs, except for the end of one; empty for dumps.
 
     Args:
-        path: of a recording, or of one of its attempts.
+        path: Folder of a recording, or of one of its attempts.
     """
     try:
         folders = find_rank_folders(path)
@@ -89,7 +90,7 @@ def run_facts(path: Path) -> RunFacts:
 
 
 def _kind_of(device: object) -> str:
-    """``cuda`` of ``cuda:3``."""
+    """Return the kind of a device: ``cuda`` for ``cuda:3``."""
     return re.sub(r":\d+$", "", device) if isinstance(device, str) else ""
 
 

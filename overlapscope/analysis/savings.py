@@ -1,7 +1,7 @@
-"""What-ifs as accounts: what a change takes off each block of a step.
+"""What-if savings as breakdowns: the time that a change saves in each block of a step.
 
-A replay says how long a cycle would be and what each rank would do in it. What the cycle is shorter by more than ranks
-do less is communication that is exposed for less: so the blocks of a saving sum to it.
+A replay gives the length of a cycle and the times of each rank in it. What the cycle gets shorter by, beyond the time
+that ranks save, is communication that is exposed for less: so the blocks of a saving sum to it.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from overlapscope.analysis.replay import Replay, Times
 from overlapscope.interval import Interval
 
 _BLOCKS: Final = {place: BLOCKS.index(cause) for place, cause in enumerate(CAUSES) if cause in BLOCKS}
-"""The others are waits."""
+"""Index in ``BLOCKS`` of each cause that is a block. The other blocks are waits."""
 
 
 def saving_of(
     replay: Replay, times: Times, cycle_ns: Int64Array, changed: npt.NDArray[np.bool_] | None = None
 ) -> MeanStep:
-    """What all ranks save a step, on average over all cycles.
+    """Return what all ranks save per step, on average over all cycles.
 
     Args:
-        times: what ranks do instead; if of one rank, then all do that.
-        cycle_ns: (S,) how long cycles last then.
-        changed: (S,) the cycles in which anything changes, if not in all: how much varies, and the interval says how
-            sure its mean is. Which they are is known.
+        times: Times of the ranks after the change; if of one rank, then all have these.
+        cycle_ns: (S,) Length of cycles after the change.
+        changed: (S,) The cycles in which anything changes, by default all. The interval covers how much changes in
+            these; which cycles they are is known.
     """
     changed = np.ones(len(cycle_ns), dtype=bool) if changed is None else changed
     return mean_step_of(_saved_ns(replay, times, cycle_ns)[changed]).times(float(changed.mean()))
 
 
 def mean_over_cycles(values_ns: Int64Array, changed: npt.NDArray[np.bool_]) -> Interval:
-    """The mean of values (S,) that are 0 in all cycles but those ``changed``, with an interval like ``saving_of``."""
+    """Compute the mean of values (S,) that are 0 except in ``changed`` cycles, with an interval as in ``saving_of``."""
     (mean,) = mean_of(values_ns[changed, None].astype(np.float64))
     return mean.times(float(changed.mean()))
 
 
 def _saved_ns(replay: Replay, times: Times, cycle_ns: Int64Array) -> Float64Array:
-    """(S, len(BLOCKS)) by cycle."""
+    """Return the saving of each cycle by block (S, len(BLOCKS))."""
     recorded = replay.recorded
     saved_ns = np.zeros((len(cycle_ns), len(BLOCKS)))
     for place, block in _BLOCKS.items():

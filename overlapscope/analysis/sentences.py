@@ -1,4 +1,4 @@
-"""Findings as sentences for people."""
+"""Sentences that describe straggler findings."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ CAUSE_LABELS: Final = {
     "transfer": "Transfer",
     "link": "Link",
 }
-"""Labels of what a finding blames, for tables."""
+"""Labels of causes of findings, for tables."""
 
 PART_LABELS: Final = {
     cause: "carried-over communication" if cause == "carried_over" else BLOCK_LABELS[cause] for cause in CAUSES
 }
-"""Labels of causes of own time, for sentences."""
+"""Labels of causes of local time, for sentences."""
 
 _DOES_LONGER: Final = {
     "compute": "computes {} longer than {}",
@@ -43,11 +43,11 @@ _DOES_LONGER: Final = {
     "transfer": "take {} longer after all ranks have arrived",
 }
 _LEAST_PART: Final = 0.1
-"""Phases with less than this share of a delay are not mentioned."""
+"""Minimum share of a delay for a phase to be mentioned."""
 
 
 def describe(finding: Finding) -> str:
-    """One sentence: who, what, when, where in the step, and what it costs."""
+    """Describe a finding in one sentence: who, what, when, where in the step, and its cost."""
     if finding.link is not None:
         longer = f"all-reduces take {format_ns(finding.delay_ns)} longer {when(finding)}"
         return f"{capital(who(finding))} {_carries(finding.link)}, so {longer}: {cost(finding)}."
@@ -56,7 +56,10 @@ def describe(finding: Finding) -> str:
 
 
 def who(finding: Finding) -> str:
-    """``rank 3``, ``host node1 (ranks 8 to 15)``, ``the link from rank 2 to rank 3``; ``all-reduces`` if nobody's."""
+    """Name what a finding blames.
+
+    That is ``rank 3``, ``host node1 (ranks 8 to 15)``, ``the link from rank 2 to rank 3``, or else ``all-reduces``.
+    """
     if finding.link is not None:
         return f"the link from rank {finding.link.rank} to rank {finding.link.peer_rank}"
     if not finding.ranks:
@@ -67,7 +70,7 @@ def who(finding: Finding) -> str:
 
 
 def rank_names(ranks: Sequence[int]) -> str:
-    """``rank 3``, ``ranks 8 to 15``, ``ranks 1, 4 and 9``."""
+    """Name ranks: ``rank 3``, ``ranks 8 to 15``, ``ranks 1, 4 and 9``."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     if len(ranks) > 2 and ranks[-1] - ranks[0] == len(ranks) - 1:
@@ -76,7 +79,7 @@ def rank_names(ranks: Sequence[int]) -> str:
 
 
 def when(finding: Finding) -> str:
-    """The steps in which a finding occurs."""
+    """Describe the steps in which a finding occurs."""
     pattern, steps = finding.pattern, finding.steps
     if pattern.kind == "persistent":
         return "in every step"
@@ -94,7 +97,7 @@ def when(finding: Finding) -> str:
 
 
 def cost(finding: Finding) -> str:
-    """What a finding costs, with half of its 90 % interval; a one-off as a total."""
+    """Describe the cost of a finding, with half of its 90 % interval; for a single occurrence, the total."""
     if finding.pattern.kind == "transient" and len(finding.steps) == 1:
         total_ns = finding.cost.value * len(finding.pattern.where)
         return f"{format_ns(total_ns)} once"
@@ -104,7 +107,7 @@ def cost(finding: Finding) -> str:
 
 
 def verdict(stragglers: Stragglers) -> str:
-    """The headline of the whole analysis."""
+    """Return the headline of the whole analysis."""
     if stragglers.findings:
         return describe(stragglers.findings[0])
     waiting_ns, step_ns = stragglers.waiting.value, stragglers.step_time_ns
@@ -114,26 +117,26 @@ def verdict(stragglers: Stragglers) -> str:
     waiting = f"{format_ns(waiting_ns)} of {step} is spent waiting for whichever rank is later."
     if waiting_ns < 1:
         waiting = "Nobody waits for a later rank."
-    # As many steps in a row are as unlikely by chance as a verdict has to be.
+    # A delay in that many consecutive steps is as unlikely by chance as the significance level asks for.
     least = math.ceil(-math.log2(significance_of(stragglers.cycles)))
     few = len(stragglers.cycles.steps) < least
     return f"No rank stands out. {waiting}{f' It takes {least} steps to name a rank that is late in each.' * few}"
 
 
 def all_alike(cycles: Cycles) -> str:
-    """What it is called if all ranks were alike: two have no median."""
+    """Name the case that all ranks are equal; two ranks have no median."""
     return "both like the quicker one" if len(cycles.ranks) == 2 else "all ranks like the median"
 
 
 def one_like_others(rank: int, cycles: Cycles) -> str:
-    """What it is called if one rank were like the others in all it does: it may be quicker than they in some of it."""
+    """Name the case that one rank is like the others in everything; it may be faster than they in some of it."""
     (*others,) = (other for other in cycles.ranks.tolist() if other != rank)
     return f"rank {rank} in all like {f'rank {others[0]}' if len(others) == 1 else 'the median rank'}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reason:
-    """Why a recording can't tell who is late."""
+    """Reason why a recording can't show which rank is late."""
 
     headline: str
     message: str
@@ -141,7 +144,7 @@ class Reason:
 
 
 def why_none(trace: Trace) -> Reason:
-    """Why ``Analysis.stragglers`` finds nothing to compare, and what to do about it."""
+    """Explain why ``Analysis.stragglers`` has nothing to compare, and what to do about it."""
     ranks, steps = len(trace.ranks), trace.steps["step"].nunique()
     if ranks < 2:
         return Reason(
@@ -173,7 +176,7 @@ def why_none(trace: Trace) -> Reason:
 
 
 def missing(cycles: Cycles) -> str:
-    """A note on ranks that could not be compared; empty if there are none."""
+    """Return a note on ranks that could not be compared; empty if there are none."""
     count = cycles.missing_ranks
     if not count:
         return ""
@@ -195,5 +198,5 @@ def _parts(finding: Finding) -> str:
 
 
 def capital(text: str) -> str:
-    """A sentence begins with a capital letter."""
+    """Capitalize the first letter of a sentence."""
     return text[:1].upper() + text[1:]

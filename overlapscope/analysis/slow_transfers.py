@@ -1,4 +1,4 @@
-"""All-reduces that take long although all ranks have arrived: in some steps, or for the sake of one link."""
+"""Findings on all-reduces that take long although all ranks have arrived: in some steps, or because of one link."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from overlapscope.analysis.replay import Replay, median_ns
 from overlapscope.analysis.savings import mean_over_cycles, saving_of
 
 LEAST_TRANSFER_SHARE: Final = 0.05
-"""Links are shared with others: all-reduce times vary by this share of the step time for reasons outside the job."""
+"""Minimum delay of transfers as a share of the step time: links are shared, so that all-reduce times vary by this much
+for reasons outside the job."""
 
 _LIMITING: Final = 0.75
-"""All-reduces are limited by a link if the time they take and the time it needs for them differ by no more than this
-factor."""
+"""A link limits all-reduces if the time they take and the time it needs for them differ by no more than this factor."""
 
 
 def transfer_findings(replay: Replay, step_time_ns: float) -> list[Finding]:
-    """Steps in which the all-reduces take longer than usual although all ranks have arrived."""
+    """Find the steps in which all-reduces take longer than usual although all ranks have arrived."""
     cycles, transfer_ns = replay.cycles, replay.transfer_ns
     total_ns = transfer_ns.sum(axis=1)
     usual_ns = float(np.median(total_ns))
@@ -55,15 +55,15 @@ def transfer_findings(replay: Replay, step_time_ns: float) -> list[Finding]:
 
 
 def _bytes_over_each_link(cycles: Cycles) -> npt.NDArray[np.float64]:
-    """(K,) An all-reduce over a ring sends 2(N-1)/N of its bytes over each link."""
+    """Return the bytes that a ring all-reduce sends over each link, 2(N-1)/N of its size (K,)."""
     ranks = len(cycles.ranks)
     return cycles.bytes.astype(np.float64) * (2 * (ranks - 1) / ranks)
 
 
 def limits(replay: Replay, link: SlowLink) -> bool:
-    """Whether all-reduces take as long as a link needs for them.
+    """Return True if all-reduces take as long as a link needs for them.
 
-    If they are over sooner, the link is quicker than it seems, and if they take longer, something else limits them.
+    If they take less, the link is faster than it seems, and if they take more, something else limits them.
     """
     needed_ns = _bytes_over_each_link(replay.cycles).sum() / link.bytes_per_s * 1e9
     taken_ns = float(np.median(replay.transfer_ns.sum(axis=1)))
@@ -71,9 +71,9 @@ def limits(replay: Replay, link: SlowLink) -> bool:
 
 
 def link_finding(replay: Replay, link: SlowLink, step_time_ns: float) -> Finding:
-    """What a link costs: it limits all-reduces, so if it were like the others they would take that much less time.
+    """Return the cost of a slow link: all-reduces would take less time by the factor by which it is slower than others.
 
-    What they take longer than usual in some steps is not the link's doing, and a finding of its own.
+    Longer times than usual in some steps are not caused by the link, and are a separate finding.
     """
     cycles = replay.cycles
     usual_ns = np.minimum(replay.transfer_ns, median_ns(replay.transfer_ns, axis=0))
@@ -103,7 +103,7 @@ def link_finding(replay: Replay, link: SlowLink, step_time_ns: float) -> Finding
 
 
 def _costs(replay: Replay, mended_ns: Int64Array, delayed: Mask, step_time_ns: float) -> dict[str, Any]:
-    """What transfers cost and save if they were other ones (S, K), which differ in the delayed cycles."""
+    """Return cost and saving of replacing transfers by others (S, K) that differ in the delayed cycles."""
     costs_ns = replay.ideal_ns - replay.ideal_with_transfers_ns(mended_ns)
     return {
         "cost": mean_over_cycles(costs_ns, delayed),

@@ -1,4 +1,4 @@
-"""What each rank, host, phase and bucket costs, from a replay: slowdowns, whether or not they are worth naming.
+"""Tables of the cost and slowdown of each rank, host, cause and bucket, by replay, also of those too small to report.
 
 A cost is what something adds to the ideal step time with everything else ideal; a slowdown is that over the ideal.
 """
@@ -15,16 +15,16 @@ from overlapscope.analysis.replay import Replay
 
 
 def by_rank(replay: Replay, hosts: dict[int, str], job: JobAccount | None) -> pd.DataFrame:
-    """One row per rank.
+    """Return a table with one row per rank.
 
     Args:
-        hosts: by rank.
-        job: the critical path, if it is known.
+        hosts: Host of each rank.
+        job: The critical path, if it is known.
 
     Returns:
-        rank, host, cost_ns, saving_ns (if it alone were like the median rank), slowdown, lateness_ns (of its last
-        arrival, against the median rank), critical_share (of these cycles' steps that the critical path is on it; NaN
-        if that is not known).
+        rank, host, cost_ns, saving_ns (if only this rank were like the median rank), slowdown, lateness_ns (of its last
+        arrival, against the median rank), critical_share (share of these cycles' step time for which the critical path
+        is on it; NaN if unknown).
     """
     cycles = replay.cycles
     last_ns = cycles.arrival_ns[:, :, -1]
@@ -44,7 +44,7 @@ def by_rank(replay: Replay, hosts: dict[int, str], job: JobAccount | None) -> pd
 
 
 def by_host(replay: Replay, hosts: dict[int, str]) -> pd.DataFrame:
-    """One row per host: host, ranks (how many), cost_ns and slowdown of all of them together."""
+    """Return a table with one row per host: host, ranks (number), and cost_ns and slowdown of all of them together."""
     ranks = replay.cycles.ranks
     names = np.array([hosts.get(rank, "unknown") for rank in ranks.tolist()])
     rows = []
@@ -56,15 +56,18 @@ def by_host(replay: Replay, hosts: dict[int, str]) -> pd.DataFrame:
 
 
 def by_cause(replay: Replay) -> pd.DataFrame:
-    """One row per cause: cause, cost_ns and slowdown, on all ranks together."""
+    """Return a table with one row per cause: cause, cost_ns and slowdown, on all ranks together."""
     cost_ns = np.array([replay.cost_of_cause_ns(cause).mean() for cause in range(len(CAUSES))])
     return pd.DataFrame({"cause": CAUSES, "cost_ns": cost_ns, "slowdown": cost_ns / replay.ideal_ns.mean()})
 
 
 def by_bucket(replay: Replay) -> pd.DataFrame:
-    """One row per all-reduce: bucket, bytes, transfer_ns, best_ns, cost_ns, slowdown, busbw_bytes_per_s.
+    """Return a table with one row per all-reduce.
 
     Here the ideal also has the best observed transfers.
+
+    Returns:
+        bucket, bytes, transfer_ns, best_ns, cost_ns, slowdown, busbw_bytes_per_s.
     """
     cycles, best_ns = replay.cycles, replay.best_transfer_ns
     ideal_ns = replay.ideal_with_transfers_ns(best_ns)
@@ -92,7 +95,7 @@ def by_bucket(replay: Replay) -> pd.DataFrame:
 
 
 def _critical_shares(cycles: Cycles, job: JobAccount | None) -> Float64Array:
-    """(R,) of the critical path."""
+    """Return the share of the critical path on each rank (R,)."""
     shares = np.full(len(cycles.ranks), np.nan)
     if job is not None:
         counted = np.isin(job.steps, cycles.steps)

@@ -1,4 +1,4 @@
-"""What is known about one span of the timeline: the numbers behind its tooltip."""
+"""Details of one span of the timeline: the numbers in its tooltip."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from overlapscope.trace.reader import Trace
 
 @dataclass(frozen=True, kw_only=True)
 class SpanDetails:
-    """One span. Times are nanoseconds from the start of its step on its rank, None where unknown."""
+    """Details of one span. Times are nanoseconds from the start of its step on its rank, None where unknown."""
 
     what: str
     """A phase, "gradient ready", "wait for launch", "copy in", "copy out", or the name of a collective."""
     rank: int
     step: int
     step_is_known: bool
-    """Whether the step's start was recorded; otherwise times count from the start of the recording."""
+    """True if the start of the step was recorded; otherwise times count from the start of the recording."""
     start_ns: int
     end_ns: int | None
-    """None if it was never seen to end."""
+    """End of the span; None if it was never seen to end."""
     bucket: int | None = None
     parameters: tuple[str, ...] = ()
     bytes: int | None = None
@@ -35,25 +35,25 @@ class SpanDetails:
     ready_ns: int | None = None
     launch_ns: int | None = None
     end_uncertainty_ns: int = 0
-    """How much earlier than ``end_ns`` it may have ended."""
+    """How much earlier than ``end_ns`` the span may have ended."""
     start_is_bound: bool = False
-    """Whether it may have started later than ``start_ns``."""
+    """True if the span may have started later than ``start_ns``."""
     call_site: str | None = None
     arrival: Arrival | None = None
     """For a collective: which rank was last, and how long the transfer took after that."""
 
     @property
     def duration_ns(self) -> int | None:
-        """Time from start to end, None if it was never seen to end."""
+        """Return the time from start to end, None if the span was never seen to end."""
         return None if self.end_ns is None else self.end_ns - self.start_ns
 
 
 def details_of(trace: Trace, begin_ns: int, lane: Lane, row: int) -> SpanDetails:
-    """Look up a span.
+    """Look up the details of a span.
 
     Args:
-        begin_ns: time 0 of the timeline, on the trace's clock.
-        row: one of ``lane.spans.rows``.
+        begin_ns: Time 0 of the timeline, on the trace's clock.
+        row: One of ``lane.spans.rows``.
     """
     if lane.name == "phases":
         return _phase(trace, begin_ns, trace.phases.iloc[row])
@@ -147,7 +147,7 @@ def _collective(trace: Trace, begin_ns: int, row: pd.Series[Any]) -> SpanDetails
 
 
 def _place(trace: Trace, begin_ns: int, row: pd.Series[Any]) -> tuple[int, dict[str, Any]]:
-    """The moment that times count from, and the span's place in the run."""
+    """Return the moment that times count from, and the rank and step of the span."""
     rank, step = int(row["rank"]), int(row["step"])
     is_step = (trace.steps["rank"].to_numpy() == rank) & (trace.steps["step"].to_numpy() == step)
     found = np.flatnonzero(is_step)
@@ -167,7 +167,7 @@ def _plan_of(trace: Trace, row: pd.Series[Any]) -> pd.DataFrame:
 
 
 def _bucket(trace: Trace, row: pd.Series[Any]) -> dict[str, Any]:
-    """The bucket's number and parameters, and from the plan what the row itself does not say."""
+    """Return the bucket's number and parameters, and from the plan what the row itself doesn't have."""
     if row["bucket"] < 0:
         return {}
     plan = _plan_of(trace, row)

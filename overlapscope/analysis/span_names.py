@@ -1,4 +1,4 @@
-"""Names of spans that last: in an address they mean the same span of a recording that has grown since."""
+"""Stable names of spans: in a URL they identify the same span after the recording has grown."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _NAME: Final = re.compile(rf"(\d{{1,9}})-({'|'.join(LANE_NAMES)})-(\d{{1,15}})-(
 
 
 def name_of(trace: Trace, timeline: Timeline, lane: int, row: int) -> str:
-    """The name of a span: ``3-communication-12-0`` is the first all-reduce of rank 3 in step 12.
+    """Return the name of a span: ``3-communication-12-0`` is the first all-reduce of rank 3 in step 12.
 
     Args:
-        lane: its number on the timeline.
-        row: one of its lane's ``spans.rows``.
+        lane: Number of the lane on the timeline.
+        row: One of its lane's ``spans.rows``.
     """
     found = timeline.lanes[lane]
     (_, (step,), _), _ = subjects_of(trace, found, np.array([row]))
@@ -29,7 +29,7 @@ def name_of(trace: Trace, timeline: Timeline, lane: int, row: int) -> str:
 
 
 def span_named(trace: Trace, timeline: Timeline, name: str) -> tuple[int, int] | None:
-    """Lane and row of a span; None if none of the timeline has this name."""
+    """Return lane and row of the span with a name; None if the timeline has none."""
     parts = _NAME.fullmatch(name)
     if parts is None:
         return None
@@ -42,7 +42,10 @@ def span_named(trace: Trace, timeline: Timeline, name: str) -> tuple[int, int] |
 
 
 def _rows_of_step(trace: Trace, timeline: Timeline, lane: Lane, step: int) -> npt.NDArray[np.int32]:
-    """Those of a lane's spans, by start; looked for where the step is, as a lane may have millions."""
+    """Return the rows of a lane in one step, by start.
+
+    Only the time range of the step is searched, as a lane may have millions of spans.
+    """
     bounds = timeline.steps[timeline.steps["step"] == step]
     near = lane.spans.in_view(*bounds[["start_ns", "end_ns"]].iloc[0]) if len(bounds) else np.arange(len(lane.spans))
     rows = lane.spans.rows[near]

@@ -1,4 +1,4 @@
-"""All steps of a recording in one strip: where they lie on the timeline, and how much of each waits in the open."""
+"""Overview strip of all steps of a recording: their times on the timeline, and the share of exposed communication."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from overlapscope.analysis.trend import trend_by_step
 
 
 def step_strip(figures: pd.DataFrame, timeline: Timeline) -> pd.DataFrame:
-    """Steps, as many taken together as a trend does.
+    """Return all steps, merged into as many points as a trend has.
 
     Args:
-        figures: from ``account.figures.figures_of``.
+        figures: From ``account.figures.figures_of``.
 
     Returns:
         step, last_step, start_ns, end_ns (on the timeline), exposed_ns and step_time_ns (means), exposed_share.

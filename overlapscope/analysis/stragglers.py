@@ -1,8 +1,7 @@
-"""Which ranks make the others wait, why, in which steps, and what it costs.
+"""Stragglers: which ranks make the others wait, why, in which steps, and at what cost.
 
-What stands out as a pattern, and costs enough, is a ``Finding``; its cost comes from a replay of the recording with
-that finding as the only thing that is wrong. What all findings together leave over is the same kind of difference of
-two accounts.
+A significant pattern that costs enough is a ``Finding``; its cost comes from a replay of the recording with that
+finding as the only problem. What all findings together leave over is the same kind of difference of two breakdowns.
 """
 
 from __future__ import annotations
@@ -35,21 +34,21 @@ LONG_PAUSE_STEPS: Final = 5.0
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Stragglers:
-    """The answer for a recording. The tables are those of ``slowdowns``, of the steps that are alike."""
+    """Result of the straggler analysis. The tables are those of ``slowdowns``, of the steady steps."""
 
     cycles: Cycles
     usual: Replay
-    """Of the cycles whose steps are alike; of all if none is."""
+    """Replay of the cycles of steady steps; of all cycles if there are none."""
     findings: tuple[Finding, ...]
-    """The most expensive first."""
+    """Findings, the most expensive first."""
     step_time_ns: float
-    """Of the mean step."""
+    """Mean step time."""
     waiting: Interval
-    """For how long of it ranks wait for a later one."""
+    """Part of the mean step for which ranks wait for a straggler."""
     saved_if_alike: MeanStep
-    """If all ranks were like the median rank."""
+    """Saving if all ranks were like the median rank."""
     saved_by_best_transfers: MeanStep
-    """If every all-reduce had the best transfer observed for its bucket."""
+    """Saving if every all-reduce had the best transfer observed for its bucket."""
     by_rank: pd.DataFrame
     by_host: pd.DataFrame
     by_cause: pd.DataFrame
@@ -57,7 +56,7 @@ class Stragglers:
 
 
 def stragglers_in(trace: Trace, cycles: Cycles, summary: Summary) -> Stragglers:
-    """Judge the cycles of a recording."""
+    """Find the stragglers in the cycles of a recording."""
     hosts = hosts_of(trace)
     is_alike = np.isin(cycles.steps, summary.alike.steps)
     usual = Replay(cycles.of(is_alike) if is_alike.any() else cycles)
@@ -80,24 +79,28 @@ def stragglers_in(trace: Trace, cycles: Cycles, summary: Summary) -> Stragglers:
 
 
 def _possible(saving: MeanStep, summary: Summary) -> MeanStep:
-    """A replay ends cycles with their last all-reduce, also where backward goes on: as much is saved as was exposed."""
+    """Limit a saving to the recorded times of a step.
+
+    A replay ends cycles with their last all-reduce, also where backward continues after it: no more can be saved than
+    was exposed.
+    """
     return saving.at_most(summary.mean) if summary.steps else saving
 
 
 def hosts_of(trace: Trace) -> dict[int, str]:
-    """The host of each rank."""
+    """Return the host of each rank."""
     return dict(zip(trace.ranks["rank"].tolist(), trace.ranks["host"].tolist(), strict=True))
 
 
 def findings_of(
     cycles: Cycles, hosts: dict[int, str], links: Sequence[SlowLink], step_time_ns: float
 ) -> tuple[Finding, ...]:
-    """What is worth naming, the most expensive first.
+    """Return the findings that are worth reporting, the most expensive first.
 
     Args:
-        hosts: by rank.
-        links: those that are slower than the others.
-        step_time_ns: of the mean step.
+        hosts: Host of each rank.
+        links: Links that are slower than the others.
+        step_time_ns: Mean step time.
     """
     replay = Replay(cycles)
     findings = delay_findings(replay, hosts, step_time_ns)

@@ -1,4 +1,4 @@
-"""One sentence on where the step time goes, and the account behind it."""
+"""Summary of a recording: one sentence on where the step time goes, and the step-time breakdown behind it."""
 
 from __future__ import annotations
 
@@ -23,70 +23,79 @@ from overlapscope.trace.reader import Trace
 from overlapscope.units import format_ns
 
 LITTLE_EXPOSED_SHARE: Final = 0.02
-"""Share of the step below which hiding all communication would gain less than steps vary by themselves."""
+"""Share of the step below which hiding all communication would gain less than steps vary anyway."""
 
 LONG_BEFORE_FORWARD_SHARE: Final = 0.2
-"""Share of the step from which the data loader, or what else the loop does, is worth fixing before communication."""
+"""Share of the step from which the data loader, or other code of the loop, is worth fixing before communication."""
 
 _SPENT_BEFORE_FORWARD: Final = {
     "data_wait": ("waiting for data", "for communication"),
     "loop": ("in the loop's own code between an update and the next forward", "waiting for communication"),
 }
-"""By block, in words, and how it goes on."""
+"""By block, its name in a sentence and the name of exposed communication after it."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Summary:
-    """The sentence, and means over all ranks' steps that are alike; all NaN without such a step. Times are in ns."""
+    """The summary sentence, and means over the steady steps of all ranks.
+
+    All means are NaN without such a step. Times are nanoseconds.
+    """
 
     sentence: str
+    """The summary in one sentence."""
     alike: AlikeSteps
+    """The steady steps, over which means are taken."""
     mean: MeanStep
+    """The mean step."""
     exposed_for: dict[str, Interval]
     """Exposed communication by reason; the values sum to it."""
     hidden: Interval
-    """Communication under which something else goes on."""
+    """Communication during which other work runs."""
     job: MeanStep | None
-    """The blocks on the critical path, of the same step; None if times of some ranks can't be compared."""
+    """Blocks of the same step on the critical path; None if times of some ranks can't be compared."""
     job_account: JobAccount | None
     """The same step by step."""
     figures: pd.DataFrame
-    """Of every rank's every step, from ``figures_of``."""
+    """Table of all steps of all ranks, from ``figures_of``."""
     is_alike: npt.NDArray[np.bool_]
-    """Which rows of ``figures`` are counted."""
+    """True for rows of ``figures`` that are counted."""
 
     @property
     def ranks(self) -> int:
-        """How many ranks are counted."""
+        """Return the number of counted ranks."""
         return len(self.alike.ranks) if self.steps else 0
 
     @property
     def steps(self) -> int:
-        """How many steps are counted."""
+        """Return the number of counted steps."""
         return int(self.alike.is_alike.sum())
 
     @property
     def compute_ns(self) -> float:
-        """Forward, backward, optimizer and evaluation."""
+        """Return the sum of forward, backward, optimizer and evaluation."""
         return sum(self.mean.blocks[name].value for name in COMPUTE)
 
     @property
     def communication_ns(self) -> float:
-        """Hidden and exposed."""
+        """Return the sum of hidden and exposed communication."""
         return self.hidden.value + self.mean.blocks["exposed"].value
 
     @property
     def overlap_ratio(self) -> float:
-        """Hidden over all communication; NaN without communication."""
+        """Return hidden over all communication; NaN without communication."""
         return self.hidden.value / self.communication_ns if self.communication_ns else math.nan
 
     def share_of(self, part: Interval) -> float:
-        """Of the step; NaN without one."""
+        """Return a part of the mean step as a share of it; NaN without one."""
         return part.value / self.mean.step.value if self.mean.step.value else math.nan
 
     @cached_property
     def longest(self) -> dict[str, tuple[int, int, int]]:
-        """By block that takes any time, in which step it takes longest, on which rank, and how many nanoseconds."""
+        """Return the step in which each block takes longest, the rank there, and the time in nanoseconds.
+
+        Blocks without any time are left out.
+        """
         counted, found = self.figures[self.is_alike], {}
         for name in self.mean.present if self.steps else ():
             row = counted.iloc[int(counted[f"{name}_ns"].to_numpy().argmax())]
@@ -95,7 +104,7 @@ class Summary:
 
     @cached_property
     def typical_step(self) -> int | None:
-        """The counted step whose time, in the mean of its ranks, is in the middle of all; None without one."""
+        """Return the counted step with the median time, averaged over ranks; None without one."""
         if not self.steps:
             return None
         step_time_ns = self.figures[self.is_alike].groupby("step")["step_time_ns"].mean()
@@ -103,18 +112,18 @@ class Summary:
         return int(middle)
 
     def step(self, number: int) -> MeanStep | None:
-        """A single step, as the mean of the ranks that have finished it; None if none has."""
+        """Return a single step, as the mean of the ranks that have finished it; None if none has."""
         rows = self.figures.loc[self.figures["step"] == number, [f"{name}_ns" for name in BLOCKS]]
         return mean_step_of(rows.to_numpy(np.float64).mean(axis=0, keepdims=True)) if len(rows) else None
 
     @property
     def finished_together(self) -> pd.DataFrame:
-        """``figures`` without steps that some rank never finished: no mean of all ranks; all if there are no others."""
+        """Return ``figures`` without steps that some rank never finished; all rows if there are no other steps."""
         is_finished = self.figures["step"].isin(self.alike.finished)
         return self.figures[is_finished] if is_finished.any() else self.figures
 
     def means_by_rank(self) -> pd.DataFrame:
-        """One row per rank: rank, steps_counted, and the means of ``figures``; the ratio is one of means."""
+        """Return one row per rank: rank, steps_counted, and the means of ``figures``; the ratio is one of means."""
         counted = self.figures[self.is_alike].drop(columns=["step", "overlap_ratio"])
         by_rank = counted.groupby("rank")
         means = by_rank.mean()
@@ -124,18 +133,18 @@ class Summary:
 
 
 def summarise(trace: Trace, account: Account) -> Summary:
-    """Judge a recording."""
+    """Summarize a recording."""
     alike = alike_steps(trace, account)
     return summary_of(figures_of(account), alike, job_account_of(trace, account, alike))
 
 
 def summary_of(figures: pd.DataFrame, alike: AlikeSteps, job: JobAccount | None) -> Summary:
-    """Judge what is known of every rank's every step.
+    """Summarize a table of all steps of all ranks.
 
     Args:
-        figures: from ``figures_of``.
-        alike: which of these are counted.
-        job: the critical path, if it is known.
+        figures: From ``figures_of``.
+        alike: Which of these steps are counted.
+        job: The critical path, if it is known.
     """
     blocks_ns, for_reason_ns, hidden_ns = (
         figures[[f"{name}_ns" for name in names]].to_numpy()
@@ -193,7 +202,7 @@ def _sentence(found: Summary) -> str:
 
 
 def _percent(share: float) -> str:
-    """A share for a sentence. 100 % and 0 % only if exact."""
+    """Format a share for a sentence; 100 % and 0 % only if exact."""
     if 0 < share < 0.01:
         return "<1 %"
     if 0.99 < share < 1:

@@ -1,4 +1,4 @@
-"""How the figures of a recording change over its steps and differ between its ranks."""
+"""Trends of a recording's figures over its steps, for all ranks and for each rank."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import numpy as np
 import pandas as pd
 
 MAX_POINTS: Final = 600
-"""Number of points above which steps are merged, equally many per point."""
+"""Maximum number of points: more steps are merged, equally many per point."""
 
 
 def trend_by_step(per_step: pd.DataFrame, column: str) -> pd.DataFrame:
-    """One figure over the steps of a recording.
+    """Return the trend of one figure over the steps of a recording.
 
     Args:
-        per_step: from ``account.figures.figures_of``.
-        column: the figure.
+        per_step: From ``account.figures.figures_of``.
+        column: The figure.
 
     Returns:
-        step (the first of those taken together), last_step, low, mean, high: over all ranks and steps of a point.
-        Points without a value, such as the ratio of steps without communication, are left out.
+        step (the first of those merged), last_step, low, mean, high: over all ranks and steps of a point. Points
+        without a value, such as the ratio of steps without communication, are left out.
     """
     known = per_step.loc[per_step[column].notna(), ["step", column]]
     points = known.assign(point=_point_of(per_step, known["step"])).groupby("point")
@@ -34,7 +34,7 @@ def trend_by_step(per_step: pd.DataFrame, column: str) -> pd.DataFrame:
 
 
 def trend_of_ranks(per_step: pd.DataFrame, column: str) -> pd.DataFrame:
-    """The trend of each rank on its own, at the same points.
+    """Return the trend of each rank separately, at the same points.
 
     Returns:
         rank, step, mean.

@@ -1,7 +1,7 @@
-"""What is worth doing: the changes that would save most of the step, each with its evidence.
+"""Recommendations: the changes that would save most of the step time, each with its evidence.
 
-Each is a difference of two accounts: the recorded steps, and the same steps with one thing changed. What chance may
-have done is not proposed: of a change even the lower end of the interval has to be worth the trouble.
+Each saving is a difference of two breakdowns: the recorded steps, and the same steps with one thing changed. What may
+be chance is not recommended: even the lower end of the interval of a saving has to be worth the effort.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from overlapscope.model.sentences import setting_of
 from overlapscope.model.sizes import LEAST_GAIN
 
 MOST: Final = 3
+"""Maximum number of recommendations."""
 
 _WAYS: Final = {
     "data_wait": "Have data ready when it is needed: more workers of the DataLoader, or more prefetched batches",
@@ -32,28 +33,28 @@ _WAYS: Final = {
     "buffers": "Don't broadcast buffers before every forward: broadcast_buffers=False, if ranks may differ in them",
     "copies": "Don't copy averages out of buckets: gradient_as_bucket_view=True",
 }
-"""What ranks could do without, by block."""
+"""Recommendation for each block that ranks could do without."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorthDoing:
-    """A change."""
+    """One recommended change."""
 
     what: str
     """A sentence without its full stop."""
     saves: Interval
-    """Nanoseconds of the mean step."""
+    """Saving in nanoseconds per mean step."""
     link: str
     """Page of the app that has the evidence, with its query."""
     evidence: str
-    """What is to be seen there."""
+    """What that page shows."""
 
 
 def worth_doing(analysis: Analysis, advice: Advice | None) -> tuple[WorthDoing, ...]:
-    """The changes that save most, the best first; none if none is worth it.
+    """Return the changes that save most, the best first; empty if none is worth the effort.
 
     Args:
-        advice: on bucket sizes, if there is one.
+        advice: Advice on bucket sizes, if there is any.
     """
     step_ns = analysis.summary.mean.step.value
     found = [*_findings(analysis), *_blocks(analysis), *_buckets(advice)]
@@ -64,7 +65,7 @@ def worth_doing(analysis: Analysis, advice: Advice | None) -> tuple[WorthDoing, 
 def _findings(analysis: Analysis) -> Iterator[WorthDoing]:
     for finding in analysis.stragglers.findings if analysis.stragglers is not None else ():
         if finding.pattern.kind == "transient" and not finding.ranks:
-            continue  # some slow transfers, of which nobody knows why: nothing to do
+            continue  # some slow transfers of unknown cause: nothing to do
         yield WorthDoing(
             what=describe(finding).removesuffix("."),
             saves=finding.saving.step,
@@ -82,7 +83,7 @@ def _blocks(analysis: Analysis) -> Iterator[WorthDoing]:
         if block in named or not analysis.summary.mean.blocks[block].value:
             continue
         if block == "copies" and not len(analysis.trace.copies):
-            continue  # it is the rest of what ends a step, which views of buckets have as well
+            continue  # it is the rest of what ends a step, which bucket views have as well
         times = _without(replay, block)
         step, rank, _ = analysis.summary.longest[block]
         yield WorthDoing(
@@ -94,7 +95,7 @@ def _blocks(analysis: Analysis) -> Iterator[WorthDoing]:
 
 
 def _without(replay: Replay, block: str) -> Times:
-    """What ranks do if there is nothing of a block."""
+    """Return the times of ranks without any time in a block."""
     if block == "buffers":
         return replace(replay.recorded, broadcast_ns=np.zeros_like(replay.recorded.broadcast_ns))
     own_ns = replay.recorded.own_ns.copy()

@@ -16,7 +16,7 @@ RECORDING: Final = "the folder that 'overlapscope record -o' wrote, or a URL suc
 
 
 def positive(text: str) -> int:
-    """A whole number above 0."""
+    """Parse a positive integer."""
     number = int(text) if text.isdecimal() else 0
     if not number:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
@@ -24,14 +24,14 @@ def positive(text: str) -> int:
 
 
 def port(text: str) -> int:
-    """A port to listen on, or 0 for any."""
+    """Parse a port number to listen on; 0 stands for any free one."""
     if not text.isdecimal() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port: give a number from 0 (any free port) to 65535")
     return int(text)
 
 
 def steps(text: str) -> tuple[int | None, int | None]:
-    """A range of steps like a slice of Python's: the first, and the first that is not meant any more."""
+    """Parse a range of steps ``START:STOP``, STOP exclusive as in a Python slice."""
     from overlapscope.analysis.compare.side import steps_in
 
     try:
@@ -41,7 +41,7 @@ def steps(text: str) -> tuple[int | None, int | None]:
 
 
 def prepare_steps(parser: argparse.ArgumentParser) -> None:
-    """Declare that some steps can be looked at without the others."""
+    """Add the argument ``--steps``, which limits a command to a range of steps."""
     parser.add_argument(
         "--steps",
         type=_step_range,
@@ -59,10 +59,10 @@ def _step_range(text: str) -> StepRange:
 
 
 def folder_or_url(text: str) -> Path:
-    """What is given to a command that reads tables only, and so also where nothing but these is.
+    """Parse the recording of a command that reads only tables, not logs, and so accepts URLs too.
 
     Raises:
-        argparse.ArgumentTypeError: nothing is known of this kind of URL.
+        argparse.ArgumentTypeError: URLs of this kind are not supported.
     """
     try:
         return recording_at(text)
@@ -71,7 +71,7 @@ def folder_or_url(text: str) -> Path:
 
 
 def folder(text: str) -> Path:
-    """What is given to a command that reads logs.
+    """Parse the recording of a command that reads logs, which are only on local disks.
 
     Raises:
         argparse.ArgumentTypeError: it is a URL.

@@ -107,7 +107,7 @@ def _make_ready(output: Path) -> None:
 
 
 def _with_module(launcher: Sequence[str]) -> list[str]:
-    """A launcher's command line with our module as what it runs."""
+    """Append our module to a launcher's command line, as the program that it runs."""
     if Path(launcher[0]).name == "torchrun" or _RUN in launcher:
         return [*launcher, "-m", _MODULE]
     return [*launcher, sys.executable, "-m", _MODULE]

@@ -1,4 +1,4 @@
-"""Running a training command as a child process in the foreground."""
+"""Training command as a child process in the foreground: environment, signals and exit code."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ Child = subprocess.Popen[bytes]
 
 
 class Received(NamedTuple):
-    """A signal that came to this process and is meant for the command."""
+    """A signal that this process received and that is meant for the command."""
 
     number: int
     time_ns: int
-    """On the clock of the recordings of this host."""
+    """Time of reception, on the clock that recordings of this host use."""
 
 
 def recording_environment(
@@ -46,15 +46,15 @@ def recording_environment(
     *,
     probe_buckets: bool = False,
 ) -> dict[str, str]:
-    """This process's environment, plus the variables that tell a training process to record.
+    """Return this process's environment, plus the variables that make a training process record.
 
     Args:
-        limit_mb: disk space of one rank's log in MB; None for the default.
-        on_incident: what watchdogs do when they find something.
-        patience_s: how long a job that may only be slow stands still before it is ended; None for the default.
-        probe_buckets: run other bucket plans for a few steps each as well.
+        limit_mb: maximum size of one rank's log in MB; None for the default.
+        on_incident: what watchdogs do when they detect an incident.
+        patience_s: stall timeout in seconds before a possibly slow job is aborted; None for the default.
+        probe_buckets: also run other bucket plans for a few steps each.
     """
-    # A variable that this process inherited would otherwise stand in for an option that is not given.
+    # An inherited variable would otherwise replace the default of an option that is not given.
     optional = (LIMIT_VARIABLE, PATIENCE_VARIABLE, PROBE_VARIABLE)
     inherited = {name: value for name, value in os.environ.items() if name not in optional}
     limit = {} if limit_mb is None else {LIMIT_VARIABLE: str(limit_mb)}
@@ -70,7 +70,7 @@ def recording_environment(
 
 
 def plain_environment() -> dict[str, str]:
-    """This process's environment without the variables that tell a process to record."""
+    """Return this process's environment without the variables that make a process record."""
     ours = (
         *(TRACE_VARIABLE, DETAIL_VARIABLE, LIMIT_VARIABLE),
         *(ON_INCIDENT_VARIABLE, PATIENCE_VARIABLE, PROBE_VARIABLE),
@@ -82,17 +82,17 @@ def plain_environment() -> dict[str, str]:
 def running(
     command: Sequence[str], environment: Mapping[str, str], output: IO[bytes] | None = None
 ) -> Iterator[tuple[Child, list[Received]]]:
-    """Run a command in this terminal's foreground, and leave Ctrl-C and SIGTERM to it.
+    """Run a command in the foreground of this terminal, and leave the handling of Ctrl-C and SIGTERM to it.
 
-    So it ends in its own way, and this process outlives it: wait for it inside. Ctrl-C reaches the child from the
-    terminal. SIGTERM reaches only this process and is passed on. One that is ignored, as Ctrl-C is under nohup, the
-    child ignores too.
+    So the child shuts down as it does without us, and this process outlives it: wait for the child inside the context.
+    The terminal sends Ctrl-C to the child itself. SIGTERM reaches only this process and is forwarded. A signal that is
+    ignored, as Ctrl-C is under nohup, is ignored by the child too.
 
     Args:
-        output: where its stdout and stderr go; None for where ours go.
+        output: file for its stdout and stderr; None to inherit ours.
 
     Yields:
-        The child, and the signals that have come so far.
+        The child, and the list of signals received so far.
 
     Raises:
         OverlapScopeError: there is no such command.
@@ -105,7 +105,7 @@ def running(
 
     with noting_signals((signal.SIGINT, signal.SIGTERM), pass_on) as received:
         child = _start(command, environment, output)
-        if any(each.number == signal.SIGTERM for each in received):  # it came before there was a child
+        if any(each.number == signal.SIGTERM for each in received):  # received before there was a child
             child.send_signal(signal.SIGTERM)
         yield child, received
 
@@ -114,13 +114,13 @@ def running(
 def noting_signals(
     numbers: Sequence[signal.Signals], on_signal: Callable[[int], None] | None = None
 ) -> Iterator[list[Received]]:
-    """Note signals instead of being ended by them. One that is ignored, as Ctrl-C is under nohup, stays so.
+    """Record signals instead of being terminated by them; one that is ignored, as Ctrl-C is under nohup, stays so.
 
     Args:
         on_signal: called with the number of each.
 
     Yields:
-        The signals that have come so far.
+        The list of signals received so far.
     """
     received: list[Received] = []
 
@@ -148,10 +148,10 @@ def _start(command: Sequence[str], environment: Mapping[str, str], output: IO[by
 
 
 def find_program(name: str) -> str:
-    """The path of a program: from PATH, or beside this Python as in a virtual environment that isn't activated.
+    """Return the path of a program: on PATH, or beside this Python, as in a virtual environment that isn't activated.
 
     Raises:
-        OverlapScopeError: it is in neither place.
+        OverlapScopeError: it is in neither.
     """
     beside = Path(sys.executable).parent / name
     program = shutil.which(name) or (shutil.which(beside) if os.sep not in name else None)
@@ -163,5 +163,5 @@ def find_program(name: str) -> str:
 
 
 def exit_code(status: int) -> int:
-    """The exit code of a child that ended with such a status, as a shell gives it: 128 + N if signal N killed it."""
+    """Convert the return code of a ``Popen`` to a shell's exit code: 128 + N if signal N killed the child."""
     return 128 - status if status < 0 else status

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from overlapscope.analysis.compare.side import Choice
 
 REGRESSION: Final = 3
-"""Exit code: something that counts is slower."""
+"""Exit code if one of the checked parts is slower."""
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +78,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the comparison; 3 if something that counts is slower, else 1 if a recording is incomplete."""
+    """Print the comparison; return 3 if one of the checked parts is slower, else 1 if a recording is incomplete."""
     from overlapscope.analysis.analysis import Analysis
     from overlapscope.analysis.compare.comparison import compare
     from overlapscope.analysis.compare.side import Side

@@ -1,4 +1,4 @@
-"""The text, the Markdown and the JSON of ``overlapscope compare``."""
+"""Output of ``overlapscope compare``: text, Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from overlapscope.analysis.compare.tables import facts_of, tables_of
 from overlapscope.commands.json_text import json_text
 
 _LEAST_WIDTH: Final = 120
-"""Width in which every table of numbers fits, so that they are not cut off on a narrower terminal or in a pipe."""
+"""Width that fits every table of numbers, so that none is cut off on a narrower terminal or in a pipe."""
 
 
 def print_text(found: Comparison, parts: Sequence[str], fail_above: float) -> None:
-    """Print facts, the verdict and the tables, as text, to stdout."""
+    """Print facts, the verdict and the tables as text to stdout."""
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, _LEAST_WIDTH)
     for line in (*facts_of(found), ""):
@@ -41,7 +41,7 @@ def print_text(found: Comparison, parts: Sequence[str], fail_above: float) -> No
 
 
 def as_markdown(found: Comparison, parts: Sequence[str], fail_above: float) -> str:
-    """The same as Markdown, for a summary of a job or a comment."""
+    """Format the comparison as Markdown, for a CI job summary or a comment."""
     lines = ["## OverlapScope: comparison", ""]
     lines += [f"**{_escaped(sentence)}**" for sentence in verdict(found, parts, fail_above)]
     lines += ["", *(f"- {_escaped(line)}" for line in facts_of(found))]
@@ -55,7 +55,7 @@ def as_markdown(found: Comparison, parts: Sequence[str], fail_above: float) -> s
 
 
 def as_json(found: Comparison, parts: Sequence[str], fail_above: float) -> str:
-    """The complete comparison, for programs; ``docs/json.md`` says what the keys mean."""
+    """Format the complete comparison as JSON; the keys are documented in ``docs/json.md``."""
     content = {
         "schema": 1,
         "sentences": verdict(found, parts, fail_above),
@@ -110,7 +110,7 @@ def _difference(found: Comparison, change: Difference) -> dict[str, object]:
 
 
 def _escaped(text: str) -> str:
-    """Text in which nothing is taken for Markdown."""
+    """Escape the characters that have a meaning in Markdown."""
     for mark in "\\`*_|<>":
         text = text.replace(mark, f"\\{mark}")
     return text

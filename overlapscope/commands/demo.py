@@ -22,7 +22,7 @@ from overlapscope.trace.format import EVENTS_FILE, rank_folder
 _RANKS: Final = 2
 _POLL_SECONDS: Final = 0.1
 _TAIL_LINES: Final = 60
-"""The launcher's own report takes 40 of them, and says less than the traceback before it."""
+"""Lines of the log to print after a failure: torchrun's own report takes 40 of them, and the traceback is before it."""
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Record, judge, and serve until Ctrl-C."""
+    """Record a training run, print its summary, and serve it until Ctrl-C."""
     from overlapscope.analysis.analysis import Analysis
     from overlapscope.trace.reader import read_trace
 
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _train(folder: Path, steps: int) -> int:
     """Run the training with a progress bar, and return its exit code."""
-    # One thread a rank: on few cores, more would only fight with the other rank's and with the communication.
+    # One thread per rank: on few cores, more would only compete with the other rank's and with the communication.
     environment = child_process.recording_environment(folder, "parameters") | {"OMP_NUM_THREADS": "1"}
     training_log = folder / "training.log"
     with (
@@ -82,7 +82,7 @@ def _training_command(steps: int) -> list[str]:
 
 
 def _training_script() -> Path:
-    """``examples/train_gpt.py``: inside the package once installed, beside it in a clone."""
+    """Return the path of ``examples/train_gpt.py``: inside the package once installed, beside it in a clone."""
     spec = find_spec("instrumented_ddp")
     assert spec is not None
     assert spec.submodule_search_locations is not None

@@ -50,7 +50,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the verdict; 1 if there is a fault, 2 if nothing can be read."""
+    """Print the verdict; return 1 if there is a fault, 2 if nothing can be read."""
     from overlapscope.commands.diagnose_report import as_json
     from overlapscope.diagnosis.attempts import attempt_lines, read_attempts
     from overlapscope.diagnosis.report import report_text
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _asked_for(path: Path, number: int | None) -> Path:
-    """The folder of the attempt to be shown.
+    """Return the folder of the attempt to show: the last one by default.
 
     Raises:
         OverlapScopeError: there is no such attempt.
@@ -93,7 +93,7 @@ def _asked_for(path: Path, number: int | None) -> Path:
 
 
 def _read(path: Path, progress: Progress) -> Attempt:
-    """Read a recording, or dumps."""
+    """Read and diagnose a recording, or Flight Recorder dumps."""
     from overlapscope.diagnosis.attempts import Attempt, read_attempt
     from overlapscope.diagnosis.from_flight_recorder import read_dumps
     from overlapscope.diagnosis.judge import judge

@@ -1,4 +1,4 @@
-"""What ``overlapscope diagnose`` prints for programs."""
+"""JSON output of ``overlapscope diagnose``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from overlapscope.diagnosis.wording import loop_step
 
 
 def as_json(shown: Attempt, attempts: Sequence[Attempt]) -> str:
-    """The diagnosis as one JSON object, whose keys the command's help explains.
+    """Format the diagnosis as one JSON object; the help text of the command documents the keys.
 
     Args:
-        attempts: all of the job, if it was started more than once.
+        attempts: all attempts of the job, if it was restarted.
     """
     evidence = shown.evidence
     content = {
@@ -43,7 +43,7 @@ def as_json(shown: Attempt, attempts: Sequence[Attempt]) -> str:
 
 
 def attempts_json(attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
-    """The attempts of a job, for programs."""
+    """Return the attempts of a job as JSON objects."""
     return [
         {
             "number": each.number,

@@ -62,7 +62,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the file; 1 if a part of the recording could not be read."""
+    """Write the export; return 1 if a part of the recording could not be read."""
     from overlapscope.analysis.analysis import Analysis
     from overlapscope.trace.reader import NEIGHBOURS, read_trace
     from overlapscope.trace.table_file import EVERYTHING, as_range
@@ -108,7 +108,7 @@ def _write_trace(analysis: Analysis, args: argparse.Namespace, progress: Progres
         for done, rank in enumerate(ranks):
             progress.count(done, len(ranks))
             host, device, clock = about.loc[rank, ["host", "device", "clock"]]
-            # Whom the file is sent to does not see what is said here.
+            # In the file itself, as whoever receives the file does not see our messages.
             what = f"{device}, clock not aligned" if clock == "none" else str(device)
             slices += written.add_rank(rank, str(host), what, tracks.of_rank(rank))
         if not slices:
@@ -151,10 +151,10 @@ def _write_tables(analysis: Analysis, args: argparse.Namespace, progress: Progre
 
 @contextmanager
 def _new_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file that was not there, and is gone again if it can't be finished.
+    """Create a new file, which is removed if writing fails; gzip-compressed if its name ends in ``.gz``.
 
     Raises:
-        OverlapScopeError: it is there, or can't be written.
+        OverlapScopeError: it exists, or can't be written.
     """
     try:
         with path.open("xb") as file, ExitStack() as until_written:

@@ -38,7 +38,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read the traces, then write the recording."""
+    """Read the traces and write the recording; return 1 if a damaged trace was left out."""
     from overlapscope.imports.into_recording import Imported, ranks_of, write_recording
     from overlapscope.imports.kineto import kernel_overlap, read_profile
     from overlapscope.imports.nccl_inspector import is_inspector_dump

@@ -1,4 +1,4 @@
-"""JSON for programs: unknown values are null."""
+"""JSON serialization of reports: unknown values are null."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def json_text(content: Any) -> str:
-    """JSON in which NaN and infinite floats are null, and a dataclass is an object with its fields."""
+    """Serialize to JSON: NaN and infinite floats become null, a dataclass an object with its fields."""
     return json.dumps(_plain(content), indent=1, allow_nan=False)
 
 

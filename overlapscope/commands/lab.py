@@ -63,7 +63,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """List the faults or run one and return 0 if its diagnosis is right; experiments; or a command on a cluster."""
+    """Run a subcommand of the lab; for a fault, return 0 if its diagnosis matches what was injected."""
     if args.lab_command == "faults":
         _list_faults()
         return 0
@@ -149,7 +149,7 @@ def _show(fault: Fault, world_size: int, folder: Path | None) -> int:
     with jobs.running(script_of(fault), world_size, trace=folder, on_line=_print_line) as job:
         job.wait(patience_s=fault.patience_s)
         ends = job.ends()
-        verdict, text = diagnose(folder)  # while the hanging processes can still be examined
+        verdict, text = diagnose(folder)  # while the hanging processes can still be inspected
     _print_ends(ends)
     _say("overlapscope diagnose")
     print(text)

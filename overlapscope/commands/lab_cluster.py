@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make the hosts, run the command on each, and return its exit code."""
+    """Create the hosts, run the command on each, and return its exit code."""
     command = _command(args.training)
     if not _FEWEST_HOSTS <= args.hosts <= _MOST_HOSTS:
         raise OverlapScopeError(f"--hosts {args.hosts}: give {_FEWEST_HOSTS} to {_MOST_HOSTS}")
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _command(training: Sequence[str]) -> list[str]:
-    """What to run, with the path of its program."""
+    """Return the command line to run, with the absolute path of its program."""
     command = list(training[1:] if training[:1] == ["--"] else training)
     if not command:
         raise OverlapScopeError("no command to run; give one after '--', as in '... lab cluster -- torchrun train.py'")
@@ -102,7 +102,7 @@ def _run_on_hosts(
     environment: Mapping[str, str],
     signals: Sequence[int],
 ) -> int:
-    """The status with which the job ended; -N if signal N has come."""
+    """Run the job and return the status with which it ended; -N if this process received signal N."""
     try:
         with hosts_over(link, count) as hosts:
             if not signals:
@@ -114,11 +114,11 @@ def _run_on_hosts(
     except OverlapScopeError:
         if not signals:
             raise
-        return -signals[0]  # Ctrl-C ends the programs by which hosts are made, too
+        return -signals[0]  # Ctrl-C also kills the programs that set up the hosts
 
 
 def _what_was_made(hosts: Hosts, link: Link, ranks_per_host: int) -> str:
-    """In one line: what was asked for, and what two TCP sockets really see."""
+    """Describe in one line the requested network, and what two TCP sockets measure on it."""
     assert link.bits_per_s is not None
     seen = check([hosts.command(host) for host in (0, 1)], hosts.address(0), link)
     ranks = f"{ranks_per_host} rank{'s' * (ranks_per_host != 1)} each"

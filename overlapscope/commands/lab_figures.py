@@ -20,13 +20,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Draw them, and print the sentences."""
+    """Draw the figures and print their findings."""
     from overlapscope.lab.experiments.known import experiment_in, figure_of, results_in
     from overlapscope.lab.trials.results import read_results
 
     folders = results_in([args.folder])
     if not folders:
-        read_results(args.folder)  # says what is wrong
+        read_results(args.folder)  # raises the reason
     for folder in folders:
         experiment, rows = experiment_in(folder)
         figure = figure_of(experiment, rows)

@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start the ranks, or become one."""
+    """Start the ranks, or become one of them if a launcher started this process."""
     from overlapscope.lab.experiments.known import experiment_called
 
     experiment = experiment_called(args.name)
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _arguments(args: argparse.Namespace) -> list[str]:
-    """What a rank is told: all there is to say, so that it can be done again whatever defaults become."""
+    """Return a rank's arguments with every option given, so that a rerun does not depend on later defaults."""
     told = [args.name, "-o", str(args.output.absolute())]
     for option, values in (("--model", args.model), ("--strategy", args.strategy)):
         for value in values or ():

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write it."""
+    """Write the synthetic recording."""
     import shutil
 
     from overlapscope.lab.synth import bytes_of, write_recording

@@ -1,4 +1,4 @@
-"""The process that keeps a file of metrics up to date while a training is recorded, at low priority.
+"""Low-priority child process that keeps a metrics file up to date while a training run is recorded.
 
 Example::
 
@@ -22,22 +22,22 @@ from overlapscope.commands.child_process import plain_environment
 from overlapscope.errors import OverlapScopeError
 
 EVERY_S: Final = 15.0
-"""Nobody scrapes much more often."""
+"""Seconds between two updates; scraping much more often is unusual."""
 FIRST_S: Final = 1.0
-"""Until there is something to write."""
+"""Seconds between two tries as long as there is nothing to write."""
 _MOST_OF_A_CORE: Final = 0.05
 _NICENESS: Final = 10
 _LAST_S: Final = 60.0
 _OVER: Final = b"."
 _OURS: Final = ("# TYPE overlapscope_", "# EOF")
-"""How a file begins that ``open_metrics.text_of`` has written."""
+"""Beginnings of files that ``open_metrics.text_of`` has written."""
 
 
 def make_way(path: Path) -> None:
-    """Remove the file of an earlier run, so that nobody takes its figures for those of this one.
+    """Remove the metrics file of an earlier run, so that nobody mistakes its metrics for those of this run.
 
     Raises:
-        OverlapScopeError: what is there is not a file of ours, or nothing can be written there.
+        OverlapScopeError: the path is not a metrics file of ours, or nothing can be written there.
     """
     try:
         if path.exists():
@@ -52,11 +52,11 @@ def make_way(path: Path) -> None:
 
 @contextmanager
 def metrics_kept(traces: Path, path: Path) -> Iterator[None]:
-    """Have a file of metrics kept up to date, and written once more at the end.
+    """Run a child process that keeps a metrics file up to date, and writes it a last time at the end.
 
     Args:
-        traces: the folder that is recorded into.
-        path: the file, for which ``make_way`` has been called.
+        traces: folder of the recording.
+        path: the metrics file, for which ``make_way`` has been called.
     """
     command = [sys.executable, "-m", __name__, str(traces), str(path)]
     process = subprocess.Popen(command, env=plain_environment(), stdin=subprocess.PIPE)
@@ -73,12 +73,12 @@ def metrics_kept(traces: Path, path: Path) -> Iterator[None]:
 
 
 def keep_up_to_date(traces: Path, path: Path, told: int) -> None:
-    """Write the file again and again until told that it is over.
+    """Write the metrics file periodically until the parent process says that the recording is over.
 
-    If the process that wanted it is gone, so is the file: nobody would know how old its figures are.
+    If the parent has died, remove the file, as readers could not see that it is outdated.
 
     Args:
-        told: the end of a pipe whose other end that process has.
+        told: read end of a pipe from the parent.
     """
     said, word = "", None
     while word is None:
@@ -94,13 +94,13 @@ def keep_up_to_date(traces: Path, path: Path, told: int) -> None:
 
 
 def _word(told: int, wait_s: float) -> bytes | None:
-    """What has been said meanwhile: ``_OVER``, or nothing any more; None if nobody has said anything."""
+    """Read the parent's message: ``_OVER``, or empty if it has died; None if there is none within ``wait_s``."""
     ready, _, _ = select.select([told], [], [], wait_s)
     return os.read(told, len(_OVER)) if ready else None
 
 
 def _write(traces: Path, path: Path, said: str, *, is_live: bool) -> str:
-    """Write the file, and say what goes wrong unless that was what has been ``said`` before."""
+    """Write the file, print a problem unless it is the one printed last, and return the last problem printed."""
     problem = _problem_of_writing(traces, path, is_live=is_live)
     if problem and problem != said:
         print(f"overlapscope record: {problem}", file=sys.stderr, flush=True)
@@ -114,7 +114,7 @@ def _problem_of_writing(traces: Path, path: Path, *, is_live: bool) -> str:
         text = metrics_text(traces, is_live=is_live)
     except OverlapScopeError:
         return ""  # nothing is recorded yet, or the next file is being written
-    except Exception as error:  # a recording that nobody has thought of must not end the file
+    except Exception as error:  # an unforeseen recording must not stop the updates
         return f"{path}: figures can't be made ({error!r})"
     try:
         replace_file(path, text)
@@ -124,8 +124,8 @@ def _problem_of_writing(traces: Path, path: Path, *, is_live: bool) -> str:
 
 
 def main() -> None:
-    """Keep the file that the command line names."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # they are for the training, and end this one with it
+    """Keep the metrics file named on the command line up to date."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # meant for the training, after which we end too
         signal.signal(number, signal.SIG_IGN)
     os.nice(_NICENESS)
     traces, path = map(Path, sys.argv[1:])

@@ -1,4 +1,4 @@
-"""What ``record`` says about bucket plans at the end: whether others were probed, if not why, and what was chosen."""
+"""Final messages of ``record`` about bucket plans: whether others were probed, if not why, and which was chosen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _INSTEAD: Final = "measure with 'overlapscope calibrate'"
 
 
 def probing_sentences(folder: Path) -> list[str]:
-    """One sentence per model of the lowest rank, or one on why there is none."""
+    """Describe in one sentence per model of the lowest rank whether plans were probed, or why there is no model."""
     models = _models(folder)
     if not models:
         return [f"no bucket plans were probed: the training has no DistributedDataParallel; {_INSTEAD} instead"]
@@ -25,7 +25,7 @@ def probing_sentences(folder: Path) -> list[str]:
 
 
 def choices_in(folder: Path) -> list[str]:
-    """What ``bucket_cap_mb="auto"`` decided, according to the lowest rank."""
+    """Describe what ``bucket_cap_mb="auto"`` chose, according to the lowest rank."""
     return choice_sentences({"models": _models(folder)})
 
 

@@ -1,4 +1,4 @@
-"""How commands read a recording, and what they say of one that was only read in part."""
+"""Reading of a recording by commands: options, parallel analysis, and reports of its problems."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add_workers(parser: argparse.ArgumentParser) -> None:
-    """Add the argument that says who reads and divides a recording."""
+    """Add the argument ``--dask``, which selects the workers that read and analyze a recording."""
     parser.add_argument(
         "--dask",
         metavar="ADDRESS",
@@ -24,10 +24,10 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
 
 
 def analysis_of(args: argparse.Namespace, progress: Progress, *, with_cycles: bool) -> Analysis:
-    """Read ``args.traces``, a large recording side by side and range by range of its steps, or just ``args.steps``.
+    """Read and analyze ``args.traces``: all of it, in parallel and in chunks of steps if large, or only ``args.steps``.
 
     Args:
-        with_cycles: whether more than the summary is wanted.
+        with_cycles: also compute what the straggler analysis needs, beyond the summary.
     """
     from overlapscope.analysis.analysis import Analysis
     from overlapscope.analysis.pieces import analyse
@@ -42,15 +42,8 @@ def analysis_of(args: argparse.Namespace, progress: Progress, *, with_cycles: bo
         return analyse(args.traces, workers, progress.count, progress.begin, with_cycles=with_cycles)
 
 
-def chosen_steps(trace: Trace) -> str:
-    """Which steps these are, to be put behind their number, if others were not read."""
-    if trace.extent == "all":
-        return ""
-    return f" (only {trace.steps['step'].min()} to {trace.steps['step'].max()} were read)"
-
-
 def report_problems(trace: Trace) -> int:
-    """Say on stderr what is wrong with the files, and of which attempt they are if the job was started again.
+    """Print problems with the files to stderr, and if the job was restarted, which attempt was read.
 
     Returns:
         The exit code: 1 if any part of the recording is missing or unreadable.

@@ -38,7 +38,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the advice; 1 if a part of the recording could not be read."""
+    """Print the recommendation; return 1 if a part of the recording could not be read."""
     from overlapscope.analysis.advice import advise
     from overlapscope.analysis.analysis import Analysis
     from overlapscope.commands import recommend_report

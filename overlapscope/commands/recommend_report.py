@@ -1,4 +1,4 @@
-"""The text and the JSON of ``overlapscope recommend``."""
+"""Output of ``overlapscope recommend``: text and JSON."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _LEAST_WIDTH: Final = 100
 
 
 def print_text(trace: Trace, advice: Advice, plan_path: Path | None) -> None:
-    """Print the advice and what it rests on, as text, to stdout.
+    """Print the recommendation and its basis as text to stdout.
 
     Args:
-        plan_path: the file that the plan was written to, if any.
+        plan_path: file that the plan was written to, if any.
     """
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, _LEAST_WIDTH)
@@ -56,7 +56,7 @@ def print_text(trace: Trace, advice: Advice, plan_path: Path | None) -> None:
 
 
 def as_json(trace: Trace, advice: Advice) -> str:
-    """The complete advice, for programs; ``docs/json.md`` says what the keys mean."""
+    """Format the complete recommendation as JSON; the keys are documented in ``docs/json.md``."""
     observations, found = advice.fitted.observations, advice.recommendation
     content: dict[str, Any] = {
         "schema": 1,
@@ -87,7 +87,7 @@ def _facts(trace: Trace, advice: Advice) -> str:
 
 
 def _unsure(advice: Advice) -> Iterator[str]:
-    """What to know before one believes it."""
+    """Generate the caveats of the recommendation."""
     yield from advice.recommendation.missing
     if not advice.fitted.observations.has_common_clock:
         yield "The ranks' clocks can't be compared, so waits and transfers are told apart rank by rank."

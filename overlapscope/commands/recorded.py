@@ -1,4 +1,4 @@
-"""What a command that has recorded a training says of it when it is over."""
+"""Completion of a recording when the training command has ended: exit status, verdict, and hints on the terminal."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from overlapscope.units import format_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """The end of what was recorded."""
+    """How a recorded command ended."""
 
     program: str
-    """As the user wrote it."""
+    """Name of the program, as the user wrote it."""
     pid: int
     status: int
-    """Its exit status; -N if signal N ended it."""
+    """Exit status of the command; -N if signal N killed it."""
     received: Sequence[Received]
-    """Signals that came and were meant for it."""
+    """Signals that this process received and that were meant for the command."""
 
 
 def conclude(folder: Path, ended: Ended, say: Callable[[str], None], *, probed: bool = False) -> int:
-    """Note in the recording how the job ended, and say what went wrong and what there is to see.
+    """Write into the recording how the job ended, and print what went wrong and how to view the recording.
 
     Args:
-        folder: that was recorded into; without any recording it is removed if it is empty.
-        say: prints a sentence in the name of the command.
-        probed: whether other bucket plans were asked for.
+        folder: folder of the recording; it is removed if nothing was recorded and it is empty.
+        say: prints a sentence, prefixed with the name of the command.
+        probed: other bucket plans were requested.
 
     Returns:
         The command's exit code: the job's, or 1 if nothing was recorded.
@@ -74,11 +74,11 @@ def conclude(folder: Path, ended: Ended, say: Callable[[str], None], *, probed: 
 
 
 def _say_what_went_wrong(folder: Path) -> None:
-    """Print why each attempt ended if there are several, and the verdict if the newest did not end well."""
+    """Print why each attempt ended if there are several, and the verdict if the last one failed."""
     from overlapscope.diagnosis.attempts import attempt_lines, read_attempt, read_attempts
     from overlapscope.diagnosis.report import report_text
 
-    with suppress(OverlapScopeError):  # unreadable: commands that read the recording say so
+    with suppress(OverlapScopeError):  # unreadable: commands that read the recording report it
         attempts = read_attempts(folder)
         if attempts:
             print("\n".join([*attempt_lines(attempts), ""]), file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The folder of a recording: prepared before, described after."""
+"""The folder of a recording: creation, removal, and a count of its content."""
 
 from __future__ import annotations
 
@@ -56,21 +56,23 @@ _RANK_FILES: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """What a run has left behind."""
+    """Size of a recording."""
 
     ranks: int
+    """Number of ranks that recorded anything."""
     steps: int
-    """Steps of the rank that got furthest."""
+    """Number of steps of the rank that got furthest."""
     collectives: int
-    """Collectives of the rank that launched most."""
+    """Number of collectives of the rank that launched the most."""
     disk_bytes: int
+    """Disk space of the ranks' files."""
 
 
 def make_ready(folder: Path) -> None:
-    """Make the folder.
+    """Create the folder of a recording.
 
     Raises:
-        OverlapScopeError: it holds a recording, or can't be made.
+        OverlapScopeError: it holds a recording already, or can't be created.
     """
     if holds_recording(folder):
         raise OverlapScopeError(f"{folder}: already holds a recording; give another folder with -o")
@@ -83,15 +85,15 @@ def make_ready(folder: Path) -> None:
 
 
 def holds_recording(folder: Path) -> bool:
-    """Whether a rank has recorded into this folder, in any attempt."""
+    """Return whether a rank has recorded into this folder, in any attempt."""
     return bool(attempts_in(folder))
 
 
 def clear(folder: Path) -> None:
-    """Remove a recording with all attempts, and nothing else that may be in its folder.
+    """Remove a recording with all its attempts, but no other files in its folder.
 
     Raises:
-        OverlapScopeError: a file of it can't be removed.
+        OverlapScopeError: one of its files can't be removed.
     """
     try:
         _clear_attempt(folder)
@@ -113,7 +115,7 @@ def _clear_attempt(folder: Path) -> None:
 
 
 def describe(folder: Path) -> Recorded | None:
-    """What was recorded in the folder, or None if nothing was."""
+    """Count what was recorded in the folder; None if nothing was."""
     from overlapscope.trace.format import Kind
     from overlapscope.trace.log import read_log
 
@@ -123,7 +125,7 @@ def describe(folder: Path) -> Recorded | None:
     steps = collectives = 0
     for rank_dir in rank_dirs:
         if (rank_dir / EVENTS_FILE).exists():
-            with suppress(OverlapScopeError):  # unreadable: commands that read the recording say so
+            with suppress(OverlapScopeError):  # unreadable: commands that read the recording report it
                 _, records, _ = read_log(rank_dir / EVENTS_FILE)
                 of_steps = records["step"][records["kind"] == Kind.STEP].astype("int64")
                 steps = max(steps, int(of_steps.max(initial=-1)) + 1)
@@ -134,7 +136,7 @@ def describe(folder: Path) -> Recorded | None:
         ranks=len(rank_dirs),
         steps=steps,
         collectives=collectives,
-        # st_blocks counts 512 bytes each, whatever the file system's block is.
+        # st_blocks counts units of 512 bytes, whatever the block size of the file system.
         disk_bytes=sum(file.stat().st_blocks * 512 for file in files),
     )
 

@@ -41,7 +41,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the report; 1 if a part of the recording could not be read."""
+    """Write the report; return 1 if a part of the recording could not be read."""
     output: Path | None = args.output or (_DEFAULT_OUTPUT if args.format == "html" else None)
     if output is not None and output.exists():
         raise OverlapScopeError(f"{output}: already exists: remove it, or give another name with -o")
@@ -66,7 +66,7 @@ def _write(output: Path, text: str) -> None:
     """Write a new file.
 
     Raises:
-        OverlapScopeError: it can't be written, or is there already.
+        OverlapScopeError: it exists already, or can't be written.
     """
     try:
         with output.open("x", encoding="utf-8") as file:

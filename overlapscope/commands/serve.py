@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
+    """Add the arguments of this command."""
     parser.add_argument(
         "traces",
         type=folder,
@@ -45,7 +45,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def prepare_server(parser: argparse.ArgumentParser) -> None:
-    """Declare where to listen, who may look, and at what: all that ``run`` asks for but the folders."""
+    """Add the arguments of the server, which ``run`` needs beside the folders: address, authentication, metrics."""
     parser.add_argument("--port", type=port, help="port to listen on (default: 5006, or the next free one)")
     parser.add_argument("--address", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--no-browser", action="store_true", help="print the address and don't open a browser")
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
     for path in args.traces:
         if path.exists() and not path.is_dir():
-            # Nothing can appear in what is not a folder: reading raises what is wrong with it.
+            # A folder may still be filled, a file can't: reading it raises the reason.
             find_rank_folders(path)
 
     access = _access(args)
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _access(args: argparse.Namespace) -> Access:
-    """Whoever can reach a loopback address may look; on any other one a token is asked for if nothing else is."""
+    """Build the access rules from the options; by default open on loopback, a generated token on other addresses."""
     from dashboards.access import Access, is_loopback, made_token, read_passwords, read_token
 
     if args.oauth is not None:

@@ -26,7 +26,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the findings; 1 if a part of the recording could not be read."""
+    """Print the findings; return 1 if a part of the recording could not be read."""
     from overlapscope.commands import stragglers_report
 
     with Progress() as progress:

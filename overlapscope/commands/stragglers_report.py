@@ -1,4 +1,4 @@
-"""The text and the JSON of ``overlapscope stragglers``."""
+"""Output of ``overlapscope stragglers``: text and JSON."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from overlapscope.account.mean_step import MeanStep
 from overlapscope.analysis.analysis import Analysis
 from overlapscope.analysis.finding import Finding
 from overlapscope.analysis.links import link_rates
+from overlapscope.analysis.models import chosen_steps
 from overlapscope.analysis.sentences import PART_LABELS, all_alike, describe, missing, verdict, why_none
 from overlapscope.analysis.stragglers import Stragglers
 from overlapscope.commands.json_text import json_text
-from overlapscope.commands.reading import chosen_steps
 from overlapscope.units import format_bytes, format_interval_ns, format_ns, format_share
 
 _LEAST_WIDTH: Final = 80
 _MOST_RANKS: Final = 12
-"""Of more ranks than this the text shows the most expensive."""
+"""Number of ranks in the text; of more, it shows the most expensive."""
 
 
 def print_text(analysis: Analysis) -> None:
-    """Print the findings and what they rest on, as text, to stdout."""
+    """Print the findings and their evidence as text to stdout."""
     trace, stragglers = analysis.trace, analysis.stragglers
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, _LEAST_WIDTH)
@@ -52,7 +52,7 @@ def print_text(analysis: Analysis) -> None:
 
 
 def as_json(analysis: Analysis) -> str:
-    """The complete findings, for programs; ``docs/json.md`` says what the keys mean."""
+    """Format the complete findings as JSON; the keys are documented in ``docs/json.md``."""
     trace, stragglers = analysis.trace, analysis.stragglers
     content: dict[str, Any] = {
         "schema": 1,

@@ -1,4 +1,4 @@
-"""The text and the JSON of ``overlapscope summary``."""
+"""Output of ``overlapscope summary``: text and JSON."""
 
 from __future__ import annotations
 
@@ -13,27 +13,26 @@ from rich.table import Table
 
 from overlapscope.account.wording import BLOCK_LABELS, REASON_LABELS, apart_text, left_out_text
 from overlapscope.analysis.clocks import describe_clocks
-from overlapscope.analysis.models import describe_models, describe_strategies
+from overlapscope.analysis.models import chosen_steps, describe_models, describe_strategies
 from overlapscope.analysis.summary import Summary
 from overlapscope.commands.diagnose_report import attempts_json
 from overlapscope.commands.json_text import json_text
-from overlapscope.commands.reading import chosen_steps
 from overlapscope.diagnosis.attempts import read_attempts
 from overlapscope.interval import Interval
 from overlapscope.trace.reader import Trace
 from overlapscope.units import format_share
 
 _LEAST_WIDTH: Final = 80
-"""Width in which every table fits, so that lines are not cut off on a narrower terminal or in a pipe."""
+"""Width that fits every table, so that lines are not cut off on a narrower terminal or in a pipe."""
 _STEPS_AT_EACH_END: Final = 3
 _RANKS_WITH_STEPS: Final = 8
-"""Of more ranks than this the text shows only the means."""
+"""Number of ranks whose steps the text shows; of more ranks, it shows only the means."""
 _TIMES: Final = ("step_time_ns", "compute_ns", "communication_ns", "hidden_ns", "exposed_ns")
 _HEADINGS: Final = ("step time", "compute", "comm.", "hidden", "exposed", "ratio")
 
 
 def print_text(trace: Trace, summary: Summary) -> None:
-    """Print facts, tables and the verdict, as text, to stdout."""
+    """Print facts, tables and the verdict as text to stdout."""
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, _LEAST_WIDTH)
     console.print(_facts(trace), markup=False)
@@ -54,7 +53,7 @@ def print_text(trace: Trace, summary: Summary) -> None:
 
 
 def as_json(trace: Trace, summary: Summary) -> str:
-    """The complete summary, for programs; ``docs/json.md`` says what the keys mean."""
+    """Format the complete summary as JSON; the keys are documented in ``docs/json.md``."""
     content = {
         "schema": 1,
         "path": str(trace.path),

@@ -1,4 +1,4 @@
-"""Why each attempt of a job ended that its launcher has started again."""
+"""Verdicts on the attempts of a job that its launcher restarted."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from overlapscope.trace.attempts import attempts_beside, number_of
 from overlapscope.trace.log import Problem
 
 _MOST: Final = 8
-"""Attempts that are judged: the newest, for a job may be started over and over."""
+"""Maximum number of attempts that are judged, the latest ones: a job may be restarted over and over."""
 _LONGEST: Final = 240
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One attempt of a job, judged."""
+    """One judged attempt of a job."""
 
     path: Path
     evidence: Evidence
@@ -32,12 +32,12 @@ class Attempt:
 
     @property
     def number(self) -> int:
-        """From 0."""
+        """Return the number of the attempt, from 0."""
         return number_of(self.path)
 
     @property
     def line(self) -> str:
-        """Why it ended, as one line."""
+        """Return why the attempt ended, as one line."""
         name = f"Attempt {self.number} ({self.path})"
         if self.verdict.kind == "healthy":
             return f"{name} {'runs' if self.evidence.is_live else 'came to its end'}."
@@ -48,30 +48,30 @@ def read_attempt(path: Path, progress: Progress | None = None) -> Attempt:
     """Judge a recording.
 
     Raises:
-        OverlapScopeError: there is none.
+        OverlapScopeError: ``path`` holds no recording.
     """
     evidence, problems = read_evidence(path, progress)
     return Attempt(path=path, evidence=evidence, verdict=judge(evidence), problems=tuple(problems))
 
 
 def read_attempts(path: Path) -> tuple[Attempt, ...]:
-    """Judge the newest attempts of a job, in their order; none of a job that was started once.
+    """Judge the latest attempts of a job, in chronological order; none if the job was started only once.
 
     Args:
-        path: of any of its attempts.
+        path: recording of any of its attempts.
     """
     paths = attempts_beside(path)
     found = []
     for each in paths[-_MOST:] if len(paths) > 1 else ():
         try:
             found.append(read_attempt(each))
-        except OverlapScopeError:  # unreadable: commands that read that recording say so
+        except OverlapScopeError:  # unreadable: commands that read that recording report it
             continue
     return tuple(found)
 
 
 def attempt_lines(attempts: Sequence[Attempt]) -> list[str]:
-    """Why each attempt ended, a line each; nothing of a job that was started once."""
+    """Return one line per attempt that says why it ended; nothing if the job was started only once."""
     if not attempts:
         return []
     first, known = attempts[0].number, {each.number: each.line for each in attempts}
@@ -83,6 +83,6 @@ def attempt_lines(attempts: Sequence[Attempt]) -> list[str]:
 
 
 def others_text(attempts: Sequence[Attempt], path: Path) -> str:
-    """Which attempt a recording is of, and why the others ended; nothing of a job that was started once."""
+    """Return which attempt a recording belongs to and why the others ended; empty if the job was started only once."""
     others = [each.line for each in attempts if each.number != number_of(path)]
     return " ".join([f"This is attempt {number_of(path)} of the job.", *others]) if others else ""

@@ -1,4 +1,4 @@
-"""What one rank tells of itself when something is amiss: by its own watchdog, or from the files that it has left."""
+"""Snapshot of one rank for a diagnosis, made by its watchdog or from the files that it left."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from overlapscope.trace.signature import Signature
 
 _NEWEST: Final = 12
 _NEWEST_MESSAGES: Final = 64
-"""Of a round in which everybody sends to everybody, say."""
+"""Enough for a round in which every rank sends to every other, for example."""
 
 
 class Log(Readable, Protocol):
@@ -21,12 +21,12 @@ class Log(Readable, Protocol):
 
     @property
     def header(self) -> GroupHeader:
-        """Which group it is of."""
+        """Return the header, which says which group the log belongs to."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogExcerpt:
-    """Some entries of one log."""
+    """An excerpt of one collective log."""
 
     name: str
     ranks: tuple[int, ...]
@@ -34,23 +34,23 @@ class LogExcerpt:
     description: str
     backend: str
     newest: int
-    """Of the log, whether or not it is among ``rows``."""
+    """Number of the latest entry of the log, whether or not it is among ``rows``."""
     rows: tuple[tuple[int, ...], ...]
-    """In order, fields as in ``group_log.ENTRY_FIELDS``."""
+    """Entries in order, fields as in ``group_log.ENTRY_FIELDS``."""
     oldest_open: tuple[tuple[int, ...], ...] = ()
-    """The first that is not over, of those at the end, if there is one."""
+    """The first entry of the trailing run of incomplete ones, if there is any."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """All that is known of a rank, and the collectives that are asked for, with the lines that these refer to."""
+    """A snapshot of a rank: its evidence, log excerpts, and the signatures and call sites that these refer to."""
 
     evidence: RankEvidence
     logs: tuple[LogExcerpt, ...] = ()
     signatures: dict[int, Signature] = field(default_factory=dict)
     call_sites: dict[int, CallSite] = field(default_factory=dict)
     listening: tuple[str, ...] = ()
-    """Endpoints at which the process accepts connections, if the job may have to be stopped."""
+    """Endpoints at which the process accepts connections, in case the job has to be stopped."""
 
 
 def make_card(
@@ -62,13 +62,13 @@ def make_card(
     differences: Mapping[str, int],
     listening: Iterable[str] = (),
 ) -> Card:
-    """Put together what a rank tells.
+    """Assemble the snapshot of a rank.
 
     Args:
-        logs: of all its groups.
-        signature_of: by number.
-        call_site_of: by number.
-        differences: by group, the number around which collectives are wanted; of others the newest are.
+        logs: the logs of all groups of the rank.
+        signature_of: looks up a signature by number.
+        call_site_of: looks up a call site by number.
+        differences: by group, the number around which entries are wanted; the latest entries of all other groups.
     """
     excerpts = tuple(_excerpt(log, differences) for log in logs)
     rows = [row for one in excerpts for row in (*one.rows, *one.oldest_open)]

@@ -1,4 +1,4 @@
-"""Categories of collectives, by colour: buckets, what else DDP does, and the user's own by operation."""
+"""Categories of collectives for coloring: buckets, other collectives of DDP, and the user's own by operation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 from overlapscope.trace.signature import Signature
 
 BUCKET_SLOTS: Final = 8
-"""Number of colours that buckets share in turn, as on the timeline."""
+"""Number of colors that buckets cycle through, as on the timeline."""
 
 _OF_DDP: Final = ("buffers", "bitmap", "construction", "join", "hook")
 _OF_USER: Final = ("all_reduce", "broadcast", "gather", "scatter", "reduce", "barrier", "other")
@@ -23,7 +23,7 @@ _FAMILIES: Final = {
 
 
 def category_of(signature: Signature) -> int:
-    """The number of a collective's category."""
+    """Return the number of a collective's category."""
     if signature.role == "bucket":
         return max(0, signature.bucket) % BUCKET_SLOTS
     if signature.role in _OF_DDP:

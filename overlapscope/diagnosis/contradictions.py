@@ -1,4 +1,4 @@
-"""What ranks have written of their models, held against what they went on to reduce: older files have no checksums."""
+"""Repair of recorded model descriptions that contradict the buckets reduced: older files have no checksums."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from overlapscope.trace.signature import NO_BUCKET
 def with_believable_models(
     ranks: Mapping[int, RankEvidence], folders: Mapping[int, Path], source: RecordedOrder, problems: list[Problem]
 ) -> dict[int, RankEvidence]:
-    """The ranks, with the parameters of most where a rank's differ although it reduced the same buckets.
+    """Replace a rank's parameters by the majority's where they differ although both reduced the same buckets.
 
-    The hash of a bucket plan covers names, shapes, dtypes and order of all trained parameters: not what is frozen, nor
-    the class. A line with a checksum is what was written.
+    The hash of a bucket plan covers names, shapes, dtypes and order of all trained parameters, but neither frozen
+    parameters nor the class. A line with a checksum is always believed.
 
     Args:
-        folders: of the ranks.
-        source: what they launched.
-        problems: takes what can't be so.
+        folders: folder of each rank.
+        source: the collectives that ranks launched.
+        problems: receives the contradictions found.
     """
     usual: dict[int, Parameters] = {}
     for number in sorted({model.model for one in ranks.values() for model in one.models}):
         counts = Counter(model.parameters for one in ranks.values() for model in one.models if model.model == number)
         usual[number], most = counts.most_common(1)[0]
         if most == counts.total():
-            del usual[number]  # all are alike
+            del usual[number]  # identical on all ranks
     found = dict(ranks)
     for rank, one in ranks.items():
         for place, model in enumerate(one.models):
@@ -58,6 +58,6 @@ def _has_given(one: RankEvidence, model: int, parameters: Parameters) -> bool:
 
 
 def _plans(source: RecordedOrder, rank: int, model: int) -> set[str]:
-    """Hashes of the bucket plans by which a rank has reduced a model."""
+    """Return the hashes of the bucket plans with which a rank reduced a model."""
     signatures = source.signatures(rank).values()
     return {one.plan_hash for one in signatures if one.bucket != NO_BUCKET and one.model == model and one.plan_hash}

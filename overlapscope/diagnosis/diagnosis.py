@@ -1,4 +1,4 @@
-"""What is wrong with a recording, and the order of collectives that shows it."""
+"""Diagnosis of a recording or of Flight Recorder dumps: the verdict, and the order of collectives behind it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from overlapscope.trace.reports import WatchdogReport, read_reports
 
 
 class Diagnosis:
-    """A verdict and what it rests on.
+    """A verdict and the data it is based on.
 
     Args:
-        problems: with the files that it rests on.
-        offsets_ns: what to add to the times of each rank to compare them; ranks with unknown clocks have none.
+        problems: problems with the files that were read.
+        offsets_ns: added to the times of each rank to make them comparable; ranks with unknown clocks have none.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class Diagnosis:
 
     @classmethod
     def of(cls, path: Path, offsets_ns: Mapping[int, float] | None = None) -> Diagnosis | None:
-        """What is wrong with a recording; None if it holds no collective logs, not even damaged ones.
+        """Diagnose a recording; None if it holds no collective logs, not even damaged ones.
 
         Args:
-            path: its folder.
+            path: folder of the recording.
             offsets_ns: see the class.
         """
         folders = find_rank_folders(path)
@@ -67,18 +67,18 @@ class Diagnosis:
         """Diagnose dumps of PyTorch's Flight Recorder.
 
         Raises:
-            OverlapScopeError: none of them can be read.
+            OverlapScopeError: no dump can be read.
         """
         source, _ = FlightRecorderDumps.read(path)
         return cls(source, *read_dumps(path))
 
     @property
     def is_incident(self) -> bool:
-        """Whether its page should be shown first."""
+        """Return True if the diagnosis should be shown first."""
         return self.verdict.is_fault or any(report.retracted_ns is None for report in self.reports)
 
     def highlight(self, group: ProcessGroup) -> tuple[int, str] | None:
-        """The number in a group where the fault began, and a label for it; None if nothing began in this group."""
+        """Return the number at which the fault began in a group, and a label; None if nothing began in this group."""
         order = self._order(group)
         if order.first_divergence is not None:
             return order.first_divergence, "differs since before" if order.is_since_before else "first difference"

@@ -1,14 +1,16 @@
-"""Where two ranks begin to differ, entry by entry: one rule, for logs that are being written and for files.
+"""First difference between the collectives of two ranks, entry by entry: one rule for live logs and files.
 
-Ranks differ where they have not launched the same, or where a bucket is of another step. Before that they may differ
-in what need not be the same:
+Two ranks differ where they launched different collectives, or where a bucket belongs to different steps. Up to that
+point, two things may legitimately vary:
 
-- *Batches* may be numbered differently by each rank, so what counts is their difference. Only one that does not come
-  back is a skipped batch: a rank that looks at other data for a while, such as a validation set, comes back. Where a
-  rank begins its data anew, as with epochs of another length than the others', nothing is compared. In a group without
-  buckets it is steps that are compared like this.
-- *Names* may differ because ranks call a tensor differently. They are swapped if what one rank has here, the other one
-  has near by, where the first has something else, and the other way round.
+- *Batches* may be numbered differently by each rank, so the offset between the ranks is compared. Only an offset that
+  changes permanently is a skipped batch: a rank that reads other data for a while, such as a validation set, returns
+  to the old offset. Where a rank restarts its data, as with epochs of unequal length, nothing is compared. In a group
+  without buckets, steps are compared in the same way. Example: batches 0 1 2 3 4 and 0 1 3 4 5 have the offsets
+  0 0 1 1 1, so the ranks differ from the third entry on; 0 1 7 3 4 has 0 0 5 0 0 and does not count.
+- *Names* may differ because ranks label a tensor differently. They are swapped if the name that one rank has at an
+  entry appears nearby on the other rank, where the first one has a different name, and vice versa. Example: names
+  a b c and b a c are swapped at the first entry; a b c and x b c are not.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from overlapscope.trace.group_log import UNEVEN_INPUTS, UNKNOWN, Entries
 from overlapscope.trace.signature import Signature
 
 NOWHERE: Final = -1
-"""``step`` and ``batch`` where they say nothing: nobody knows them, or it was launched inside ``join()``."""
+"""Value of ``step`` and ``batch`` if they carry no information: unknown, or launched inside ``join()``."""
 
 COMPARED_DTYPE: Final = np.dtype(
     [
@@ -37,41 +39,43 @@ COMPARED_DTYPE: Final = np.dtype(
         ("is_bucket", "?"),
     ]
 )
-"""What is compared of an entry: hashes of what must agree and of what the tensors are called, 0 if nobody knows; a
-batch is a bucket's."""
+"""Compared fields of an entry: hashes of the signature and of the tensor names (0 if unknown), step and batch.
+
+Only buckets have a batch.
+"""
 
 _WHAT_DTYPE: Final = np.dtype([("signature", "<u8"), ("names", "<u8"), ("is_bucket", "?")])
 
 Compared = npt.NDArray[Any]
-"""A structured array of ``COMPARED_DTYPE``, by number."""
+"""A structured array of ``COMPARED_DTYPE``, sorted by number."""
 
 NEAR: Final = 6
-"""How far names that are swapped may be apart."""
+"""Maximum distance between swapped names, in entries."""
 _LASTING: Final = 3
-"""So many entries have to be a step apart, where a single one may just lie at the border of two steps."""
+"""Minimum number of entries that are a step apart: a single one may just lie at the border of two steps."""
 _SEVERITY: Final[tuple[Divergence | None, ...]] = ("signature", "step", "batch", "names", None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The first entry that two ranks do not have in common."""
+    """The first entry at which two ranks differ."""
 
     number: int
     divergence: Divergence | None
-    """None: it lies before what is left, and what is left does not say what it was."""
+    """Kind of the difference; None if it predates what is left of the logs, and what is left does not show it."""
     is_since_before: bool = False
 
     @property
     def order(self) -> tuple[int, int]:
-        """The first of several differences is the least."""
+        """Return the sort key by which the least of several differences is the first."""
         return self.number, _SEVERITY.index(self.divergence)
 
 
 def compared(rows: Entries, signatures: Mapping[int, Signature]) -> Compared:
-    """What is compared of some entries of one rank.
+    """Extract the compared fields from some entries of one rank.
 
     Args:
-        signatures: by number, those of this rank.
+        signatures: signatures of this rank, by number.
     """
     numbers, place = np.unique(rows["signature"], return_inverse=True)
     known = [signatures.get(number) for number in numbers.tolist()]
@@ -87,7 +91,7 @@ def compared(rows: Entries, signatures: Mapping[int, Signature]) -> Compared:
 
 
 def first_difference(a: Compared, b: Compared) -> Difference | None:
-    """Where two ranks differ first among the entries that both have, if they do."""
+    """Find the first difference between two ranks among the entries that both have; None if there is none."""
     a, b = in_common(a, b)
     found = [first_mismatch(a, b)]
     if found[0] is not None:
@@ -97,7 +101,7 @@ def first_difference(a: Compared, b: Compared) -> Difference | None:
 
 
 def first_mismatch(a: Compared, b: Compared) -> Difference | None:
-    """Where two ranks have first launched something else, or a bucket of another step, among the same entries."""
+    """Find the first entry with different signatures, or the first bucket with different steps, of aligned entries."""
     is_known = (a["signature"] != 0) & (b["signature"] != 0)
     is_other = is_known & (a["signature"] != b["signature"])
     (places,) = np.nonzero(is_other | (a["is_bucket"] & (a["step"] != b["step"])))
@@ -107,7 +111,7 @@ def first_mismatch(a: Compared, b: Compared) -> Difference | None:
 
 
 def in_common(a: Entries, b: Entries) -> tuple[Entries, Entries]:
-    """The entries, or what is compared of them, that both ranks have."""
+    """Return the entries, or their compared fields, whose numbers both ranks have."""
     if len(a) == len(b) and (a["number"] == b["number"]).all():
         return a, b
     _, in_a, in_b = np.intersect1d(a["number"], b["number"], return_indices=True)
@@ -115,14 +119,14 @@ def in_common(a: Entries, b: Entries) -> tuple[Entries, Entries]:
 
 
 def how_far_ahead(a: Compared, b: Compared, position: str) -> tuple[Compared, Compared, npt.NDArray[np.int64]]:
-    """Entries of which both ranks know the position (``batch`` or ``step``), and how far the second is ahead there."""
+    """Return the entries whose ``batch`` or ``step`` both ranks know, and how far the second rank is ahead at each."""
     is_known = (a[position] != NOWHERE) & (b[position] != NOWHERE)
     a, b = a[is_known], b[is_known]
     return a, b, b[position] - a[position]
 
 
 def _first_skipped(a: Compared, b: Compared) -> Difference | None:
-    """Where one rank has gone on in its data, or without buckets in its steps, and the other has not."""
+    """Find where one rank advanced in its data (without buckets: in its steps) and the other did not."""
     position: Divergence = "batch" if a["is_bucket"].any() else "step"
     a, b, ahead = how_far_ahead(a, b, position)
     if not len(ahead) or ahead[0] == ahead[-1]:
@@ -147,7 +151,7 @@ def _first_swapped(a: Compared, b: Compared) -> Difference | None:
 def _turns_up(
     mine: npt.NDArray[np.uint64], theirs: npt.NDArray[np.uint64], kinds: npt.NDArray[np.uint64]
 ) -> npt.NDArray[np.bool_]:
-    """Where a name of mine is theirs near by, for a collective of the same kind, in a place where I have another."""
+    """Mark entries whose name in ``mine`` is in ``theirs`` nearby, same signature, where ``mine`` has another name."""
     found = np.zeros(len(mine), dtype=bool)
     for distance in range(1, min(NEAR, len(mine) - 1) + 1):
         before, after = slice(None, -distance), slice(distance, None)

@@ -1,4 +1,4 @@
-"""From the fields of an entry in a collective log to what the rules know of a collective."""
+"""Decoder from rows of a collective log to ``Entry`` objects."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from overlapscope.trace.group_log import UNEVEN_INPUTS, UNKNOWN
 from overlapscope.trace.signature import Signature
 
 UNKNOWN_SIGNATURE: Final = Signature(op="unknown")
-"""Of an entry whose line in ``signatures.jsonl`` is lost."""
+"""Signature of an entry whose line in ``signatures.jsonl`` is lost."""
 
 _PHASES: Final = {phase.value: phase.name.lower() for phase in Phase} | {Phase.DATA_WAIT.value: "loop"}
-"""In version 0.1 all of the loop's own code was a wait for data."""
+"""Names of the phases, by number; version 0.1 recorded all of the loop's own code as a wait for data."""
 
 
 def entries_of(
     rows: Iterable[Sequence[int]], signatures: Mapping[int, Signature], call_sites: Mapping[int, CallSite]
 ) -> tuple[Entry, ...]:
-    """Decode entries, of a log that is being written or of a file.
+    """Decode entries of a live log or of a file.
 
     Args:
         rows: fields as in ``group_log.ENTRY_FIELDS``.
-        signatures: by number, those of this rank.
-        call_sites: likewise.
+        signatures: signatures of this rank, by number.
+        call_sites: call sites of this rank, by number.
     """
     return tuple(
         Entry(
             number=number,
             signature=signatures.get(signature, UNKNOWN_SIGNATURE),
             step=step,
-            # Inside join() ranks may be anywhere in their data, and who has joined is at no batch at all.
+            # Inside join() ranks may be anywhere in their data, and a rank that has joined is at no batch at all.
             batch=None if batch == UNKNOWN or flags & UNEVEN_INPUTS else batch,
             phase=phase_name(phase),
             call_site=call_sites.get(call_site),
@@ -60,5 +60,5 @@ def entries_of(
 
 
 def phase_name(phase: int) -> str | None:
-    """What a phase is called in evidence; None outside a training step, and of a number that means nothing."""
+    """Return the name of a phase in evidence; None outside a training step and for an unknown number."""
     return _PHASES.get(phase)

@@ -1,4 +1,4 @@
-"""What is known of each rank and each group before anything is concluded from it."""
+"""Evidence about the ranks and process groups of a job: the input of a diagnosis."""
 
 from __future__ import annotations
 
@@ -13,23 +13,29 @@ from overlapscope.trace.signature import Signature
 Liveness = Literal[
     "running", "sleeping", "stopped", "gone", "ended", "failed", "never started", "silent", "dumped", "unknown"
 ]
-"""State of a process. running, sleeping, stopped: as /proc says; gone: killed or aborted, with no recorded end; ended:
-it ran to its end; failed: it ended with an exception; silent: nothing is heard from it and nobody can look; dumped: it
-was there when it wrote the dump of another tool, and only what it had launched is known."""
+"""State of a process.
+
+running, sleeping, stopped: according to /proc; gone: killed or aborted without recording an end; ended: ran to its
+end; failed: ended with an exception; silent: no reply, and nobody can check; dumped: was alive when it wrote the dump
+of another tool, and only its launches are known.
+"""
 
 Divergence = Literal["signature", "step", "batch", "names"]
-"""How entries differ first: in what all ranks must have in common; only in the step; only in the batch of data that
-they belong to; in the order of names."""
+"""Kind of the first difference between entries.
+
+signature: in what all ranks must agree on; step: only in the step; batch: only in the batch of data they belong to;
+names: only in the order of tensor names.
+"""
 
 
 UNKNOWN_STEP: Final = -1
-"""``step`` where nobody counts steps, as in dumps of another tool."""
+"""Value of ``step`` if steps are not counted, as in dumps of another tool."""
 
 JOINING: Final = "joining"
-"""``phase`` of a rank that waits for the others in ``init_process_group``."""
+"""Value of ``phase`` for a rank that waits for the others in ``init_process_group``."""
 
 Parameters = tuple[tuple[str, tuple[int, ...], str], ...]
-"""(name, shape, dtype) of parameters in order."""
+"""(name, shape, dtype) of the parameters, in order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +58,9 @@ class Entry:
     """Number in its group, from 1."""
     signature: Signature
     step: int
-    """How many updates its rank had made: what ranks are compared by."""
+    """Number of optimizer updates its rank had made; ranks are compared by it."""
     batch: int | None = None
-    """Batch of its data that the rank was at; None if unknown, or where it says nothing: inside ``join()``."""
+    """Batch of its data that the rank was at; None if unknown, or inside ``join()``, where it is meaningless."""
     phase: str | None = None
     call_site: CallSite | None = None
     flags: int = 0
@@ -65,19 +71,19 @@ class Entry:
 
     @property
     def loop_step(self) -> int:
-        """Iteration of the user's loop, from 0: what follows the update of step 12 still belongs to it."""
+        """Return the iteration of the user's loop, from 0: what follows the update of step 12 still belongs to it."""
         return self.step - 1 if self.flags & AFTER_UPDATE and self.step > 0 else self.step
 
     @property
     def state(self) -> Literal["announced", "launched", "failed", "completed"]:
-        """How far the collective has come; failed: it ended with an error of the backend."""
+        """Return the progress of the collective; failed: it ended with an error of the backend."""
         if self.completed_ns is not None:
             return "failed" if self.flags & FAILED else "completed"
         return "announced" if self.launched_ns is None else "launched"
 
     @property
     def is_reached(self) -> bool | None:
-        """Whether the rank's device has come to it, where a host goes on when it has launched; None if unknown."""
+        """Return True if the rank's device has reached it (hosts continue after the launch); None if unknown."""
         if self.state == "completed" or self.flags & REACHED:
             return True
         return False if self.flags & UNREACHED else None
@@ -93,18 +99,19 @@ class GroupOrder:
     description: str = ""
     backend: str = ""
     newest: dict[int, int] = field(default_factory=dict)
-    """Number of the newest entry, by rank."""
+    """Number of the latest entry, by rank."""
     first_divergence: int | None = None
     """Number of the first entry that is not the same on all ranks; None if there is none."""
     divergence: Divergence | None = None
     is_since_before: bool = False
-    """The first difference lies before what is left of the logs: ``first_divergence`` is the oldest that is left."""
+    """True if the first difference predates what is left of the logs: ``first_divergence`` is the oldest entry left."""
     windows: dict[int, tuple[Entry, ...]] = field(default_factory=dict)
-    """Entries of each rank around the first divergence; without one, its newest entries."""
+    """Entries of each rank around the first divergence; without one, its latest entries."""
     oldest_open: dict[int, Entry] = field(default_factory=dict)
-    """Of ranks whose newest entry is not over, where there is no divergence: the first that is not.
+    """First incomplete entry of each rank whose latest entry is incomplete, if there is no divergence.
 
-    It may be far behind the newest, where hosts run ahead of their devices."""
+    It may be far behind the latest, because hosts run ahead of their devices.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +121,7 @@ class Failure:
     type: str
     message: str
     call_site: CallSite | None = None
-    """The innermost line of the user's code."""
+    """Innermost line of the user's code."""
     traceback: str = ""
     time_ns: int = 0
     has_begun_next: bool | None = None
@@ -123,21 +130,21 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class ExitCall:
-    """A call of ``sys.exit``, the last one of a rank."""
+    """The last call of ``sys.exit`` of a rank."""
 
     status: int
     call_site: CallSite | None = None
     caught: Failure | None = None
     """The exception that was being handled."""
     text: str = ""
-    """What it was given in place of a status, which Python prints."""
+    """Message passed instead of a status, which Python prints."""
     has_begun_next: bool | None = None
     """As in ``Standing``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """Where a rank is, or was when last heard from."""
+    """The position of a rank: current, or last known."""
 
     step: int
     phase: str | None = None
@@ -147,60 +154,63 @@ class Standing:
     call_site: CallSite | None = None
     since_ns: int = 0
     is_after_update: bool = False
-    """Whether no training forward has begun since the update of the step before."""
+    """True if no training forward has begun since the update of the previous step."""
     has_begun_next: bool | None = None
-    """If so, whether the user's loop is in its next iteration all the same; None if that is not known."""
+    """If so, True if the user's loop is in its next iteration nevertheless; None if unknown."""
 
     @property
     def loop_step(self) -> int:
-        """As of an ``Entry``; between two steps, and nobody knows in which, that of the data it may be waiting for."""
+        """Return the iteration of the user's loop, as in ``Entry``.
+
+        Between two steps, if the iteration is unknown, it is the one whose data the rank may be waiting for.
+        """
         is_in_step_before = self.is_after_update and self.has_begun_next is False
         return self.step - 1 if is_in_step_before and self.step > 0 else self.step
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnreadyParameter:
-    """A parameter that got no gradient in the newest backward."""
+    """A parameter that got no gradient in the latest backward."""
 
     model: int
     name: str
     module: str
-    """Where it is in the module tree, with the class: ``layers.3.mlp (Linear)``."""
+    """Location in the module tree, with the class: ``layers.3.mlp (Linear)``."""
     bucket: int
     frozen_in: int | None = None
-    """The step in which it was seen that its ``requires_grad`` is False now; None if that was not seen."""
+    """Step in which its ``requires_grad`` was found to be False; None if that was not observed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelParameters:
-    """What one rank gave to DistributedDataParallel."""
+    """The parameters that one rank passed to DistributedDataParallel."""
 
     model: int
     class_name: str
     parameters: Parameters
-    """Those that are trained."""
+    """Trained parameters."""
     frozen: tuple[str, ...] = ()
     has_checksum: bool = field(default=False, compare=False)
-    """Whether this is certainly what the rank has written down: older recordings have no checksums."""
+    """True if the line was verified by a checksum; older recordings have none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How one rank was set up: its process, or one of its DDP instances."""
+    """The settings of one rank: of its process, or of one of its DDP instances."""
 
     model: int | None = None
-    """Number of the instance; None: the process."""
+    """Number of the DDP instance; None: the process."""
     values: dict[str, str]
-    """By name, as Python writes them."""
+    """Values by name, as Python prints them."""
     call_site: CallSite | None = None
-    """Where the instance was made."""
+    """Line that created the instance."""
     hook_call_site: CallSite | None = None
-    """Where its communication hook was registered."""
+    """Line that registered its communication hook."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unreduced:
-    """An optimizer step with gradients that had never been reduced."""
+    """An optimizer step with gradients that were never reduced."""
 
     model: int
     step: int
@@ -209,54 +219,53 @@ class Unreduced:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftBackward:
-    """A backward that an exception has come out of, and that the training went on after."""
+    """A backward that raised an exception that was caught, so that training continued."""
 
     step: int
     call_site: CallSite | None
-    """Where backward was called."""
+    """Line that called backward."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankEvidence:
-    """What is known of one rank."""
+    """Evidence about one rank."""
 
     rank: int
     host: str = ""
     pid: int = -1
     liveness: Liveness = "unknown"
     unrecorded_because: str | None = None
-    """Why its recording ended before it did; None if it did not. What the rank has done since is unknown."""
+    """Why recording ended before the rank did; None if it did not. What the rank did afterwards is unknown."""
     failure: Failure | None = None
     exit_status: int | None = None
-    """With which its process exited; -N if signal N killed it; None if nobody has seen it."""
+    """Exit status of its process; -N if signal N killed it; None if nobody observed it."""
     exit_call: ExitCall | None = None
     told_ns: int | None = None
-    """When the process that had started it sent it a signal, before it came to its end; None if it did not."""
+    """When its parent process sent it a signal before it ended; None if it did not."""
     told_signal: int | None = None
-    """That signal; None too if that is not known."""
+    """That signal; None also if unknown."""
     ended_ns: int | None = None
-    """When it came to its end, if it has said so."""
+    """When it ended, if it recorded its end."""
     is_end_lost: bool = False
-    """Whether it has written how it ended, and that can't be read."""
+    """True if it recorded how it ended but the record is unreadable."""
     standing: Standing | None = None
     steps_done: int = 0
     step_time_ns: int | None = None
-    """Median time of its steps so far."""
+    """Median duration of its steps so far."""
     longest_pause_ns: int | None = None
-    """The longest time in which nothing happened on it, and after which it went on."""
+    """Longest time without activity after which it continued."""
     is_starting: bool = False
-    """Whether it runs and has not done enough to say what it usually takes: first steps may take minutes."""
+    """True if it runs and has done too few steps to estimate its step time: first steps may take minutes."""
     idle_ns: int | None = None
-    """How long nothing has happened on it: no phase, no collective, no step; if it is gone, until it was last heard
-    from."""
+    """Time without any activity (phase, collective, step); if it is gone, until it was last heard from."""
     heard_ns_ago: int | None = None
-    """How long its watchdog has been silent; None if it has none."""
+    """Time since the last sign of life of its watchdog; None if it has none."""
     cpu_share: float | None = None
-    """CPU use as a share of one core, in the last second or so in which it was heard of; None if unknown."""
+    """CPU use as a share of one core, in about the last second before it was last heard from; None if unknown."""
     is_working: bool | None = None
-    """Whether it moved through its Python code then, or read and wrote; None if unknown."""
+    """True if its Python code progressed, or it did I/O, in that second; None if unknown."""
     holds_gil: bool = False
-    """Whether its process runs while none of its Python threads does."""
+    """True if its process runs but none of its Python threads does."""
     rss_bytes: int | None = None
     memory_limit_bytes: int | None = None
     unready: tuple[UnreadyParameter, ...] = ()
@@ -266,28 +275,30 @@ class RankEvidence:
     hyperparameters: tuple[Hyperparameters, ...] = ()
     unreduced: Unreduced | None = None
     left_backwards: tuple[LeftBackward, ...] = ()
-    """The newest of them, in order."""
+    """The latest of them, in order."""
     no_sync_since: int | None = None
-    """The step from which on all of its steps that are over had their backwards under ``no_sync()``; None if the newest
-    was reduced, or that is not known."""
+    """Step since which all backwards of completed steps ran under ``no_sync()``.
+
+    None if the latest was reduced, or if unknown.
+    """
     new_groups: int | None = None
-    """How many process groups it has begun to make, the default one included; None if unknown."""
+    """Number of process groups whose creation it has begun, including the default one; None if unknown."""
     making_group: tuple[int, ...] = ()
-    """The members of the group that it is in ``new_group`` for, if it is."""
+    """Members of the group that it is creating in ``new_group``; empty if it is in no such call."""
     world_size: int | None = None
-    """Number of ranks that it was told there are."""
+    """World size passed to this rank."""
     stacks: str = ""
     """Stacks of its Python threads, from faulthandler."""
 
     @property
     def was_told_to_end(self) -> bool:
-        """Whether the process that had started it sent it a signal before it came to its end."""
+        """Return True if its parent process sent it a signal before it ended."""
         return self.told_ns is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierVerdict:
-    """What the watchdog of a rank has said while the job ran, and has not taken back. Fields as in ``Verdict``."""
+    """A verdict that a rank's watchdog reported while the job ran and did not retract. Fields as in ``Verdict``."""
 
     rank: int
     time_ns: int
@@ -300,22 +311,22 @@ class EarlierVerdict:
     step: int | None = None
     bucket: int | None = None
     call_sites: dict[int, CallSite] = field(default_factory=dict)
-    """The line that matters, by rank."""
+    """Relevant line of code, by rank."""
 
 
 @dataclass(frozen=True)
 class Gap:
-    """Something that is missing or damaged of what the ranks left: a fault may hide in it."""
+    """A missing or damaged part of the recording, in which a fault may hide."""
 
     what: str
-    """Part of a sentence, without a full stop."""
+    """Description: part of a sentence, without a full stop."""
     advice: str
-    """What to do about it: a sentence."""
+    """Advice: a sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """Everything that a verdict is based on."""
+    """All evidence that a verdict is based on."""
 
     expected_ranks: tuple[int, ...]
     ranks: dict[int, RankEvidence]
@@ -323,18 +334,18 @@ class Evidence:
     groups: tuple[GroupOrder, ...]
     """Order of collectives by group, sorted by name."""
     conversations: tuple[GroupOrder, ...] = ()
-    """Sends and receives between two ranks: ``newest`` and ``windows`` by rank."""
+    """Sends and receives between ranks: ``newest`` and ``windows`` by rank."""
     replicas: tuple[ComparedReplicas, ...] = ()
-    """Of each model; only where they were compared."""
+    """Comparison of the replicas of each model; empty if they were not compared."""
     is_live: bool = False
-    """Of a job that runs, or is thought to."""
+    """True if the job runs, or is assumed to."""
     reports: tuple[EarlierVerdict, ...] = ()
-    """The newest of each rank's watchdog; only of a job that is looked at afterwards."""
+    """The latest report of each rank's watchdog; empty while the job runs."""
     gaps: tuple[Gap, ...] = ()
-    """What is missing or damaged of a recording."""
+    """Missing or damaged parts of the recording."""
     job_status: int | None = None
-    """Exit status of the command that was recorded, -N if signal N killed it; None if that is not known."""
+    """Exit status of the command that was recorded, -N if signal N killed it; None if unknown."""
     job_told_ns: int | None = None
-    """When the command was sent Ctrl-C or SIGTERM, on a clock that all ranks share; None if not so."""
+    """When the command was sent Ctrl-C or SIGTERM, on a clock that all ranks share; None if not applicable."""
     job_signal: int | None = None
     """That signal; also known without such a clock."""

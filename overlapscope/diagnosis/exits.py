@@ -1,4 +1,4 @@
-"""How one rank ended: by its own ``ended.json``, and as the process that had started it saw it."""
+"""How one rank ended: from its own ``ended.json``, and as its parent process observed it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from overlapscope.trace.exits import Exit
 
 
 def ended_with(liveness: Liveness, exit_status: int | None) -> Liveness:
-    """The state of a process of which the exit status is known: to its end with an error is no good end.
+    """Combine the state of a process with its exit status: running to the end but exiting with an error is a failure.
 
-    ``os._exit(0)`` leaves no word, and is an end all the same.
+    ``os._exit(0)`` leaves no record, but is a normal end.
     """
     if liveness == "gone" and exit_status == 0:
         return "ended"
@@ -21,7 +21,7 @@ def ended_with(liveness: Liveness, exit_status: int | None) -> Liveness:
 
 
 def exit_of(where: dict[str, Any], exits: Sequence[Exit]) -> Exit | None:
-    """The end of the process of a ``rank.json``; its number may have been that of others before."""
+    """Find the exit of the process that wrote a ``rank.json``; its PID may have been used by earlier processes."""
     begun_ns = written_ns(where)
     ends = [
         each
@@ -35,13 +35,13 @@ def exit_of(where: dict[str, Any], exits: Sequence[Exit]) -> Exit | None:
 
 
 def interrupted_ns(where: dict[str, Any], exits: Sequence[Exit]) -> int | None:
-    """When the whole job was told to end, on the clock of the process of a ``rank.json``."""
+    """Return when the whole job was signaled to end, on the clock of the process that wrote a ``rank.json``."""
     times = [each.told_ns for each in exits if each.is_job and each.boot_id == where.get("boot_id")]
     return min([time_ns for time_ns in times if time_ns is not None], default=None)
 
 
 def exit_call_of(ended: dict[str, Any]) -> ExitCall | None:
-    """The call of ``sys.exit`` in an ``ended.json``."""
+    """Parse the call of ``sys.exit`` in an ``ended.json``."""
     status, caught = ended.get("exit_status"), ended.get("caught")
     if not isinstance(status, int):
         return None
@@ -56,7 +56,7 @@ def exit_call_of(ended: dict[str, Any]) -> ExitCall | None:
 
 
 def failure_of(ended: dict[str, Any]) -> Failure | None:
-    """The exception in an ``ended.json``."""
+    """Parse the exception in an ``ended.json``."""
     if ended.get("how") != "exception":
         return None
     return Failure(
@@ -70,13 +70,13 @@ def failure_of(ended: dict[str, Any]) -> Failure | None:
 
 
 def has_begun_next_of(content: dict[str, Any]) -> bool | None:
-    """Whether the user's loop had begun its next iteration."""
+    """Return True if the user's loop had begun its next iteration; None if unknown."""
     begun = content.get("has_begun_next")
     return begun if isinstance(begun, bool) else None
 
 
 def call_site_of(content: dict[str, Any]) -> CallSite | None:
-    """The line of the user's code that a file names."""
+    """Parse a line of the user's code from the fields of a JSON record."""
     file, line = content.get("file"), content.get("line")
     if not isinstance(file, str) or not isinstance(line, int):
         return None

@@ -1,4 +1,4 @@
-"""What follows directly from the evidence, and most rules ask for: who waits for whom."""
+"""Facts derived directly from the evidence and shared by most rules: who waits for whom."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _OF_ENDS: Final = ("killed", "failed", "out of memory", "slow", "healthy", "inte
 
 @dataclass(frozen=True)
 class Wait:
-    """A rank that can't go on before others enter a collective."""
+    """A rank that can't continue until others enter a collective."""
 
     rank: int
     group: GroupOrder
     entry: Entry
     """The collective it waits in."""
     late: tuple[int, ...]
-    """Members of the group that have not reached this entry; of a send or a recv, the other side."""
+    """Members of the group that have not reached this entry; for a send or a recv, the peer."""
     is_point_to_point: bool = False
 
     def missed_by(self, ranks: Iterable[int]) -> Entry:
-        """The first collective that these ranks never entered although others wait for them there."""
+        """Return the first collective that these ranks never entered although others wait for them there."""
         if self.is_point_to_point:
             return self.entry
         late = set(ranks) & set(self.late)
@@ -39,7 +39,7 @@ class Wait:
 
 
 class Facts:
-    """The evidence, and what it says about who waits for whom."""
+    """The evidence, and the facts derived from it: who waits for whom, and who is stalled, slow or blocked."""
 
     def __init__(self, evidence: Evidence) -> None:
         self.evidence = evidence
@@ -47,26 +47,26 @@ class Facts:
 
     @cached_property
     def world(self) -> tuple[int, ...]:
-        """All ranks that there should be, or are."""
+        """Return all ranks that are expected or present."""
         return tuple(sorted({*self.evidence.expected_ranks, *self.ranks}))
 
     @cached_property
     def missing(self) -> tuple[int, ...]:
-        """Expected ranks that have left nothing."""
+        """Return the expected ranks that left nothing."""
         return tuple(rank for rank in self.world if rank not in self.ranks)
 
     def with_liveness(self, *liveness: str) -> tuple[int, ...]:
-        """The ranks in one of these states."""
+        """Return the ranks in one of these states."""
         return tuple(rank for rank, one in sorted(self.ranks.items()) if one.liveness in liveness)
 
     @cached_property
     def unrecorded(self) -> tuple[int, ...]:
-        """Ranks whose recording ended before they did: what they have done since is unknown."""
+        """Return ranks whose recording ended before they did: what they did afterwards is unknown."""
         return tuple(rank for rank, one in sorted(self.ranks.items()) if one.unrecorded_because is not None)
 
     @cached_property
     def waiting_perhaps(self) -> tuple[int, ...]:
-        """Ranks in a collective that nobody is known to be late for, but that a rank may not have come to."""
+        """Return ranks in a collective without known late ranks that an unrecorded rank may not have reached."""
         return tuple(
             rank
             for rank, (group, entry) in sorted(self.blocked.items())
@@ -76,29 +76,30 @@ class Facts:
 
     @cached_property
     def is_from_dumps(self) -> bool:
-        """Whether only what ranks launched is known."""
+        """Return True if the evidence is from dumps, so that only launches are known."""
         return bool(self.ranks) and len(self.with_liveness("dumped")) == len(self.ranks)
 
     @cached_property
     def waits(self) -> tuple[Wait, ...]:
-        """Which ranks wait for which others."""
+        """Return which ranks wait for which others."""
         return tuple(wait for rank in sorted(self.ranks) if (wait := self._wait_of(rank)) is not None)
 
     @cached_property
     def blocked(self) -> dict[int, tuple[GroupOrder, Entry]]:
-        """The collective that each rank is in, whether or not it waits for another rank."""
+        """Return the collective that each rank is in, whether or not it waits for another rank."""
         return {rank: found for rank in self.ranks if (found := self._blocked_in(rank)) is not None}
 
     @cached_property
     def waiting(self) -> tuple[int, ...]:
-        """Ranks that wait for another."""
+        """Return the ranks that wait for another."""
         return tuple(wait.rank for wait in self.waits)
 
     @cached_property
     def awaited(self) -> tuple[int, ...]:
-        """Ranks that others wait for and that wait for nobody: they hold the job up.
+        """Return the ranks that others wait for and that wait for nobody: they hold up the job.
 
-        A device that is not done with what its host has launched may be what that host waits for, and no other rank.
+        A device that is not done with what its host has launched may be what that host waits for, rather than another
+        rank.
         """
         late = {rank for wait in self.waits for rank in wait.late}
         on_device = {rank for rank, (group, _) in self.blocked.items() if runs_on_device(group)}
@@ -107,9 +108,9 @@ class Facts:
 
     @cached_property
     def device_waits(self) -> tuple[Wait, ...]:
-        """Which ranks' devices wait in a collective for devices that have not come to it, although hosts launched it.
+        """Return the waits of devices for devices that have not reached a collective their hosts launched.
 
-        Only of collectives whose end was so long in coming that it was looked whether devices had reached them.
+        Only collectives that took so long that the progress of their devices was checked.
         """
         waits = []
         for group in self.evidence.groups:
@@ -124,11 +125,11 @@ class Facts:
 
     @cached_property
     def late_devices(self) -> tuple[int, ...]:
-        """Ranks for whose devices others' wait."""
+        """Return the ranks whose devices hold up the devices of others."""
         return tuple(sorted({rank for wait in self.device_waits for rank in wait.late}))
 
     def awaited_in_new_group(self, rank: int) -> tuple[int, ...]:
-        """For whom a rank waits in ``new_group``: members of that group that have called it less often."""
+        """Return members of the group that ``rank`` is creating in ``new_group`` that have called it less often."""
         own = self.ranks[rank].new_groups
         calls = {other: one.new_groups for other, one in self.ranks.items()}
         return tuple(
@@ -138,27 +139,27 @@ class Facts:
         )
 
     def wait_for(self, ranks: Iterable[int]) -> Wait | None:
-        """The first collective in which somebody waits for one of these ranks."""
+        """Return the first collective in which any rank waits for one of these ranks."""
         wanted = set(ranks)
         waits = [wait for wait in self.waits if wanted & set(wait.late)]
         return min(waits, key=lambda wait: (wait.entry.number, wait.rank), default=None)
 
     def first_open(self, rank: int) -> tuple[GroupOrder, Entry]:
-        """The collective that a rank is held up in: of those that its host has launched ahead, where its device is."""
+        """Return the collective that a rank is blocked in: of those its host launched ahead, where its device is."""
         group, entry = self.blocked[rank]
         if not runs_on_device(group):
             return group, entry
         return group, group.oldest_open.get(rank, entry)
 
     def newest(self, group: GroupOrder, rank: int) -> Entry | None:
-        """The newest entry of a rank, if available. Of the messages that a sum is made of the sum counts."""
+        """Return the latest entry of a rank, if available; for a sum made of messages, the sum itself."""
         window = group.windows.get(rank, ())
         if not window or window[-1].number != group.newest.get(rank):
             return None
         return next((entry for entry in reversed(window) if not is_segment(entry)), None)
 
     def messages_of(self, rank: int) -> tuple[Message, ...]:
-        """The messages in which a rank may be waiting, of the first sum of a bucket that is not over."""
+        """Return the messages in which a rank may be waiting, of the first incomplete sum of a bucket."""
         entries = ((group, entry) for group in self.evidence.groups for entry in group.windows.get(rank, ()))
         sums = [(group, entry) for group, entry in entries if is_sum(entry) and entry.state != "completed"]
         if rank not in self.blocked or not sums:
@@ -167,7 +168,7 @@ class Facts:
         return open_messages(group, self.evidence.conversations, rank, first.number)
 
     def is_stuck(self, rank: int) -> bool:
-        """Whether a rank has stood still for longer than a slow step explains; always true of a job that is over."""
+        """Return True if a rank has stalled for longer than a slow step explains; always for a job that has ended."""
         one = self.ranks.get(rank)
         if one is not None and one.liveness in ("gone", "failed", "ended"):
             return True
@@ -176,16 +177,16 @@ class Facts:
         return self.standstill_ns(one) >= patience_ns(one)
 
     def standstill_ns(self, one: RankEvidence) -> int:
-        """For how long a rank has stood still and, if it is what others wait for while the job runs, has held them up.
+        """Return how long a rank has stalled; if others of a live job wait for it, at most as long as they have waited.
 
-        Ranks say where they are at different moments: one that came late may be ahead by now of who waited for it.
+        Ranks report their positions at different moments: a rank that was late may since have passed those that waited.
         """
         idle_ns = one.idle_ns or 0
         return min(idle_ns, self._held_up_ns.get(one.rank, idle_ns)) if self.evidence.is_live else idle_ns
 
     @cached_property
     def _held_up_ns(self) -> dict[int, int]:
-        """The longest that others have stood still who wait for a rank that waits for nobody."""
+        """Return, for each rank that waits for nobody, the longest stall among the ranks that wait for it."""
         waiting, held_up_ns = set(self.waiting), dict[int, int]()
         for wait in self.waits:
             waited_ns = self.ranks[wait.rank].idle_ns
@@ -195,9 +196,10 @@ class Facts:
 
     @cached_property
     def undecided_for_ns(self) -> int | None:
-        """How long until ranks that seem to hold the job up have stood still for too long.
+        """Return how long until ranks that seem to hold up the job exceed their stall timeout.
 
-        Any of those that others wait for, else all, if all are in a collective. None if it is over, or they are busy.
+        The first of the ranks that others wait for; else the last of all ranks, if all are in a collective. None if the
+        job is over, the timeouts have passed, or the ranks are busy.
         """
         late = (*self.awaited, *self.late_devices)
         ranks = late or (self.blocked if len(self.blocked) == len(self.ranks) else ())
@@ -206,12 +208,12 @@ class Facts:
         return (min if late else max)((ns for ns in left_ns if ns > 0), default=None)
 
     def reported_before(self, time_ns: int | None) -> bool:
-        """Whether a watchdog had reported more than an end before; at any time if None."""
+        """Return True if a watchdog reported more than the end of a process before ``time_ns``; at any time if None."""
         reports = [report for report in self.evidence.reports if report.kind not in _OF_ENDS]
         return any(time_ns is None or report.time_ns < time_ns for report in reports)
 
     def hung_before(self, rank: int) -> bool:
-        """Whether a rank had long stood still, and others with it, when last heard from: its end came later."""
+        """Return True if a rank had stalled for long, like others, when last heard from: its end came later."""
         one = self.ranks[rank]
         if rank not in self.waiting and rank not in self.awaited and rank not in self.late_devices:
             return False
@@ -222,7 +224,7 @@ class Facts:
         return bool(reports_ns) and min(reports_ns) < min(failures_ns, default=max(reports_ns) + 1)
 
     def is_only_slow(self, rank: int) -> bool:
-        """Whether a rank of a job that runs, or its device, is busy, and not for so long as only endless loops are."""
+        """Return True if a rank of a live job or its device is busy, and not for as long as only endless loops are."""
         one = self.ranks.get(rank)
         if one is None or not self.evidence.is_live or not (is_busy(one) or self.is_device_busy(rank)):
             return False
@@ -230,7 +232,7 @@ class Facts:
         return one.idle_ns is None or one.idle_ns < long_ns
 
     def is_device_busy(self, rank: int) -> bool:
-        """Whether a rank's device is known to be at something that its host launched before any open collective."""
+        """Return True if a rank's device is known to be executing work launched before any incomplete collective."""
         if rank not in self.ranks or rank in self.unrecorded:
             return False
         groups = (*self.evidence.groups, *self.evidence.conversations)
@@ -247,7 +249,7 @@ class Facts:
         if entry.signature.op in POINT_TO_POINT:
             return self._wait_for_peer(rank, group, entry)
         late = [other for other in group.ranks if other != rank and group.newest.get(other, 0) < entry.number]
-        # A rank whose log is lost has entered what others have come out of.
+        # A rank whose log is lost has entered every collective that others have completed.
         done = self._newest_done(group)
         late = [other for other in late if other in group.newest or entry.number > done]
         late = late or [one.peer for one in self.messages_of(rank) if not one.is_answered]
@@ -255,13 +257,13 @@ class Facts:
         return Wait(rank, group, entry, tuple(late)) if late else None
 
     def _waits_for_the_network(self, rank: int) -> bool:
-        """Whether a rank is there, and in the middle of a message that the other side has posted as well."""
+        """Return True if a rank is alive and in the middle of a message that its peer has posted as well."""
         one = self.ranks.get(rank)
         is_there = one is not None and one.liveness in ("running", "sleeping")
         return is_there and is_under_way(self.messages_of(rank))
 
     def _wait_for_peer(self, rank: int, group: GroupOrder, entry: Entry) -> Wait | None:
-        """The peer of a send or a recv, unless the peer is in one with this rank as well."""
+        """Return the wait for the peer of a send or a recv, unless the peer is in one with this rank as well."""
         for one in _of_same_round(group, rank, entry):
             peer = one.signature.peer
             if peer is None or peer == rank or peer in self.unrecorded:
@@ -275,7 +277,7 @@ class Facts:
         return max((e.number for window in group.windows.values() for e in window if e.state == "completed"), default=0)
 
     def _blocked_in(self, rank: int) -> tuple[GroupOrder, Entry] | None:
-        """The rank's newest collective, if it has not completed and the rank has not gone on to something else."""
+        """Return the rank's latest collective if it is incomplete and the rank has not continued to other work."""
         one = self.ranks[rank]
         if one.liveness == "ended" or rank in self.unrecorded:
             return None
@@ -286,7 +288,7 @@ class Facts:
         group, entry = max(newest, key=lambda pair: pair[1].announced_ns)
         if entry.state == "completed":
             return None
-        if runs_on_device(group):  # where it waits, however far its host has gone on
+        if runs_on_device(group):  # the device waits there, however far its host has run ahead
             return group, entry
         standing = one.standing
         has_gone_on = (
@@ -300,7 +302,7 @@ class Facts:
 
 
 def _of_same_round(group: GroupOrder, rank: int, newest: Entry) -> list[Entry]:
-    """What a rank waits for with its newest send or recv, that one first: strategies launch several at once."""
+    """Return the latest send or recv of a rank and the incomplete ones launched with it: strategies launch several."""
     if newest.signature.role != "segment":
         return [newest]
     window = reversed(group.windows.get(rank, (newest,)))
@@ -312,17 +314,20 @@ def _of_same_round(group: GroupOrder, rank: int, newest: Entry) -> list[Entry]:
 
 
 def runs_on_device(group: GroupOrder) -> bool:
-    """Whether hosts go on when they have launched a collective, and only their devices wait for others."""
+    """Return True if hosts continue after launching a collective, and only their devices wait for others."""
     return group.backend.startswith("nccl")
 
 
 def has_finished(one: RankEvidence) -> bool:
-    """Whether a rank came to its end of its own accord, and well."""
+    """Return True if a rank ended without an error and without being signaled."""
     return one.liveness == "ended" and not one.exit_status and not one.was_told_to_end
 
 
 def minority(sides: Iterable[Iterable[int]], members: int) -> tuple[int, ...]:
-    """The ranks that differ from more than half of all members; with two ranks, none."""
+    """Return the ranks that differ from more than half of all members; with two ranks, none.
+
+    Example: sides (0, 2) and (1,) of 3 members give (1,); sides (0, 1) and (2, 3) of 4 members give ().
+    """
     parts = [set(ranks) for ranks in sides]
     largest = max(parts, key=len, default=set())
     if members < 3 or 2 * len(largest) <= members:

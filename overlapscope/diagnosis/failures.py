@@ -1,4 +1,4 @@
-"""Whose doing the exception of a rank is: its own, that of a rank that died before, or of who ended it."""
+"""Classification of exceptions: a rank's own error, the consequence of another rank's end, or an interrupt."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ _HANDLING: Final = re.compile(
     re.MULTILINE,
 )
 _LAST_LINES: Final = re.compile(r"^(\w[\w.]*)(?:: ((?s:.*)))?\s*\Z", re.MULTILINE)
-"""What a traceback ends with: the type of the exception, and its message."""
+"""The end of a traceback: the type of the exception, and its message."""
 _TIMEOUT: Final = re.compile(r"time[d]? ?out", re.IGNORECASE)
 
 
 def is_consequence(failure: Failure | None) -> bool:
-    """Whether a failure says that another rank died or was waited for too long, or that someone interrupted it.
+    """Return True if a failure means that another rank died or was waited for too long, or that it was interrupted.
 
-    The former also if it came while such an exception was handled: what a script makes of it, or of cleaning up.
+    The former also if it was raised while such an exception was handled, as by the script's error handling or cleanup.
     """
     return is_interrupted(failure) or any(map(_is_of_others, _with_earlier(failure)))
 
 
 def failed_by_itself(one: RankEvidence) -> bool:
-    """Whether an exception of its own ended a rank: no consequence, and not of its being told to end."""
+    """Return True if a rank was ended by its own exception: no consequence, and not after it was signaled to end."""
     if one.failure is None or is_consequence(one.failure):
         return False
     return one.told_ns is None or one.failure.time_ns < one.told_ns
 
 
 def is_interrupted(failure: Failure | None) -> bool:
-    """Whether someone, or its watchdog, ended the rank."""
+    """Return True if a user or its watchdog ended the rank."""
     return failure is not None and failure.type.rpartition(".")[2] in ("KeyboardInterrupt", "IncidentError")
 
 
 def is_timeout(failure: Failure | None) -> bool:
-    """Whether a failure is a timeout on a rank that was there: a rank that dies closes its connections."""
+    """Return True if a failure is a timeout on a rank that was alive: a rank that dies closes its connections."""
     return any(_is_of_others(one) and _TIMEOUT.search(one.message) is not None for one in _with_earlier(failure))
 
 
 def _with_earlier(failure: Failure | None) -> Iterator[Failure]:
-    """An exception, and those of its traceback that were being handled when it came."""
+    """Yield an exception and, from its traceback, those that were being handled when it was raised."""
     if failure is None:
         return
     yield failure
@@ -74,7 +74,7 @@ def _is_of_the_backend(failure: Failure) -> bool:
 
 
 def _may_come_from_c10d(failure: Failure) -> bool:
-    """Whether the innermost frame can be one that launches a collective or waits for it.
+    """Return True if the innermost frame may be one that launches a collective or waits for it.
 
     File servers and data loaders close connections and time out, too. C++ has no frames: a ``work.wait()`` of the
     user's ends at the user's line, but Python's own exceptions never come from there.

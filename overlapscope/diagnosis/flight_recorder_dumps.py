@@ -1,9 +1,9 @@
-"""The order of collectives in dumps of PyTorch's Flight Recorder.
+"""Order of collectives from dumps of PyTorch's Flight Recorder.
 
-All that a dump of gloo, or of torchcomms, says about completion is that nobody waits any more, which is also so after a
-timeout; so a collective counts as completed only if all ranks of its group have launched the same.
+All that a dump of gloo or torchcomms says about completion is that nobody waits any more, which is also so after a
+timeout; so a collective counts as completed only if all ranks of its group launched the same.
 
-NCCL's says whether a device has come to a collective, if starts are timed (``TORCH_NCCL_ENABLE_TIMING``).
+NCCL's dumps say whether a device has reached a collective, if starts are timed (``TORCH_NCCL_ENABLE_TIMING``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class FlightRecorderDumps:
     """The collectives of the ranks that left dumps: an ``OrderSource``.
 
     Args:
-        dumps: by rank.
+        dumps: dump of each rank.
     """
 
     def __init__(self, dumps: dict[int, Dump]) -> None:
@@ -60,7 +60,7 @@ class FlightRecorderDumps:
         """Read one dump, or a folder of them.
 
         Returns:
-            The collectives, and what is wrong with files that were left out.
+            The collectives, and the problems of files that were left out.
 
         Raises:
             OverlapScopeError: no dump can be read.
@@ -74,31 +74,31 @@ class FlightRecorderDumps:
         return source, problems
 
     def groups(self) -> tuple[ProcessGroup, ...]:
-        """All groups in which anything was launched: collectives first, each sorted by name."""
+        """Return all groups in which anything was launched: collectives first, each sorted by name."""
         return tuple(sorted(self._entries, key=lambda group: (group.is_point_to_point, group.name, group.ranks)))
 
     def recorded(self, group: ProcessGroup) -> tuple[int, ...]:
-        """The members of a group that left entries, in order."""
+        """Return the members of a group that left entries, in order."""
         return tuple(sorted(self._entries.get(group, {})))
 
     def oldest(self, group: ProcessGroup, rank: int) -> int:
-        """Number of the oldest entry that is left; 1 if none is."""
+        """Return the number of the oldest entry that is left; 1 if there is none."""
         entries = self._of(group, rank)
         return entries[0].number if entries else 1
 
     def newest(self, group: ProcessGroup, rank: int) -> int:
-        """Number of the newest entry; 0 if there is none."""
+        """Return the number of the latest entry; 0 if there is none."""
         entries = self._of(group, rank)
         return entries[-1].number if entries else 0
 
     def entries(self, group: ProcessGroup, rank: int, first: int, last: int) -> tuple[Entry, ...]:
-        """The entries with the numbers ``first`` to ``last``, as far as they are left, in order."""
+        """Return the entries with the numbers ``first`` to ``last``, as far as they are left, in order."""
         entries = self._of(group, rank)
         begin = bisect_left(entries, first, key=lambda entry: entry.number)
         return entries[begin : bisect_right(entries, last, key=lambda entry: entry.number)]
 
     def oldest_open(self, group: ProcessGroup, rank: int) -> Entry | None:
-        """The first entry that is not over, of those at the end; None if the newest is."""
+        """Return the first entry of the trailing run of incomplete ones; None if the latest is completed."""
         at_the_end = takewhile(lambda entry: entry.state != "completed", reversed(self._of(group, rank)))
         return next(iter(reversed(tuple(at_the_end))), None)
 
@@ -122,14 +122,14 @@ class FlightRecorderDumps:
         return found
 
     def _members(self, dump: Dump, entry: DumpEntry) -> tuple[int, ...]:
-        """The ranks of a group. gloo's dumps don't tell: there those that use it, and all for the default group."""
+        """Return the ranks of a group; gloo does not dump them: then its users, or all for the default group."""
         if dump.members.get(entry.group):
             return dump.members[entry.group]
         return self.expected_ranks if entry.description == _DEFAULT_GROUP else tuple(sorted(self._users[entry.group]))
 
 
 def _collectives(parts: list[DumpEntry], members: tuple[int, ...], has_starts: bool) -> tuple[Entry, ...]:
-    """Collectives by their number. Those that share one were launched as one."""
+    """Group parts into collectives by their number: parts that share one were launched as one."""
     in_order = sorted(parts, key=lambda part: (part.number, part.record))
     return tuple(
         _entry(list(same), number, members, has_starts)
@@ -138,13 +138,13 @@ def _collectives(parts: list[DumpEntry], members: tuple[int, ...], has_starts: b
 
 
 def _point_to_point(parts: list[DumpEntry], members: tuple[int, ...]) -> tuple[Entry, ...]:
-    """Sends and receives, counted: those of one batch share a number, so theirs will not do. Nor has each a start."""
+    """Convert sends and receives, numbering them anew: those of a batch share a number, and have no own start."""
     single = [part for part in sorted(parts, key=lambda part: part.record) if not is_end_of_coalesced(part)]
     return tuple(_entry([part], place, members, has_starts=False) for place, part in enumerate(single, start=1))
 
 
 def _entry(parts: list[DumpEntry], number: int, members: tuple[int, ...], has_starts: bool) -> Entry:
-    # Of several that were launched as one, the backend says of the last how far all have come.
+    # Of several that were launched as one, the backend reports the progress of all with the last.
     first, last = parts[0], parts[-1]
     is_completed = last.state == "completed"
     reached = {"started": REACHED, "scheduled": UNREACHED}.get(last.state, 0) if has_starts else 0
@@ -162,9 +162,9 @@ def _entry(parts: list[DumpEntry], number: int, members: tuple[int, ...], has_st
 
 
 def _with_completions_of_gloo(by_rank: dict[int, tuple[Entry, ...]]) -> dict[int, tuple[Entry, ...]]:
-    """The completions that can be believed: gloo only says that nobody waits any more, also after timeouts and errors.
+    """Replace gloo's completions, which only say that nobody waits any more, also after timeouts and errors.
 
-    A collective is taken for completed if nobody waits for it and all ranks that left a dump have launched the same.
+    A collective counts as completed if nobody waits for it and all ranks that left a dump launched the same.
     """
     signatures = {rank: {entry.number: entry.signature.hash for entry in entries} for rank, entries in by_rank.items()}
     oldest = {rank: entries[0].number for rank, entries in by_rank.items()}

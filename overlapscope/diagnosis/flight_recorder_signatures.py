@@ -1,4 +1,4 @@
-"""An operation in a Flight Recorder dump, in the terms of our own collective logs."""
+"""Conversion of operations in a Flight Recorder dump to signatures of collective logs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OPS: Final = {
     "all_to_all_v_single": "all_to_all",
     "recvAnySource": "recv",
 }
-"""Names that backends give to the same operation, depending on how the tensors are handed over."""
+"""Operations by the names of backends, which depend on how the tensors are passed."""
 
 _DTYPES: Final = {
     "Float": "float32",
@@ -47,31 +47,31 @@ _DTYPES: Final = {
     "ComplexDouble": "complex128",
 }
 _UNEVEN: Final = ("all_gather_v", "reduce_scatter_v")
-"""Operations to which each rank may bring a different number of elements."""
+"""Operations to which each rank may contribute a different number of elements."""
 _COALESCED: Final = "coalesced"
 _MOST_NAMES: Final = 3
 _TAKES: Final = ("scatter", "recv")
-"""Operations of which a rank's own part is what it takes."""
+"""Operations whose size on a rank is that of its output."""
 
 
 def is_end_of_coalesced(entry: DumpEntry) -> bool:
-    """Whether an entry is no operation, but says that those with its number were launched as one."""
+    """Return True if an entry is no operation, but marks the end of those that were launched as one."""
     return entry.name.endswith(_COALESCED) and not any(entry.input_shapes)
 
 
 def backend_of(entry: DumpEntry) -> str:
-    """nccl, gloo ..."""
+    """Return the backend of an entry: nccl, gloo ..."""
     return entry.name.partition(":")[0] if ":" in entry.name else ""
 
 
 def signature_of(parts: Sequence[DumpEntry], members: tuple[int, ...]) -> Signature:
-    """The signature of what was launched, as a whole or as several parts with one number.
+    """Return the signature of one launch, recorded as a whole or as several parts with one number.
 
-    Names, buckets, the root and the kind of reduction are not in a dump.
+    A dump holds no names, buckets, root or reduction operation.
 
     Args:
         parts: the entries with that number, in order.
-        members: the ranks of the group, in order: a send tells its peer by the place in it.
+        members: the ranks of the group, in order: a send identifies its peer by the index in it.
     """
     end = next((part for part in parts if is_end_of_coalesced(part)), None)
     inner = [part for part in parts if part is not end] or list(parts)
@@ -85,7 +85,7 @@ def signature_of(parts: Sequence[DumpEntry], members: tuple[int, ...]) -> Signat
     )
 
 
-@lru_cache(maxsize=65536)  # ranks launch the same few thousand things again and again
+@lru_cache(maxsize=65536)  # ranks launch the same few thousand operations again and again
 def _signature(
     op: str, shapes: tuple[tuple[int, ...], ...], dtype_names: tuple[str, ...], peer: int | None, is_uneven: bool
 ) -> Signature:
@@ -114,7 +114,10 @@ def _takes(entry: DumpEntry) -> bool:
 
 
 def _peer(name: str, members: Sequence[int]) -> int | None:
-    """The other side of ``nccl:send 0->1`` and ``nccl:recv 1<-0``, as a rank of the job."""
+    """Return the peer of ``nccl:send 0->1`` or ``nccl:recv 1<-0`` as a global rank.
+
+    Example: of members (4, 6), ``nccl:send 0->1`` has the peer 6.
+    """
     match = re.search(r"^(?:.*:)?(?:send|recv) (\d{1,9})(?:->|<-)(\d{1,9})$", name)
     if match is None:
         return None

@@ -1,7 +1,7 @@
-"""What dumps of PyTorch's Flight Recorder say about a job, in the terms in which our own recordings are judged.
+"""Evidence from dumps of PyTorch's Flight Recorder, so that the rules for recordings apply to them.
 
-A dump has no step, bucket, parameter, phase or process state, and doesn't say when it was made: those of one job are
-taken to be from one moment. The process was alive then, because it wrote the dump itself.
+A dump has no step, bucket, parameter, phase or process state, and no time of its own: the dumps of one job are assumed
+to be from one moment. The process was alive then, because it wrote the dump itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def read_dumps(path: Path) -> tuple[Evidence, list[Problem]]:
     """Read one dump, or a folder of them, for ``judge``.
 
     Returns:
-        What is known of each rank and group, and what is wrong with the files or can't be known from them.
+        The evidence about each rank and group, and problems with the files or limits of what they show.
 
     Raises:
         OverlapScopeError: no dump can be read.
@@ -42,7 +42,7 @@ def read_dumps(path: Path) -> tuple[Evidence, list[Problem]]:
 
 
 def evidence_of(source: FlightRecorderDumps) -> Evidence:
-    """What dumps say about each rank and each group."""
+    """Return the evidence that dumps hold about each rank and each group."""
     groups = [group for group in source.groups() if not group.is_point_to_point]
     newest = {rank: _newest_entry(source, rank) for rank in source.dumps}
     return Evidence(
@@ -62,7 +62,7 @@ def evidence_of(source: FlightRecorderDumps) -> Evidence:
 
 
 def first_difference(source: OrderSource, group: ProcessGroup) -> int | None:
-    """The first number at which ranks have launched different collectives, as far as several have kept theirs."""
+    """Return the first number at which ranks launched different collectives, among entries that several still have."""
     signatures: dict[int, int] = {}
     differs: set[int] = set()
     for rank in source.recorded(group):
@@ -113,9 +113,9 @@ def _standing(newest: Entry | None) -> Standing:
 
 
 def _idle_ns(dump: Dump, newest: Entry | None) -> int | None:
-    """How long the newest collective was under way, if the dump was written so soon that this means nothing is wrong.
+    """Return the age of the latest collective, if the dump was written so soon after it that nothing is wrong.
 
-    A file that was copied may be of any later time, so that is no sign of a stall.
+    A copied file may have any later modification time, so a long time is no sign of a stall.
     """
     if newest is None:
         return None

@@ -1,4 +1,4 @@
-"""A recording -> what is known about its job, whether its ranks ended, were killed, or still run."""
+"""Evidence from a recording, whether its ranks ended, were killed, or still run."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from overlapscope.trace.log import Problem, is_closed
 from overlapscope.trace.sweep_file import read_last, read_sweeps
 
 Progress = Callable[[int, int], None]
-"""Called with (ranks read so far, ranks in all)."""
+"""Called with (number of ranks read so far, number of ranks)."""
 
 _LONGEST_SLEEP_NS: Final = 1_500_000_000
-"""Between two signs of life of a watchdog, on a busy host."""
+"""Maximum time between two signs of life of a watchdog, on a busy host."""
 _SEEN_STANDING: Final = ("slow", "stuck", "waits for data", "stopped", "holds the GIL", "killed")
-"""Kinds of reports that tell the line where a rank is."""
+"""Kinds of reports whose call sites say where a rank is."""
 
 
 def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidence, list[Problem]]:
-    """Read what the ranks of a recording left.
+    """Read the evidence that the ranks of a recording left.
 
     Raises:
         OverlapScopeError: there is no recording.
@@ -58,9 +58,9 @@ def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidenc
     ranks = _with_reported_lines(_with_silence(files), reports)
     ranks = with_believable_models(ranks, folders, source, logs.problems)
     problems = [*logs.problems, *(problem for one in files.values() for problem in one.problems)]
-    for one in files.values():  # last, because it says nothing of a file of which something was said
+    for one in files.values():  # last, because it does not report files for which another problem was reported
         one.seal.report(problems)
-    # That a log is open, because its process was killed or still runs, is for the verdict to say.
+    # An open log, because its process was killed or still runs, is a matter for the verdict.
     problems = list(dict.fromkeys(problem for problem in problems if problem.severity == "error"))
     is_live = any(one.evidence.liveness in ("running", "sleeping", "stopped") for one in files.values())
     gaps = gaps_in(folders, files, orders, problems, is_live=is_live)
@@ -91,7 +91,7 @@ def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidenc
 
 
 def _told_with_the_job(one: RankEvidence, alive_ns: int | None, told_ns: int) -> RankEvidence:
-    """A rank that ended after the whole job was told to, or was there until then, did not do so of its own accord.
+    """Mark a rank as signaled if it ended after the whole job was signaled, or was alive until then.
 
     Args:
         alive_ns: when its watchdog was last awake.
@@ -110,7 +110,7 @@ def _told_with_the_job(one: RankEvidence, alive_ns: int | None, told_ns: int) ->
 
 
 def _closed_logs(logs: CollectiveLogs) -> dict[int, bool]:
-    """Whether each rank has logs and all were closed, as at the end of a process."""
+    """Return for each rank whether it has logs and all of them were closed, as at the end of a process."""
     states: dict[int, list[bool]] = {rank: [] for rank in logs.folders}
     for group in logs.groups.values():
         for rank, file in group.files.items():
@@ -122,13 +122,13 @@ def _closed_logs(logs: CollectiveLogs) -> dict[int, bool]:
 
 
 def _expected_ranks(files: dict[int, RankFiles]) -> tuple[int, ...]:
-    """The world size that most ranks were told."""
+    """Return the ranks of the world size that was passed to most ranks."""
     beliefs = Counter(ranks for one in files.values() if (ranks := expected_ranks_of(one.run)))
     return beliefs.most_common(1)[0][0] if beliefs else tuple(files)
 
 
 def _with_silence(files: dict[int, RankFiles]) -> dict[int, RankEvidence]:
-    """For how long each watchdog has been silent: until now, or until the last one of that host was heard."""
+    """Add how long each watchdog has been silent: until now, or until the last sign of life from its host."""
     here, now_ns = host.boot_identity(), time.clock_gettime_ns(time.CLOCK_MONOTONIC)
     last_ns: dict[str | None, int] = {}
     for one in files.values():
@@ -147,7 +147,7 @@ def _with_silence(files: dict[int, RankFiles]) -> dict[int, RankEvidence]:
 def _with_reported_lines(
     ranks: dict[int, RankEvidence], reports: tuple[EarlierVerdict, ...]
 ) -> dict[int, RankEvidence]:
-    """Where a rank stood, with the line that a watchdog has seen there: the files of a rank don't say."""
+    """Add to the positions of ranks the lines that watchdogs observed there, which the files of a rank don't hold."""
     found = dict(ranks)
     for report in sorted(reports, key=lambda report: report.time_ns):
         for rank in (*report.blamed, *report.suspected):

@@ -1,4 +1,4 @@
-"""What is missing or damaged of a recording: without it nobody can say that nothing is wrong."""
+"""Missing or damaged parts of a recording: with any of them, a job can't be called healthy."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from overlapscope.trace.format import EVENTS_FILE, SEAL_FILE, SIGNATURES_FILE
 from overlapscope.trace.log import Problem
 
 _ENTERED_BY_ALL: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
-"""What ends on no rank before all have entered it. A broadcast, say, may end on its root alone."""
+"""Operations that complete on no rank before all have entered; a broadcast may complete on its root alone."""
 _OVER: Final = ("ended", "failed", "gone")
-"""States of a process whose log will not go on: what is missing there is not about to be written."""
+"""States of a process whose log will not grow: what is missing there is not about to be written."""
 _COPY: Final = "Copy the rank_* folders of all ranks into this folder, those of other hosts too, and diagnose again."
 _COPY_AGAIN: Final = "Copy the recording again from where it was made; if it is damaged there as well, record again."
 _LOOK_AGAIN: Final = "The job still runs: diagnose again in a moment, when what was being written is there."
@@ -30,14 +30,14 @@ def gaps_in(
     *,
     is_live: bool = False,
 ) -> tuple[Gap, ...]:
-    """What a recording lacks.
+    """Find the missing or damaged parts of a recording.
 
     Args:
-        folders: of the ranks.
-        files: what is in them.
-        groups: the order of collectives in each.
-        problems: with any of the files.
-        is_live: the job runs.
+        folders: folder of each rank.
+        files: contents of these folders.
+        groups: the order of collectives in each group.
+        problems: problems with any of the files.
+        is_live: True if the job runs.
     """
     gaps = []
     advice = _LOOK_AGAIN if is_live else _COPY_AGAIN
@@ -49,13 +49,13 @@ def gaps_in(
         gaps += [
             Gap(f"{lost} in {group_text(group)}", advice)
             for rank, lost in _lost_entries(group, files).items()
-            if not any(text.startswith(f"{folders[rank]}/") for text in damage)  # which says why
+            if not any(text.startswith(f"{folders[rank]}/") for text in damage)  # a damaged file that explains the loss
         ]
     return tuple(gaps)
 
 
 def no_collectives(files: Iterable[RankFiles]) -> Gap:
-    """Nothing was compared because nothing is there."""
+    """Return the gap that nothing was compared because there are no collective logs."""
     if source := next(filter(None, (imported_from(one.run) for one in files)), None):
         what = f"it was imported from {source}, whose traces don't hold what each rank launched and how it ended"
         return Gap(what, "Record a run: 'overlapscope record -o FOLDER -- torchrun ...' logs that.")
@@ -66,9 +66,9 @@ def no_collectives(files: Iterable[RankFiles]) -> Gap:
 
 
 def launched_nothing(folders: Mapping[int, Path], files: Mapping[int, RankFiles], gaps: Iterable[Gap]) -> bool:
-    """Whether that there are no logs means that nothing was launched: all is there and none of it speaks of more."""
+    """Return True if no logs mean that nothing was launched: nothing is missing, and no file indicates launches."""
     traces = [folder / SIGNATURES_FILE for folder in folders.values()]
-    # The list of a rank's files shows what is gone; without one, it may have trained, and its logs are not here.
+    # The file list of a rank shows what is missing; without one, it may have trained and its logs be lost.
     traces += [folder / EVENTS_FILE for folder in folders.values() if not (folder / SEAL_FILE).exists()]
     if any(imported_from(one.run) for one in files.values()):
         return False
@@ -77,7 +77,7 @@ def launched_nothing(folders: Mapping[int, Path], files: Mapping[int, RankFiles]
 
 
 def _told_of(files: Iterable[RankFiles]) -> set[int]:
-    """The ranks that there must be, by what any of them was told."""
+    """Return the ranks that must exist according to the world size or rank list of any rank."""
     worlds: set[object] = set()
     lists: set[tuple[int, ...]] = set()
     for one in files:
@@ -89,7 +89,7 @@ def _told_of(files: Iterable[RankFiles]) -> set[int]:
 
 
 def _lost_entries(group: GroupOrder, files: Mapping[int, RankFiles]) -> dict[int, str]:
-    """Ranks whose log ends before what others have completed with them."""
+    """Find ranks whose log ends before collectives that others completed with them."""
     done = [
         entry.number
         for window in group.windows.values()

@@ -1,4 +1,4 @@
-"""The settings of optimizers (learning rate, momentum ...) on each rank, and since when they are not the same."""
+"""Hyperparameters of optimizers (learning rate, momentum ...) on each rank, and since when they differ."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from overlapscope.trace.log import Problem
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """What an optimizer was set to from some update on."""
+    """The values of an optimizer from some update on."""
 
     update: int
-    """Of this optimizer, from 0."""
+    """Number of the update of this optimizer, from 0."""
     step: int
     values: tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hyperparameters:
-    """Of one optimizer of one rank."""
+    """The hyperparameters of one optimizer of one rank."""
 
     key: str
-    """The same on all ranks where it updates the same in the same way."""
+    """Identity of the optimizer: the same on all ranks where it updates the same parameters in the same way."""
     class_name: str
     names: tuple[str, ...]
-    """Of the values."""
+    """Names of the values."""
     changes: tuple[Change, ...]
-    """In order; older ones may be gone."""
+    """Changes in order; older ones may be missing."""
     updates: int
-    """So far."""
+    """Number of updates so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OtherSetting:
-    """A setting that is not the same on all ranks."""
+    """A hyperparameter that differs between ranks."""
 
     class_name: str
     name: str
     values: tuple[tuple[float, tuple[int, ...]], ...]
-    """With the ranks that have them, the value of most ranks first."""
+    """Values with the ranks that have them, the value of most ranks first."""
     step: int
     is_since_then: bool
-    """Whether they had the same in the update before, or there was none."""
+    """True if the value was the same in the previous update, or there was none."""
 
 
 def hyperparameters_of(folder: Path, problems: list[Problem]) -> tuple[Hyperparameters, ...]:
-    """What a rank has written down of its optimizers."""
+    """Read the hyperparameters that a rank recorded."""
     path = folder / HYPERPARAMETERS_FILE
     if not path.exists():
         return ()
@@ -77,10 +77,10 @@ def compare_settings(optimizers: Mapping[int, Sequence[Hyperparameters]]) -> tup
     """Compare the optimizers that all ranks have in common.
 
     Args:
-        optimizers: by rank.
+        optimizers: optimizers of each rank.
 
     Returns:
-        Whether anything was compared; and of each optimizer the first setting that is known to differ.
+        Whether anything was compared; and the first hyperparameter known to differ of each optimizer.
     """
     by_rank = {rank: {one.key: one for one in known} for rank, known in optimizers.items()}
     common = set.intersection(*map(set, by_rank.values())) if len(by_rank) > 1 else set()

@@ -1,25 +1,24 @@
-"""From evidence to a verdict: which of the things that are wrong is the cause.
+"""Rule engine of the diagnosis: picks the cause among everything that is wrong.
 
-The rules are asked in an order, and the first that has an answer is believed, unless the evidence refutes it:
+The rules run in a fixed order. The first that finds something wins, unless the evidence refutes it:
 
-1. What is wrong before the first step: the ranks don't agree on how many they are, one never started, their models
-   differ. Whatever comes later follows from it, DDP's own exceptions included.
-2. The settings of DDP differ, and the order of collectives just as they make it. Gradients that never came: the rank
-   may have gone on to other collectives, so this is asked before those are compared; it is only believed where others
-   have launched the bucket, or DDP itself has complained.
+1. What is wrong before the first step: the ranks disagree on the world size, one never started, their models differ.
+   All later faults follow from it, including DDP's own exceptions.
+2. DDP settings that differ, if the order of collectives differs in exactly the way they cause. Gradients that were
+   never ready: the rank may have continued to other collectives, so this comes before those are compared; it counts
+   only if others have launched the bucket, or DDP itself has complained.
 3. The order of collectives. Entries are written before the launch and compared by hash, so a difference is a fact. It
-   is older than any hang, abort or exception that it leads to.
+   precedes any hang, abort or exception that it leads to.
 4. Processes. A signal from outside that ended all ranks explains how they ended, unless one had failed or the job had
    hung before. An exception counts unless it is of the kind that another rank's end causes, and so does an exit status
-   that says so, unless the launcher had told the process to end before; a stopped process; one that
+   that indicates an error, unless the launcher had signaled the process before; then a stopped process; one that
    holds the GIL; one that is gone, unless the others waited for it until they gave up: then it was still there.
-5. Who waits for whom: a cycle is groups that are interleaved; else the rank that waits for nobody is at the end of its
-   data, in its data loader, or wherever it is.
+5. Who waits for whom. A cycle means that groups are interleaved; otherwise the rank that waits for nobody is at the
+   end of its data, in its data loader, or wherever its position says.
 6. What does harm without stopping anything: gradients that were not reduced, then replicas that differ for no reason
-   that is known by then; a rank that died while Python shut down, which is after all of that; what watchdogs reported
-   while the job ran; ranks that finished, and not at the same place; and only of those that did, replicas that differ
-   at the end.
-7. None of these: slow, healthy, or can't tell, which it is too if a part of the evidence is missing or damaged.
+   found so far; a rank that died while Python shut down, which is after all of that; what watchdogs reported while the
+   job ran; ranks that finished at different positions; and, if all finished at the same, replicas that differ then.
+7. None of these: slow, healthy, or can't tell; the latter also if part of the evidence is missing or damaged.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ _CONSEQUENCES: Final[tuple[Rule, ...]] = (
     processes.killed_at_the_end,
     silent.not_reduced,
 )
-"""Rules that are also asked once the cause is known."""
+"""Rules that also run once the cause is known."""
 _EXPLAIN_DRIFT: Final = (
     "replicas differ",
     "models differ",
@@ -109,11 +108,11 @@ _EXPLAIN_DRIFT: Final = (
     "gradients never ready",
     "not reduced",
 )
-"""Kinds of verdicts of which replicas that differ are a consequence, or that say it."""
+"""Kinds of verdicts that replicas that differ are a consequence of, or that already report it."""
 
 
 def judge(evidence: Evidence) -> Verdict:
-    """Judge a job: what is wrong with it, if anything is."""
+    """Judge a job: return what is wrong with it, if anything."""
     facts = Facts(evidence)
     found_by_rules = (found for rule in _RULES if (found := rule(facts)) is not None)
     verdict = next((found for found in found_by_rules if not is_refuted(facts, found)), None)

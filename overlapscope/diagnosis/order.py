@@ -1,8 +1,10 @@
-"""Where the order of collectives differs first, in each process group.
+"""First difference in the order of collectives, for each process group.
 
 Each rank is compared with the one whose log goes furthest. Their running hashes are equal up to an entry if and only if
-all entries up to there agree, so bisection finds the first one that does not, at the cost of a few reads. Only where
-that, or the ends of what they have in common, give reason to, are entries compared one by one (``difference``).
+all entries up to there agree, so bisection finds the first difference with a few reads. Only if that, or the ends of
+the common range, call for it, are entries compared one by one (``difference``).
+
+Example: of entries 1 to 100, of which 1 to 36 agree, bisection probes 100, 50, 25, 37, 31, 34, 35 and 36: eight probes.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from overlapscope.diagnosis.evidence import Entry, GroupOrder
 from overlapscope.diagnosis.order_source import OrderSource, ProcessGroup, RunningHashes
 
 AROUND: Final = 6
-"""Entries of a window before and after the first difference."""
+"""Number of entries of a window before and after the first difference."""
 
 _LONGEST_WINDOW: Final = 64
 _END_ENTRIES: Final = 64
@@ -33,7 +35,7 @@ _NOTHING: Final[Mapping[str, Difference]] = MappingProxyType({})
 
 
 def orders_of(source: RunningHashes, known: Mapping[str, Difference] = _NOTHING) -> tuple[GroupOrder, ...]:
-    """The order in each group of collectives.
+    """Return the order of collectives in each group.
 
     Args:
         known: first differences that were found before, by name of the group.
@@ -46,12 +48,12 @@ def orders_of(source: RunningHashes, known: Mapping[str, Difference] = _NOTHING)
 
 
 def conversations_of(source: OrderSource) -> tuple[GroupOrder, ...]:
-    """Sends and receives: only the newest, because each rank numbers its own."""
+    """Return the latest sends and receives: only these, because each rank numbers its own."""
     return tuple(group_order(source, group, None) for group in source.groups() if group.is_point_to_point)
 
 
 def order_in(source: RunningHashes, group: ProcessGroup) -> GroupOrder:
-    """The order in one group."""
+    """Return the order of collectives in one group."""
     ranks = source.recorded(group)
     if not ranks:
         return group_order(source, group, None)
@@ -65,17 +67,17 @@ def order_in(source: RunningHashes, group: ProcessGroup) -> GroupOrder:
 
 
 def group_order(source: OrderSource, group: ProcessGroup, difference: Difference | None) -> GroupOrder:
-    """A group's ranks around their first difference; without one, what they have done last."""
+    """Return the entries of a group's ranks around their first difference; without one, their latest entries."""
     newest = {rank: source.newest(group, rank) for rank in source.recorded(group)}
     windows: dict[int, tuple[Entry, ...]] = {}
     for rank, its_newest in newest.items():
         if difference:
             first, last = difference.number - AROUND, difference.number + AROUND
         else:
-            # From before the first entry that some rank has not reached.
+            # Starts before the first entry that some rank has not reached.
             last = its_newest
             first = its_newest - _LONGEST_WINDOW
-            if not group.is_point_to_point:  # there each rank numbers its own
+            if not group.is_point_to_point:  # sends and receives are numbered by each rank separately
                 first = max(min(newest.values()) - AROUND, first)
         windows[rank] = source.entries(group, rank, first, last)
     is_open = [] if difference else [rank for rank, window in windows.items() if not _is_over(window)]
@@ -99,7 +101,7 @@ def _is_over(window: Sequence[Entry]) -> bool:
 
 
 def difference_of(source: RunningHashes, group: ProcessGroup, a: int, b: int) -> Difference | None:
-    """Where two ranks differ first, as far as both have come and have kept their entries."""
+    """Find the first difference between two ranks among the entries that both have written and still have."""
     pair = _Pair(source, group, a, b)
     if pair.first > pair.last:
         return None
@@ -114,7 +116,7 @@ def difference_of(source: RunningHashes, group: ProcessGroup, a: int, b: int) ->
         difference = first_difference(*pair.compared(other, other))
     else:
         return None
-    if difference is None and other is not None:  # the lines that say what was launched are lost
+    if difference is None and other is not None:  # the lines that describe the collectives are lost
         return Difference(number=other, divergence="signature")
     return difference
 
@@ -128,7 +130,7 @@ class _Pair:
         self.last = min(source.newest(group, a), source.newest(group, b))
 
     def compared(self, first: int, last: int) -> tuple[Compared, Compared]:
-        """What is compared of the entries in a range that both have."""
+        """Return the compared fields of the entries in a range that both have."""
         a, b = (
             compared(self.source.columns(self.group, rank, first, last), self.source.signatures(rank))
             for rank in (self.a, self.b)
@@ -136,19 +138,19 @@ class _Pair:
         return in_common(a, b)
 
     def bisect(self) -> tuple[int, int | None]:
-        """The newest entry known to be the same, with all before it, and the one after it that is not, if there is."""
+        """Return the last entry up to which both ranks agree, and the next one, which differs; None if none does."""
         low, high = self.first - 1, self.last + 1
         newest = self._nearest_to(self.last, low, high)
         if newest is None or self._agree_at(newest):
             return self.last, None
         high = newest
-        # They agree at low, before which there is nothing, and not at high.
+        # Invariant: they agree at low, before which there is nothing, and not at high.
         while (middle := self._nearest_to((low + high) // 2, low, high)) is not None:
             low, high = (middle, high) if self._agree_at(middle) else (low, middle)
         return low, high
 
     def is_alike(self, end: int) -> bool:
-        """Whether the ends of a range in which all hashes agree show that batches, steps and names do as well."""
+        """Return True if the ends of a range with equal hashes show that batches, steps and names agree as well."""
         if self.first > end:
             return True
         early = self.compared(self.first, min(end, self.first + _END_ENTRIES))
@@ -164,7 +166,7 @@ class _Pair:
         return bool(first_a == first_b and since[0] == since[1])
 
     def _nearest_to(self, number: int, low: int, high: int) -> int | None:
-        """An entry that both have kept whole, between ``low`` and ``high`` without these: usually ``number`` itself."""
+        """Return the entry that both still have, nearest to ``number``, between ``low`` and ``high`` (exclusive)."""
         for one in chain(range(number, low, -1), range(number + 1, high)):
             if all(len(self.source.columns(self.group, rank, one, one)) for rank in (self.a, self.b)):
                 return one
@@ -176,7 +178,7 @@ class _Pair:
 
 
 def _keep_their_distance(early: tuple[Compared, Compared], late: tuple[Compared, Compared]) -> bool:
-    """One rank is as far ahead of the other at the end as at the beginning: in batches, without buckets in steps."""
+    """Return True if one rank is as far ahead at the end as at the beginning: in batches; without buckets, in steps."""
     position = "batch" if any(a["is_bucket"].any() for a, _ in (early, late)) else "step"
     (_, _, before), (_, _, after) = (how_far_ahead(*both, position) for both in (early, late))
     return bool(len(before) and len(after) and before[0] == after[-1])

@@ -1,7 +1,7 @@
-"""The order of collectives as lanes: one row per rank, one column per number, and which cells are not like the others.
+"""Lanes for plotting the order of collectives: one row per rank, one column per number, and the cells that differ.
 
 Ranks match collectives by their number alone, so lanes are aligned by it: one column is what ranks reduced with each
-other. Ranks that did exactly the same share a lane if there are many. Only the window in view is ever read.
+other. If there are many, ranks with identical histories share a lane. Only the visible window is ever read.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from overlapscope.diagnosis.order_source import OrderSource, ProcessGroup, Runni
 from overlapscope.trace.group_log import step_that_must_agree
 
 _Traits = tuple[Hashable, ...]
-"""What is compared of an entry, in the order of ``DIVERGENCES``."""
+"""Compared properties of an entry, in the order of ``DIVERGENCES``."""
 
 _COMPARED_FOLDS: Final = 64
-"""Maximum number of different histories, the most frequent ones, that decide what most ranks have."""
+"""Maximum number of distinct histories, the most frequent ones, that determine the majority."""
 
 _MOST_FOLDS: Final = 16
-"""Number of ranks above which they share a lane although their newest collectives are not equally far."""
+"""Number of lanes above which ranks share one although the progress of their latest collectives differs."""
 
 _SEARCHED_AT_ONCE: Final = 512
 _NEWEST_LOOKED_AT: Final = 16
 _LOOKED_BACK: Final = 64
 
 DIVERGENCES: Final[tuple[Divergence, ...]] = get_args(Divergence)
-"""What of an entry may not be as on the other ranks; the first of these is told."""
+"""Properties of an entry that may differ from other ranks; the first that differs is reported."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OrderLane:
-    """One row: a rank, or ranks that have done exactly the same."""
+    """One row: a rank, or ranks with identical histories."""
 
     ranks: tuple[int, ...]
-    """The first of them is the one that is read."""
+    """Ranks of the lane; the entries of the first one are read."""
     newest: int = 0
-    """Number of the newest entry; 0 if the ranks left none."""
+    """Number of the latest entry; 0 if the ranks left none."""
     is_blamed: bool = False
 
 
@@ -52,14 +52,14 @@ class Cell:
     lane: int
     number: int
     entry: Entry | None
-    """None: its ranks have nothing there, while others do."""
+    """The entry; None if the ranks have nothing there while others do."""
     difference: Divergence | None = None
-    """From what most ranks have there; if no side is larger, all of them differ."""
+    """Difference from the majority; without a majority, all ranks differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """The cells of some numbers."""
+    """The cells of a range of numbers."""
 
     first: int
     last: int
@@ -73,8 +73,8 @@ class OrderLanes:
 
     Args:
         first_divergence: number of the first entry that is not the same on all ranks, if there is one.
-        divergence: how they differ there. Different names, or different batches of data, are no fault on their own, so
-            cells differ by them only if that is what was found.
+        divergence: kind of that difference. Different names or batches of data are no fault as such, so cells differ by
+            them only if that is what was found.
         blamed: ranks that the verdict names; they are always shown, and never share a lane.
     """
 
@@ -95,32 +95,32 @@ class OrderLanes:
         self._newest = {rank: source.newest(group, rank) for rank in source.recorded(group)}
         self._oldest = {rank: source.oldest(group, rank) for rank in self._newest}
         self.newest = max(self._newest.values(), default=0)
-        """The highest number that any rank has."""
+        """Highest number that any rank has."""
         self.oldest = min(self._oldest.values(), default=1)
-        """The lowest number that any rank still has."""
+        """Lowest number that any rank still has."""
         shortest = min(self._newest.values(), default=0)
         candidates = [first_divergence, shortest + 1 if shortest < self.newest else None]
         self.first_difference = min((number for number in candidates if number is not None), default=None)
-        """The first number at which ranks differ, or some have nothing while others have."""
+        """First number at which ranks differ, or some have nothing while others do."""
 
     @cached_property
     def folds(self) -> tuple[OrderLane, ...]:
-        """Ranks that have done exactly the same together, by their first rank; each that is blamed on its own."""
+        """Return lanes of ranks with identical histories, by their first rank; each blamed rank has its own lane."""
         histories = {rank: self._history(rank) for rank in self.group.ranks}
         folds = self._fold(histories)
         if len(folds) > _MOST_FOLDS:
-            # In a run that was ended from outside, every rank was somewhere else in its newest few collectives.
+            # In a run that was ended from outside, every rank was at another point of its latest few collectives.
             folds = self._fold({rank: history[:-1] for rank, history in histories.items()})
         return folds
 
     def lanes_of(self, ranks: Iterable[int]) -> tuple[OrderLane, ...]:
-        """A lane for each of these ranks, and for those blamed."""
+        """Return a lane for each of these ranks, and for the blamed ones."""
         return tuple(self._lane(rank) for rank in dict.fromkeys([*ranks, *sorted(self.blamed & {*self.group.ranks})]))
 
     def window(self, lanes: Sequence[OrderLane], first: int, last: int) -> Window:
-        """The cells of the numbers ``first`` to ``last``.
+        """Return the cells of the numbers ``first`` to ``last``.
 
-        What most ranks have at a number is told from all ranks, whether or not they are shown.
+        The majority at a number is determined from all ranks, whether or not they are shown.
         """
         first, last = max(first, self.oldest), min(last, self.newest)
         columns = self._columns(first, last)
@@ -138,16 +138,16 @@ class OrderLanes:
         return Window(first=first, last=last, cells=tuple(cells), steps=self._steps(first, last))
 
     def entries_at(self, number: int) -> dict[int, Entry | None]:
-        """What each rank that left a log has at a number; None if its log ends before, or that is overwritten."""
+        """Return the entry of each rank that left a log; None if its log ends earlier, or the entry is overwritten."""
         return {rank: next(iter(self._entries(rank, number, number)), None) for rank in self._newest}
 
     def start_of_step(self, step: int) -> int:
-        """Number of the first entry of a step or of a later one, on the rank that has got furthest; else its last."""
+        """Return the number of the first entry of this or a later step, on the rank furthest ahead; else its last."""
         rank = self._furthest
         if rank is None:
             return 1
         low, high = self._oldest[rank], self._newest[rank]
-        # Steps only ever grow, so a few reads are enough.
+        # Steps never decrease, so bisection works.
         while low < high:
             middle = (low + high) // 2
             found = self._entries(rank, middle, middle)
@@ -155,7 +155,7 @@ class OrderLanes:
         return low
 
     def next_difference(self, number: int, direction: Literal[1, -1]) -> int | None:
-        """The next number, or the one before, at which ranks differ or some have nothing; None if there is none."""
+        """Return the next or previous number at which ranks differ or some have nothing; None if there is none."""
         lowest = self.first_difference
         if lowest is None:
             return None
@@ -174,7 +174,7 @@ class OrderLanes:
         return [number for number, traits in columns.items() if number > shortest or len(traits) > 1]
 
     def _columns(self, first: int, last: int) -> dict[int, Counter[_Traits]]:
-        """How many ranks have each entry at each number."""
+        """Count the ranks with each entry at each number."""
         columns: dict[int, Counter[_Traits]] = {number: Counter() for number in range(first, last + 1)}
         for fold in sorted(self.folds, key=lambda fold: -len(fold.ranks))[:_COMPARED_FOLDS]:
             for entry in self._entries(fold.ranks[0], first, last):
@@ -182,7 +182,7 @@ class OrderLanes:
         return columns
 
     def _steps(self, first: int, last: int) -> tuple[tuple[int, int], ...]:
-        """Where steps begin on the rank that has got furthest."""
+        """Return where steps begin on the rank that got furthest."""
         if self._furthest is None:
             return ()
         entries = self._entries(self._furthest, first - 1, last)
@@ -201,7 +201,7 @@ class OrderLanes:
         )
 
     def _batches_since(self, rank: int, entry: Entry) -> int | None:
-        """Batches since the last one before the divergence, as ranks may count from any number."""
+        """Return the batches since the last one before the divergence, as ranks may count from any number."""
         before = self._batch_before.get(rank)
         is_meant = entry.signature.is_of_gradients and entry.number >= (self._first_divergence or 1)
         return entry.batch - before if is_meant and before is not None and entry.batch is not None else None
@@ -223,12 +223,12 @@ class OrderLanes:
         return tuple(self._lane(*ranks) for ranks in same.values())
 
     def _history(self, rank: int) -> tuple[Hashable, ...]:
-        """A key that two ranks share if all they did is the same and their newest collectives are equally far."""
+        """Return a key that two ranks share if their histories and the states of their latest entries are the same."""
         newest = self._newest.get(rank, 0)
         if not newest:
             return ()
         if isinstance(self._source, RunningHashes):
-            # Entries would cost the signatures of all ranks, which are thousands of lines in as many files.
+            # Reading entries would load the signatures of all ranks: thousands of lines in as many files.
             rows = self._source.columns(self.group, rank, newest - _NEWEST_LOOKED_AT + 1, newest)
             if not len(rows):
                 return (newest,)
@@ -254,7 +254,7 @@ class OrderLanes:
 
 
 def _difference(traits: _Traits, column: Counter[_Traits]) -> Divergence | None:
-    """From what most ranks have, or from what any other has if there are no most."""
+    """Return the difference from the majority, or from any other rank if there is no majority."""
     ranked = column.most_common(2)
     if len(ranked) < 2 or (ranked[0][1] > ranked[1][1] and traits == ranked[0][0]):
         return None

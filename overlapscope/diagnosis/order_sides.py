@@ -1,4 +1,4 @@
-"""What the ranks of a group have at one number, side by side: who has the same, and in what the others differ."""
+"""Side-by-side comparison of the collectives that the ranks of a group have at one number."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FLAG_TEXTS: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """Ranks that have the same collective at a number, launched in the same line, and whose devices are as far."""
+    """Ranks with the same collective at a number, launched by the same line, whose devices are at the same point."""
 
     ranks: tuple[int, ...]
     entries: tuple[Entry, ...]
@@ -28,7 +28,7 @@ class Side:
 
     @property
     def entry(self) -> Entry | None:
-        """The entry that represents the side."""
+        """Return the entry that represents the side."""
         return self.entries[0] if self.entries else None
 
 
@@ -42,10 +42,10 @@ class Trait:
 
 
 def sides_of(entries: Mapping[int, Entry | None]) -> tuple[Side, ...]:
-    """The sides, the largest first, and last the ranks that have nothing there.
+    """Group ranks into sides, the largest first, and last the ranks that have nothing there.
 
     Args:
-        entries: by rank.
+        entries: entry of each rank.
     """
     same: dict[Hashable, list[int]] = {}
     for rank, entry in sorted(entries.items()):
@@ -82,10 +82,10 @@ def _notes(entry: Entry) -> Iterator[str]:
 
 
 def compare(sides: Sequence[Side], offsets_ns: Mapping[int, float]) -> tuple[Trait, ...]:
-    """The lines of the comparison: the call site, what differs, what does not; none in which no side has anything.
+    """Return the lines of the comparison: call site, what differs, what does not; lines without values are omitted.
 
     Args:
-        offsets_ns: what to add to each rank's times to compare them; ranks without one are left out.
+        offsets_ns: added to each rank's times to make them comparable; ranks without one are left out.
     """
     traits = []
     for label, text in _TRAITS:
@@ -98,7 +98,7 @@ def compare(sides: Sequence[Side], offsets_ns: Mapping[int, float]) -> tuple[Tra
 
 
 def _times(sides: Sequence[Side], offsets_ns: Mapping[int, float]) -> list[Trait]:
-    """When each side announced, launched and completed it, counted from the first announcement."""
+    """Return when each side announced, launched and completed it, relative to the first announcement."""
 
     def moments(side: Side, state: str) -> list[float | None]:
         pairs = [(offsets_ns.get(rank), entry) for rank, entry in zip(side.ranks, side.entries, strict=False)]
@@ -157,6 +157,6 @@ _LAUNCHERS: Final = {
 def _launcher(entry: Entry) -> str:
     signature = entry.signature
     if signature.role == "user" and entry.step == UNKNOWN_STEP:
-        return ""  # dumps of another tool don't say who it was
+        return ""  # dumps of another tool don't say who launched it
     who = _LAUNCHERS.get(signature.role, signature.role)
     return f"{who}: bucket {signature.bucket}" if signature.role == "bucket" else who

@@ -1,4 +1,4 @@
-"""Where the order of collectives is read from, a few entries at a time: collective logs, or dumps of another tool."""
+"""Interfaces that read the order of collectives a few entries at a time: from logs, or dumps of another tool."""
 
 from __future__ import annotations
 
@@ -20,53 +20,53 @@ class ProcessGroup:
     ranks: tuple[int, ...]
     """Members of the group, whether or not they left anything."""
     is_point_to_point: bool = False
-    """Whether it holds the group's sends and receives, which each rank numbers separately."""
+    """True for the group's sends and receives, which each rank numbers separately."""
     backend: str = field(default="", compare=False)
     description: str = field(default="", compare=False)
 
     @property
     def title(self) -> str:
-        """What to call the group in a sentence."""
+        """Return the name of the group for a sentence."""
         name = self.name if self.description in ("", "undefined") else self.description.removesuffix("_pg")
         return f"{name}, sends and receives" if self.is_point_to_point else name
 
 
 class OrderSource(Protocol):
-    """The collectives of all ranks by group and number, of which a few can be read without the others."""
+    """The collectives of all ranks by group and number, with random access to a few of them."""
 
     def groups(self) -> tuple[ProcessGroup, ...]:
-        """All groups in which anything was launched: collectives first, each sorted by name."""
+        """Return all groups in which anything was launched: collectives first, each sorted by name."""
         ...
 
     def recorded(self, group: ProcessGroup) -> tuple[int, ...]:
-        """The members of a group that left entries, in order."""
+        """Return the members of a group that left entries, in order."""
         ...
 
     def oldest(self, group: ProcessGroup, rank: int) -> int:
-        """Number of the oldest entry that is left; 1 if none is."""
+        """Return the number of the oldest entry that is left; 1 if there is none."""
         ...
 
     def newest(self, group: ProcessGroup, rank: int) -> int:
-        """Number of the newest entry; 0 if there is none."""
+        """Return the number of the latest entry; 0 if there is none."""
         ...
 
     def entries(self, group: ProcessGroup, rank: int, first: int, last: int) -> tuple[Entry, ...]:
-        """The entries with the numbers ``first`` to ``last``, as far as they are left, in order."""
+        """Return the entries with the numbers ``first`` to ``last``, as far as they are left, in order."""
         ...
 
     def oldest_open(self, group: ProcessGroup, rank: int) -> Entry | None:
-        """The first entry that is not over, of those at the end; None if the newest is."""
+        """Return the first entry of the trailing run of incomplete ones; None if the latest is completed."""
         ...
 
 
 @runtime_checkable
 class RunningHashes(OrderSource, Protocol):
-    """A source whose entries hold running hashes, so that one of them tells whether all before it are the same."""
+    """A source whose entries hold running hashes, so that comparing one entry compares all entries up to it."""
 
     def columns(self, group: ProcessGroup, rank: int, first: int, last: int) -> Entries:
-        """The entries as an array of ``overlapscope.trace.group_log.ENTRY_DTYPE``."""
+        """Return the entries as an array of ``overlapscope.trace.group_log.ENTRY_DTYPE``."""
         ...
 
     def signatures(self, rank: int) -> Mapping[int, Signature]:
-        """A rank's signatures by number."""
+        """Return a rank's signatures by number."""
         ...

@@ -1,4 +1,4 @@
-"""How long a standstill is normal while a job runs, and when a rank is busy. Pure."""
+"""Stall timeouts of a live job, and when a rank counts as busy. Pure functions."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Final
 from overlapscope.diagnosis.evidence import RankEvidence
 
 STUCK_AFTER_NS: Final = 3_000_000_000
-"""A standstill shorter than this is not called stuck while the job runs ..."""
+"""Minimum stall that is called stuck while the job runs ..."""
 STUCK_AFTER_STEPS: Final = 4
-"""... nor one shorter than this many usual steps."""
+"""... and the same in usual steps: the longer of the two counts."""
 
 ENOUGH_STEPS: Final = 4
-"""After so many it is known what a step usually takes."""
+"""Number of steps after which the usual step time is known."""
 STUCK_AT_START_NS: Final = 20_000_000_000
-"""Instead, while the step time is unknown: compilation, autotuning and starting data loaders take their time."""
+"""Stall timeout while the step time is unknown: compilation, autotuning and starting data loaders take their time."""
 
 BUSY_PATIENCE_NS: Final = 60_000_000_000
-"""A rank that computes, reads or writes may be in an evaluation or a checkpoint: for so long it is only slow."""
+"""Stall timeout of a rank that computes or does I/O: it may be evaluating or checkpointing, and is only slow."""
 _STEPS_OF_PATIENCE: Final = 20
 _PAUSES_OF_PATIENCE: Final = 3
 
@@ -26,21 +26,21 @@ BUSY_CPU_SHARE: Final = 0.2
 
 
 def patience_ns(one: RankEvidence) -> int:
-    """For how long a rank may stand still and not be called stuck."""
+    """Return the stall timeout: how long a rank may stall before it is called stuck."""
     if one.is_starting:
         return STUCK_AT_START_NS
     return max(STUCK_AFTER_NS, STUCK_AFTER_STEPS * (one.step_time_ns or 0))
 
 
 def is_busy(one: RankEvidence) -> bool:
-    """Whether a rank computes, reads or writes, or did when last heard from."""
+    """Return True if a rank computes or does I/O, or did when last heard from."""
     return not one.holds_gil and (bool(one.is_working) or (one.cpu_share or 0.0) >= BUSY_CPU_SHARE)
 
 
 def long_standstill_ns(least_ns: int, step_time_ns: int | None, longest_pause_ns: int | None) -> int:
-    """How long a standstill lasts that nothing in a job's history explains: it had checkpoints and evaluations before.
+    """Return the stall timeout that exceeds what is usual for this job, which may have had checkpoints and evaluations.
 
     Args:
-        least_ns: however quick the job has been.
+        least_ns: minimum, however fast the job has been.
     """
     return max(least_ns, _STEPS_OF_PATIENCE * (step_time_ns or 0), _PAUSES_OF_PATIENCE * (longest_pause_ns or 0))

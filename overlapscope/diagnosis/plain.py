@@ -1,4 +1,4 @@
-"""Dataclasses as JSON and back, so that ranks can tell each other what they know, and files keep it."""
+"""Conversion of dataclasses to JSON and back, for messages between ranks and for files."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ _AS_IT_IS: Final = (int, str, float, bool)
 
 
 def to_json(thing: Any) -> str:
-    """A dataclass as one line."""
+    """Serialize a dataclass to one line."""
     return json.dumps(thing, separators=(",", ":"), default=vars)  # asdict copies everything, at several times the cost
 
 
 def from_json(cls: type[T], text: str | bytes) -> T:
-    """What ``to_json`` has written.
+    """Parse the output of ``to_json``.
 
     Raises:
-        KeyError, TypeError, ValueError: it is not one.
+        KeyError, TypeError, ValueError: ``text`` is not a valid ``cls``.
     """
     return from_plain(cls, json.loads(text))
 
 
 def from_plain(cls: type[T], plain: dict[str, Any]) -> T:
-    """The dataclass that ``dataclasses.asdict`` and JSON have taken apart. What it does not know is left out.
+    """Rebuild a dataclass from the output of ``dataclasses.asdict`` and JSON. Unknown fields are ignored.
 
     Raises:
-        KeyError, TypeError, ValueError: it is not one.
+        KeyError, TypeError, ValueError: ``plain`` is not a valid ``cls``.
     """
     hints = _hints_of(cls)  # type: ignore[arg-type] # classes are hashable
     return cls(**{name: _value(hints[name], value) for name, value in plain.items() if name in hints})

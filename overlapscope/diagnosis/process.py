@@ -1,4 +1,4 @@
-"""Whether a process that wrote a log still exists, according to /proc."""
+"""State of the process that wrote a log, according to /proc."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ _STATE: Final = 0
 _FLAGS: Final = 6
 _START_TICKS: Final = 19
 _PENDING_SIGNALS: Final = 28
-"""Places in ``/proc/PID/stat``, counted from the state (man 5 proc)."""
+"""Indices of fields in ``/proc/PID/stat``, counted from the state (man 5 proc)."""
 _EXITING: Final = 0x4
 """``PF_EXITING`` (include/linux/sched.h)."""
 _KILLED: Final = 1 << (SIGKILL - 1)
 _TICK_NS: Final = 10_000_000
-"""Clock ticks of /proc: 100 a second on all of Linux."""
+"""Duration of a clock tick of /proc: 100 a second on all of Linux."""
 _TOLERANCE_NS: Final = 1_000_000_000
 _STATES: Final[dict[str, Liveness]] = {"R": "running", "T": "stopped", "t": "stopped"}
 
 
 def is_here(where: dict[str, Any]) -> bool:
-    """The rank with such a ``rank.json`` runs, or ran, on this host and since it was booted."""
+    """Return True if the rank with such a ``rank.json`` runs, or ran, on this host and since it was booted."""
     return where.get("host") == socket.gethostname() and where.get("boot_id") == host.boot_identity() is not None
 
 
 def liveness_of(where: dict[str, Any]) -> Liveness:
-    """The state of the process of a ``rank.json``; only for a process on this host."""
+    """Return the state of the process of a ``rank.json``; only for a process on this host."""
     try:
         text = Path(f"/proc/{int(where['pid'])}/stat").read_text()
     except (OSError, KeyError, TypeError, ValueError):
         return "gone"
-    fields = text.rpartition(")")[2].split()  # the name of the program may hold anything
+    fields = text.rpartition(")")[2].split()  # the name of the program may contain any character
     if has_ended(fields) or _is_of_a_later_process(int(fields[_START_TICKS]), where):
         return "gone"
     return _STATES.get(fields[_STATE], "sleeping")
 
 
 def has_ended(fields: Sequence[str]) -> bool:
-    """Whether nothing of a process will run any more: only its exit code is left, or the kernel is taking it down.
+    """Return True if a process will never run again: only its exit code is left, or the kernel is taking it down.
 
     Args:
-        fields: of its ``/proc/PID/stat``, from the state on.
+        fields: fields of its ``/proc/PID/stat``, from the state on.
     """
     is_exiting = bool(int(fields[_FLAGS]) & _EXITING or int(fields[_PENDING_SIGNALS]) & _KILLED)
     return is_exiting or fields[_STATE] in ("Z", "X", "x")
 
 
 def began_ns() -> int | None:
-    """When this process began, on the clock of its host, to a hundredth of a second; None if that is not known."""
+    """Return when this process started, on the clock of its host, to a hundredth of a second; None if unknown."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         return _on_clock_ns(int(fields[_START_TICKS]))
@@ -63,7 +63,7 @@ def began_ns() -> int | None:
 
 
 def _is_of_a_later_process(start_ticks: int, where: dict[str, Any]) -> bool:
-    """Whether the pid now belongs to another process, started after this one wrote ``rank.json``."""
+    """Return True if the PID now belongs to another process, started after this one wrote ``rank.json``."""
     begun_ns = written_ns(where)
     return begun_ns is not None and _on_clock_ns(start_ticks) > begun_ns + _TOLERANCE_NS
 
@@ -74,7 +74,7 @@ def _on_clock_ns(start_ticks: int) -> int:
 
 
 def written_ns(where: dict[str, Any]) -> int | None:
-    """When a ``rank.json`` or ``joining.json`` was written, on the clock of its host; None if it does not say."""
+    """Return when a ``rank.json`` or ``joining.json`` was written, on the clock of its host; None if unknown."""
     try:
         return int(where["time_ns"] if "time_ns" in where else where["clock_samples"][0]["monotonic_ns"])
     except (KeyError, IndexError, TypeError, ValueError):

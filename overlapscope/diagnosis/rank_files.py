@@ -1,4 +1,4 @@
-"""What one rank left besides its collective logs: where it was, and what became of it."""
+"""Reader of the files that one rank left besides its collective logs: its position, state and end."""
 
 from __future__ import annotations
 
@@ -55,31 +55,31 @@ from overlapscope.trace.seal import Seal
 from overlapscope.trace.signature import NO_BUCKET
 
 _NEWEST_RECORDS: Final = 2048
-"""Records read from the end of the event log: some steps, even with a record for each gradient."""
+"""Maximum number of records read from the end of the event log: several steps, even with one record per gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankFiles:
-    """One rank's files, read."""
+    """Contents of one rank's files."""
 
     evidence: RankEvidence
     run: dict[str, Any]
     reports: tuple[EarlierVerdict, ...] = ()
     boot: str | None = None
-    """Ranks with the same one share a clock."""
+    """Boot ID of the host: ranks with the same one share a clock."""
     alive_ns: int | None = None
     """When its watchdog was last awake."""
     waited_for_all: bool = False
-    """Whether it waited for all ranks of the job before it began, so that all of them record."""
+    """True if it waited for all ranks of the job before it began, so that all of them record."""
     problems: list[Problem] = field(default_factory=list)
     seal: Seal
-    """What there was when its recording was complete."""
+    """File list and checksums written when its recording was complete."""
 
 
 def state_of(folder: Path) -> Liveness | None:
-    """The state of a rank's process as long as it has not said how it ended; None if it has.
+    """Return the state of a rank's process until it has recorded how it ended; None if it has.
 
-    Logs go at least as far as a process had come whose state was read before them.
+    Logs that are read afterwards go at least as far as the process had got when its state was read.
     """
     if (folder / ENDED_FILE).exists():
         return None
@@ -89,7 +89,7 @@ def state_of(folder: Path) -> Liveness | None:
 
 
 def is_running(path: Path) -> bool:
-    """Whether a process of a recording exists on this host, without reading its logs."""
+    """Return True if a process of a recording exists on this host, without reading its logs."""
     return any(state_of(folder) in ("running", "sleeping", "stopped") for folder in recorded_ranks(path))
 
 
@@ -102,13 +102,13 @@ def read_rank(
     state_before: Liveness | None = None,
     exits: Sequence[Exit] = (),
 ) -> RankFiles:
-    """Read what one rank left.
+    """Read the files that one rank left.
 
     Args:
-        exits: of processes of the run, as those that started them saw them.
-        newest: its newest collective.
-        is_closed: its collective logs are complete, if there are any.
-        state_before: ``state_of`` it before its logs were read: if it has come to its end since, they don't show it.
+        exits: exits of processes of the run, as observed by their parents.
+        newest: latest collective of the rank.
+        is_closed: True if its collective logs are complete, if there are any.
+        state_before: ``state_of`` it before its logs were read: if it has ended since, they don't show it.
     """
     problems: list[Problem] = []
     joining = read_json(folder / JOINING_FILE, problems) if (folder / JOINING_FILE).exists() else {}
@@ -124,9 +124,9 @@ def read_rank(
         ended = {}
     unrecorded_because = ended.get("unrecorded_because")
     seal = Seal(folder, problems)
-    unready = unready_parameters(folder, seal, problems)  # before the phase is read: the rank may go on meanwhile
+    unready = unready_parameters(folder, seal, problems)  # before the phase is read: the rank may continue meanwhile
     if unrecorded_because is not None:
-        unready = ()  # what is on the board is of a step long ago
+        unready = ()  # the gradient-ready file is from a step long ago
     records = newest_records(folder / EVENTS_FILE, _NEWEST_RECORDS, problems, is_over=is_over(folder))
     reports = _earlier_verdicts(rank, folder, problems)
     seen = seen_in_this_standstill(folder, records, newest, problems)
@@ -162,7 +162,7 @@ def read_rank(
         if exit_status is not None and exit_status < 0:
             exit_status = None if exit_call is None else exit_call.status
     is_ended_by_watchdog = bool(reports) and exit_status == STATUS_OF_STOPPED
-    # A process of torch.multiprocessing.spawn is sent SIGINT when its parent ends, and passes over it.
+    # A process of torch.multiprocessing.spawn is sent SIGINT when its parent ends, and ignores it.
     if told_ns is None and (is_ended_by_watchdog or ended.get("has_lost_parent") is True):
         told_ns = ended_ns or alive_ns or 0
     liveness = _liveness(ended, where, is_closed=is_closed, has_ended=has_ended)
@@ -170,7 +170,7 @@ def read_rank(
         liveness = state_before
     liveness = ended_with(liveness, exit_status)
     if told_ns is not None and liveness == "ended":
-        liveness = "gone"  # its handler, or spawn, made a good end of it
+        liveness = "gone"  # its signal handler, or spawn, turned it into a normal exit
     world_size = run.get("world_size")
     evidence = RankEvidence(
         rank=rank,
@@ -233,13 +233,13 @@ def _liveness(ended: dict[str, Any], where: dict[str, Any], *, is_closed: bool, 
         return "failed" if how == "exception" else "ended"
     if is_closed and not ended:
         return "ended"
-    if has_ended and not ended:  # it has said how it ended, and that is lost
+    if has_ended and not ended:  # it recorded how it ended, but the record is lost
         return "unknown"
     return liveness_of(where) if is_here(where) else "unknown"
 
 
 def _was_launched(parameter: UnreadyParameter, records: Records) -> bool:
-    """Whether the newest backward has launched a parameter's bucket, so that what its board says can't be."""
+    """Return True if the latest backward launched a parameter's bucket, so its gradient-ready file must be wrong."""
     entered = records["sequence"][(records["kind"] == Kind.ENTER) & (records["index"] == Phase.BACKWARD)]
     if not len(entered):
         return False
@@ -264,7 +264,7 @@ def _left_backwards(path: Path, problems: list[Problem]) -> tuple[LeftBackward, 
 
 
 def _no_sync_since(records: Records) -> int | None:
-    """As in ``RankEvidence``."""
+    """Return the value of ``RankEvidence.no_sync_since``."""
     over = records["step"][records["kind"] == Kind.STEP]
     is_pass = (records["kind"] == Kind.PHASE) & (records["index"] == Phase.BACKWARD) & np.isin(records["step"], over)
     passes = records[is_pass]
@@ -274,7 +274,7 @@ def _no_sync_since(records: Records) -> int | None:
 
 
 def _earlier_verdicts(rank: int, folder: Path, problems: list[Problem]) -> tuple[EarlierVerdict, ...]:
-    """Those that were not taken back."""
+    """Read the verdicts of a rank's watchdog that were not retracted."""
     found = []
     for report in reports_of(rank, folder, problems):
         if report.retracted_ns is not None:

@@ -1,4 +1,4 @@
-"""The models of a rank, and which gradients are missing in its newest backward, as the reducer writes them down."""
+"""Models of a rank, and gradients missing in its latest backward, from the files written by the reducer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from overlapscope.trace.seal import Seal
 
 
 def models_of(folder: Path, problems: list[Problem]) -> tuple[ModelParameters, ...]:
-    """The models that a rank gave to DistributedDataParallel."""
+    """Read the models that a rank passed to DistributedDataParallel."""
     return tuple(
         read_checked_lines(
             folder / PARAMETERS_FILE,
@@ -29,18 +29,18 @@ def models_of(folder: Path, problems: list[Problem]) -> tuple[ModelParameters, .
 
 
 def unready_parameters(folder: Path, seal: Seal, problems: list[Problem]) -> tuple[UnreadyParameter, ...]:
-    """Parameters without a gradient where others of the same model have one.
+    """Read the parameters without a gradient where others of the same model have one.
 
-    There are none if the backward has not begun or is over.
+    There are none if the backward has not begun or is complete.
 
     Args:
-        seal: of the rank: a board that is not what it was says nothing.
+        seal: checksums of the rank's files: a gradient-ready file that does not match is ignored.
     """
     boards = {
         model: has_come
         for model in models_with_board(folder)
         if not seal.is_broken(board_file(model))
-        and len(set(has_come := read_has_come(folder, model, problems))) == 2  # some, and not all
+        and len(set(has_come := read_has_come(folder, model, problems))) == 2  # some, but not all
     }
     if not boards:
         return ()
@@ -66,14 +66,14 @@ def unready_parameters(folder: Path, seal: Seal, problems: list[Problem]) -> tup
 
 
 def buckets_of(folder: Path, problems: list[Problem]) -> dict[tuple[int, str], int]:
-    """The bucket of each parameter, by model and name, in the newest plan."""
+    """Return the bucket of each parameter in the latest plan, by model and name."""
     buckets: dict[tuple[int, str], int] = {}
     read_lines(folder / PLANS_FILE, problems, _noting_buckets(buckets))
     return buckets
 
 
 def _frozen(folder: Path, problems: list[Problem]) -> tuple[int | None, dict[str, list[str]]]:
-    """In which step it was seen that parameters were frozen after they had been given to DDP, and which, by model."""
+    """Return the step in which parameters were found frozen after they were passed to DDP, and which, by model."""
     path = folder / FROZEN_FILE
     content = read_json(path, problems) if path.exists() else {}
     step, models = content.get("step"), content.get("models")
@@ -81,7 +81,7 @@ def _frozen(folder: Path, problems: list[Problem]) -> tuple[int | None, dict[str
 
 
 def _noting_buckets(buckets: dict[tuple[int, str], int]) -> Callable[[Any], list[None]]:
-    """Note the bucket of each parameter; a later plan counts."""
+    """Return a line parser that stores the bucket of each parameter; a later plan replaces an earlier one."""
 
     def note(plan: Any) -> list[None]:
         for number, bucket in enumerate(plan["buckets"]):
@@ -94,7 +94,7 @@ def _noting_buckets(buckets: dict[tuple[int, str], int]) -> Callable[[Any], list
 
 @lru_cache(maxsize=64)
 def _model(line: str) -> ModelParameters:
-    """The model in one line of the file; the ranks of a job have the same lines."""
+    """Parse the model in one line of the file; cached because the ranks of a job have the same lines."""
     content = json.loads(line)
     return ModelParameters(
         model=int(content["model"]),
@@ -105,7 +105,7 @@ def _model(line: str) -> ModelParameters:
 
 
 def _module_of(name: str, modules: dict[str, str]) -> str:
-    """A parameter's place in the module tree, with the class."""
+    """Return a parameter's location in the module tree, with the class."""
     path = name.rpartition(".")[0]
     kind = modules.get(path)
     return path if kind is None else f"{path} ({kind})".strip()

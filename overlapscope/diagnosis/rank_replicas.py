@@ -1,4 +1,4 @@
-"""The replicas of a rank, as it has written them down; and those of all ranks, compared."""
+"""Replicas of a rank as it recorded them, and the comparison of the replicas of all ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from overlapscope.trace.sweep_file import Sweeps
 
 
 def replicas_of(folder: Path, problems: list[Problem]) -> tuple[Replica, ...]:
-    """The models of a rank of which fingerprints were taken, without these."""
+    """Read the models of a rank of which fingerprints were taken, without the fingerprints."""
     if not (folder / REPLICAS_FILE).exists():
         return ()
     run = read_json(folder / RUN_FILE, [])
@@ -53,9 +53,9 @@ def compare_replicas(
     """Compare the replicas of all models.
 
     Args:
-        ranks: what is known of them.
-        table_of: the sweeps that a rank has of a model, asked for as often as they are needed.
-        last_of: what it had at its end, one sweep or none; None while ranks run.
+        ranks: evidence about each rank.
+        table_of: reads the fingerprint passes of a rank for a model; called as often as they are needed.
+        last_of: reads the pass at its end, one or none; None while ranks run.
     """
     by_key: dict[str, dict[int, Replica]] = {}
     for rank, one in sorted(ranks.items()):

@@ -1,4 +1,4 @@
-"""Where a rank stood, for how long, and what its watchdog saw it do there, from its files."""
+"""Last known position of a rank, for how long it was there, and what its watchdog saw, from its files."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from overlapscope.trace.log import Problem, Records
 from overlapscope.trace.standstill import Standstill, read_standstill
 
 _NOT_OF_THE_TRAINING: Final = (Kind.PAUSE, Kind.INCIDENT)
-"""Garbage is collected, and a watchdog reports, while nothing goes on."""
+"""Kinds of records that don't indicate progress: garbage collection and watchdog reports also occur during a stall."""
 _FATAL: Final = "Fatal Python error"
-"""Marks the stacks of a process that aborts."""
+"""Marker of the stacks of a process that aborts."""
 _AFTER: Final = dict.fromkeys((Phase.BACKWARD, Phase.FINALISE, Phase.EVALUATION), "loop")
-"""What a rank is in when a phase is over and no other has begun."""
+"""Phase of a rank after a phase has ended and before another begins."""
 _BETWEEN_STEPS: Final = (Phase.DATA_WAIT, Phase.LOOP)
-"""Version 0.1 wrote the first, whatever the loop did."""
+"""Phases between steps; version 0.1 recorded only the first, whatever the loop did."""
 _LONGEST_STACKS_BYTES: Final = 64 * 1024
 
 
 def standing_of(records: Records, newest: Entry | None, interrupted_ns: int | None = None) -> Standing | None:
-    """Where the rank was: in the newest phase it entered; without an event log, what the newest collective says.
+    """Return the rank's position: the latest phase it entered; without an event log, that of the latest collective.
 
     Args:
-        interrupted_ns: when the whole job was told to end. A wait that is left after that, and before its collective
-            is over, was left for it, as by a ``KeyboardInterrupt`` that torch.multiprocessing.spawn passes over.
+        interrupted_ns: when the whole job was signaled to end. A wait that ends after that, and before its collective
+            is complete, was aborted by the signal, as by a ``KeyboardInterrupt`` that torch.multiprocessing.spawn
+            ignores.
     """
     entered = records[records["kind"] == Kind.ENTER]
     if not len(entered):
@@ -44,7 +45,7 @@ def standing_of(records: Records, newest: Entry | None, interrupted_ns: int | No
     site = newest.call_site if newest and newest.announced_ns >= int(enter["start_ns"]) else None
     step = int(enter["step"])
     if phase in _BETWEEN_STEPS:
-        step += 1  # entered when the optimizer is done, with the number of its step, and belongs to the next one
+        step += 1  # entered after the optimizer step, with its number, but part of the next step
     return Standing(
         step=step,
         phase=_AFTER.get(phase) if _is_over(records, enter, until_ns) else phase_name(phase),
@@ -56,7 +57,7 @@ def standing_of(records: Records, newest: Entry | None, interrupted_ns: int | No
 
 
 def _is_over(records: Records, enter: Any, until_ns: int | None) -> bool:
-    """Whether the phase that was entered has ended, by then if a time is given."""
+    """Return True if the phase that was entered has ended; if a time is given, by then."""
     is_end = (records["kind"] == Kind.PHASE) & (records["sequence"] > enter["sequence"])
     is_end &= records["index"] == enter["index"]
     if until_ns is not None:
@@ -67,7 +68,7 @@ def _is_over(records: Records, enter: Any, until_ns: int | None) -> bool:
 def with_line(
     standing: Standing | None, stacks: str, reports: tuple[EarlierVerdict, ...], *, is_of_now: bool
 ) -> Standing | None:
-    """With the line that the stacks show, if they were written since."""
+    """Add the line that the stacks show, if they were written since the rank reached this position."""
     if standing is None or standing.call_site is not None:
         return standing
     is_since = bool(reports) and reports[-1].time_ns >= standing.since_ns
@@ -78,22 +79,22 @@ def with_line(
 def seen_in_this_standstill(
     folder: Path, records: Records, newest: Entry | None, problems: list[Problem]
 ) -> Standstill | None:
-    """What the watchdog last saw, if nothing has happened since."""
+    """Return the last stall snapshot of the watchdog, if there was no activity afterwards."""
     seen = read_standstill(folder, problems)
     return seen if seen is not None and seen.time_ns >= _newest_ns(records, newest) else None
 
 
 def idle_ns(records: Records, newest: Entry | None, now_ns: int) -> int:
-    """How long nothing has happened, or had happened when the rank was last heard from."""
+    """Return how long there has been no activity, or had been when the rank was last heard from."""
     newest_ns = _newest_ns(records, newest)
     return max(0, now_ns - newest_ns) if newest_ns else 0
 
 
 def stacks_of(folder: Path, seen: str | None) -> str:
-    """The newest stacks from the watchdog, and those that faulthandler wrote at an abort.
+    """Return the latest stacks from the watchdog, and those that faulthandler wrote on an abort.
 
     Args:
-        seen: what it last saw; None if that is not of now.
+        seen: stacks of the current stall snapshot; None if there is none.
     """
     found = {
         int(number): path
@@ -113,7 +114,7 @@ def stacks_of(folder: Path, seen: str | None) -> str:
 
 
 def _next_bucket(records: Records, backward: Any) -> int | None:
-    """None in a pass that has waited in between: its buckets were not all launched since, nor need they be in order."""
+    """Return the next bucket of a backward; None if it has waited meanwhile: launches since may be out of order."""
     before = records[(records["kind"] == Kind.ENTER) & (records["sequence"] < backward["sequence"])]
     if len(before) and before[-1]["index"] == Phase.FINALISE:
         return None
@@ -123,7 +124,7 @@ def _next_bucket(records: Records, backward: Any) -> int | None:
 
 
 def _newest_ns(records: Records, newest: Entry | None) -> int:
-    """When the training last came to anything; 0 if it never did."""
+    """Return the time of the last activity of the training; 0 if there was none."""
     own = records[~np.isin(records["kind"], _NOT_OF_THE_TRAINING)]
     times = [int(own["end_ns"].max())] if len(own) else [0]
     if newest is not None:

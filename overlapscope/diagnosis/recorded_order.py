@@ -1,4 +1,4 @@
-"""The order of collectives in the collective logs of a recording."""
+"""Order of collectives from the collective logs of a recording."""
 
 from __future__ import annotations
 
@@ -38,29 +38,29 @@ class RecordedOrder:
         return dict(sorted(pairs, key=lambda pair: (pair[0].is_point_to_point, pair[0].name, pair[0].ranks)))
 
     def groups(self) -> tuple[ProcessGroup, ...]:
-        """All groups in which anything was launched: collectives first, each sorted by name."""
+        """Return all groups in which anything was launched: collectives first, each sorted by name."""
         return tuple(self._files)
 
     def recorded(self, group: ProcessGroup) -> tuple[int, ...]:
-        """The members of a group that left entries, in order."""
+        """Return the members of a group that left entries, in order."""
         return tuple(sorted(rank for rank, file in self._files[group].files.items() if file.newest))
 
     def groups_of(self, rank: int) -> tuple[ProcessGroup, ...]:
-        """The groups in which a rank left entries."""
+        """Return the groups in which a rank left entries."""
         return tuple(group for group, files in self._files.items() if rank in files.files)
 
     def oldest(self, group: ProcessGroup, rank: int) -> int:
-        """Number of the oldest entry that is left; 1 if none is."""
+        """Return the number of the oldest entry that is left; 1 if there is none."""
         file = self._files[group].files.get(rank)
         return file.oldest if file else 1
 
     def newest(self, group: ProcessGroup, rank: int) -> int:
-        """Number of the newest entry; 0 if there is none."""
+        """Return the number of the latest entry; 0 if there is none."""
         file = self._files[group].files.get(rank)
         return file.newest if file else 0
 
     def entries(self, group: ProcessGroup, rank: int, first: int, last: int) -> tuple[Entry, ...]:
-        """The entries with the numbers ``first`` to ``last``, as far as they are left, in order."""
+        """Return the entries with the numbers ``first`` to ``last``, as far as they are left, in order."""
         rows = self.columns(group, rank, first, last)
         if not len(rows):
             return ()
@@ -70,22 +70,22 @@ class RecordedOrder:
         return entries_of(rows.tolist(), named, self.call_sites(rank))
 
     def oldest_open(self, group: ProcessGroup, rank: int) -> Entry | None:
-        """The first entry that is not over, of those at the end; None if the newest is."""
+        """Return the first entry of the trailing run of incomplete ones; None if the latest is completed."""
         file = self._files[group].files.get(rank)
         numbers = [] if file is None else oldest_open(file)["number"].tolist()
         return next((entry for number in numbers for entry in self.entries(group, rank, number, number)), None)
 
     def columns(self, group: ProcessGroup, rank: int, first: int, last: int) -> Entries:
-        """The entries with the numbers ``first`` to ``last``, as an array of ``ENTRY_DTYPE``."""
+        """Return the entries with the numbers ``first`` to ``last``, as an array of ``ENTRY_DTYPE``."""
         file = self._files[group].files.get(rank)
         return file.read(first, last) if file else np.empty(0, dtype=np.dtype([]))
 
     def signatures(self, rank: int) -> Mapping[int, Signature]:
-        """A rank's signatures by number."""
+        """Return a rank's signatures by number."""
         return self.logs.signatures(rank)
 
     def call_sites(self, rank: int) -> Mapping[int, CallSite]:
-        """A rank's call sites by number."""
+        """Return a rank's call sites by number."""
         if rank not in self._call_sites:
             self._call_sites[rank] = {
                 number: CallSite(file=file, line=line, function=function)
@@ -94,7 +94,7 @@ class RecordedOrder:
         return self._call_sites[rank]
 
     def newest_of(self, rank: int) -> Entry | None:
-        """What a rank launched last, in any group."""
+        """Return the last entry of a rank in any group."""
         newest: list[Entry] = []
         for group in self.groups_of(rank):
             number = self.newest(group, rank)

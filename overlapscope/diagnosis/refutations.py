@@ -1,6 +1,6 @@
-"""What refutes a verdict: evidence with which it can't be true, whichever rule has found it.
+"""Refutations: evidence that rules out a verdict, whichever rule has found it.
 
-Rules say what they need; this says what must not be. ``docs/faults.md`` has both as a table for people.
+Rules state what a verdict requires; this module states what excludes it. ``docs/faults.md`` has both as a table.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from overlapscope.diagnosis.failures import is_consequence
 from overlapscope.diagnosis.verdict import FaultKind, Verdict
 
 _AWAKE_NS: Final = 2_000_000_000
-"""A watchdog that was heard of so recently runs Python code."""
+"""Maximum silence of a watchdog that still runs Python code."""
 
 Refutation = Callable[[Facts, Verdict], bool]
 
 
 def is_refuted(facts: Facts, verdict: Verdict) -> bool:
-    """Whether the evidence contradicts a verdict."""
+    """Return True if the evidence contradicts a verdict."""
     return any(refutes(facts, verdict) for refutes in _REFUTATIONS.get(verdict.kind, ()))
 
 
@@ -29,7 +29,7 @@ def _named(facts: Facts, verdict: Verdict) -> Iterable[RankEvidence]:
 
 
 def _was_unrecorded(facts: Facts, verdict: Verdict) -> bool:
-    """What a rank has not done is said of one that was not recorded."""
+    """Return True if a rank that was not recorded is said not to have done something."""
     return bool(set(verdict.named) & set(facts.unrecorded))
 
 
@@ -55,7 +55,7 @@ def _has_begun(facts: Facts, verdict: Verdict) -> bool:
 
 
 def _has_launched_it(facts: Facts, verdict: Verdict) -> bool:
-    """A bucket that never was ready is in the log; of several models nobody knows whose it is."""
+    """Return True if the bucket said never to be ready is in the log; with several models its owner is unknown."""
     return verdict.bucket is not None and any(
         (entry.signature.bucket, entry.step) == (verdict.bucket, verdict.step)
         for one in _named(facts, verdict)
@@ -66,7 +66,7 @@ def _has_launched_it(facts: Facts, verdict: Verdict) -> bool:
 
 
 def _goes_on(facts: Facts, verdict: Verdict) -> bool:
-    """Of a job that runs: it computes, has come to its end, or has moved a moment ago."""
+    """Return True if, in a live job, a named rank computes, has ended, or moved a moment ago."""
     if not facts.evidence.is_live:
         return False
     return any(
@@ -87,7 +87,7 @@ def _lets_others_run(facts: Facts, verdict: Verdict) -> bool:
 
 
 def _something_is_amiss(facts: Facts, _: Verdict) -> bool:
-    """Something is missing or has failed, or was reported and not taken back."""
+    """Return True if something is missing or failed, or was reported and not retracted."""
     evidence = facts.evidence
     ended_badly = any(one.failure or (one.exit_status or 0) > 0 for one in facts.ranks.values())
     is_lacking = bool(evidence.gaps or facts.unrecorded)
@@ -104,7 +104,7 @@ SILENT_FAULTS: Final[tuple[FaultKind, ...]] = (
     "not reduced",
     "replicas differ",
 )
-"""With which a job comes to its end all the same."""
+"""Faults with which a job still runs to its end."""
 
 _REFUTATIONS: Final[dict[FaultKind, tuple[Refutation, ...]]] = {
     "healthy": (_something_is_amiss,),

@@ -1,8 +1,8 @@
-"""Whether the replicas of a model are the same on all ranks, and since when they are not: one rule, live and for files.
+"""Comparison of the replicas of a model on all ranks, and since when they differ: one rule, live and for files.
 
-Ranks are compared at the moments at which both have taken the fingerprint of the same tensor, told by the number of
-reductions. A difference there is a fact: until parameters are made equal again, a tensor differs from the moment at
-which it was last equal.
+Ranks are compared at the moments (numbers of reductions) at which both have taken the fingerprint of the same tensor.
+A difference there is a fact: until parameters are made equal again, a tensor differs from the moment after which it was
+last equal.
 """
 
 from __future__ import annotations
@@ -22,48 +22,48 @@ TensorKind = Literal["trained", "frozen", "buffer"]
 
 _NEVER: Final = np.iinfo(np.int64).max
 _MOST_TOLD: Final = 4096
-"""Fingerprints in a card."""
+"""Maximum number of fingerprints in a snapshot."""
 _FEWEST_SWEEPS_TOLD: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Newest:
-    """A sweep in short."""
+    """A summary of a fingerprint pass."""
 
     first: int
     period: int
     count: int
-    """How many parameters were taken."""
+    """Number of parameters whose fingerprints were taken."""
     digest: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replica:
-    """What one rank has of one model."""
+    """One model on one rank."""
 
     model: int
-    """Its number within the process."""
+    """Number of the model within the process."""
     key: str
-    """The same on all ranks that have replicas of this model."""
+    """Identity of the model: the same on all ranks that have replicas of it."""
     class_name: str
     ranks: tuple[int, ...]
     tensors: tuple[tuple[str, str], ...]
-    """Name and ``TensorKind``."""
+    """Name and ``TensorKind`` of each tensor."""
     left_out: tuple[tuple[str, str], ...] = ()
-    """Name, and why it can't be compared."""
+    """Name of each tensor that can't be compared, and the reason."""
     processor: str = ""
-    """Updates round alike where this is the same."""
+    """Description of the processor: updates round alike where it is the same."""
     comm_hook: str | None = None
-    """What reduces its gradients in place of an all-reduce."""
+    """Communication hook that reduces its gradients instead of an all-reduce."""
     init_sync: bool = True
-    """Whether DDP has made the replicas equal at construction."""
+    """True if DDP made the replicas equal at construction."""
     buckets: dict[str, int] = field(default_factory=dict)
-    """Of parameters, by name."""
+    """Buckets of parameters, by name."""
     sweeps: tuple[tuple[int, ...], ...] = ()
-    """Only in a card: period, first, steps and values of each."""
+    """Period, first, steps and values of each fingerprint pass; only in a snapshot."""
 
     def table(self) -> Sweeps:
-        """What the card holds."""
+        """Return the fingerprint passes of a snapshot as a table."""
         table = np.zeros(len(self.sweeps), sweep_dtype(len(self.tensors)))
         count = len(self.tensors)
         for row, (period, first, *rest) in zip(table, self.sweeps, strict=True):
@@ -72,7 +72,7 @@ class Replica:
 
 
 TableOf = Callable[[int], Sweeps]
-"""The sweeps of a rank."""
+"""Function that returns the fingerprint passes of a rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,41 +82,41 @@ class Difference:
     names: tuple[str, ...]
     kind: TensorKind
     sides: tuple[tuple[int, ...], ...] = ()
-    """Ranks by what they have, the largest side first, at the first moment at which all of them can be compared."""
+    """Ranks with equal values, the largest side first, at the first moment at which all of them can be compared."""
     equal_at: int | None
-    """The number of reductions at which they were last equal; None if they never were."""
+    """Number of reductions at which they were last equal; None if they never were."""
     equal_step: int | None
-    """The step that began with that."""
+    """Step that began at that moment."""
     differs_at: int
-    """The first number of reductions at which one is known to differ."""
+    """First number of reductions at which one is known to differ."""
     differs_step: int
-    """The step that began with that."""
+    """Step that began at that moment."""
     is_at_once: bool
-    """Whether all of them may have begun to differ at the same moment."""
+    """True if all of them may have begun to differ at the same moment."""
     was_made_equal: bool = False
-    """Whether they had differed before, and were the same in between."""
+    """True if they had differed before, and were equal in between."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedReplicas:
-    """The replicas of one model, compared."""
+    """The comparison of the replicas of one model."""
 
     model: int
     class_name: str
     ranks: tuple[int, ...]
-    """That were compared."""
+    """Ranks that were compared."""
     tensors: int
-    """How many parameters were."""
+    """Number of parameters that were compared."""
     moments: int
-    """At how many numbers of reductions."""
+    """Number of moments (numbers of reductions) at which they were compared."""
     newest_step: int | None
-    """That began with the newest of them; None if nothing was compared."""
+    """Step that began at the latest of them; None if nothing was compared."""
     difference: Difference | None = None
-    """Parameters that differ at the end."""
+    """Parameters that differ at the latest comparison."""
     buffers: Difference | None = None
-    """Buffers that do."""
+    """Buffers that differ at the latest comparison."""
     was_different: tuple[int, int] | None = None
-    """Steps between which parameters differed that are the same again."""
+    """First and last step at which parameters differed that are equal again."""
     buckets: dict[str, int] = field(default_factory=dict)
     left_out: tuple[tuple[str, str], ...] = ()
     processors: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -124,16 +124,16 @@ class ComparedReplicas:
     comm_hook: str | None = None
     init_sync: bool = True
     at_end: AtEnd | None = None
-    """None if they can't be compared there."""
+    """Comparison at the end of the recordings; None if not possible."""
 
 
 def newest_of(newest: Sweeps, numbers: Sequence[int], is_parameter: Sequence[bool]) -> Newest | None:
-    """A rank's newest sweep in short; None if there is none.
+    """Return the summary of a rank's latest fingerprint pass; None if there is none.
 
     Args:
-        newest: that one, or none.
-        numbers: of tensors, as of ``taken_at``.
-        is_parameter: of each; buffers may differ.
+        newest: the latest pass, or none.
+        numbers: numbers of the tensors, from ``taken_at``.
+        is_parameter: True for each parameter; buffers may differ.
     """
     if not len(newest):
         return None
@@ -144,7 +144,7 @@ def newest_of(newest: Sweeps, numbers: Sequence[int], is_parameter: Sequence[boo
 def digest_of(
     table: Sweeps, numbers: Sequence[int], is_parameter: Sequence[bool], first: int, period: int
 ) -> Newest | None:
-    """What a rank has of a sweep that it, or another one, has taken; None if that is nothing."""
+    """Return a rank's values at the moments of a pass that it, or another rank, has taken; None if it has none."""
     moments = _moments(np.array([first]), np.array([period]), np.array(numbers))
     values = np.where(is_parameter, _values_at(table, moments, np.array(numbers))[0], 0)
     count = int(np.count_nonzero(values))
@@ -155,7 +155,7 @@ def digest_of(
 
 
 def told(replica: Replica, table: Sweeps) -> Replica:
-    """A replica for a card: with its newest sweeps, and some of those before."""
+    """Return a replica for a snapshot: with its latest fingerprint passes, and a selection of earlier ones."""
     most = max(_FEWEST_SWEEPS_TOLD, _MOST_TOLD // max(1, len(replica.tensors)))
     places = np.arange(len(table))[::-1]
     near = places[: most // 2]
@@ -176,12 +176,12 @@ def compare(
     """Compare the replicas of one model.
 
     Args:
-        replicas: by rank, all with the same key.
-        table_of: the sweeps of a rank, asked for as often as they are needed.
-        last_of: what a rank had at its end, one sweep or none; None while ranks run.
+        replicas: replica of each rank, all with the same key.
+        table_of: returns the fingerprint passes of a rank; called as often as they are needed.
+        last_of: returns the pass of a rank at its end, one or none; None while ranks run.
 
     Returns:
-        None if there is but one.
+        None if there is only one replica.
     """
     ranks = tuple(sorted(replicas))
     if len(ranks) < 2:
@@ -209,7 +209,7 @@ def compare(
             return None
         difference, tensor = where
         places = np.flatnonzero(compared[:, tensor] & (moments[:, tensor] >= difference.differs_at))
-        if not len(places):  # ranks have taken it at different times
+        if not len(places):  # ranks took its fingerprint at different times
             places = np.flatnonzero(moments[:, tensor] == difference.differs_at)
         sides: dict[int, list[int]] = {}
         for rank in ranks:
@@ -244,14 +244,14 @@ def compare(
 
 @dataclass(frozen=True)
 class _Pair:
-    """The reference and another rank, by tensor."""
+    """The comparison of another rank with the reference rank, by tensor."""
 
     is_common: npt.NDArray[np.bool_]
-    """By sweep and tensor."""
+    """True where both have a fingerprint, by pass and tensor."""
     differs: npt.NDArray[np.bool_]
-    """By sweep and tensor."""
+    """True where the fingerprints differ, by pass and tensor."""
     differs_at_end: npt.NDArray[np.bool_]
-    """By tensor."""
+    """True where the latest fingerprints differ, by tensor."""
 
     @classmethod
     def of(cls, moments: npt.NDArray[np.int64], a: npt.NDArray[Any], b: npt.NDArray[Any]) -> _Pair:
@@ -269,7 +269,7 @@ def _where(
     moments: npt.NDArray[np.int64],
     of: npt.NDArray[np.bool_],
 ) -> tuple[Difference, int] | None:
-    """What differs of some tensors and since when, without the sides, and the first tensor that does."""
+    """Return how and since when some tensors differ, without the sides, and the index of the first that does."""
     begin = np.full(moments.shape[1], _NEVER)
     equal = np.full(moments.shape[1], -1)
     was_made_equal = False
@@ -302,12 +302,12 @@ def _where(
 
 
 def _step_of(reference: Sweeps, moments: npt.NDArray[np.int64], moment: int, tensor: int) -> int:
-    """The step that began when a tensor was taken."""
+    """Return the step that began when a tensor's fingerprint was taken."""
     return int(reference["steps"][np.flatnonzero(moments[:, tensor] == moment)[-1], tensor])
 
 
 def _healed(reference: Sweeps, pairs: Sequence[_Pair], of: npt.NDArray[np.bool_]) -> tuple[int, int] | None:
-    """The first and the last step at which parameters differed."""
+    """Return the first and the last step at which parameters differed."""
     steps = [reference["steps"][pair.differs & of] for pair in pairs]
     found = np.concatenate(steps) if steps else np.empty(0, np.int64)
     return (int(found.min()), int(found.max())) if len(found) else None
@@ -323,13 +323,21 @@ def _by_processor(replicas: Mapping[int, Replica]) -> dict[str, tuple[int, ...]]
 def _moments(
     first: npt.NDArray[np.int64], period: npt.NDArray[Any], numbers: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """The number of reductions at which each tensor is taken in some sweeps: by sweep and tensor."""
+    """Return the moments at which each tensor is taken in some passes, by pass and tensor.
+
+    A pass that begins at reduction ``first`` takes tensor ``number`` at the first reduction from there on that equals
+    ``number`` modulo ``period``. Example: first 10, period 4, numbers 0, 1, 2 and 3 give 12, 13, 10 and 11.
+    """
     first, period = first.astype(np.int64)[:, None], period.astype(np.int64)[:, None]
     return first + (numbers - first) % period
 
 
 def _values_at(table: Sweeps, moments: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The fingerprints that were taken at some moments, 0 where none was: by sweep and tensor, as the moments are."""
+    """Return the fingerprints taken at some moments, 0 where there is none: by pass and tensor, like ``moments``.
+
+    Example: of passes that begin at 10 and 14 with period 4, moment 13 is in the first (10 to 13), at which a tensor of
+    number 1 is taken, since (13 - 1) % 4 == 0; moment 18 is in neither (14 to 17).
+    """
     if not len(table):
         return np.zeros(moments.shape, dtype=np.int64)
     place = np.searchsorted(table["first"], moments, side="right") - 1

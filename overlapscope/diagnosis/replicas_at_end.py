@@ -1,4 +1,4 @@
-"""Whether the replicas of a model are the same when recordings end, after the last update and whatever follows it."""
+"""Comparison of the replicas of a model at the end of the recordings, after the last update and what follows it."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from overlapscope.trace.sweep_file import Sweeps
 
 @dataclass(frozen=True, kw_only=True)
 class AtEnd:
-    """The parameters of ranks whose recordings have ended after the same number of reductions."""
+    """The parameters of ranks whose recordings ended after the same number of reductions."""
 
     differing: tuple[str, ...]
-    """Empty if all are the same."""
+    """Names of the parameters that differ; empty if all are equal."""
     is_all_trained: bool = False
-    """Whether no trained parameter is the same, as when one rank has loaded a checkpoint since."""
+    """True if all trained parameters differ, as when one rank has loaded a checkpoint since."""
     equal_step: int | None = None
-    """The step that began when all that differ had last been the same; None if that was not seen of all."""
+    """Step that began when all that differ were last equal; None if that was not observed for all."""
     sides: tuple[tuple[int, ...], ...]
-    """Ranks by what they have of the first that differs, the largest side first; one side if all are the same."""
+    """Ranks with equal values of the first parameter that differs, largest side first; one side if all are equal."""
 
 
 def at_end(
     tensors: Sequence[tuple[str, str]], last: Mapping[int, Sweeps], equal_steps: npt.NDArray[np.int64]
 ) -> AtEnd | None:
-    """Compare what ranks had at their end; None if that is not known of all, or they ended after different steps.
+    """Compare the values of ranks at their end; None if unknown for any, or if they ended after different steps.
 
     Args:
         tensors: name and kind of each.
-        last: of each rank one sweep, or none.
+        last: fingerprint pass of each rank at its end, one or none.
         equal_steps: from ``last_equal``.
     """
     if any(not len(one) for one in last.values()) or len({int(one["first"][0]) for one in last.values()}) > 1:
@@ -58,7 +58,7 @@ def at_end(
 def last_equal(
     reference: Sweeps, compared: npt.NDArray[np.bool_], moments: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """The step that began when each tensor was last compared, -1 without one."""
+    """Return the step that began when each tensor was last compared; -1 if it never was."""
     if not len(moments):
         return np.full(moments.shape[1], -1)
     newest = np.where(compared, moments, -1).argmax(axis=0)

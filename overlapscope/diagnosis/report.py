@@ -1,4 +1,4 @@
-"""A verdict and what it rests on, as text: for the stderr of a training and for a terminal."""
+"""Text reports of a verdict and its evidence, for the stderr of a training and for a terminal."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _WIDEST: Final = 62
 _NEVER_LAUNCHED: Final = "never launched"
 _NOT_YET_LAUNCHED: Final = "not launched yet"
 _NOT_SHOWN: Final = "..."
-"""It is not among the entries that were read, or its signature is lost."""
+"""The entry is not among those that were read, or its signature is lost."""
 _NOTHING: Final = (_NEVER_LAUNCHED, _NOT_YET_LAUNCHED, _NOT_SHOWN)
 _PATH_PARTS: Final = 2
 _MARKS: Final = {"announced": "not launched", "launched": "not completed", "failed": "failed", "completed": ""}
 
 
 def report_text(verdict: Verdict, evidence: Evidence) -> str:
-    """The message: what happened, then where each rank stands, what differs, and what to try.
+    """Format the report: what happened, then the position of each rank, what differs, and what to try.
 
     A healthy job gets one line.
     """
@@ -60,7 +60,7 @@ def report_text(verdict: Verdict, evidence: Evidence) -> str:
 
 
 def _standings(evidence: Evidence) -> list[str]:
-    """One line per rank; with many ranks, one line for all that are at the same place."""
+    """Return one line per rank; with many ranks, one line for all with the same position."""
     rows: dict[tuple[str, ...], list[int]] = {}
     for rank, one in sorted(evidence.ranks.items()):
         row = (one.liveness, _where(one), _newest(evidence, rank))
@@ -89,7 +89,7 @@ def _where(one: RankEvidence) -> str:
 
 
 def _shortened(site: CallSite | None) -> CallSite | None:
-    """A call site with only the end of its path, for a table."""
+    """Shorten the path of a call site to its end, for a table."""
     if site is None:
         return None
     parts = site.file.split("/")
@@ -110,9 +110,9 @@ def _newest(evidence: Evidence, rank: int) -> str:
 
 
 def _sequences(verdict: Verdict, evidence: Evidence) -> list[str]:
-    """What the ranks did around the first difference, side by side; ranks that did the same share a column."""
+    """Return what the ranks did around the first difference, side by side; ranks that did the same share a column."""
     assert verdict.windows is not None
-    # A group and what its ranks send each other have the same name; entries may also be of several groups.
+    # A group and the messages between its ranks have the same name; entries may also be of several groups.
     groups = [
         one
         for one in (*evidence.groups, *evidence.conversations)
@@ -150,7 +150,7 @@ def _sequences(verdict: Verdict, evidence: Evidence) -> list[str]:
 
 
 def _what(entry: Entry) -> tuple[object, ...]:
-    """What has to be the same on ranks that share a column."""
+    """Return what has to be equal on ranks that share a column."""
     signature = entry.signature
     called = signature.hash, signature.names, entry.call_site
     return entry.number, *called, entry.step, entry.batch, device_text(entry)
@@ -186,7 +186,7 @@ def _unready(verdict: Verdict, evidence: Evidence) -> list[str]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table whose columns are as wide as their content."""
+    """Return the lines of a table whose columns are as wide as their content."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         ("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip() for row in rows

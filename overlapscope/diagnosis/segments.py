@@ -1,8 +1,8 @@
-"""Sums of buckets that strategies make of sends and receives: in which round a rank waits, and for whom.
+"""Bucket sums that strategies build from sends and receives: the round in which a rank waits, and for whom.
 
-Each rank numbers its own messages, so the two sides of one are matched by what it is for: the sum, which has the same
-number on all ranks, phase and round. A message is posted on both sides before anything of it goes over the wire. So who
-has posted his side waits for one who has not, and never for one who has.
+Each rank numbers its own messages, so the two sides of one are matched by its purpose: the sum, which has the same
+number on all ranks, the phase and the round. A message is posted on both sides before any of it is transferred. So a
+rank that has posted its side waits for one that has not, and never for one that has.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from overlapscope.trace.signature import POINT_TO_POINT
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """One side of a message, in the newest round of a rank, that was not seen to be over."""
+    """One side of a message, in the latest round of a rank, that is not known to be complete."""
 
     entry: Entry
     peer: int
     is_answered: bool | None
-    """Whether the other side has posted its part; None if nothing is known of it."""
+    """True if the other side has posted its part; None if unknown."""
 
 
 def is_segment(entry: Entry) -> bool:
-    """Whether it is a message of a bucket's sum."""
+    """Return True for a message of a bucket's sum."""
     return entry.signature.role == "segment" and entry.signature.op in POINT_TO_POINT
 
 
 def is_sum(entry: Entry) -> bool:
-    """Whether it is the sum of a bucket that is made of messages."""
+    """Return True for the sum of a bucket that is built from messages."""
     return entry.signature.role == "bucket" and bool(entry.signature.strategy)
 
 
 def open_messages(
     group: GroupOrder, conversations: Iterable[GroupOrder], rank: int, number: int
 ) -> tuple[Message, ...]:
-    """The messages that a rank may be waiting in, sends and receives.
+    """Return the messages that a rank may be waiting in, sends and receives.
 
     Args:
-        group: in which the sum is.
-        conversations: among others that of the group.
-        number: of the sum in the group. If it has failed, so have some of the last of its messages, and nobody says
+        group: group of the sum.
+        conversations: messages of several groups, including this one.
+        number: number of the sum in the group. If it has failed, so have some of its last messages, but it is unknown
             which: then all of these count.
     """
     conversation = next((one for one in conversations if (one.name, one.ranks) == (group.name, group.ranks)), None)
@@ -50,7 +50,7 @@ def open_messages(
     if conversation is None or not own:
         return ()
     has_failed = any(entry.number == number and entry.state == "failed" for entry in group.windows[rank])
-    newest = {entry.signature.tag: _round_of(entry) for entry in own}  # of each of the sums that run side by side
+    newest = {entry.signature.tag: _round_of(entry) for entry in own}  # one per sum that runs concurrently
     return tuple(
         Message(
             entry=entry,
@@ -65,10 +65,11 @@ def open_messages(
 
 
 def is_under_way(messages: Iterable[Message]) -> bool:
-    """Whether a rank waits for a message that both sides have posted: not for the other rank, but for what it sends.
+    """Return True if a rank waits for data of a message that both sides have posted, rather than for the other rank.
 
     Args:
-        messages: of the rank, from ``open_messages``. They are waited for in turn, so nobody knows of the later ones.
+        messages: messages of the rank, from ``open_messages``. They are waited for in order, so the state of the later
+            ones is unknown.
     """
     first: dict[int, Message] = {}
     for message in messages:
@@ -77,7 +78,7 @@ def is_under_way(messages: Iterable[Message]) -> bool:
 
 
 def _messages_of(group: GroupOrder, conversation: GroupOrder, rank: int, number: int) -> list[Entry] | None:
-    """Those of a sum, in order; None if nothing is known of them."""
+    """Return the messages of a sum, in order; None if unknown."""
     sums = {entry.number: entry for entry in group.windows.get(rank, ())}
     if number not in sums:
         return [] if rank in group.newest and group.newest[rank] < number else None
@@ -111,7 +112,7 @@ def _is_answered(entry: Entry, rank: int, own: list[Entry], of_peer: list[Entry]
     (opposite,) = set(POINT_TO_POINT) - {entry.signature.op}
     place = _round_of if entry.signature.rounds else _phase_of
     side, other_side = (entry.signature.op, entry.signature.peer), (opposite, rank)
-    # Where rounds are not numbered alike, messages between two ranks are, by their order in the phase.
+    # Where rounds are not numbered alike, messages between two ranks are matched by their order in the phase.
     turn = sum(_side(one) == side and place(one) == place(entry) and one.number <= entry.number for one in own)
     return sum(_side(one) == other_side and place(one) == place(entry) for one in of_peer) >= turn
 

@@ -1,4 +1,4 @@
-"""What ranks were set up with, as they have written it down, and where they differ: live and from files."""
+"""Settings that ranks recorded (DDP arguments, environment, versions), and where they differ: live and from files."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _NOT_SET: Final = "not set"
 
 @dataclass(frozen=True, kw_only=True)
 class SettingDifference:
-    """A setting that is not the same on all ranks that have said what it is."""
+    """A setting that differs between the ranks that recorded it."""
 
     model: int | None
-    """Number of the DDP instance; None: of the process."""
+    """Number of the DDP instance; None: the process."""
     name: str
     ranks_with: dict[str, tuple[int, ...]]
-    """The ranks with each value, the value of most first."""
+    """Ranks with each value, the value of most ranks first."""
 
     @property
     def is_variable(self) -> bool:
-        """Whether it is an environment variable."""
+        """Return True for an environment variable."""
         return self.name.isupper()
 
     def value_of(self, rank: int) -> str | None:
-        """What it is on a rank; None if that is not known."""
+        """Return the value on a rank; None if unknown."""
         return next((value for value, ranks in self.ranks_with.items() if rank in ranks), None)
 
     def __str__(self) -> str:
@@ -44,11 +44,11 @@ class SettingDifference:
 
 
 def settings_of(folder: Path, run: Mapping[str, Any], problems: list[Problem]) -> tuple[Settings, ...]:
-    """What a rank has written of its settings: of the process first, then of its DDP instances.
+    """Read the settings of a rank: of the process first, then of its DDP instances.
 
     Args:
-        folder: of the rank.
-        run: content of its ``run.json``; of ``joining.json`` if it has come no further.
+        folder: folder of the rank.
+        run: content of its ``run.json``; of ``joining.json`` if it has not got further.
     """
     process: list[Settings] = []
     if isinstance(run.get("environment"), dict) and isinstance(run.get("versions"), dict):  # not an older recording
@@ -76,7 +76,7 @@ def settings_of(folder: Path, run: Mapping[str, Any], problems: list[Problem]) -
 
 
 def differences(ranks: Mapping[int, RankEvidence]) -> tuple[SettingDifference, ...]:
-    """The settings that ranks don't have in common, of DDP instances first."""
+    """Find the settings that differ between ranks, of DDP instances first."""
     told = [(rank, settings) for rank, one in sorted(ranks.items()) for settings in one.settings]
     variables = {name for _, settings in told for name in settings.values if name.isupper()}
     found: dict[tuple[int | None, str], dict[str, list[int]]] = {}
@@ -99,7 +99,7 @@ def differences(ranks: Mapping[int, RankEvidence]) -> tuple[SettingDifference, .
 
 
 def place_of(one: RankEvidence, model: int, *, is_hook: bool = False) -> CallSite | None:
-    """The line at which a rank made a DDP instance, or registered its communication hook, if it has one."""
+    """Return the line at which a rank created a DDP instance, or registered its communication hook, if it has one."""
     settings = next((each for each in one.settings if each.model == model), None)
     if settings is None:
         return None

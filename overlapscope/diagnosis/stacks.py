@@ -1,4 +1,4 @@
-"""Where a process was, from faulthandler's dumps of its Python stacks."""
+"""Parser of faulthandler's stack dumps: the user's line, and what the process waits for."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _CALLED: Final[tuple[tuple[Waiting, re.Pattern[str]], ...]] = (
     ("file", re.compile(r"/torch/serialization\.py$|/(shutil|tarfile|zipfile|gzip|pickle)\.py$|/safetensors/")),
     ("thread", re.compile(r"/(threading|queue)\.py$|/concurrent/futures/")),
 )
-"""What the user's line calls, by the file in which that is."""
+"""What the user's line calls, by the file of the callee."""
 
 
 def user_line(stacks: str) -> CallSite | None:
-    """The user's innermost line in the main thread; None if there is none."""
+    """Return the user's innermost line in the main thread; None if there is none."""
     frames = (CallSite(file=file, line=line, function=function) for file, line, function in _main_thread(stacks))
     return next((frame for frame in frames if is_users_file(frame.file)), None)
 
 
 def waits_for(stacks: str) -> Waiting | None:
-    """What the main thread waits for, as far as its frames show it: calls of C have none."""
+    """Return what the main thread waits for, as far as its frames show it: calls of C have none."""
     files = [file for file, _, _ in _main_thread(stacks)]
     if any(_LOADERS.search(file) for file in files):
         return "data loader"
@@ -47,10 +47,10 @@ def waits_for(stacks: str) -> Waiting | None:
 
 
 def has_begun_next(stacks: str, of_backward: CallSite | None) -> bool | None:
-    """Whether the main thread is at an earlier line of the function that called the newest backward.
+    """Return True if the main thread is at an earlier line of the function that called the latest backward.
 
     Returns:
-        None if it is not in that function, or if nobody knows which that is.
+        None if it is not in that function, or if the function is unknown.
     """
     if of_backward is None:
         return None
@@ -61,7 +61,7 @@ def has_begun_next(stacks: str, of_backward: CallSite | None) -> bool | None:
 
 
 def _main_thread(stacks: str) -> list[tuple[str, int, str]]:
-    """File, line and function of its frames, the innermost first; faulthandler writes this thread last."""
+    """Return file, line and function of its frames, the innermost first; faulthandler writes this thread last."""
     frames: list[tuple[str, int, str]] = []
     for text in stacks.splitlines():
         if _THREAD.match(text):

@@ -1,4 +1,4 @@
-"""The order of collectives as ranks have told it: a few entries of each, while the job runs."""
+"""Order of collectives reported by the ranks while the job runs: a few entries of each."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from overlapscope.trace.signature import Signature
 
 
 class ToldOrder:
-    """An ``OrderSource`` of cards.
+    """An ``OrderSource`` of rank snapshots.
 
     Args:
-        cards: by rank.
-        newest: how far ranks have come in a group by what they have said last, by rank and name of the group: their
-            cards may be older.
+        cards: snapshot of each rank.
+        newest: latest reported number of ranks, by rank and name of the group: their snapshots may be older.
     """
 
     def __init__(self, cards: Mapping[int, Card], newest: Mapping[int, Mapping[str, int]]) -> None:
@@ -44,41 +43,41 @@ class ToldOrder:
         }
 
     def groups(self) -> tuple[ProcessGroup, ...]:
-        """All groups in which anything was launched: collectives first, each in the order of their names."""
+        """Return all groups in which anything was launched: collectives first, each in the order of their names."""
         return tuple(self._newest)
 
     def recorded(self, group: ProcessGroup) -> tuple[int, ...]:
-        """The members of a group that have told how far they are, in order."""
+        """Return the members of a group that reported their progress, in order."""
         return tuple(self._newest[group])
 
     def oldest(self, group: ProcessGroup, rank: int) -> int:
-        """Number of the oldest entry that was told; one more than the newest if none was."""
+        """Return the number of the oldest reported entry; one more than the latest if there is none."""
         excerpt = self._excerpts[group].get(rank)
         return excerpt.rows[0][0] if excerpt and excerpt.rows else self.newest(group, rank) + 1
 
     def newest(self, group: ProcessGroup, rank: int) -> int:
-        """Number of the newest entry, told or not; 0 if there is none."""
+        """Return the number of the latest entry, reported or not; 0 if there is none."""
         return self._newest[group].get(rank, 0)
 
     def entries(self, group: ProcessGroup, rank: int, first: int, last: int) -> tuple[Entry, ...]:
-        """The entries with the numbers ``first`` to ``last``, as far as they were told, in order."""
+        """Return the reported entries with the numbers ``first`` to ``last``, in order."""
         card = self._cards.get(rank)
         rows = self._rows(group, rank, first, last)
         return entries_of(rows, card.signatures, card.call_sites) if card else ()
 
     def oldest_open(self, group: ProcessGroup, rank: int) -> Entry | None:
-        """The first entry that is not over, of those at the end; None if the newest is, or it was not told."""
+        """Return the first entry of the trailing run of incomplete ones; None if there is none or it is unreported."""
         card, excerpt = self._cards.get(rank), self._excerpts[group].get(rank)
         if card is None or excerpt is None:
             return None
         return next(iter(entries_of(excerpt.oldest_open, card.signatures, card.call_sites)), None)
 
     def columns(self, group: ProcessGroup, rank: int, first: int, last: int) -> Entries:
-        """The same entries as an array of ``ENTRY_DTYPE``."""
+        """Return the same entries as an array of ``ENTRY_DTYPE``."""
         return np.array(self._rows(group, rank, first, last), dtype=ENTRY_DTYPE)
 
     def signatures(self, rank: int) -> Mapping[int, Signature]:
-        """A rank's signatures by number."""
+        """Return a rank's signatures by number."""
         return self._cards[rank].signatures if rank in self._cards else {}
 
     def _rows(self, group: ProcessGroup, rank: int, first: int, last: int) -> list[tuple[int, ...]]:
@@ -89,7 +88,7 @@ class ToldOrder:
     def _newest_in(
         group: ProcessGroup, excerpts: Mapping[int, LogExcerpt], newest: Mapping[int, Mapping[str, int]]
     ) -> dict[int, int]:
-        """By rank. Of sends and receives nothing is said but in full."""
+        """Return the latest number by rank; for sends and receives from snapshots only."""
         found = {rank: excerpt.newest for rank, excerpt in excerpts.items()}
         for rank in () if group.is_point_to_point else newest:
             if rank in group.ranks and group.name in newest[rank]:

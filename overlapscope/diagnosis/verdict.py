@@ -1,4 +1,4 @@
-"""A verdict: what is wrong with a job, and how that is known."""
+"""Verdict of a diagnosis: the fault, the ranks and location, and the reasons."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ FaultKind = Literal[
     "uneven inputs",  # a rank left its loop before the others
     "groups interleaved",  # two groups, entered in different orders
     "waits for data",
-    "stuck",  # somewhere else
+    "stuck",  # anywhere but in the data loader
     "stopped",  # SIGSTOP, a debugger
     "holds the GIL",
     "killed",
     "out of memory",
-    "failed",  # an exception of the user's, or of the backend
+    "failed",  # an exception of the user's code, or of the backend
     "never started",
     "wrong world size",
     "slow",  # no fault
@@ -37,28 +37,28 @@ FaultKind = Literal[
 
 
 Certainty = Literal["certain", "likely", "can't tell"]
-"""Whether the evidence leaves no other explanation, or leaves one that is less probable, or says too little."""
+"""Certainty of a verdict: no other explanation is left, a less probable one is, or evidence is insufficient."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """A diagnosis."""
+    """The result of a diagnosis."""
 
     kind: FaultKind
     sentence: str
     """What happened, for people: one or two sentences with ranks, step, bucket, parameters and line."""
     alternative: str = ""
-    """What else it could be, for people: a clause without a full stop. Empty if nothing."""
+    """Alternative explanation, for people: a clause without a full stop. Empty if there is none."""
     blamed: tuple[int, ...] = ()
-    """Ranks that have done it, which is certain. Empty if the evidence names no rank, as with two equal sides."""
+    """Ranks that certainly caused it. Empty if the evidence names no rank, as with two equal sides."""
     suspected: tuple[int, ...] = ()
-    """Ranks that have done it, if the alternative is not true."""
+    """Ranks that caused it, unless the alternative is true."""
     concerned: tuple[int, ...] = ()
     """Ranks that the sentence mentions, blamed or not."""
     step: int | None = None
-    """Where it began."""
+    """Step in which it began."""
     last_step: int | None = None
-    """If it may have begun in one of several steps, from ``step`` on: the last of them."""
+    """Last step in which it may have begun, if it may have been in any of several from ``step`` on."""
     group: str | None = None
     number: int | None = None
     """Number, in its group, of the first entry that differs or never completed."""
@@ -66,35 +66,35 @@ class Verdict:
     parameters: tuple[str, ...] = ()
     """Names of the bucket's parameters, of those that never became ready, or of the first that differs."""
     call_sites: dict[int, CallSite] | None = None
-    """The line that matters, by rank."""
+    """Relevant line of code, by rank."""
     windows: dict[int, tuple[Entry, ...]] | None = None
-    """What each rank did in the group around the first divergence."""
+    """Entries of each rank in the group around the first divergence."""
     evidence: tuple[str, ...] = ()
-    """What the verdict rests on, one sentence each; also what could not be known."""
+    """What the verdict is based on, one sentence each; also what is unknown."""
     advice: tuple[str, ...] = ()
     """What to try."""
     also: tuple[str, ...] = ()
-    """Other things that were found and are probably consequences."""
+    """Other findings that are probably consequences."""
 
     @property
     def is_fault(self) -> bool:
-        """Whether something is wrong with the job, or that can't be ruled out."""
+        """Return True if something is wrong with the job, or that can't be ruled out."""
         return self.kind not in ("healthy", "slow", "interrupted")
 
     @property
     def named(self) -> tuple[int, ...]:
-        """The ranks that it is about: blamed, or suspected."""
+        """Return the ranks that the verdict is about: blamed, or suspected."""
         return self.blamed or self.suspected
 
     @property
     def certainty(self) -> Certainty:
-        """How sure the verdict is."""
+        """Return the certainty of the verdict."""
         if self.kind == "cannot tell":
             return "can't tell"
         return "likely" if self.alternative else "certain"
 
     def as_dict(self) -> dict[str, Any]:
-        """The verdict for JSON."""
+        """Return the verdict for JSON."""
         content = asdict(self) | {"certainty": self.certainty}
         for window in (content["windows"] or {}).values():
             for entry in window:

@@ -1,4 +1,4 @@
-"""Names of ranks, collectives and parameters in sentences."""
+"""Text of ranks, collectives, positions and durations in sentences."""
 
 from __future__ import annotations
 
@@ -24,17 +24,20 @@ _ROLES: Final = {
 }
 
 _NO_DESCRIPTIONS: Final = ("", "undefined")
-"""What torch calls a group that has no description."""
+"""Descriptions that torch gives to a group without one."""
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """``rank 1``, ``ranks 0-5 and 7``."""
+    """Format ranks: ``rank 1``, ``ranks 0-5 and 7``."""
     numbers = sorted(set(ranks))
     return ("rank " if len(numbers) == 1 else "ranks ") + joined(ranges(numbers))
 
 
 def ranges(numbers: Sequence[int]) -> list[str]:
-    """Sorted numbers, with three or more in a row as a range."""
+    """Format sorted numbers, with three or more in a row as a range.
+
+    Example: 0, 1, 2, 3, 5, 6 give ``0-3``, ``5`` and ``6``.
+    """
     texts: list[str] = []
     start = 0
     for end in range(1, len(numbers) + 1):
@@ -47,28 +50,28 @@ def ranges(numbers: Sequence[int]) -> list[str]:
 
 
 def joined(texts: Sequence[str]) -> str:
-    """``a, b and c``."""
+    """Join texts as in a sentence: ``a, b and c``."""
     return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
 
 
 def some(names: Sequence[str]) -> str:
-    """The first few of many names."""
+    """Join the first few of many names."""
     shown = ", ".join(names[:_MOST_NAMES])
     return shown if len(names) <= _MOST_NAMES else f"{shown} and {len(names) - _MOST_NAMES} more"
 
 
 def verb(ranks: Iterable[int], one: str, several: str) -> str:
-    """``has`` or ``have``."""
+    """Return the singular or plural form of a verb for some ranks: ``has`` or ``have``."""
     return one if len(set(ranks)) == 1 else several
 
 
 def capitalised(sentence: str) -> str:
-    """Capitalise the first letter only."""
+    """Capitalize the first letter only."""
     return sentence[:1].upper() + sentence[1:]
 
 
 def collective_text(entry: Entry, *, with_names: bool = True) -> str:
-    """``all_reduce(sum) of bucket 2, 1000 float32 (head.weight, head.bias)``."""
+    """Format a collective: ``all_reduce(sum) of bucket 2, 1000 float32 (head.weight, head.bias)``."""
     signature = entry.signature
     text = signature.op + (f"({signature.reduce_op})" if signature.reduce_op else "")
     if signature.strategy and signature.role == "bucket":
@@ -91,26 +94,26 @@ def collective_text(entry: Entry, *, with_names: bool = True) -> str:
 
 
 def device_text(entry: Entry) -> str:
-    """Where the rank's device is, of a collective that has not ended; nothing if that is not known."""
+    """Format the progress of the rank's device in a collective that has not ended; empty if unknown."""
     if entry.state == "completed" or entry.is_reached is None:
         return ""
     return "device in it" if entry.is_reached else "device not there"
 
 
 def round_text(signature: Signature) -> str:
-    """``round 2 of 3 (reduce-scatter)``; the phase alone where rounds are not numbered alike on all ranks."""
+    """Format a round: ``round 2 of 3 (reduce-scatter)``; the phase alone if ranks number rounds differently."""
     if signature.rounds > 1:
         return f"round {signature.round} of {signature.rounds} ({signature.phase})"
     return signature.phase or f"round {signature.round}"
 
 
 def at(site: CallSite | None) -> str:
-    """`` at train.py:42 (main)``, or nothing if the line is unknown."""
+    """Format a call site: `` at train.py:42 (main)``, or an empty text if the line is unknown."""
     return f" at {site}" if site else ""
 
 
 def group_text(group: GroupOrder) -> str:
-    """``the default group``, ``group 'pipeline'``."""
+    """Format a group: ``the default group``, ``group 'pipeline' of ranks 0-3``."""
     if is_made_again(group):
         return f"the default group{group.name[group.name.index(' ') :]}"
     if group.name in ("default", "0") or group.description in ("default", "default_pg"):
@@ -120,29 +123,29 @@ def group_text(group: GroupOrder) -> str:
 
 
 def is_made_again(group: GroupOrder) -> bool:
-    """Whether it is a later default group of the same process, see ``Collectives``."""
+    """Return True for a later default group of the same process, see ``Collectives``."""
     return group.name.startswith(("default (", "0 ("))
 
 
 def in_step(where: Entry | Standing) -> str:
-    """`` in step 12``, `` after the update of step 12``, or nothing if steps are not counted."""
+    """Format the step: `` in step 12``, `` after the update of step 12``, or an empty text if steps are not counted."""
     if where.step == UNKNOWN_STEP or (isinstance(where, Standing) and _has_no_steps(where)):
         return ""
     return f" in step {where.step}" if where.loop_step == where.step else f" after the update of step {where.loop_step}"
 
 
 def loop_step(where: Entry | Standing) -> int | None:
-    """The iteration of the user's loop, or None if steps are not counted."""
+    """Return the iteration of the user's loop, or None if steps are not counted."""
     return None if where.step == UNKNOWN_STEP else where.loop_step
 
 
 def unrecorded_text(one: RankEvidence) -> str:
-    """Up to where it is known what a rank did whose recording ended before it did."""
+    """Format until when a rank is known whose recording ended before it did."""
     return f"not recorded since step {one.standing.step}" if one.standing else "not recorded"
 
 
 def standing_text(standing: Standing) -> str:
-    """``in backward of step 12, before bucket 2, at train.py:42 (main)``."""
+    """Format a position: ``in backward of step 12, before bucket 2, at train.py:42 (main)``."""
     if standing.step == UNKNOWN_STEP:
         return f"last seen{at(standing.call_site)}" if standing.call_site else ""
     if standing.phase == JOINING:
@@ -160,7 +163,7 @@ def standing_text(standing: Standing) -> str:
 
 
 def _has_no_steps(standing: Standing) -> bool:
-    """Whether neither a model nor an optimizer has said by now that the script is in a step."""
+    """Return True if no model or optimizer has indicated by now that the script is in a step."""
     return standing.step == 0 and standing.phase is None and not standing.is_after_update
 
 
@@ -178,7 +181,7 @@ def _between_steps(standing: Standing) -> str:
 
 
 def standings_text(standings: Mapping[int, Standing]) -> str:
-    """``, in forward of step 12`` for ranks at the same place; else each place with its ranks."""
+    """Format positions: ``, in forward of step 12`` if all are the same; else each position with its ranks."""
     ranks_at: dict[str, list[int]] = {}
     for rank, standing in standings.items():
         if text := standing_text(standing):
@@ -191,10 +194,10 @@ def standings_text(standings: Mapping[int, Standing]) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """The beginning of a text, in whole words."""
+    """Truncate a text at a word boundary."""
     return text if len(text) <= most else text[:most].rpartition(" ")[0] + " …"
 
 
 def seconds_text(ns: int) -> str:
-    """``1.5 s``, ``12 s``."""
+    """Format a duration: ``1.5 s``, ``12 s``."""
     return f"{ns / 1e9:.1f} s" if ns < 10e9 else f"{ns / 1e9:.0f} s"

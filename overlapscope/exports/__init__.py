@@ -1,1 +1,1 @@
-"""A recording in the formats of other tools: trace viewers, monitoring, tables."""
+"""Exporters of a recording to the formats of other tools: trace viewers, monitoring, tables."""

@@ -1,4 +1,4 @@
-"""Tracks as Chrome's JSON (the Trace Event Format): for chrome://tracing, Perfetto, Speedscope and scripts."""
+"""Writer of tracks in Chrome's Trace Event Format (JSON): for chrome://tracing, Perfetto, Speedscope and scripts."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import IO, Any
 from overlapscope.exports.tracks import Counter, Track
 
 _Stop = tuple[int, int, int]
-"""Where an arrow leads: time, rank and track."""
+"""An end point of a flow arrow: (time in ns, rank, thread id of the track)."""
 
 
 class ChromeFile:
-    """A process for each rank, a thread for each of its tracks. Times are microseconds of the common clock.
+    """Chrome trace with a process for each rank and a thread for each track; times are in µs of the common clock.
 
     Args:
-        file: open for bytes.
-        recording: its name.
+        file: file opened in binary mode.
+        recording: name of the recording.
     """
 
     def __init__(self, file: IO[bytes], recording: str) -> None:
@@ -32,7 +32,7 @@ class ChromeFile:
         """Write the tracks of a rank.
 
         Returns:
-            How many slices that were.
+            The number of slices written.
         """
         self._name("process", rank, f"rank {rank} ({host}, {device})", rank)
         slices = 0
@@ -45,7 +45,7 @@ class ChromeFile:
         return slices
 
     def close(self) -> None:
-        """Write the arrows, which may lead from any rank to any other, and the end."""
+        """Write the flow arrows, which may connect any ranks, and the end of the file."""
         for number, (name, stops) in enumerate(self._stops.items()):
             for place, (time_ns, rank, thread) in enumerate(sorted(stops) if len(stops) > 1 else ()):
                 phase = "s" if place == 0 else "f" if place == len(stops) - 1 else "t"

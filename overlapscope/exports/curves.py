@@ -1,4 +1,4 @@
-"""The account of each step as scalars, for tools that keep the curves of many runs: TensorBoard, MLflow, W&B."""
+"""The step-time breakdown of each step as scalars for experiment trackers: TensorBoard, MLflow, W&B."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ PREFIX: Final = "overlapscope/"
 
 
 Log = Callable[..., object]
-"""Takes the scalars of a step by name, and the step as ``step=``, as ``mlflow.log_metrics`` and ``wandb.log`` do."""
+"""Callback with a step's scalars by name and the step as ``step=``, like ``mlflow.log_metrics`` and ``wandb.log``."""
 
 
 def scalars_by_step(summary: Summary) -> pd.DataFrame:
-    """What the steps that all ranks have finished consist of, as means of the ranks.
+    """Compute the breakdown of each step that all ranks have finished, as means over the ranks.
 
     Returns:
-        A row per step, its index; columns ``overlapscope/step_ms``, one for each block that takes any time, which sum
-        to it, ``overlapscope/hidden_ms``, and ``overlapscope/overlap_ratio`` (NaN in a step without communication).
+        A row per step, indexed by it; columns ``overlapscope/step_ms``, one for each block that takes any time, which
+        sum to it, ``overlapscope/hidden_ms``, and ``overlapscope/overlap_ratio`` (NaN in a step without communication).
     """
     blocks = [f"{name}_ns" for name in BLOCKS]
     finished = summary.figures[summary.figures["step"].isin(summary.alike.finished)]
@@ -33,13 +33,13 @@ def scalars_by_step(summary: Summary) -> pd.DataFrame:
 
 
 def log_steps(summary: Summary, log: Log, after_step: int = -1) -> int:
-    """Hand over the scalars of each step, in the order of steps.
+    """Log the scalars of each step, in order of steps.
 
     Args:
-        after_step: only of steps after this one, for a recording that goes on and has been handed over before.
+        after_step: log only later steps, for a live recording that has been logged before.
 
     Returns:
-        The last step that has been handed over by now.
+        The last step logged so far.
     """
     scalars = scalars_by_step(summary)
     scalars = scalars[scalars.index > after_step]

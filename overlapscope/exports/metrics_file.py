@@ -1,4 +1,4 @@
-"""The metrics of one recording in a text file that is replaced, for the textfile collector of node_exporter."""
+"""Metrics of one recording in a text file that is replaced atomically, for node_exporter's textfile collector."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _OF_ALL_RANKS: Final = ("overlapscope_fault", "overlapscope_verdict")
 
 
 def metrics_text(traces: Path, *, is_live: bool) -> str:
-    """What is known by now.
+    """Compute the current metrics of a run as OpenMetrics text.
 
     Args:
-        traces: the folder of a run; of a job that was started again, the newest attempt counts.
-        is_live: it goes on: the newest steps are read, so that it takes as long after hours as after minutes.
+        traces: folder of the run; of a restarted job, the last attempt is used.
+        is_live: the run is still being recorded: only its last steps are read, so that the time does not grow with it.
 
     Raises:
-        OverlapScopeError: nothing can be read, such as at the beginning.
+        OverlapScopeError: nothing can be read, for example because nothing has been recorded yet.
     """
     attempt = newest_attempt(traces)
     only_newest = live_records(len(recorded_ranks(attempt))) if is_live else None
@@ -37,25 +37,25 @@ def metrics_text(traces: Path, *, is_live: bool) -> str:
     except OverlapScopeError:
         if is_live:
             raise
-        judged = read_attempt(attempt)  # it may have ended before there was anything to record
+        judged = read_attempt(attempt)  # the run may have ended before its first step
         missing = set(judged.evidence.expected_ranks) - set(judged.evidence.ranks)
         samples += samples_of_verdict(judged.verdict)
     else:
         missing = set(trace.expected_ranks) - set(trace.ranks["rank"])
         samples += samples_of(Analysis(trace), Diagnosis.of(attempt))
     if missing:
-        # Of a job on several hosts each has its own ranks only: whether all is well can't be known here.
+        # The folder may hold only the ranks of this host: whether the whole job is healthy can't be known here.
         samples = [sample for sample in samples if sample.family not in _OF_ALL_RANKS]
     return text_of({traces.resolve().name: samples})
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write a file in place of what was there: whoever reads it finds the one or the other, whole.
+    """Replace a file atomically: a reader sees either the old or the new content.
 
     Raises:
         OverlapScopeError: it can't be written.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}")  # the collector reads names that end in .prom
+    draft = path.with_name(f".{path.name}.{os.getpid()}")  # the collector only reads files named *.prom
     try:
         draft.write_text(text)
         draft.replace(path)

@@ -1,7 +1,7 @@
-"""What is known of runs as OpenMetrics text, for Prometheus, which node_exporter reads as well.
+"""Metrics of runs as OpenMetrics text, which Prometheus and node_exporter read.
 
-Names and suffixes are those of prometheus.io/docs/practices/naming: seconds and ratios. Means are those of all pages;
-what is not known has no sample.
+Names and suffixes follow prometheus.io/docs/practices/naming: seconds and ratios. Means are the same as on all pages;
+an unknown value has no sample.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ FAMILIES: Final = {
     "overlapscope_fault": "1 if something is wrong with the job, 0 if not.",
     "overlapscope_verdict": "1 for what the diagnosis says of the job.",
 }
-"""By name of a gauge, its help."""
+"""Help text of each gauge, by its name."""
 
 Labels = tuple[tuple[str, str], ...]
-"""Names and values."""
+"""(name, value) of each label."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A number of a run."""
+    """A value of a metric of one run."""
 
     family: str
     value: float
@@ -47,10 +47,10 @@ class Sample:
 
 
 def samples_of(analysis: Analysis, diagnosis: Diagnosis | None) -> Iterator[Sample]:
-    """What is known of a run.
+    """Generate the samples of a run.
 
     Args:
-        diagnosis: None if the recording has no collective logs: then nothing is said of faults.
+        diagnosis: diagnosis of the run; None without collective logs, which leaves out the metrics of faults.
     """
     trace, summary = analysis.trace, analysis.summary
     yield Sample("overlapscope_ranks", len(trace.ranks))
@@ -78,16 +78,16 @@ def samples_of(analysis: Analysis, diagnosis: Diagnosis | None) -> Iterator[Samp
 
 
 def samples_of_verdict(verdict: Verdict) -> Iterator[Sample]:
-    """What is said of a job as a whole."""
+    """Generate the samples of a job's verdict."""
     yield Sample("overlapscope_fault", int(verdict.is_fault))
     yield Sample("overlapscope_verdict", 1, (("kind", verdict.kind), ("certainty", verdict.certainty)))
 
 
 def text_of(samples: Mapping[str, Sequence[Sample]]) -> str:
-    """The exposition of several runs, as github.com/prometheus/OpenMetrics has it.
+    """Format the samples of several runs as github.com/prometheus/OpenMetrics specifies.
 
     Args:
-        samples: by name of a run.
+        samples: samples by name of their run.
     """
     lines = []
     for name, help_text in FAMILIES.items():

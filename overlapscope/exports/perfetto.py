@@ -1,7 +1,7 @@
-"""Tracks as a file of Perfetto, in its own format: protobuf, packet by packet.
+"""Writer of tracks in Perfetto's native format: protobuf, packet by packet.
 
-JSON misdraws what begins at the same time as something else (perfetto #423) and is several times as large. The packets
-are ``TrackDescriptor`` and ``TrackEvent``, as in perfetto.dev/docs/reference/synthetic-track-event.
+In a JSON trace, Perfetto misdraws slices that begin at the same time (perfetto #423), and it is several times as large.
+The packets are ``TrackDescriptor`` and ``TrackEvent``, as in perfetto.dev/docs/reference/synthetic-track-event.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from overlapscope.errors import OverlapScopeError
 from overlapscope.exports.tracks import Counter, Track
 
 _SEQUENCE: Final = 1
-"""All packets are of one writer."""
+"""Packet sequence id; all packets are of one sequence."""
 
 
 class PerfettoFile:
-    """Hosts below each other, in each its ranks, in each its tracks.
+    """Perfetto trace with a tree of tracks: hosts, in each its ranks, in each its tracks.
 
     Args:
-        file: open for bytes.
-        recording: its name: tracks of files that are merged are told apart by it.
+        file: file opened in binary mode.
+        recording: name of the recording, which keeps its tracks distinct when files are merged.
 
     Raises:
         OverlapScopeError: the package ``perfetto`` is missing.
@@ -43,7 +43,7 @@ class PerfettoFile:
         """Write the tracks of a rank.
 
         Returns:
-            How many slices that were.
+            The number of slices written.
         """
         of_host, of_rank = f"host {host}", f"host {host}/rank {rank}"
         self._describe(of_host, of_host)
@@ -61,7 +61,7 @@ class PerfettoFile:
         return slices
 
     def close(self) -> None:
-        """Nothing is left to be written."""
+        """Finish the file; nothing is left to be written."""
 
     def _describe(self, path: str, name: str, *, parent: str = "", place: int = 0, unit: str = "") -> None:
         if path in self._described:
@@ -113,11 +113,11 @@ class PerfettoFile:
         return packet
 
     def _number(self, name: str) -> int:
-        """What no other track or arrow has."""
+        """Hash the path of a track or the name of an arrow to a unique 64-bit id."""
         return int.from_bytes(hashlib.blake2b(f"{self._recording}\0{name}".encode(), digest_size=8).digest())
 
 
 def _field_of(value: object) -> str:
-    """Where ``DebugAnnotation`` has a value of this kind."""
+    """Return the field of ``DebugAnnotation`` for a value of this type."""
     kinds = {bool: "bool_value", int: "int_value", float: "double_value"}
     return kinds.get(type(value), "string_value")

@@ -1,4 +1,4 @@
-"""The tables of a recording as files: one each, CSV or Parquet."""
+"""The tables of a recording as CSV or Parquet files, one each."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from overlapscope.analysis.analysis import Analysis
 Kind = Literal["csv", "parquet"]
 
 _ROWS: Final = 20_000
-"""Rows of CSV that are made at a time: a table of millions need not be in memory as text too."""
+"""Number of rows converted to CSV at a time, so that a table of millions is not in memory as text too."""
 
 
 def tables_of(analysis: Analysis) -> dict[str, pd.DataFrame]:
-    """All tables of a recording by name, without those that are empty: ``account``, and what was recorded."""
+    """Return the non-empty tables of a recording by name: ``account`` (breakdown of each step) and those recorded."""
     trace = analysis.trace
     tables = {
         "account": analysis.summary.figures.assign(is_counted=analysis.summary.is_alike),
@@ -29,7 +29,7 @@ def tables_of(analysis: Analysis) -> dict[str, pd.DataFrame]:
 
 
 def write_table(table: pd.DataFrame, file: IO[bytes], kind: Kind) -> None:
-    """Write one table."""
+    """Write a table to a file opened in binary mode."""
     if kind == "parquet":
         file.write(parquet_of(table))
     else:
@@ -37,14 +37,14 @@ def write_table(table: pd.DataFrame, file: IO[bytes], kind: Kind) -> None:
 
 
 def csv_parts(table: pd.DataFrame) -> Iterator[bytes]:
-    """A table as CSV, some rows at a time."""
+    """Generate a table as CSV, some rows at a time."""
     for begin in range(0, max(1, len(table)), _ROWS):
         rows = table.iloc[begin : begin + _ROWS]
         yield rows.to_csv(index=False, header=not begin, lineterminator="\n").encode()
 
 
 def parquet_of(table: pd.DataFrame) -> bytes:
-    """A table as Parquet."""
+    """Return a table as the content of a Parquet file."""
     buffer = io.BytesIO()
     table.to_parquet(buffer, index=False)
     return buffer.getvalue()

@@ -1,7 +1,7 @@
-"""A recording as trace viewers draw it: tracks of slices that never overlap, counters, and what belongs together.
+"""A recording as tracks for trace viewers: slices that never overlap, counters, and the links of related slices.
 
-Viewers take slices of a track that overlap for calls within each other, and misdraw those that are not. So what
-overlaps, such as two all-reduces at a time, lies on tracks side by side.
+Viewers take overlapping slices of a track for nested calls, and misdraw those that are not nested. So slices that
+overlap, such as two concurrent all-reduces, are put on separate tracks.
 """
 
 from __future__ import annotations
@@ -22,46 +22,46 @@ from overlapscope.analysis.lanes import LanesByRank, buckets_of_gradients
 from overlapscope.trace.reader import Trace
 
 COUNTERS: Final = {"exposed communication": "exposed_ns", "hidden communication": "hidden_ns"}
-"""By the name of a counter, the figure of the account that it shows for each step."""
+"""Column of the step-time breakdown that each counter shows for every step, by the name of the counter."""
 
 _NO_FACTS: Final = ("start_ns", "end_ns", "name", "way", "together")
-"""Columns of slices that are no facts."""
+"""Columns of slices that are not facts."""
 
 _BUCKET: Final = ["rank", "model", "step", "bucket"]
 _PLAN: Final = ["model", "plan_epoch", "bucket"]
 _PARAMETERS_NAMED: Final = 8
 _REDUCES: Final = ("all_reduce", "reduce_scatter")
-"""Operations that are on a bucket's way from its gradients to their averages."""
+"""Operations by which the gradients of a bucket are averaged."""
 
 
 class Slice(NamedTuple):
-    """One slice, as files have it."""
+    """A slice as it is written to a file."""
 
     start_ns: int
     end_ns: int
     name: str
     facts: dict[str, Any]
-    """What is known of it, as plain values."""
+    """Properties that are known, as plain Python values."""
     links: tuple[str, ...]
-    """Slices that have one of these in common belong together: arrows lead from each to the next."""
+    """Ids of flows: arrows lead from each slice of a flow to the next."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Track:
-    """A row of a viewer: slices that don't overlap, by their start."""
+    """A row of a viewer: slices that don't overlap, in order of start."""
 
     rank: int
     name: str
     row: int
-    """From 0: those of one name lie side by side."""
+    """Index from 0 among the tracks of the same name."""
     slices: pd.DataFrame
-    """start_ns, end_ns (of the common clock), name, and a column for whatever is known of some, missing of others.
+    """start_ns, end_ns (of the common clock), name, and a column for each fact, NA where it is unknown.
 
-    Slices of a rank with the same ``way`` are stations of one reduction of a bucket, slices of several ranks with the
-    same ``together`` are one collective; both are missing where there is nothing to go with.
+    Slices of a rank with the same ``way`` are stages of one reduction of a bucket, slices of several ranks with the
+    same ``together`` are one collective; both are NA where a slice has no related ones.
     """
     is_instants: bool
-    """Whether each is a moment."""
+    """True if each slice is a point in time, without a duration."""
 
     def __iter__(self) -> Iterator[Slice]:
         columns = {str(name): _plain(column) for name, column in self.slices.items()}
@@ -76,20 +76,20 @@ class Track:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Counter:
-    """A number of each step of a rank."""
+    """A counter of a rank, with a value for each step."""
 
     rank: int
     name: str
     samples: pd.DataFrame
-    """time_ns (where the step begins), value (milliseconds)"""
+    """time_ns (start of the step), value (milliseconds)."""
 
 
 class Tracks:
     """The tracks of a recording.
 
     Args:
-        analysis: of the recording.
-        steps: only what goes on while these do, as a slice of their numbers.
+        analysis: analysis of the recording.
+        steps: slice of step numbers; only slices that overlap these steps in time are included.
     """
 
     def __init__(self, analysis: Analysis, steps: slice = slice(None)) -> None:
@@ -114,7 +114,7 @@ class Tracks:
         }
 
     def of_rank(self, rank: int) -> Iterator[Track | Counter]:
-        """Those of a rank, from top to bottom; none if it has none of the steps."""
+        """Generate the tracks of a rank, from top to bottom; none if it has none of the steps."""
         steps = self._steps[self._steps["rank"] == rank]
         if steps.empty and not self._is_all:
             return
@@ -136,7 +136,7 @@ class Tracks:
 
 
 def _plain(column: pd.Series[Any]) -> list[Any]:
-    """A column as values of Python, None where they are missing."""
+    """Convert a column to Python values, None where they are missing."""
     return column.astype("object").where(column.notna(), None).tolist()
 
 
@@ -154,12 +154,12 @@ def _tracks(
     window: tuple[int, int],
     is_instants: bool = False,
 ) -> Iterator[Track]:
-    """One for each row of a lane.
+    """Generate a track for each row of a lane.
 
     Args:
-        facts: what is known of each of the spans' rows.
-        begin_ns: time 0 of the spans.
-        window: what is not in it is left out.
+        facts: table of the facts, which the spans refer to by its rows.
+        begin_ns: time that is 0 in the spans.
+        window: (start, end); slices outside are left out.
     """
     near = _is_near(spans.starts_ns + begin_ns, spans.ends_ns + begin_ns, window)
     for row in np.unique(spans.stack[near]).tolist():
@@ -170,7 +170,7 @@ def _tracks(
 
 
 def _is_near(starts_ns: Any, ends_ns: Any, window: tuple[int, int]) -> Any:
-    """Which spans have a part in the window."""
+    """Return a mask of the spans that overlap the window."""
     return ((ends_ns > window[0]) | (starts_ns >= window[0])) & (starts_ns < window[1])
 
 
@@ -198,7 +198,7 @@ def _gradients(trace: Trace) -> pd.DataFrame:
 
 
 def _collectives(trace: Trace) -> pd.DataFrame:
-    """What is known of each row of ``trace.collectives``."""
+    """Return name and facts of each row of ``trace.collectives``."""
     table = trace.collectives
     bucket = _or_missing(table["bucket"].to_numpy())
     op = table["op"].astype(str)
@@ -226,14 +226,17 @@ def _collectives(trace: Trace) -> pd.DataFrame:
 
 
 def _waits(collectives: pd.DataFrame) -> pd.DataFrame:
-    """What is known of the wait of each collective's bucket for its launch."""
+    """Return name and facts of the wait for launch of each collective's bucket."""
     names = "bucket " + collectives["bucket"].astype(str) + " waits for its launch"
     facts = collectives[["step", "model", "bucket", "bytes", "dtype", "parameters", "way"]].assign(name=names)
-    return facts.astype({"bytes": "Int64"})  # copies have none
+    return facts.astype({"bytes": "Int64"})  # nullable: copies have none
 
 
 def _copies(trace: Trace, collectives: pd.DataFrame) -> pd.DataFrame:
-    """What is known of each row of ``trace.copies``."""
+    """Return name and facts of each row of ``trace.copies``.
+
+    The n-th copy of a bucket in a step belongs to its n-th reduction, in either direction.
+    """
     copies = trace.copies
     turns = [*_BUCKET, "turn"]
     reduced = collectives[collectives["way"].notna()]
@@ -255,7 +258,7 @@ def _rounds(trace: Trace) -> pd.DataFrame:
 
 
 def _parameters(trace: Trace, table: pd.DataFrame) -> pd.Series[Any]:
-    """The parameters of each row's bucket, as text."""
+    """Return the parameters of each row's bucket as text."""
     by_bucket = trace.plans.sort_values("position").groupby(_PLAN)["name"].agg(_some)
     keys = pd.MultiIndex.from_frame(table[_PLAN].astype("Int64").fillna(-1).astype("int64"))
     return pd.Series(by_bucket.reindex(keys).to_numpy(), index=table.index, dtype="object")
@@ -267,7 +270,7 @@ def _some(names: pd.Series[str]) -> str:
 
 
 def _lines(trace: Trace) -> pd.Series[Any]:
-    """Where each collective was launched: file, line and function."""
+    """Return the call site of each collective as text: file, line and function."""
     sites = trace.call_sites
     text = sites["file"] + ":" + sites["line"].astype(str) + " (" + sites["function"] + ")"
     known = text.set_axis(pd.MultiIndex.from_frame(sites[["rank", "call_site"]]))
@@ -277,6 +280,6 @@ def _lines(trace: Trace) -> pd.Series[Any]:
 
 
 def _or_missing(numbers: Int64Array) -> pd.Series[int]:
-    """Whole numbers, those below 0 missing."""
+    """Convert to nullable integers, with negative numbers as NA."""
     series = pd.Series(numbers).astype("Int64")
     return series.mask(series < 0)

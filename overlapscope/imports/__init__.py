@@ -1,1 +1,1 @@
-"""Traces of other tools, made into recordings."""
+"""Importers that convert traces of other tools to recordings."""

@@ -1,4 +1,4 @@
-"""The collectives of a profile: what was launched when, and when it ran."""
+"""The collectives of a profile: when each was launched, and when it ran."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from overlapscope.imports.kineto import Profile
 from overlapscope.trace.format import DTYPE_BYTES
 
 _OPS: Final = {"allreduce": "all_reduce", "broadcast": "broadcast"}
-"""Those that an event log holds, by their names in PyTorch's operators."""
+"""Operations that an event log can hold, by their names in PyTorch's operators."""
 _NO_COLLECTIVES: Final = ("", "wait", "init", "barrier", "monitored_barrier")
 _DTYPES: Final = {"float": "float32", "double": "float64", "half": "float16", "c10::half": "float16"} | {
     "bfloat16": "bfloat16",
@@ -25,27 +25,27 @@ _DTYPES: Final = {"float": "float32", "double": "float64", "half": "float16", "c
     "unsigned char": "uint8",
     "bool": "bool",
 }
-"""Ours, by the names of ``c10::ScalarType`` and of C++."""
+"""Element types as event logs name them, by the names of ``c10::ScalarType`` and of C++."""
 
 
 @dataclass(kw_only=True)
 class Collective:
-    """One of them, on this rank."""
+    """A collective of this rank."""
 
     op: str
     dtype: str
     elements: int
-    """0 if the trace does not say."""
+    """Number of elements; 0 if the trace does not have it."""
     group: str
     launch_ns: int
-    """On the clock of the host."""
+    """Launch time on the clock of the host."""
     start_ns: int | None = None
-    """None if it is not seen to run."""
+    """Start time; None if the trace does not show when it ran."""
     end_ns: int | None = None
 
 
 def collectives_of(profile: Profile) -> tuple[list[Collective], Counter[str]]:
-    """Those that an event log can hold, in order of launch; and how many there are of others, by name."""
+    """Return the collectives that an event log can hold, in launch order, and the number of others by name."""
     found, left_out = [], Counter[str]()
     ran = _runs_on_device(profile)
     on_host = {op: iter(_runs_on_host(profile, op)) for op in _OPS.values()}
@@ -59,7 +59,7 @@ def collectives_of(profile: Profile) -> tuple[list[Collective], Counter[str]]:
         if op is None:
             left_out[name] += 1
             continue
-        # Without a device the backend's annotations last as long as its collectives: the n-th is of the n-th launch.
+        # Without a device, annotations of the backend span its collectives: the n-th belongs to the n-th launch.
         start_ns, end_ns = ran.get(identity, (None, None)) if len(profile.kernels) else next(on_host[op], (None, None))
         known = _DTYPES.get(dtype.lower(), dtype)
         found.append(
@@ -77,7 +77,7 @@ def collectives_of(profile: Profile) -> tuple[list[Collective], Counter[str]]:
 
 
 def _runs_on_device(profile: Profile) -> dict[int, tuple[int, int]]:
-    """By id, from the first of a collective's kernels until the last."""
+    """Return (start, end) of each collective by id: from its first kernel until its last."""
     kernels = profile.kernels[profile.kernels["op"] != ""]
     edges = kernels.groupby("id").agg({"start_ns": "min", "end_ns": "max"})
     return {

@@ -1,7 +1,7 @@
-"""The events of a Chrome trace, as torch.profiler writes it, in batches: however large the file, memory stays small.
+"""Streaming reader of Chrome traces as torch.profiler writes them: events in batches, in bounded memory.
 
-A trace is one JSON object whose ``traceEvents`` are nearly all of it, or just their list. The text is cut between two
-events every few megabytes; what does not come apart where it was cut is read event by event, which takes longer.
+A trace is one JSON object that consists almost entirely of ``traceEvents``, or just their list. The text is cut between
+two events every few megabytes; a piece that does not parse is read event by event, which takes longer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Event = dict[str, Any]
 
 _CHUNK_BYTES: Final = 4 * 1024**2
 _MOST_AROUND_BYTES: Final = 64 * 1024**2
-"""What may stand before, between or after events: in real traces a few kilobytes."""
+"""Maximum size of text before, between or after events; real traces have a few kilobytes."""
 _EVENTS: Final = b'"traceEvents"'
 _EVERY_EVENT_HAS: Final = b'"ph"'
 _GZIP: Final = b"\x1f\x8b"
@@ -30,7 +30,7 @@ _DECODER: Final = json.JSONDecoder()
 
 
 class _Unpack(Protocol):
-    """``zlib.decompressobj``, whose type has no name."""
+    """The type of ``zlib.decompressobj()``, which has no public name."""
 
     @property
     def unconsumed_tail(self) -> bytes: ...
@@ -42,10 +42,10 @@ class _Unpack(Protocol):
 
 
 class EventStream:
-    """The events of one file; what stands around them is known once they have been read.
+    """The events of one trace file; its other fields are known once all events have been read.
 
     Args:
-        path: of a trace, which may be compressed with gzip.
+        path: path of the trace, which may be compressed with gzip.
 
     Raises:
         OverlapScopeError: it can't be opened.
@@ -54,11 +54,11 @@ class EventStream:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.header: dict[str, Any] = {}
-        """What the trace says beside its events, such as ``distributedInfo``."""
+        """Fields of the trace other than its events, such as ``distributedInfo``."""
         self.problem: str | None = None
-        """Why events at the end of the file are missing; None if they are not."""
+        """Why events at the end of the file are missing; None if none are."""
         self.read_bytes = 0
-        """Of the file, as it lies on disk."""
+        """Number of bytes read so far, compressed if the file is."""
         try:
             if not path.is_file():
                 raise OverlapScopeError(f"{path}: not a file")
@@ -70,10 +70,10 @@ class EventStream:
         self._gzip: _Unpack | None = zlib.decompressobj(wbits=_WITH_GZIP_HEADER) if is_compressed else None
 
     def batches(self) -> Iterator[list[Event]]:
-        """All events, some ten thousand at a time, in the order of the file. Integers beyond 64 bits are floats.
+        """Generate all events, some ten thousand at a time, in file order; integers beyond 64 bits become floats.
 
         Raises:
-            OverlapScopeError: this is no trace.
+            OverlapScopeError: the file is not a trace.
         """
         with self._raw:
             before, text = self._find_events()
@@ -105,7 +105,7 @@ class EventStream:
         return chunk
 
     def _find_events(self) -> tuple[bytes, bytes]:
-        """What stands before the first event, and the text from there on."""
+        """Return the text before the first event, and the text from there on that has been read."""
         text = self._more()
         if text.lstrip()[:1] == b"[":
             begin = text.index(b"[") + 1
@@ -121,14 +121,18 @@ class EventStream:
         return text[:place], text[begin + 1 :]
 
     def _cut(self, text: bytes) -> tuple[list[Event], bytes]:
-        """The events that are whole, and the text after them."""
+        """Return complete events at the beginning of the text, and the text after them.
+
+        The text is cut before the last event that has its ``"ph"``, as that one may be incomplete. Example:
+        ``{"ph":1},{"ph":2},{"p`` is cut into the event ``{"ph":1}`` and the text ``{"ph":2},{"p``.
+        """
         newest = text.rfind(_EVERY_EVENT_HAS)
         comma = text.rfind(b",", 0, max(0, text.rfind(b"{", 0, max(0, newest))))
         if comma > 0:
             try:
                 return orjson.loads(b"[" + text[:comma] + b"]"), text[comma + 1 :]
             except orjson.JSONDecodeError:
-                pass  # the place was within an event
+                pass  # the cut was within an event
         if len(text) <= _MOST_AROUND_BYTES:
             return [], text
         events, rest = self._one_by_one(text)
@@ -137,14 +141,14 @@ class EventStream:
         return events, rest
 
     def _last(self, text: bytes) -> tuple[list[Event], bytes]:
-        """The last events, and what stands after the list."""
+        """Return the last events, and the text after the list."""
         events, rest = self._one_by_one(text)
         if not rest.lstrip().startswith(b"]") and self.problem is None:
             self.problem = "it ends in the middle of an event"
         return events, rest
 
     def _one_by_one(self, text: bytes) -> tuple[list[Event], bytes]:
-        """As many whole events as there are at the beginning, and the rest."""
+        """Return all complete events at the beginning of the text, and the rest of it."""
         decoded = text.decode("utf-8", errors="replace")
         events: list[Event] = []
         place = 0
@@ -161,7 +165,7 @@ class EventStream:
             events.append(event)
 
     def _read_header(self, before: bytes, after: bytes) -> None:
-        """Parse what stands around the list; a part that is cut short is left out."""
+        """Parse the fields before and after the list of events; a truncated end is left out."""
         rest = after.lstrip()[1:].strip()
         for text in (
             before.strip() + b'"":0' + (rest if rest[:1] in (b",", b"}") else b"}"),

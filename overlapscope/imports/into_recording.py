@@ -1,4 +1,4 @@
-"""Trainings that were found in traces of other tools, written as a recording that all commands and pages read."""
+"""Writer of imported training runs: a recording that all commands and pages can read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from overlapscope.trace.seal import seal
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
-    """One rank's trace and what was found in it."""
+    """The trace of one rank, and the training run found in it."""
 
     rank: int
     source: Source
@@ -36,10 +36,10 @@ class Imported:
 
 
 def ranks_of(sources: Sequence[Source]) -> list[int]:
-    """The rank of each trace: what they say, or 0 for one that says nothing.
+    """Return the rank of each trace, as recorded in it; 0 for a single trace without one.
 
     Raises:
-        OverlapScopeError: several of them say nothing, or the same.
+        OverlapScopeError: there are several traces, and one has no rank or two have the same.
     """
     if len(sources) == 1:
         return [sources[0].rank or 0]
@@ -57,7 +57,7 @@ def ranks_of(sources: Sequence[Source]) -> list[int]:
 
 
 def write_recording(folder: Path, imported: Sequence[Imported]) -> None:
-    """Write all ranks into a folder.
+    """Write the recordings of all ranks into a folder.
 
     Raises:
         OverlapScopeError: it can't be written.
@@ -97,7 +97,7 @@ def _write_rank(folder: Path, one: Imported, count: int) -> None:
             "host": source.host or "unknown",
             "pid": -1,
             "device": source.device,
-            # Times of one host are of one clock; of others it is not known.
+            # Ranks of one host share a clock; whether ranks of unknown hosts do is not known.
             "boot_id": f"import {one.rank if source.host is None else source.host}",
             "clock_samples": [{"monotonic_ns": begin_ns, "unix_ns": begin_ns}],
         },

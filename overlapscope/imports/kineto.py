@@ -1,7 +1,7 @@
-"""What a trace of torch.profiler (Kineto) says of the training: a ``Profile``, of one rank.
+"""Reader of torch.profiler (Kineto) traces: one rank's trace as a ``Profile``.
 
-Only what is needed is kept: annotations and operators by which phases, buckets and collectives are told, launches, and
-kernels. Fields are those of libkineto's ``output_json.cpp`` and ``MetadataFieldCatalog.h``.
+Only the events we need are kept: annotations and operators that identify phases, buckets and collectives, launches, and
+kernels. The field names are those of libkineto's ``output_json.cpp`` and ``MetadataFieldCatalog.h``.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from overlapscope.errors import OverlapScopeError
 from overlapscope.imports.event_stream import Event, EventStream
 
 Progress = Callable[[int, int], None]
-"""Called with (bytes read so far, bytes in all)."""
+"""Callback that is called with (bytes read so far, bytes in total)."""
 
 _COLLECTIVE: Final = "record_param_comms"
 CALL: Final = "c10d::"
-"""How names of the operators of torch.distributed begin."""
+"""Prefix of the names of torch.distributed's operators."""
 _OF_HANDLER: Final = re.compile(r"^(?P<host>.+)_\d+\.\d+\.pt\.trace\.json(\.gz)?$")
-"""How ``tensorboard_trace_handler`` names files."""
+"""File names that ``tensorboard_trace_handler`` gives."""
 _ENDS_WITH_RANK: Final = re.compile(r"rank[-_ ]?(\d+)", re.IGNORECASE)
 SPANS: Final = (
     ("ProfilerStep#", "step"),
@@ -41,66 +41,69 @@ SPANS: Final = (
     ("nccl:", "backend"),
     ("gloo:", "backend"),
 )
-"""How names begin, and what they are to us."""
+"""Prefixes of names of annotations and operators, and the kind of span of each."""
 _ON_DEVICE: Final = {"kernel": "kernel", "Kernel": "kernel", "gpu_memcpy": "copy", "Memcpy": "copy"} | {
     "gpu_memset": "set",
     "Memset": "set",
 }
-"""Categories, as they are written now and were in 2021."""
+"""Categories of events on the device, as written today and in 2021, and our kind of each."""
 _LAUNCHES: Final = ("cuda_runtime", "cuda_driver", "Runtime", "hip_runtime")
 LAUNCHES_WORK: Final = re.compile(r"LaunchKernel|LaunchCooperative|Memcpy|Memset|GraphLaunch")
-"""Of the runtime's calls; others have a correlation as well, and nothing on the device."""
+"""Calls of the runtime that launch work; others have a correlation id too, but run nothing on the device."""
 _OF_BACKEND: Final = re.compile(r"^(nccl|rccl|void nccl|void rccl|msccl)", re.IGNORECASE)
-"""NCCL's kernels: ``ncclKernel_AllReduce_...`` until 2.18, ``ncclDevKernel_...`` from then on, RCCL's the same."""
+"""Names of NCCL's kernels: ``ncclKernel_AllReduce_...`` until 2.18, ``ncclDevKernel_...`` since; RCCL has the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """One rank's trace. Times are nanoseconds since ``source.base_ns``."""
+    """The trace of one rank. Times are nanoseconds since ``source.base_ns``; all tables are sorted by start_ns."""
 
     source: Source
     spans: pd.DataFrame
-    """kind (of ``SPANS``), name, thread, start_ns, end_ns, in order of start"""
+    """Annotations and operators: kind (of ``SPANS``), name, thread, start_ns, end_ns."""
     collectives: pd.DataFrame
-    """id, op, elements (0: unknown), dtype, group, thread, start_ns, end_ns of their launches, in order of start"""
+    """Launches of collectives: id, op, elements (0 if unknown), dtype, group, thread, start_ns, end_ns."""
     trained: pd.DataFrame
-    """start_ns of operators whose gradient is computed later, by the flows that lead there; empty in old traces"""
+    """start_ns of operators whose gradient is computed later, as flow events show; empty in old traces."""
     launches: pd.DataFrame
-    """correlation, thread, start_ns"""
+    """Launches of work on the device: correlation, thread, start_ns."""
     kernels: pd.DataFrame
-    """kind (kernel, copy, set), stream, correlation, id, op (of a collective; else empty), start_ns, end_ns"""
+    """Work on the device: kind (kernel, copy, set), stream, correlation, id, op, start_ns, end_ns.
+
+    ``op`` is that of a collective, empty for other work; ``id`` is that of the launch in ``collectives``.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What a trace says of itself."""
+    """Metadata of a trace."""
 
     path: Path
     tool: str
-    """That wrote it."""
+    """Name of the tool that wrote it."""
     rank: int | None
-    """None if the trace does not say."""
+    """Rank; None if neither the trace nor its file name has it."""
     host: str | None
     world_size: int | None
     backend: str | None
     device: str
     """Name of the device, or ``cpu``."""
     base_ns: int
-    """Of the clock of the host since 1970; 0 if times are since then themselves."""
+    """Unix time at which the profile's times begin; 0 if they are Unix times themselves."""
     problem: str | None = None
-    """Why its end is missing, if it is. What that held is not known: events are not in the order of time."""
+    """Why the end of the file is missing, if it is. Any event may be missing, as they are not in order of time."""
     notes: tuple[str, ...] = ()
-    """What else the tool says of what it did not see, in sentences."""
+    """Sentences in which the tool reports other missing data."""
 
 
 def read_profile(path: Path, progress: Progress | None = None) -> Profile:
     """Read the trace of one rank.
 
     Args:
-        progress: told how far it has come.
+        progress: called after each batch of events.
 
     Raises:
-        OverlapScopeError: it is no such trace.
+        OverlapScopeError: the file is not such a trace.
     """
     stream = EventStream(path)
     rows = _Rows()
@@ -139,22 +142,27 @@ def read_profile(path: Path, progress: Progress | None = None) -> Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelOverlap:
-    """How long kernels of the backend ran, and how long of that others ran beside them."""
+    """Communication on the device and how much of it was hidden under compute kernels."""
 
     communication_ns: int
+    """Time in which any kernel of the backend ran."""
     hidden_ns: int
+    """The part of ``communication_ns`` in which other kernels ran as well."""
 
     @property
     def exposed_ns(self) -> int:
-        """Nothing but communication ran on the device."""
+        """Return the time in which only communication ran on the device."""
         return self.communication_ns - self.hidden_ns
 
 
 def kernel_overlap(profile: Profile) -> KernelOverlap:
-    """Overlap as HolisticTraceAnalysis counts it: unions over the whole trace of kernels, without copies and memsets.
+    """Compute overlap as HolisticTraceAnalysis does: from unions of all kernels of a trace, without copies and memsets.
 
-    The account of a step counts a backward as compute from its begin to its end, also while the device has nothing to
-    do because the host is late; this does not.
+    The step-time breakdown counts a backward as compute from its beginning to its end, even while the device is idle
+    because the host is late; this does not.
+
+    Example: communication from 0 to 10 and other kernels from 4 to 20, whose union is 20 long: 10 + 16 - 20 = 6 are
+    hidden.
     """
     kernels = profile.kernels[profile.kernels["kind"] == "kernel"]
     is_backend = kernels["op"] != ""
@@ -172,13 +180,13 @@ def _length_ns(spans_ns: Int64Array) -> int:
 
 
 def rank_in_name(path: Path) -> int | None:
-    """The rank that a file's name tells, as ``rank3.json`` or ``trace_rank-3.json.gz`` do; None if none does."""
+    """Return the rank in a file name such as ``rank3.json`` or ``trace_rank-3.json.gz``; None if it has none."""
     found = _ENDS_WITH_RANK.findall(path.name)
     return int(found[-1]) if found else None
 
 
 class _Growing:
-    """A table that takes rows; packed now and then, as tuples take ten times the memory."""
+    """A growing table: rows are appended as tuples and packed after each batch, as tuples take ten times the memory."""
 
     def __init__(self, *columns: str) -> None:
         self._columns = pd.Index(columns)
@@ -198,14 +206,14 @@ class _Growing:
 
 
 class _Rows:
-    """The rows of the tables, as they come."""
+    """The tables of a profile while events are read."""
 
     def __init__(self) -> None:
         launched = ("id", "op", "elements", "dtype", "group", "thread", "start_ns", "end_ns")
         self.spans = _Growing("kind", "name", "thread", "start_ns", "end_ns")
         self.collectives = _Growing(*launched)
         self.calls = _Growing(*launched)
-        """The same of the operators themselves: gloo says no more of its collectives."""
+        """Launches of collectives by their operators: all that there is with gloo, which emits no metadata."""
         self.trained = _Growing("start_ns")
         self.launches = _Growing("correlation", "thread", "start_ns")
         self.kernels = _Growing("kind", "stream", "correlation", "id", "op", "start_ns", "end_ns")
@@ -253,14 +261,14 @@ class _Rows:
             self.spans.rows.append((kind, name, event["tid"], *_edges(event)))
 
 
-@lru_cache(maxsize=4096)  # names are few, and come again and again
+@lru_cache(maxsize=4096)  # there are few distinct names
 def kind_of_span(name: str) -> str | None:
-    """What an annotation or operator is to us; None if nothing."""
+    """Classify an annotation or operator by its name as a kind of ``SPANS``; None if it is none of them."""
     return next((kind for beginning, kind in SPANS if name.startswith(beginning)), None)
 
 
 def _first_input(args: dict[str, Any]) -> tuple[int, str]:
-    """Number of elements, and element type, of what an operator was given first; only with ``record_shapes``."""
+    """Return number of elements and element type of an operator's first input; (0, "") without ``record_shapes``."""
     dims, types = args.get("Input Dims") or [[]], args.get("Input type") or [""]
     shape = dims[0]
     while shape and isinstance(shape[0], list):  # a list of tensors
@@ -271,14 +279,14 @@ def _first_input(args: dict[str, Any]) -> tuple[int, str]:
 
 @lru_cache(maxsize=4096)
 def op_of_kernel(name: str) -> str:
-    """What a kernel of the backend does, as far as its name tells; empty if it is none."""
+    """Return the operation in the name of a kernel of the backend; empty for other kernels."""
     if not _OF_BACKEND.match(name):
         return ""
     lower = name.lower()
     for op in ("allreduce", "broadcast", "reducescatter", "allgather", "sendrecv", "reduce"):
         if op in lower:
             return op
-    return "generic"  # RCCL names all alike
+    return "generic"  # RCCL gives all its kernels the same name
 
 
 def _ns(microseconds: float) -> int:

@@ -1,9 +1,9 @@
-"""Dumps of NCCL's Inspector -> a calibration: how long the all-reduces of a job have taken, by size.
+"""Importer of NCCL Inspector dumps: a calibration, that is the durations of a job's all-reduces by size.
 
 The plugin (``ext-profiler/inspector`` in NCCL's sources) writes a line of JSON for every collective of every
-communicator and rank: its bytes, and how long its kernel ran. There are no steps, phases and launches in it, so no
-account comes of it. But of an all-reduce the shortest time of all ranks is that of the one that came last, from its
-arrival to the end, which is what ``overlapscope calibrate`` measures.
+communicator and rank: its bytes, and how long its kernel ran. It has no steps, phases or launches, so there can be no
+step-time breakdown. But the shortest duration of an all-reduce over all ranks is that of the rank that arrived last,
+from its arrival to the end, which is what ``overlapscope calibrate`` measures.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _GZIP: Final = b"\x1f\x8b"
 _MARK: Final = b'"inspector_output_format_version"'
 _LONGEST_LINE_BYTES: Final = 1 << 20
 _OF_KERNELS: Final = ("kernel_gpu", "kernel_cpu")
-"""Timing sources. With the third, ``collective_cpu``, a time is that of the call, which does not wait."""
+"""Timing sources we accept. The third, ``collective_cpu``, is the duration of the call, which does not wait."""
 _NS_PER_US: Final = 1000
 
 
@@ -34,11 +34,11 @@ _NS_PER_US: Final = 1000
 class _AllReduce:
     bytes: int
     time_us: float
-    """The shortest of those that are known."""
+    """Shortest duration over the ranks read so far."""
     ranks: int = 1
-    """How many have told of it."""
+    """Number of ranks that have it in their dump."""
     is_same: bool = True
-    """Whether all say that it has as many bytes."""
+    """True if all these ranks have the same number of bytes."""
 
 
 @dataclass
@@ -46,31 +46,31 @@ class _Communicator:
     ranks: int
     hosts: dict[int, str] = field(default_factory=dict)
     all_reduces: dict[int, _AllReduce] = field(default_factory=dict)
-    """By sequence number."""
+    """All-reduces by sequence number."""
 
     @property
     def complete(self) -> list[_AllReduce]:
-        """Those that all ranks have told of."""
+        """Return the all-reduces that are in the dumps of all ranks, with the same size."""
         return [each for each in self.all_reduces.values() if each.ranks == self.ranks and each.is_same]
 
 
 class _Dumps:
-    """What some dumps say, of all communicators."""
+    """The content of several dumps, by communicator."""
 
     def __init__(self) -> None:
         self.communicators: dict[str, _Communicator] = {}
         self.without_kernel = 0
-        """All-reduces whose kernel was not timed."""
+        """Number of all-reduces whose kernel was not timed."""
         self.damaged = 0
-        """Lines that can't be read, such as the one that was being written when the process ended."""
+        """Number of unreadable lines, such as the one that was being written when the process ended."""
         self._read_from: dict[tuple[str, int], Path] = {}
-        """By communicator and rank."""
+        """File that was read for each communicator and rank."""
 
     def read(self, path: Path) -> None:
-        """Add those of a file.
+        """Add the all-reduces of a file.
 
         Raises:
-            OverlapScopeError: it can't be read, is no such dump, or is of a rank that another one is of.
+            OverlapScopeError: it can't be read, is not such a dump, or is of the same rank as another one.
         """
         is_dump = False
         for line in _lines(path):
@@ -109,17 +109,18 @@ class _Dumps:
 def read_inspector(
     paths: Sequence[Path], progress: Callable[[int, int], None] | None = None
 ) -> tuple[Calibration, tuple[str, ...]]:
-    """The all-reduces of the largest communicator of which all ranks' dumps are there.
+    """Read the all-reduces of the largest communicator for which the dumps of all ranks are given.
 
     Args:
-        paths: dumps of all ranks; compressed with gzip as well.
-        progress: called with (files read so far, files in all).
+        paths: dumps of all ranks, which may be compressed with gzip.
+        progress: called with (files read so far, files in total).
 
     Returns:
-        The calibration, and what was left out.
+        The calibration, and descriptions of what was left out.
 
     Raises:
-        OverlapScopeError: one can't be read or is no such dump, two are of the same rank, or no all-reduce is whole.
+        OverlapScopeError: a file can't be read or is not such a dump, two are of the same rank, or no all-reduce is in
+            the dumps of all ranks.
     """
     dumps = _Dumps()
     for number, path in enumerate(paths):
@@ -134,7 +135,7 @@ def read_inspector(
 
 
 def is_inspector_dump(path: Path) -> bool:
-    """Whether a file begins as one does."""
+    """Return whether a file begins like a dump of NCCL's Inspector."""
     try:
         return _MARK in next(_lines(path), b"")
     except OverlapScopeError:
@@ -150,16 +151,16 @@ def _lines(path: Path) -> Iterator[bytes]:
                     if line.strip():
                         yield line
     except (EOFError, zlib.error, gzip.BadGzipFile):
-        return  # cut short: what comes before is whole
+        return  # truncated: the lines before are complete
     except OSError as error:
         raise OverlapScopeError(f"{path}: can't be read ({error.strerror})") from None
 
 
 def _all_reduce_of(perf: dict[str, Any]) -> _AllReduce | None:
-    """None if its time is not that of its kernel.
+    """Parse an all-reduce; None if its duration is not that of its kernel.
 
     Raises:
-        KeyError, TypeError, ValueError: it is no time, or has no size.
+        KeyError, TypeError, ValueError: its duration or size is missing or invalid.
     """
     size, time_us = int(perf["coll_msg_size_bytes"]), float(perf["coll_exec_time_us"])
     if not (math.isfinite(time_us) and time_us >= 0 and size >= 0):

@@ -1,7 +1,7 @@
-"""What a report of Nsight Systems says of the training: a ``Profile`` of each rank in it.
+"""Reader of Nsight Systems reports: a ``Profile`` of each rank in it.
 
-Read from the SQLite file that ``nsys export --type sqlite`` makes of a report. Ranges are those that PyTorch pushes
-under ``torch.autograd.profiler.emit_nvtx()`` (``nsys profile --pytorch=autograd-nvtx``), kernels and launches those of
+Reads the SQLite file that ``nsys export --type sqlite`` makes of a report. NVTX ranges are those that PyTorch pushes
+under ``torch.autograd.profiler.emit_nvtx()`` (``nsys profile --pytorch=autograd-nvtx``), kernels and launches are from
 CUPTI. Columns are as in the scripts that come with Nsight Systems 2022.4 (``gputrace.py``, ``kernexectrace.py``).
 """
 
@@ -34,14 +34,14 @@ from overlapscope.imports.kineto import (
 
 _MAGIC: Final = b"SQLite format 3\x00"
 _PROCESS: Final = 1 << 24
-"""A ``globalTid`` or ``globalPid`` divided by it is the same for all threads of a process."""
+"""Divisor of a ``globalTid`` or ``globalPid`` that leaves a number which all threads of a process share."""
 _IN_NAME: Final = re.compile(r", (?:seq|op_id|input_op_ids|sizes) = ")
-"""Where the name of an operator ends, and what ``emit_nvtx`` adds to it begins (``getNvtxStr``)."""
+"""Separator between the name of an operator and the arguments that ``emit_nvtx`` appends (``getNvtxStr``)."""
 _SIZES: Final = re.compile(r", sizes = (\[[\[\]\d, -]*\])")
 _BYTES: Final = re.compile(r'"Message size \[bytes\]":\s*(\d+)')
-"""In what NCCL attaches to a range of its own (``nvtx_payload_schemas.h``)."""
+"""Message size in the payload that NCCL attaches to its own NVTX ranges (``nvtx_payload_schemas.h``)."""
 _OF_GRADIENTS: Final = {4: "float", 8: "double"}
-"""By the bytes of an element: gradients are floating-point numbers, and of two bytes there are two kinds."""
+"""Element type of gradients by its size in bytes; 2 is missing, as it may be float16 or bfloat16."""
 _LOST: Final = re.compile(r"\b(lost|dropped|not (?:have )?(?:been )?collected|incomplete)\b", re.IGNORECASE)
 _ON_DEVICE: Final = {
     "CUPTI_ACTIVITY_KIND_KERNEL": "kernel",
@@ -51,10 +51,10 @@ _ON_DEVICE: Final = {
 
 
 def is_report(path: Path) -> bool:
-    """Whether a file is SQLite.
+    """Return whether a file is an SQLite database.
 
     Raises:
-        OverlapScopeError: it is a report that has to be exported, or can't be read.
+        OverlapScopeError: it is a report that has to be exported first, or can't be read.
     """
     if path.suffix in (".nsys-rep", ".qdrep"):
         raise OverlapScopeError(f"{path}: make SQLite of it first: nsys export --type sqlite {path}")
@@ -66,10 +66,10 @@ def is_report(path: Path) -> bool:
 
 
 def read_report(path: Path) -> list[Profile]:
-    """Read the processes that train, each a rank.
+    """Read the profile of each process that trains, which is a rank.
 
     Raises:
-        OverlapScopeError: it is no export of Nsight Systems, or has no ranges of PyTorch in it.
+        OverlapScopeError: the file is not an export of Nsight Systems, or has no NVTX ranges of PyTorch.
     """
     with _told(path), closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)) as database:
         report = _Report(database)
@@ -96,28 +96,31 @@ def _told(path: Path) -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, pd.errors.DatabaseError, KeyError, TypeError, ValueError, OverflowError) as error:
-        what = " ".join(str(error.__cause__ or error).split())  # pandas repeats the query
+        what = " ".join(str(error.__cause__ or error).split())  # the message of pandas itself repeats the query
         raise OverlapScopeError(f"{path}: not as Nsight Systems exports it ({what})") from None
 
 
 class _Report:
-    """The tables of a report, those that are there: it has none for what never happened."""
+    """Queries on the tables of a report, which has no table for events that never happened."""
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
         self._tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
 
     def rows(self, table: str, query: str) -> pd.DataFrame:
-        """What a query finds, if there is such a table."""
+        """Run a query; the result is empty if there is no such table."""
         return pd.read_sql_query(query, self._database) if table in self._tables else pd.DataFrame()
 
     def value(self, table: str, query: str) -> Any:
-        """The first value that a query finds, if there is one."""
+        """Return the first value that a query finds; None if there is none."""
         rows = self.rows(table, query)
         return rows.iloc[0, 0] if len(rows) else None
 
     def ranges(self) -> pd.DataFrame:
-        """kind, name, bytes (of what NCCL sums there; else 0), process, thread, start_ns, end_ns, in order of start."""
+        """Return the NVTX ranges that we use, in order of start.
+
+        Columns: kind, name, bytes (of the message, in NCCL's ranges; else 0), process, thread, start_ns, end_ns.
+        """
         columns = {name for (_, name, *_) in self._database.execute("PRAGMA table_info(NVTX_EVENTS)")}
         payload = "jsonText" if "jsonText" in columns else "NULL"
         wanted = [f"{beginning}*" for beginning, _ in SPANS] + [f"{CALL}*", "ncclAllReduce*", "ncclBroadcast*"]
@@ -135,7 +138,7 @@ class _Report:
         return found
 
     def launches(self) -> pd.DataFrame:
-        """correlation, process, thread, start_ns of calls that put work onto the device."""
+        """Return the calls that launch work on the device: correlation, process, thread, start_ns."""
         found = self.rows(
             "CUPTI_ACTIVITY_KIND_RUNTIME",
             "SELECT correlationId AS correlation, globalTid AS thread, start AS start_ns, "
@@ -146,7 +149,10 @@ class _Report:
         return found.assign(process=found["thread"] // _PROCESS)
 
     def kernels(self) -> pd.DataFrame:
-        """kind, process, device, stream, correlation, op, start_ns, end_ns, in order of start."""
+        """Return the work on the device in order of start.
+
+        Columns: kind, process, device, stream, correlation, op, start_ns, end_ns.
+        """
         parts = []
         for table, kind in _ON_DEVICE.items():
             name = "(SELECT value FROM StringIds WHERE id = shortName)" if kind == "kernel" else "NULL"
@@ -211,7 +217,7 @@ def _profile_of(source: Source, ranges: pd.DataFrame, launches: pd.DataFrame, ke
 
 
 def _calls_in(ranges: pd.DataFrame) -> pd.DataFrame:
-    """id, op, elements, dtype, group, thread, start_ns, end_ns of the operators of torch.distributed."""
+    """Return the operators of torch.distributed: id, op, elements, dtype, group, thread, start_ns, end_ns."""
     calls = ranges.loc[ranges["kind"] == "call", ["name", "thread", "start_ns", "end_ns"]].reset_index(drop=True)
     calls["id"] = np.arange(len(calls))
     calls["op"] = [_name_of(name).removeprefix(CALL).strip("_") for name in calls["name"]]
@@ -234,10 +240,14 @@ def _calls_in(ranges: pd.DataFrame) -> pd.DataFrame:
 
 
 def _around(spans: pd.DataFrame, thread: np.ndarray[Any, Any], time_ns: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """(n,) the id of the span in which a thread was at each of these times; -1 of none.
+    """Find the span in which a thread was at each of n times.
 
     Args:
-        spans: id, thread, start_ns, end_ns; those of a thread follow each other.
+        spans: id, thread, start_ns, end_ns; spans of one thread are sorted and don't overlap.
+
+    Returns:
+        (n,) ids of the spans; -1 where there is none. Example: a thread with span 0 from 0 to 4 and span 1 from 10 to
+        14 gives 1 for time 12 and -1 for time 6.
     """
     found = np.full(len(time_ns), -1, dtype=np.int64)
     for number, own in spans.groupby("thread"):
@@ -259,7 +269,7 @@ def _name_of(text: str) -> str:
 
 
 def _elements_in(text: str) -> int:
-    """Number of elements of the first tensor that an operator was given; 0 if its range does not say."""
+    """Return the number of elements of an operator's first tensor; 0 if its NVTX range does not have the sizes."""
     found = _SIZES.search(text)
     shapes = json.loads(found[1]) if found else []
     return next((math.prod(shape) for shape in shapes if shape), 0)

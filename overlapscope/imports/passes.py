@@ -1,4 +1,4 @@
-"""The steps and passes of a training in a profile, on the clock of the host."""
+"""Detection of training steps and forward/backward passes in a profile, on the clock of the host."""
 
 from __future__ import annotations
 
@@ -15,55 +15,60 @@ _HOW: Final = {
     "torch.profiler": "with ProfilerActivity.CPU (and CUDA on a GPU)",
     "Nsight Systems": "under torch.autograd.profiler.emit_nvtx()",
 }
-"""By tool, what it takes to have all that is needed in a trace."""
+"""Options of each tool with which its traces have all that is needed."""
 
 Span = tuple[int, int]
-"""Begin and end, in nanoseconds of the profile."""
+"""(start, end), in nanoseconds of the profile."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """A forward, and what autograd did after it."""
+    """A forward and the backward that follows it."""
 
     step: int
-    """Counted from the first one of the profile."""
+    """Index of the step, counted from the first one of the profile."""
     forward: Span
     is_trained: bool
-    """Else it is an evaluation."""
+    """True if gradients are computed; False in an evaluation."""
     backward: Span | None
-    """None if another forward comes before it, as where a module is called after another one."""
+    """Backward; None if another forward precedes it, as when one module is called after another."""
     copies_in_ns: Int64Array
-    """(n,) when a gradient had been copied into its bucket."""
+    """(n,) times at which a gradient had been copied into its bucket."""
     copies_out_ns: Int64Array
-    """(n, 2) from when until when a gradient was copied back."""
+    """(n, 2) start and end of each copy of a gradient out of its bucket."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """The steps that a profile shows from begin to end."""
+    """The steps that a profile covers completely."""
 
     first: int
-    """The number of the first one, as ``ProfilerStep#`` says, else 0."""
+    """Number of the first step, from its ``ProfilerStep#`` annotation; 0 without one."""
     begin_ns: int
+    """Start of the first step."""
     ends_ns: Int64Array
-    """Of each, with its last optimizer."""
+    """(steps,) end of each step, which is the end of its last optimizer."""
     passes: tuple[Pass, ...]
-    """In order of time."""
+    """Passes of all steps in order of time."""
     optimizers: tuple[Span, ...]
+    """Calls of ``Optimizer.step`` in order of time."""
     fetches: tuple[Span, ...]
-    """Waits for a batch of a DataLoader."""
+    """Waits for a batch of a DataLoader in order of time."""
 
     def of(self, host_ns: int) -> int | None:
-        """The step in which something happened; None if that one does not end in the profile."""
+        """Return the index of the step at a time; None if that step does not end in the profile.
+
+        Example: with steps that end at 8 and 16, time 5 is in step 0, 9 in step 1, and 17 in none.
+        """
         step = int(np.searchsorted(self.ends_ns, host_ns))
         return step if step < len(self.ends_ns) else None
 
 
 def steps_of(profile: Profile) -> Steps:
-    """Find them.
+    """Find the steps of a profile.
 
     Raises:
-        OverlapScopeError: there are none: says what the profile lacks.
+        OverlapScopeError: there are none; the message says what the profile lacks.
     """
     forwards, optimizers = _spans(profile, "forward"), _spans(profile, "optimizer")
     if not len(forwards) or not len(optimizers):
@@ -72,7 +77,8 @@ def steps_of(profile: Profile) -> Steps:
             f"{profile.source.path}: no {lacks} in it; profile whole steps of a DDP training "
             f"{_HOW[profile.source.tool]}"
         )
-    # A step ends with the last optimizer before the next forward.
+    # A step ends with the last optimizer before the next forward. Example: with forwards from 0 and 10 and optimizers
+    # that end at 6, 8 and 16, next_forward is 1, 1, 2, so that the steps end at 8 and 16.
     next_forward = np.searchsorted(forwards[:, 0], optimizers[:, 1])
     is_last = np.append(next_forward[1:] != next_forward[:-1], True)
     ends_ns = optimizers[is_last & (next_forward > 0), 1]
@@ -116,7 +122,7 @@ def _passes(profile: Profile, forwards: Int64Array, optimizers: Int64Array, ends
 
 
 def _first(profile: Profile, first_forward_ns: int) -> tuple[int, int]:
-    """The number of the first step, and when it began."""
+    """Return the number of the first step and its start."""
     spans = profile.spans
     steps = spans[(spans["kind"] == "step") & (spans["start_ns"] <= first_forward_ns)]
     if not len(steps):
@@ -126,6 +132,6 @@ def _first(profile: Profile, first_forward_ns: int) -> tuple[int, int]:
 
 
 def _spans(profile: Profile, kind: str) -> Int64Array:
-    """(n, 2) begin and end of those of a kind, in order of their begin."""
+    """Return (n, 2) start and end of the spans of a kind, in order of start."""
     own = profile.spans.loc[profile.spans["kind"] == kind, ["start_ns", "end_ns"]]
     return own.to_numpy(dtype=np.int64).reshape(-1, 2)

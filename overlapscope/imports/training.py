@@ -1,9 +1,10 @@
-"""A profile -> what our recorder would have written of the same training: phases, steps, buckets and collectives.
+"""Conversion of a profile to the records of an event log: phases, steps, buckets and collectives.
 
-On a device, our recorder times phases by events on the stream that computes: such an event is over when the host has
-put it there and all work before it is done. The same is computed here, from when kernels were launched and ended.
-Stock DDP's own operators tell its buckets: ``mul_out`` copies a gradient that is ready into its bucket, the all-reduce
-follows the last of a bucket, ``copy_bucket_to_grad`` copies one back.
+The result is what our recorder would have written for the same training run. On a device, our recorder times phases by
+events on the compute stream: such an event completes once the host has enqueued it and all work before it is done. This
+is reproduced here from the launches and ends of kernels. Buckets are found by the operators of stock DDP: ``mul_out``
+copies a ready gradient into its bucket, the all-reduce follows the last copy, ``copy_bucket_to_grad`` copies a gradient
+back.
 """
 
 from __future__ import annotations
@@ -23,26 +24,26 @@ from overlapscope.trace.format import DTYPES, NO_INDEX, OPS, Flag, Kind, Phase
 from overlapscope.trace.log import RECORD_DTYPE, Records
 
 Bucket = tuple[str, int]
-"""Element type, and number of elements."""
+"""(element type, number of elements)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What an event log would hold."""
+    """A training run as an event log would hold it."""
 
     records: Records
-    """In the order in which they would have been written; times as in the profile."""
+    """Records in the order in which they would have been written, with the times of the profile."""
     plans: tuple[tuple[Bucket, ...], ...]
-    """The buckets of each bucket plan, in launch order."""
+    """Buckets of each bucket plan, in launch order."""
     notes: tuple[str, ...] = ()
-    """What of the profile is not in the records, in sentences."""
+    """Sentences about data that the records lack."""
 
 
 def training_of(profile: Profile) -> Training:
-    """Find the steps of a training in a profile.
+    """Convert a profile to a training run.
 
     Raises:
-        OverlapScopeError: there are none: says what the profile lacks.
+        OverlapScopeError: it has no steps; the message says what the profile lacks.
     """
     steps = steps_of(profile)
     collectives, left_out = collectives_of(profile)
@@ -57,7 +58,11 @@ def training_of(profile: Profile) -> Training:
 
 
 class _DeviceClock:
-    """When an event that the host records at some time is over on the stream that computes; on a CPU then."""
+    """Function from the host time at which an event is recorded to its completion on the compute stream.
+
+    Example: if kernels are launched at 10 and 20 and end at 15 and 90, an event recorded at 5 completes at 5, one
+    recorded at 12 completes at 15, and one recorded at 30 at 90. Without a device, events complete when recorded.
+    """
 
     def __init__(self, profile: Profile) -> None:
         kernels = profile.kernels[profile.kernels["op"] == ""]
@@ -73,12 +78,12 @@ class _DeviceClock:
 
 
 class _Writing:
-    """Makes the records.
+    """Builder of the records.
 
     Args:
-        steps: of the profile.
-        has_device: whether times are of a device.
-        clock: of that device.
+        steps: steps of the profile.
+        has_device: True if the profile has work on a device, so that times are those of its clock.
+        clock: clock of that device.
     """
 
     def __init__(self, steps: Steps, *, has_device: bool, clock: _DeviceClock) -> None:
@@ -86,11 +91,15 @@ class _Writing:
         self._flags = Flag.DEVICE_CLOCK if has_device else Flag.NONE
         self._rows: list[dict[str, Any]] = []
         self._place: dict[int, tuple[int, int, int]] = {}
-        """Bucket, number of the plan, and when it was ready, by the id of its collective's object."""
+        """Bucket, plan epoch and ready time, by ``id()`` of the collective's object."""
         self.plans: list[tuple[Bucket, ...]] = []
 
     def reduction(self, one: Pass, buckets: Sequence[Collective]) -> None:
-        """The buckets of a pass: their plan, when they were ready, and the copies back, as many as were copied in."""
+        """Add the buckets of a pass: their plan, when they were ready, and the copies back.
+
+        A bucket is ready with its last copy in. Example: launches at 30 and 50 and copies in that end at 10, 20 and 40
+        give counts of 2 and 1, which sum up to 2 and 3, so that the buckets are ready at 20 and 40.
+        """
         plan = tuple((each.dtype, each.elements) for each in buckets)
         if not self.plans or self.plans[-1] != plan:
             self.plans.append(plan)
@@ -102,21 +111,22 @@ class _Writing:
         for bucket, (each, count, until) in enumerate(zip(buckets, counts.tolist(), last.tolist(), strict=True)):
             ready_ns = self._clock(int(copied_ns[until - 1]) if count else each.launch_ns)
             self._place[id(each)] = bucket, epoch, ready_ns
-            # Where counts differ parameters were unused, or gradients are views: which copy is whose is not known.
+            # If the numbers of copies in and out differ, parameters were unused or gradients are views of the buckets:
+            # copies can't be assigned to buckets.
             if count and last[-1] == len(one.copies_out_ns):
                 copies_ns = one.copies_out_ns[until - count : until]
                 self._copy_out(one.step, bucket, epoch, each, (int(copies_ns[0, 0]), int(copies_ns[-1, 1])))
 
     def _copy_out(self, step: int, bucket: int, epoch: int, summed: Collective, host: Span) -> None:
         if not self._has_device and summed.end_ns is not None:
-            # The host has waited for the sum: an annotation that says it ended later was closed late.
+            # The host has waited for the sum: an annotation that ends later was closed late.
             summed.end_ns = min(summed.end_ns, host[0])
         start_ns = max(self._clock(host[0]), summed.end_ns or 0)
         end_ns = max(self._clock(host[1]), start_ns)
         self._add(Kind.COPY_OUT, step, start_ns, end_ns, index=bucket, plan_epoch=epoch, flags=self._flags)
 
     def collectives(self, collectives: Sequence[Collective]) -> None:
-        """All collectives of the steps."""
+        """Add the collectives of all steps."""
         groups = {name: number for number, name in enumerate(dict.fromkeys(each.group for each in collectives))}
         for each in collectives:
             step = self._steps.of(each.launch_ns)
@@ -132,10 +142,10 @@ class _Writing:
                 self._add(Kind.COLLECTIVE, step, each.start_ns, each.end_ns, flags=self._flags, **body)
 
     def phases(self, buckets: Sequence[Sequence[Collective]]) -> None:
-        """The phases of each step, one after the other, and the steps.
+        """Add the steps and the phases of each, which don't overlap.
 
         Args:
-            buckets: of each pass.
+            buckets: buckets of each pass.
         """
         steps, clock = self._steps, self._clock
         host_begin_ns, now_ns = steps.begin_ns, clock(steps.begin_ns)
@@ -158,7 +168,7 @@ class _Writing:
             host_begin_ns = host_end_ns
 
     def _before_forward(self, host: Span, begin_ns: int, forward_ns: int) -> list[tuple[Phase, Span, Flag]]:
-        """What lies between the begin of a step and its first forward: waits for data loaders, and the rest."""
+        """Return the phases between the start of a step and its first forward: waits for data, and host loop."""
         spans = []
         for fetch_ns in (each for each in self._steps.fetches if host[0] <= each[0] < host[1]):
             start_ns, end_ns = (min(self._clock(ns), forward_ns) for ns in fetch_ns)
@@ -187,7 +197,7 @@ class _Writing:
         self._rows.append(row | body)
 
     def records(self) -> Records:
-        """All of them."""
+        """Return all records, in the order in which they would have been written."""
         ordered = sorted(self._rows, key=lambda row: (row["end_ns"], row["kind"] == Kind.STEP))
         records = np.zeros(len(ordered), dtype=RECORD_DTYPE)
         for name in RECORD_DTYPE.names or ():
@@ -197,7 +207,7 @@ class _Writing:
 
 
 def _buckets_of(one: Pass, collectives: Sequence[Collective]) -> list[Collective]:
-    """The all-reduces that were launched while autograd ran."""
+    """Return the all-reduces that were launched during the backward of a pass."""
     if one.backward is None:
         return []
     begin_ns, end_ns = one.backward

@@ -1,1 +1,1 @@
-"""The fault laboratory: real jobs with one known fault each."""
+"""The fault laboratory and the DDP paper's experiments: real jobs with one known fault each, and measured trainings."""

@@ -1,4 +1,4 @@
-"""Every fault of the laboratory, with what is true of it. Data only: the faults themselves are ``examples/faults``."""
+"""The catalog of faults, with the expected diagnosis of each. Only data: the scripts are in ``examples/faults``."""
 
 from __future__ import annotations
 
@@ -10,53 +10,53 @@ from overlapscope.diagnosis.verdict import FaultKind
 FAULT_STEP: Final = 12
 """Step of faults that need not happen earlier or later."""
 _PATIENCE_WITH_SILENCE_S: Final = 60.0
-"""A job whose replicas drift apart goes on, and comes to its end."""
+"""Time for jobs whose replicas diverge: these continue to their end."""
 DEFAULT_WORLD_SIZE: Final = 3
-"""The smallest world size with which a minority can be told from the others."""
+"""Smallest world size in which a minority can be distinguished from the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A script, and the truth about it."""
+    """A fault script, and its expected diagnosis."""
 
     name: str
     """Name for ``overlapscope lab fault NAME``; its script has the same name, with underscores."""
     letter: str = ""
     """Row in the list of what stock PyTorch does when ranks disagree, the source of the first faults."""
     kinds: tuple[FaultKind, ...]
-    """The kinds of a right verdict: one of these."""
+    """Kinds of fault that a correct verdict may have."""
     stock: str
     """What the user of stock PyTorch sees."""
     ranks: tuple[int, ...] = (1,)
-    """Ranks at fault. With three ranks or more they must be named."""
+    """Ranks at fault. With three ranks or more a verdict must name them."""
     is_known_with_two: bool = False
-    """Whether the rank is named with two ranks as well, as this is no disagreement: it is gone, stopped, or hangs."""
+    """True if the rank is also named with two ranks, as this is no disagreement: it is gone, stopped, or hangs."""
     world_sizes: tuple[int, ...] = (2, 3, 4)
     step: int | None = FAULT_STEP
     """Step in which it happens; None before the first one."""
     bucket: int | None = None
-    """Bucket that never came, or that was next; None if buckets have nothing to do with it."""
+    """Bucket that was never reduced, or that was next; None if buckets are irrelevant."""
     parameters: tuple[str, ...] = ()
-    """Parameters that a verdict must name; none if parameters have nothing to do with it."""
+    """Parameters that a verdict must name; empty if parameters are irrelevant."""
     has_line: bool = True
-    """Whether a line of the script is to blame and a process can know it."""
+    """True if a line of the script is to blame and a process can know it."""
     patience_s: float = 8.0
-    """How long a job may hang after the fault; by then it has been reported, or never will be."""
+    """How long a job may hang after the fault; by then the fault is reported, or never will be."""
     needs_instrumented_ddp: bool = False
-    """Whether only our wrapper can see it: stock DDP does not tell."""
+    """True if only our wrapper can detect it, because stock DDP exposes too little."""
 
     @property
     def is_negative(self) -> bool:
-        """Whether nothing is wrong, so that any report is a false alarm."""
+        """Return True if nothing is wrong, so that any report is a false alarm."""
         return self.kinds[0] == "healthy"
 
     @property
     def script(self) -> str:
-        """File name of the script in ``examples/faults``."""
+        """Return the file name of the script in ``examples/faults``."""
         return self.name.replace("-", "_") + ".py"
 
     def blamed(self, world_size: int) -> tuple[int, ...]:
-        """The ranks that a right verdict blames: none if two ranks disagree."""
+        """Return the ranks that a correct verdict blames: none if two ranks disagree."""
         if self.is_negative or (world_size == 2 and not self.is_known_with_two):
             return ()
         return tuple(rank for rank in self.ranks if rank < world_size)
@@ -104,7 +104,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
         letter="b",
         kinds=("gradients never ready",),
         stock="at the next forward: indices 4 5 6 7",
-        is_known_with_two=True,  # DDP asks for all gradients: that is no matter of opinion
+        is_known_with_two=True,  # DDP requires all gradients, so this is not one rank's word against the other's
         bucket=1,
         parameters=("branch.0.weight", "branch.0.bias", "branch.2.weight", "branch.2.bias"),
     ),

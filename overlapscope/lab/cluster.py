@@ -1,4 +1,4 @@
-"""A job on hosts of its own: one command on each of them, ended together."""
+"""A job on simulated hosts: one command on each of them, stopped together."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from typing import Final
 from overlapscope.lab.network.hosts import INTERFACE, Hosts, python_module
 
 PATIENCE_S: Final = 10.0
-"""For what may end by itself: the other hosts when one has failed, or all of them after Ctrl-C."""
+"""Time to exit without SIGKILL, for the other hosts after one has failed, or for all of them after Ctrl-C."""
 _MASTER_PORT: Final = "29500"
-"""torch's own default. Hosts of different clusters share no ports."""
+"""torch's default port. Hosts of different clusters share no ports."""
 _LOOK_EVERY_S: Final = 0.05
 
 OnLine = Callable[[int, str], None]
 
 
 def host_name(host: int) -> str:
-    """What a host calls itself, and the others it."""
+    """Return the host name, for the host itself and for the others."""
     return f"host{host}"
 
 
 def variables_of(host: int, hosts: Hosts, ranks_per_host: int) -> dict[str, str]:
-    """Environment variables that tell launchers, and scripts without one, their place in the cluster.
+    """Return the environment variables that tell launchers, and scripts without one, their position in the cluster.
 
     torchrun takes its options from those that begin with ``PET_``. A host with one rank needs no launcher.
     """
@@ -55,25 +55,25 @@ def variables_of(host: int, hosts: Hosts, ranks_per_host: int) -> dict[str, str]
 
 @dataclass
 class Job:
-    """The command on each host, by number."""
+    """A running command on each host, by host number."""
 
     hosts: Hosts
     processes: list[subprocess.Popen[str]]
     first_failed: int | None = None
-    """The host whose command was the first to fail."""
+    """First host whose command failed."""
 
     def wait(self, signals: Sequence[int], on_failure: Callable[[int, int], None]) -> int:
         """Wait until the commands on all hosts have ended.
 
-        When one has failed, or a signal has come, the others have ``PATIENCE_S`` to end in their own way. A second
-        signal ends them at once.
+        After a failure or a signal, the others have ``PATIENCE_S`` to exit on their own. A second signal ends them at
+        once.
 
         Args:
-            signals: those that have come so far and are meant for the job; looked at again and again.
-            on_failure: called with the first host that has failed, and its exit status.
+            signals: Signals received so far that are meant for the job; polled.
+            on_failure: Called with the first host that has failed, and its exit status.
 
         Returns:
-            The exit status of the first that failed, -N if signal N ended it or the job; 0 if all is well.
+            The exit status of the first command that failed, -N if signal N ended it or the job; 0 if all succeeded.
         """
         told = 0
         terminate_s = kill_s = math.inf
@@ -101,8 +101,8 @@ class Job:
         return 0 if self.first_failed is None else self.processes[self.first_failed].returncode
 
     def kill(self) -> None:
-        """End all processes on the hosts, also those that their command has left behind, and wait until they have."""
-        deadline_s = time.monotonic() + PATIENCE_S  # one that waits for a disk may take longer
+        """Kill all processes on the hosts, also those that their command has left behind, and wait for their end."""
+        deadline_s = time.monotonic() + PATIENCE_S  # a process that waits for a disk may take longer
         while (left := self._pids()) and time.monotonic() < deadline_s:
             for pid in left:
                 with suppress(ProcessLookupError):
@@ -119,7 +119,7 @@ class Job:
         return next((host for host, process in enumerate(self.processes) if process.poll()), None)
 
     def _send(self, number: int) -> None:
-        """To the command and the processes of its group, as a terminal does."""
+        """Send a signal to the command and its process group, as a terminal does."""
         for process in self._running():
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
@@ -133,19 +133,19 @@ def running(
     ranks_per_host: int,
     on_line: OnLine,
 ) -> Iterator[Job]:
-    """Start a command on each host, and end what is left of it afterwards.
+    """Start a command on each host, and kill what remains of it afterwards.
 
     Args:
-        hosts: stay for as long as the block.
-        command: its program is a path.
-        environment: of all; what depends on the host is added.
-        ranks_per_host: how many processes of a host train.
-        on_line: called with the host and each line that it prints, on a thread.
+        hosts: Hosts that exist for as long as the block.
+        command: The command; its program is a path.
+        environment: Environment for all hosts; host-specific variables are added.
+        ranks_per_host: Number of training processes per host.
+        on_line: Called with the host and each line of output, on a thread.
     """
     numbers = range(len(hosts.namespaces))
     cores = len(os.sched_getaffinity(0))
     shared = {
-        "OMP_NUM_THREADS": str(max(1, cores // (len(numbers) * ranks_per_host))),  # all hosts have the same cores
+        "OMP_NUM_THREADS": str(max(1, cores // (len(numbers) * ranks_per_host))),  # all hosts share the same cores
         **environment,
         "PYTHONUNBUFFERED": "1",
     }
@@ -164,7 +164,7 @@ def running(
                     stderr=subprocess.STDOUT,
                     text=True,
                     errors="replace",
-                    start_new_session=True,  # Ctrl-C comes to us alone, and goes to all hosts from here
+                    start_new_session=True,  # Ctrl-C reaches only us, and is passed on to all hosts from here
                 )
                 job.processes.append(process)
                 reader = threading.Thread(target=_read, args=(process, host, on_line), daemon=True)
@@ -181,7 +181,7 @@ def running(
 
 def _names(hosts: Hosts) -> str:
     addresses = {hosts.address(host): host_name(host) for host in range(len(hosts.namespaces))}
-    # torch asks for names of IPv4 addresses written as IPv6, and warns if there is none.
+    # torch looks up names of IPv4 addresses written as IPv6, and warns if there is none.
     lines = [f"{address} {name}\n::ffff:{address} {name}" for address, name in addresses.items()]
     return "\n".join(["127.0.0.1 localhost", "::1 localhost", *lines, ""])
 

@@ -1,4 +1,4 @@
-"""The diagnosis of a recording from the laboratory, as ``overlapscope diagnose`` makes it."""
+"""The diagnosis of a recording from the laboratory, as in ``overlapscope diagnose``."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from overlapscope.errors import OverlapScopeError
 
 
 def diagnose(folder: Path) -> tuple[Verdict, str]:
-    """The verdict on a folder, and on the processes that wrote it as far as they still exist; also as text."""
+    """Diagnose a recording and those of its processes that still exist; return the verdict and the report text."""
     try:
         evidence, _ = read_evidence(folder)
-    except OverlapScopeError as error:  # no rank got as far as recording anything
+    except OverlapScopeError as error:  # no rank got far enough to record anything
         return Verdict(kind="cannot tell", sentence=str(error)), str(error)
     verdict = judge(evidence)
     return verdict, report_text(verdict, evidence)

@@ -1,4 +1,4 @@
-"""Running a fault: one real process per rank, watched until nothing more will happen, and ended by pid."""
+"""Fault jobs: one real process per rank, watched until nothing more will happen, and ended by pid."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from overlapscope.trace.reports import read_reports
 Wrapper = Literal["instrumented", "torch"]
 
 STOCK_TIMEOUT_S: Final = 20.0
-"""Timeout of the process group when a fault runs without our tools: half an hour is too long to wait."""
+"""Timeout of the process group when a fault runs without our tools: the default of half an hour is too long to wait."""
 _TIME_LIMIT_S: Final = 100.0
 _PATIENCE_S: Final = 8.0
-"""For so long nobody says anything in a job that hangs. Watchdogs take less time than that."""
+"""Silence after which a job counts as hanging. Watchdogs need less time than that."""
 _PATIENCE_AFTER_REPORTS_S: Final = STUCK_AFTER_NS / 1e9 + 0.5
-"""Once all ranks that are left have reported: a diagnosis waits nearly as long before it calls them stuck."""
+"""Silence once all remaining ranks have reported: a diagnosis waits nearly as long before it calls them stuck."""
 _LOOK_EVERY_S: Final = 0.05
 
 OnLine = Callable[[int, str], None]
 
 
 class Process(Protocol):
-    """A rank's process, as ``subprocess`` has it."""
+    """Process of a rank, with the interface of ``subprocess``."""
 
     pid: int
     stdout: IO[str] | None
 
     def poll(self) -> int | None:
-        """The exit code, negative if a signal ended the process; None while it runs."""
+        """Return the exit code, negative if a signal ended the process; None while it runs."""
 
     def kill(self) -> None:
         """Send SIGKILL if the process still runs."""
@@ -51,11 +51,11 @@ class Process(Protocol):
 
 
 Start = Callable[[Path, dict[str, str]], Process]
-"""Starts a script with an environment; its stdout and stderr are read as ``stdout``."""
+"""Function that starts a script with an environment; its stdout and stderr are both read as ``stdout``."""
 
 
 def start_python(script: Path, environment: dict[str, str]) -> Process:
-    """A new interpreter, as a launcher would start it."""
+    """Start a new interpreter, as a launcher would."""
     return subprocess.Popen(
         [sys.executable, str(script)],
         env=environment,
@@ -68,33 +68,33 @@ def start_python(script: Path, environment: dict[str, str]) -> Process:
 
 @dataclass
 class Job:
-    """A running job: its processes and their output."""
+    """Running job: its processes and their output."""
 
     processes: list[Process]
     fault_times: Path
     trace: Path | None = None
     started_s: float = field(default_factory=time.monotonic)
     heard_s: float = 0.0
-    """When a rank last printed something, or ended."""
+    """Time at which a rank last printed something, or ended (``time.monotonic``)."""
     output: list[list[str]] = field(default_factory=list)
     """Lines of output by rank."""
 
     def fault_ns(self) -> int | None:
-        """When the fault happened (CLOCK_MONOTONIC), if it has; the first time, if it has on several ranks."""
+        """Return the time of the first fault on any rank (CLOCK_MONOTONIC), or None before it happened."""
         times = [file.read_text() for file in self.fault_times.iterdir()]
         return min((int(text) for text in times if text), default=None)
 
     def running(self) -> tuple[int, ...]:
-        """The ranks that have not ended."""
+        """Return the ranks that have not ended."""
         return tuple(rank for rank, process in enumerate(self.processes) if process.poll() is None)
 
     def wait(self, patience_s: float = _PATIENCE_S, time_limit_s: float = _TIME_LIMIT_S) -> None:
-        """Wait until all ranks have ended, or those left have been silent since the fault.
+        """Wait until all ranks have ended, or the remaining ones have been silent since the fault.
 
         Args:
-            patience_s: so long after the fault, or after a rank has said something or ended. Shorter once those that
-                are left have reported.
-            time_limit_s: in all.
+            patience_s: Silence to wait for, after the fault or after the last output or exit of a rank. Shorter once
+                the remaining ranks have reported.
+            time_limit_s: Limit of the total time.
         """
         deadline_s = self.started_s + time_limit_s
         left = self.running()
@@ -109,7 +109,7 @@ class Job:
                 return
 
     def _hang_and_say_so(self, ranks: tuple[int, ...]) -> bool:
-        """Whether all of these have reported something that holds, and none is about to end, as on a busy machine."""
+        """Return True if all of these have a standing report, and none is about to end, as on a busy machine."""
         folders = {rank: rank_folder(self.trace, rank) for rank in ranks if self.trace is not None}
         said = {report.rank for report in read_reports(folders) if report.retracted_ns is None}
         return (
@@ -119,7 +119,7 @@ class Job:
         )
 
     def ends(self) -> list[str]:
-        """How each rank ended, or that it still runs."""
+        """Describe how each rank ended, or that it still runs."""
         return [_end_of(process.poll()) for process in self.processes]
 
 
@@ -135,16 +135,16 @@ def running(
     on_line: OnLine | None = None,
     start: Start = start_python,
 ) -> Iterator[Job]:
-    """Start a job, and end what is left of it afterwards.
+    """Start a job, and kill what remains of it afterwards.
 
     Args:
-        script: runs on each rank, as torchrun would start it.
-        wrapper: whose DistributedDataParallel.
-        trace: folder to record into; None records nothing.
-        timeout_s: of the process group; None for torch's own.
-        extra_environment: of the ranks.
-        on_line: called with the rank and each line that it prints, on a thread.
-        start: how a rank is started.
+        script: Script to run on each rank, as torchrun would start it.
+        wrapper: Which DistributedDataParallel to use.
+        trace: Folder to record into; None records nothing.
+        timeout_s: Timeout of the process group; None for torch's default.
+        extra_environment: Further environment variables of the ranks.
+        on_line: Called with the rank and each line of output, on a thread.
+        start: Function that starts a rank.
     """
     with tempfile.TemporaryDirectory(prefix="overlapscope-lab-") as temporary:
         fault_times = Path(temporary, "fault_times")

@@ -12,19 +12,19 @@ from overlapscope.trace.reports import read_reports
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """One report of one rank."""
+    """Report of one rank."""
 
     rank: int
     time_ns: int
-    """Host nanoseconds (CLOCK_MONOTONIC)."""
+    """Host time in nanoseconds (CLOCK_MONOTONIC)."""
     verdict: Verdict
     message: str
     is_retracted: bool
-    """Whether the report was withdrawn because the job went on: it was only slow."""
+    """True if the report was withdrawn because the job continued: it was only slow."""
 
 
 def reports_in(folder: Path) -> list[Report]:
-    """All reports in a recording, by time."""
+    """Read all reports in a recording, sorted by time."""
     folders = {int(one.name.removeprefix("rank_")): one for one in folder.glob("rank_*")}
     return [
         Report(

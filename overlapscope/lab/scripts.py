@@ -1,4 +1,4 @@
-"""The scripts of the laboratory: where they are, and what they say about themselves."""
+"""The scripts of the laboratory: their paths, and the explanations in their docstrings."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from typing import Final
 from overlapscope.lab.catalogue import Fault
 
 _MARKS: Final = ("# <- the fault", "# <- seen here")
-"""Marks of the faulty line, and of lines at which a process can notice it."""
+"""Comments that mark the faulty line, and lines at which a process can notice it."""
 
 
 def script_of(fault: Fault) -> Path:
-    """The script of one fault."""
+    """Return the path of a fault's script."""
     return _examples() / "faults" / fault.script
 
 
 def experiment_script(name: str) -> Path:
-    """A script of the experiments."""
+    """Return the path of a script of the experiments."""
     return _examples() / "experiments" / name
 
 
 def explanation_of(fault: Fault) -> str:
-    """The script's own explanation: the fault in one line, how it happens, what you see."""
+    """Return the script's explanation: the fault in one line, how it happens, what you see."""
     source = script_of(fault).read_text(encoding="utf-8")
     return ast.get_docstring(ast.parse(source)) or ""
 
 
 def title_of(fault: Fault) -> str:
-    """The fault in one line."""
+    """Return the fault in one line."""
     return explanation_of(fault).partition("\n")[0].replace("``", "")
 
 
 def faulty_lines(fault: Fault) -> tuple[int, ...]:
-    """The numbers of the marked lines, which a right verdict may point to."""
+    """Return the numbers of the marked lines, which a correct verdict may point to."""
     source = script_of(fault).read_text(encoding="utf-8")
     return tuple(number for number, line in enumerate(source.splitlines(), 1) if any(mark in line for mark in _MARKS))
 
 
 def _examples() -> Path:
-    """``examples``: inside the package once installed, beside it in a clone."""
+    """Return the folder ``examples``: inside the package if installed, next to it in a clone."""
     spec = find_spec("instrumented_ddp")
     assert spec is not None
     assert spec.submodule_search_locations is not None

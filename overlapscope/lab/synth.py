@@ -1,9 +1,9 @@
-"""Recordings of jobs that never ran, as large as one likes: for who wants to know what a recording of theirs will take.
+"""Synthetic recordings of any size, to estimate the disk space, time and memory of a real one.
 
-Hosts have eight ranks and a clock of their own, which answers pings. In every step a rank waits for data, runs forward
-and backward, hands averages over, and updates; its buckets become ready along the backward, are reduced one after the
-other when the last rank has them ready, and end for all ranks at the same time. All of that varies by a few percent,
-and one rank computes 10 % longer than the others.
+Hosts have eight ranks each, and separate clocks that were compared by pings. In every step a rank waits for data, runs
+forward and backward, finalizes the gradients, and updates; its buckets become ready during backward, are reduced one
+after the other once the last rank has them ready, and end for all ranks at the same time. All durations vary by a few
+percent, and one rank computes 10 % longer than the others.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _USUAL_NS: Final = {
 }
 _COMMUNICATION_NS: Final = 45 * _MS
 _BYTES: Final = 512 * 1024**2
-"""Of all gradients."""
+"""Bytes of all gradients."""
 _NOISE: Final = 0.03
 _SLOWER: Final = 1.1
 _BEFORE_FORWARD: Final = (Phase.DATA_WAIT, Phase.FORWARD, Phase.BACKWARD)
@@ -63,27 +63,27 @@ _CLOCKS_APART_NS: Final = 1_234_567_890
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Job:
-    """Times in nanoseconds; S steps, R ranks, B buckets."""
+    """Times of a synthetic job in nanoseconds; S steps, R ranks, B buckets."""
 
     own_ns: dict[Phase, npt.NDArray[np.int64]]
-    """(S, R) of each phase."""
+    """(S, R) duration of each phase."""
     begin_ns: npt.NDArray[np.int64]
-    """(S, R)"""
+    """(S, R) start of each step."""
     reduced_ns: npt.NDArray[np.int64]
-    """(S, B) when each bucket has been reduced, on all ranks."""
+    """(S, B) time at which each bucket has been reduced, on all ranks."""
 
 
 def write_recording(
     folder: Path, ranks: int, steps: int, buckets: int, progress: Callable[[int, int], None] | None = None
 ) -> None:
-    """Write a recording of a job.
+    """Write the recording of a synthetic job.
 
     Args:
-        folder: has no recording yet.
-        progress: called with (ranks written, ranks in all).
+        folder: A folder that has no recording yet.
+        progress: Called with the numbers of ranks written and of all ranks.
 
     Raises:
-        OverlapScopeError: it can't be written.
+        OverlapScopeError: The recording can't be written.
     """
     job = _job_of(ranks, steps, buckets)
     try:
@@ -96,7 +96,7 @@ def write_recording(
 
 
 def bytes_of(ranks: int, steps: int, buckets: int) -> int:
-    """How large its event logs will be."""
+    """Compute the size of the event logs."""
     return ranks * steps * _records_of_step(buckets) * RECORD_DTYPE.itemsize
 
 
@@ -130,14 +130,17 @@ def _job_of(ranks: int, steps: int, buckets: int) -> _Job:
 def _ready_ns(
     begin_ns: npt.NDArray[np.int64], own_ns: dict[Phase, npt.NDArray[np.int64]], buckets: int
 ) -> npt.NDArray[np.int64]:
-    """(n, B) when buckets are ready in backwards of steps that begin at some moments (n,)."""
+    """Compute (n, B) the ready times of buckets for steps of all ranks that begin at the times (n,)."""
     backward_ns = begin_ns + own_ns[Phase.DATA_WAIT] + own_ns[Phase.FORWARD]
     share = np.arange(1, buckets + 1) / buckets
     return backward_ns[:, None] + (own_ns[Phase.BACKWARD][:, None] * share).astype(np.int64)
 
 
 def _one_after_the_other(ready_ns: npt.NDArray[np.int64], takes_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """(B,) when each has ended, if each begins when it is ready and the one before has ended."""
+    """Compute (B,) the end of each bucket, if each begins when it is ready and the previous one has ended.
+
+    Example: ready at 10, 12 and 30, taking 5 each, they end at 15, 20 and 35.
+    """
     before_ns = np.cumsum(takes_ns) - takes_ns
     ended_ns: npt.NDArray[np.int64] = np.maximum.accumulate(ready_ns - before_ns) + before_ns + takes_ns
     return ended_ns
@@ -202,13 +205,13 @@ def _plan(buckets: int) -> dict[str, Any]:
 
 
 def _burst(moment_ns: int, shift_ns: int) -> dict[str, Any]:
-    """Pings of the host whose clock is ahead by so much; rank 0 answers in the middle."""
+    """Return the pings of a host whose clock is ahead by ``shift_ns``; rank 0 answers in the middle."""
     ping = [moment_ns + shift_ns, moment_ns + _PING_NS // 2, moment_ns + shift_ns + _PING_NS]
     return {"reason": "synthetic", "reference": "synthetic 0", "pings": 1, "best": [ping]}
 
 
 def _records_of(job: _Job, rank: int, shift_ns: int) -> Records:
-    """What a rank would have recorded, in the time of its host."""
+    """Return the records of a rank, in the time of its host."""
     steps, buckets = job.reduced_ns.shape
     own_ns = {phase: job.own_ns[phase][:, rank] for phase in _USUAL_NS}
     records = np.zeros((steps, _records_of_step(buckets)), dtype=RECORD_DTYPE)

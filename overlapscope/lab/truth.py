@@ -1,4 +1,4 @@
-"""Whether a verdict is the truth: a point-by-point comparison with the catalogue."""
+"""Point-by-point comparison of a verdict with the catalog of faults."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from overlapscope.lab.scripts import faulty_lines
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One point in which a verdict is right or wrong."""
+    """Comparison of one point of a verdict with the expected one."""
 
     point: str
     expected: str
@@ -24,7 +24,7 @@ class Check:
 
 
 def compare(fault: Fault, world_size: int, verdict: Verdict) -> tuple[Check, ...]:
-    """The points that matter for this fault: always kind and ranks; step, bucket, parameters and line if it has any."""
+    """Compare the relevant points: always kind and ranks; step, bucket, parameters and line if the fault has them."""
     kind = Check(
         point="kind",
         expected=" or ".join(fault.kinds),
@@ -64,7 +64,7 @@ def _step(expected: int, verdict: Verdict) -> Check:
 
 def _parameters(fault: Fault, verdict: Verdict) -> Check:
     said, expected = set(verdict.parameters), set(fault.parameters)
-    # Of models that differ the first difference is enough; of gradients that never came, all of them.
+    # If models differ, the first difference is enough; if gradients are never ready, all of them must be named.
     is_right = bool(said) and (said <= expected if verdict.kind == "models differ" else said == expected)
     return Check(
         point="parameters",

@@ -1,6 +1,6 @@
-"""How long a step would take with other buckets: the cost of communication, a replay, and a search for the best.
+"""Prediction of the step time with other bucket plans: the cost of communication, a replay, and a search for the best.
 
-Pure numpy, because ``bucket_cap_mb="auto"`` asks it inside the training process. ``observation`` yields ``cost`` and
-``work``, combined in ``fit``; ``schedule`` replays bucket plans with them; ``plan`` lists the
-plans worth predicting and ``search`` finds the best.
+Pure numpy, because ``bucket_cap_mb="auto"`` uses it inside the training process. ``observation`` is the input of
+``cost`` and ``work``, which ``fit`` combines; ``schedule`` replays bucket plans with the result; ``plan`` lists the
+plans worth predicting and ``search`` finds the best one.
 """

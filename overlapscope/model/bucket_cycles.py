@@ -1,6 +1,6 @@
-"""Records of a rank -> what it did with the buckets of one model, cycle by cycle; ``observation`` says what these are.
+"""Conversion of a rank's records to per-cycle bucket times of one model; ``observation`` defines a cycle.
 
-Used by a training process for what it has just seen of itself, and for recordings.
+Used by a training process for its own latest steps, and for recordings.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ _OF_BUCKET: Final = 4
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BucketCycles:
-    """S cycles of R ranks. Times are nanoseconds; what was not seen is NaN."""
+    """Bucket times of S cycles on R ranks, in nanoseconds; NaN where a time was not observed."""
 
     steps: Int64Array
-    """(S,) whose gradients the cycles reduce."""
+    """(S,) step whose gradients each cycle reduces."""
     epoch: Int64Array
-    """(S,) number of the plan in force; -1 if the cycle was not seen whole."""
+    """(S,) epoch of the active plan; -1 if the cycle was not observed completely."""
     epoch_before: Int64Array
-    """(S,) of the step before."""
+    """(S,) epoch of the active plan in the previous step."""
     moments_ns: Float64Array
-    """(R, S, 4): length of the cycle; end of the copies back of the step before, and begin of backward, both from the
-    cycle's start; end of backward, from its begin."""
+    """(R, S, 4): length of the cycle; end of the previous step's copies out and start of backward, both relative to the
+    start of the cycle; duration of backward."""
     ready_ns: Float64Array
-    """(R, S, P) when each gradient is ready, from the begin of backward."""
+    """(R, S, P) time at which each gradient is ready, relative to the start of backward."""
     buckets_ns: Float64Array
-    """(R, S, B, 4): launch and end, from the cycle's start; length of the copy in and of the copy out."""
+    """(R, S, B, 4): launch and end, relative to the start of the cycle; duration of the copy in and of the copy out."""
 
     @classmethod
     def unseen(cls, steps: Sequence[int], parameters: int, buckets: int) -> BucketCycles:
-        """Cycles of one rank, of which nothing is known.
+        """Return cycles of one rank with no observed times.
 
         Args:
-            steps: S of them.
-            parameters: P.
-            buckets: B.
+            steps: Steps of the S cycles.
+            parameters: Number of parameters, P.
+            buckets: Number of buckets, B.
         """
         count = len(steps)
         return cls(
@@ -58,31 +58,31 @@ class BucketCycles:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """S, P and B."""
+        """Return S, P and B."""
         return len(self.steps), self.ready_ns.shape[2], self.buckets_ns.shape[2]
 
     @property
     def is_whole(self) -> BoolArray:
-        """(S,) seen by all ranks."""
+        """Return (S,) True for cycles that all ranks observed completely."""
         seen: BoolArray = ~np.isnan(self.moments_ns).any(axis=(0, 2)) & (self.epoch >= 0)
         return seen
 
     @property
     def length_ns(self) -> Float64Array:
-        """(S,) as the first of the ranks has it."""
+        """Return (S,) the lengths of the cycles as seen by the first rank."""
         return self.moments_ns[0, :, 0]
 
     @property
     def backward_end_ns(self) -> Float64Array:
-        """(R, S) from the cycle's start."""
+        """Return (R, S) the end of backward, relative to the start of the cycle."""
         end_ns: Float64Array = self.moments_ns[..., 2:].sum(axis=-1)
         return end_ns
 
     def of(self, which: BoolArray) -> BucketCycles:
-        """Some of the cycles.
+        """Return the cycles selected by a mask.
 
         Args:
-            which: (S,)
+            which: (S,) mask.
         """
         return BucketCycles(
             steps=self.steps[which],
@@ -102,17 +102,22 @@ def bucket_cycles_of(
     parameters: int,
     bounds_ns: Int64Array | None = None,
 ) -> BucketCycles:
-    """A rank's cycles: R is 1. Not seen are those whose step, or the step before, does not reduce each bucket once.
+    """Compute the cycles of one rank (R is 1).
+
+    A cycle is left unobserved unless both its step and the previous one reduce each bucket exactly once.
+
+    Example: the last all-reduce of step 6 ends at 100 ns and its last copy out at 103; backward of step 7 runs from 110
+    to 150 and its last all-reduce ends at 160. Then ``moments_ns`` of step 7 is (60, 3, 10, 40).
 
     Args:
-        records: of these steps and of those before them, in any order; some may be missing. An all-reduce starts when
-            the rank enters it.
-        model: its number in the records.
-        plans: those that were in force, by epoch.
-        steps: S of them, whose cycles are wanted.
-        parameters: how many there are.
-        bounds_ns: (S, 2) when each cycle begins and ends, if ranks have this in common; else it is when the rank itself
-            saw the last all-reduce end.
+        records: Records of these steps and of the steps before them, in any order; some may be missing. An all-reduce
+            starts when the rank enters it.
+        model: Index of the model in the records.
+        plans: All plans that were active, by epoch.
+        steps: Steps of the S cycles to compute.
+        parameters: Number of parameters.
+        bounds_ns: (S, 2) start and end of each cycle, if the ranks share them; otherwise a cycle ends when this rank
+            saw its last all-reduce end.
     """
     cycles = BucketCycles.unseen(steps, parameters, max(map(len, plans.values()), default=0))
     records = records[np.argsort(records["step"], kind="stable")]
@@ -142,7 +147,7 @@ def bucket_cycles_of(
 
 
 def joined(ranks: Sequence[BucketCycles]) -> BucketCycles:
-    """Cycles of the same steps and plans, seen by several ranks: R is how many."""
+    """Concatenate the cycles of several ranks, which must have the same steps and plans."""
     return replace(
         ranks[0],
         moments_ns=np.concatenate([own.moments_ns for own in ranks]),
@@ -153,14 +158,14 @@ def joined(ranks: Sequence[BucketCycles]) -> BucketCycles:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Step:
-    """Records of one step that reduces every bucket once. Times are those of the records."""
+    """Records of one step that reduces every bucket once, with times as in the records."""
 
     epoch: int
     gradients: Records
     buckets_ready: Records
     copies_in: Records
     collectives: Records
-    """By bucket."""
+    """Collective records, sorted by bucket."""
     copies_out: Records
     backward_start_ns: int
     backward_end_ns: int
@@ -172,7 +177,7 @@ class _Step:
         collectives = own[(own["kind"] == Kind.COLLECTIVE) & (own["index"] != NO_INDEX)]
         collectives = collectives[np.argsort(collectives["index"], kind="stable")]
         ready = own[own["kind"] == Kind.BUCKET_READY]
-        # A second pass of the step may have begun and not be over, with another plan: then its buckets were ready.
+        # A second pass of the step may have begun with another plan and not be finished: then its buckets were ready.
         epochs = np.unique(np.concatenate([collectives["plan_epoch"], ready["plan_epoch"]]))
         if len(epochs) != 1 or (epoch := int(epochs[0])) not in plans:
             return None
@@ -180,7 +185,7 @@ class _Step:
         is_once = np.array_equal(collectives["index"], every_bucket)
         if not is_once or not np.array_equal(np.sort(ready["index"]), every_bucket):
             return None
-        # Phases belong to no model: of several passes this one's has its buckets in it.
+        # Phases belong to no model: of several passes, the one that we need contains the buckets' ready times.
         backward = records[(records["kind"] == Kind.PHASE) & (records["index"] == Phase.BACKWARD)]
         moment_ns = ready["start_ns"].min()
         is_this = (backward["start_ns"] <= moment_ns) & (moment_ns <= backward["end_ns"])
@@ -203,27 +208,27 @@ class _Step:
 
     @property
     def released_ns(self) -> int:
-        """When its last all-reduce ended."""
+        """Return the end of the last all-reduce."""
         return int(self.collectives["end_ns"].max())
 
     @property
     def copied_out_ns(self) -> int:
-        """When its last copy back ended; 0 without one."""
+        """Return the end of the last copy out; 0 without copies."""
         return int(self.copies_out["end_ns"].max(initial=0))
 
     def ready_ns(self, parameters: int, plan: Buckets) -> Float64Array:
-        """(P,) from the begin of backward; of buckets alone where single gradients were not recorded."""
+        """Return (P,) ready times relative to the start of backward; per bucket where gradients were not recorded."""
         ready_ns = np.full(parameters, np.nan)
         last = np.array([bucket[-1] for bucket in plan])
         for records, index in (
             (self.buckets_ready, last[self.buckets_ready["index"]]),
-            (self.gradients, self.gradients["index"]),  # of several passes the last one stays
+            (self.gradients, self.gradients["index"]),  # of several passes, the last one is used
         ):
             ready_ns[index] = records["start_ns"] - self.backward_start_ns
         return np.where(ready_ns < 0, np.nan, ready_ns)
 
     def buckets_ns(self, begin_ns: int) -> Float64Array:
-        """(B, 4) as in ``BucketCycles``."""
+        """Return (B, 4) times as in ``BucketCycles.buckets_ns``."""
         copied_in_ns, copied_out_ns = np.full((2, len(self.collectives)), np.nan)
         for length_ns, copies in ((copied_in_ns, self.copies_in), (copied_out_ns, self.copies_out)):
             length_ns[copies["index"]] = copies["end_ns"] - copies["start_ns"]

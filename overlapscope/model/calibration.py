@@ -1,7 +1,7 @@
-"""Measured all-reduce times without a training: the file that ``overlapscope calibrate`` writes.
+"""All-reduce times measured without a training: the file written by ``overlapscope calibrate``.
 
-Bandwidths are those of nccl-tests: *algbw* is bytes over time; *busbw* is that times 2(N-1)/N, which each link
-carries if the algorithm is a ring, and so comparable between numbers of ranks.
+Bandwidths are those of nccl-tests: *algbw* is bytes over time; *busbw* is algbw times 2(N-1)/N, the load of each link
+if the algorithm is a ring, which makes it comparable between world sizes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from overlapscope.trace.format import write_json
 from overlapscope.units import format_bytes, format_ns
 
 CALIBRATION_FILE: Final = "calibration.json"
-"""Name of the file in the folder of a recording."""
+"""Name of the calibration file in the folder of a recording."""
 
 _FORMAT: Final = "overlapscope calibration"
 _VERSION: Final = 1
@@ -28,54 +28,55 @@ _VERSION: Final = 1
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduceSample:
-    """All-reduces of one size."""
+    """Measured all-reduces of one size."""
 
     bytes: int
     """Bytes of each all-reduce."""
     times_ns: tuple[int, ...]
-    """Times from the last rank's launch to the end, one per measurement."""
+    """Times from the last rank's launch to the end, one per measurement, in nanoseconds."""
 
     @property
     def time_ns(self) -> float:
-        """The median time."""
+        """Return the median time."""
         return float(np.median(self.times_ns))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """A sweep of all-reduces over one process group."""
+    """Measured all-reduces of many sizes over one process group."""
 
     backend: str
     device: str
-    """Where the tensors were: ``cpu``, or the name of a GPU."""
+    """Device of the tensors: ``cpu``, or the name of a GPU."""
     hosts: tuple[str, ...]
-    """Host of each rank."""
+    """Host name of each rank."""
     samples: tuple[AllReduceSample, ...]
     pairs: tuple[AllReduceSample, ...] = ()
-    """Pairs launched together, of this many bytes each, until both had ended; for backends that run two at a time."""
+    """Times of two all-reduces of this size each, launched together, until both have ended; for backends that run two
+    at a time."""
 
     @property
     def world_size(self) -> int:
-        """How many ranks took part."""
+        """Return the number of ranks that took part."""
         return len(self.hosts)
 
 
 def algbw_gb_per_s(size_bytes: int, time_ns: float) -> float:
-    """Bytes over time, in 10⁹ bytes per second."""
+    """Return bytes over time, in 10⁹ bytes per second."""
     return size_bytes / time_ns
 
 
 def busbw_gb_per_s(size_bytes: int, time_ns: float, world_size: int) -> float:
-    """What each link carries in an all-reduce by a ring, in 10⁹ bytes per second."""
+    """Return the load of each link in a ring all-reduce, in 10⁹ bytes per second."""
     return algbw_gb_per_s(size_bytes, time_ns) * 2 * (world_size - 1) / world_size
 
 
 HEADING: Final = f"{'size':>8} {'time':>9} {'algbw':>12} {'busbw':>12} {'times':>6}"
-"""Of ``row_of``."""
+"""Header of the table whose rows ``row_of`` formats."""
 
 
 def row_of(sample: AllReduceSample, world_size: int) -> str:
-    """The all-reduces of one size, for people."""
+    """Format the all-reduces of one size as a table row."""
     algbw = algbw_gb_per_s(sample.bytes, sample.time_ns)
     busbw = busbw_gb_per_s(sample.bytes, sample.time_ns, world_size)
     return (
@@ -85,10 +86,10 @@ def row_of(sample: AllReduceSample, world_size: int) -> str:
 
 
 def write_calibration(path: Path, calibration: Calibration) -> None:
-    """Write a calibration; a file of this name is replaced.
+    """Write a calibration, replacing an existing file.
 
     Raises:
-        OverlapScopeError: the file can't be written.
+        OverlapScopeError: The file can't be written.
     """
     content = {
         "format": _FORMAT,
@@ -110,7 +111,7 @@ def read_calibration(path: Path) -> Calibration:
     """Read a calibration.
 
     Raises:
-        OverlapScopeError: the file can't be read, or is not a calibration.
+        OverlapScopeError: The file can't be read, or is not a calibration.
     """
     try:
         content = read_json_text(path.read_bytes())
@@ -131,7 +132,7 @@ def read_calibration(path: Path) -> Calibration:
 
 
 def spans_of(samples: Sequence[AllReduceSample]) -> Spans | None:
-    """All measurements of some samples; None if there are none."""
+    """Return all measurements of some samples; None if there are no samples."""
     if not samples:
         return None
     counts = [len(sample.times_ns) for sample in samples]

@@ -1,7 +1,7 @@
-"""A model of thousands of gradients with neighbours joined, so that plans are found as quickly as for a small one.
+"""Merging of neighboring gradients, so that plans for thousands of gradients are found as quickly as for a small model.
 
-Gradients are joined if they are of one kind, follow each other and are small compared with the model; where between
-them a bucket is closed makes no measurable difference.
+Gradients are merged if they are of one kind, consecutive, and small compared with the model, so that closing a bucket
+between them would make no measurable difference.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from overlapscope.model.partition import ALONE, Buckets, Gradients
 from overlapscope.model.work import Work
 
 _MOST_GRADIENTS: Final = 500
-"""Models with no more than these stay as they are."""
+"""Models with at most this many gradients are left unchanged."""
 _PIECES: Final = 400
-"""A joined gradient holds at most one in this many parts of the model, unless one of its members holds more."""
+"""Merged gradients hold at most 1/400 of the model's bytes each, unless a single member is larger."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Coarse:
-    """The joined gradients and their work."""
+    """Work on merged gradients, and the gradients that each one consists of."""
 
     work: Work
     members: tuple[tuple[int, ...], ...]
-    """The numbers of the gradients that each was joined from, in their order."""
+    """Original gradient indices merged into each coarse gradient, in order."""
 
     def expanded(self, buckets: Buckets) -> Buckets:
-        """A plan in numbers of the model's own gradients."""
+        """Translate a plan on merged gradients to one on the original gradients."""
         return tuple(tuple(number for joined in bucket for number in self.members[joined]) for bucket in buckets)
 
 
 def coarse(work: Work) -> Coarse | None:
-    """Join gradients; None if there are few enough."""
+    """Merge small consecutive gradients; return None if there are few enough."""
     gradients = work.gradients
     if len(gradients.order) <= _MOST_GRADIENTS:
         return None

@@ -1,8 +1,8 @@
-"""How much compute and communication slow each other down, from plans under which they met differently.
+"""Estimates of how much compute and communication slow each other down, from plans in which they overlap differently.
 
-The right slowdown is the one that explains the difference away: once it is taken out, the same gradients take the same
-time to compute, and messages of the same size the same time to travel, whether or not the other was going on. The same
-holds for two all-reduces that run together, if they were not measured that way.
+The right slowdown explains the difference away: once it is removed, the same gradients take the same time to compute,
+and messages of the same size the same time to transfer, whether or not the other ran concurrently. The same holds for
+two concurrent all-reduces, unless pairs of them were measured directly.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from overlapscope.model.transfers import Transfers
 from overlapscope.model.work import Backward
 
 _SLOWDOWNS: Final = np.round(np.arange(1.0, 3.0001, 0.02), 2)
-"""Slowdowns that are tried."""
+"""Slowdown factors that are tried."""
 _STRETCHES: Final = 12
-"""Stretches of backward that are compared across cycles. Between two gradients there may be next to no time."""
+"""Number of intervals of backward compared across cycles. Between two single gradients there may be almost no time."""
 _ENOUGH_CONTRAST: Final = 0.1
-"""Standard deviation of the share of a stretch in which something was in flight."""
+"""Smallest standard deviation, between cycles, of the share of an interval in which something was in flight."""
 _MOST_OF_TWO: Final = 2.0
-"""Most that two all-reduces sharing a wire slow each other down: they take no longer than one after the other."""
+"""Largest slowdown of two all-reduces that share a link: together they never take longer than one after the other."""
 _FEWEST_CYCLES: Final = 4
 _DRAWS: Final = 40
 _ABOUT_THE_SAME_SIZE: Final = 1.5
@@ -34,7 +34,7 @@ _FEWEST_TRANSFERS: Final = 6
 
 
 class _Assumed(NamedTuple):
-    """What is assumed of a slowdown that the recording does not show."""
+    """Assumption for a slowdown that the recording does not show."""
 
     value: float
     low: float
@@ -50,23 +50,23 @@ _UNKNOWN: Final = {
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Slowdown:
-    """A factor of 1 or more."""
+    """Estimated slowdown, a factor of 1 or more."""
 
     value: float
     is_known: bool
-    """Whether the recording shows it; if not, a value is assumed."""
+    """True if the recording shows it; otherwise the value is an assumption."""
     draws: Float64Array
     """(D,) equally likely values."""
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 90 % interval of the slowdown."""
+        """Return the 90 % interval of the slowdown."""
         low, high = np.quantile(self.draws, [0.05, 0.95])
         return float(low), float(high)
 
 
 def compute_slowdown_of(backward: Backward) -> Slowdown:
-    """How much slower compute is while an all-reduce is in flight."""
+    """Estimate how much slower compute is while an all-reduce is in flight."""
     random = np.random.default_rng(0)
     if len(backward.start_ns) < _FEWEST_CYCLES:
         return _unknown(_UNKNOWN["compute"])
@@ -75,7 +75,7 @@ def compute_slowdown_of(backward: Backward) -> Slowdown:
     contrast = np.sqrt((shares.var(axis=0) * weights).sum() / max(weights.sum(), 1.0))
     if contrast < _ENOUGH_CONTRAST:
         return _unknown(_UNKNOWN["compute"])
-    # log of the pure time, by slowdown, cycle and stretch
+    # log of the undisturbed time, by slowdown, cycle and interval
     pure = np.log(np.maximum(durations, 1.0)) + np.log1p(-(1 - 1 / _SLOWDOWNS)[:, None, None] * shares)
 
     def best(cycles: Int64Array) -> float:
@@ -89,22 +89,22 @@ def compute_slowdown_of(backward: Backward) -> Slowdown:
 
 
 def communication_slowdown_of(transfers: Transfers, lane_slowdown: float = 1.0, line: Line | None = None) -> Slowdown:
-    """How much slower an all-reduce progresses while a rank computes.
+    """Estimate how much slower an all-reduce progresses while a rank computes.
 
     Args:
-        lane_slowdown: how much slower while another one is sending.
-        line: what an all-reduce costs, nearly, to compare sizes that differ a little; fitted if not given.
+        lane_slowdown: Slowdown while another all-reduce is sending.
+        line: Approximate cost of an all-reduce, to compare sizes that differ slightly; fitted if not given.
     """
     spans = transfers.freed_of(lane_slowdown=lane_slowdown)
     return _slowdown_in(spans, transfers.hidden_share, line) or _unknown(_UNKNOWN["communication"])
 
 
 def lane_slowdown_of(transfers: Transfers, communication_slowdown: float = 1.0, line: Line | None = None) -> Slowdown:
-    """How much slower an all-reduce progresses while another one is sending: between 1 and 2.
+    """Estimate how much slower an all-reduce progresses while another one is sending: between 1 and 2.
 
     Args:
-        communication_slowdown: how much slower while a rank computes.
-        line: as in ``communication_slowdown_of``.
+        communication_slowdown: Slowdown while a rank computes.
+        line: As in ``communication_slowdown_of``.
     """
     spans = transfers.freed_of(communication_slowdown=communication_slowdown)
     found = _slowdown_in(spans, transfers.shared_share, line, most=_MOST_OF_TWO)
@@ -112,11 +112,11 @@ def lane_slowdown_of(transfers: Transfers, communication_slowdown: float = 1.0, 
 
 
 def lane_slowdown_of_pairs(pairs: Spans, alone: CollectiveCost) -> Slowdown:
-    """The slowdown of two lanes from measured pairs: from the largest, where latency matters least.
+    """Compute the slowdown of two lanes from measured pairs of the largest size, where latency matters least.
 
     Args:
-        pairs: what two took that began together, until both had ended.
-        alone: what one takes.
+        pairs: Times of two all-reduces launched together, until both have ended.
+        alone: Cost of a single all-reduce.
     """
     largest = pairs.bytes.max()
     beyond_latency_ns = max(float(alone.time_ns(largest)) - alone.alpha_ns, 1.0)
@@ -129,7 +129,7 @@ def lane_slowdown_of_pairs(pairs: Spans, alone: CollectiveCost) -> Slowdown:
 def _slowdown_in(
     spans: Spans, share: Float64Array, line: Line | None, most: float = float(_SLOWDOWNS[-1])
 ) -> Slowdown | None:
-    """The slowdown that all-reduces had in some share of their time; None if they don't tell."""
+    """Estimate a slowdown that applied during a share of each all-reduce; None if the shares vary too little."""
     usable = spans.time_ns > 0
     bytes_, time_ns, cycle = spans.bytes[usable], spans.time_ns[usable], spans.cycle[usable]
     share = share[usable]
@@ -166,10 +166,10 @@ def _slowdown_in(
 
 
 def _stretches(backward: Backward) -> tuple[Float64Array, Float64Array]:
-    """Backward in some stretches, the same in all cycles: their time, and the share of it with something in flight.
+    """Divide backward into intervals, the same in all cycles; return their durations and shares with traffic.
 
     Returns:
-        (S, K) and (S, K), of all stretches of all ranks.
+        (S, K) durations and (S, K) shares, for the intervals of all ranks.
     """
     work, busy_ns = backward.freed_of(compute_slowdown=1.0), backward.busy_ns
     middle_ns = np.median(work.ready_ns - work.start_ns[:, :, None], axis=(0, 1))

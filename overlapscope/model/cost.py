@@ -1,8 +1,8 @@
-"""The cost of an all-reduce by its size: fitted to recorded ones, a calibration, or both.
+"""The cost of an all-reduce by size, fitted to recorded all-reduces, a calibration, or both.
 
-A straight line through all sizes is wrong where it matters, because small messages fit the burst of a rate limiter and
-large ones leave the caches. So the cost is a table of medians, made monotone and interpolated between sizes that
-were measured, and only outside of them it follows a line of latency and bandwidth, ``alpha + beta x bytes``.
+A straight line through all sizes is wrong where it matters, because small messages fit into the burst of a rate limiter
+and large ones exceed the caches. So the cost is a table of medians, made monotone and interpolated between measured
+sizes; only outside of these it follows a line of latency and bandwidth, ``alpha + beta x bytes``.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from overlapscope.model.partition import Float64Array, Int64Array
 Algorithm = Literal["ring", "tree"]
 
 _SAME_SIZE: Final = 1.05
-"""Sizes up to this factor apart are one size."""
+"""Sizes whose ratio is at most this count as the same size."""
 _NEAR_SIZE: Final = 2.0
-"""Distance at which sizes still inform each other: a standard deviation, as a factor."""
+"""Ratio at which sizes still inform each other: one standard deviation, as a factor."""
 _FEWEST_SIZES_APART: Final = 3.0
-"""The largest size must be this many times the smallest, or latency and bandwidth can't be told apart."""
+"""Smallest ratio of the largest to the smallest size that distinguishes latency from bandwidth."""
 _LATENCY_SHARES: Final = (0.0, 0.6)
-"""Share of the smallest measured all-reduce that may be latency if nothing is known about it."""
+"""Range of the share of the smallest measured all-reduce that is latency, if nothing is known about it."""
 _TO_DEVIATION: Final = 1.4826
 """Factor from the median absolute deviation to the standard deviation of a normal distribution."""
 ERROR_OF_MEDIAN: Final = 1.2533
 """Factor from the standard error of a mean to that of a median."""
 _TRUST_IN_CALIBRATION: Final = 2.0
-"""A calibration weighs as much as this many recorded all-reduces of one size."""
+"""Weight of a calibration, in recorded all-reduces of one size."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CollectiveCost:
-    """T(bytes) of an all-reduce of ``world_size`` ranks with nothing else going on."""
+    """Time of an all-reduce of ``world_size`` ranks by size, with nothing else running."""
 
     world_size: int
     sizes_bytes: Float64Array
-    """(K,) ascending: the sizes that were measured."""
+    """(K,) measured sizes, ascending."""
     times_ns: Float64Array
-    """(K,) never falling."""
+    """(K,) times of the measured sizes, never decreasing."""
     line: Line
     """Latency and time per byte, used outside the measured sizes, where it is scaled to join them."""
     is_identifiable: bool
-    """Whether the sizes lie far enough apart to tell latency from bandwidth."""
+    """True if the sizes are far enough apart to distinguish latency from bandwidth."""
 
     def time_ns(self, bytes_: npt.ArrayLike) -> Float64Array:
-        """T of sizes of any shape."""
+        """Return the times of sizes, an array of any shape."""
         sizes = np.asarray(bytes_, dtype=np.float64)
         inside = np.clip(sizes, self.sizes_bytes[0], self.sizes_bytes[-1])
         times = np.exp(np.interp(np.log(inside), np.log(self.sizes_bytes), np.log(self.times_ns)))
@@ -60,12 +60,12 @@ class CollectiveCost:
 
     @property
     def alpha_ns(self) -> float:
-        """What an all-reduce costs however small it is."""
+        """Return the latency: the time of an arbitrarily small all-reduce."""
         return min(self.line.alpha_ns, float(self.times_ns[0]))
 
     @property
     def missing(self) -> str:
-        """What to measure for a surer answer; empty if nothing is missing."""
+        """Return a sentence on what to measure for a more certain answer; empty if nothing is missing."""
         if self.is_identifiable:
             return ""
         return (
@@ -74,16 +74,18 @@ class CollectiveCost:
         )
 
     def busbw_bytes_per_s(self, bytes_: float) -> float:
-        """The rate at which links are used, as nccl-tests counts it."""
+        """Return the bus bandwidth as defined by nccl-tests, in bytes per second."""
         return float(2 * (self.world_size - 1) / self.world_size * bytes_ / self.time_ns(bytes_) * 1e9)
 
     def extrapolated(self, world_size: int, algorithm: Algorithm = "ring") -> CollectiveCost:
-        """The cost with other ranks on links like these.
+        """Extrapolate the cost to another number of ranks on links like these.
 
-        A ring takes 2 (N - 1) turns and sends 2 (N - 1) / N of the bytes over each link; a tree takes 2 log2 N turns.
+        A ring takes 2 (N - 1) rounds and sends 2 (N - 1) / N of the bytes over each link; a tree takes 2 log2 N rounds.
+        From 2 to 4 ranks, the latency of a ring is multiplied by 6 / 2 = 3 and its time per byte by (3/4) / (1/2) =
+        1.5.
 
         Raises:
-            OverlapScopeError: there is nothing to extrapolate from, or to.
+            OverlapScopeError: One of the two world sizes is less than 2.
         """
         if min(self.world_size, world_size) < 2:
             raise OverlapScopeError(
@@ -94,7 +96,7 @@ class CollectiveCost:
         return replace(self._with(turns, share), world_size=world_size)
 
     def with_bandwidth(self, factor: float) -> CollectiveCost:
-        """The cost if links had this many times the bandwidth, at the same latency."""
+        """Return the cost if links had this many times the bandwidth, at the same latency."""
         return self._with(1.0, 1 / factor)
 
     def _with(self, latencies: float, bytes_: float) -> CollectiveCost:
@@ -112,12 +114,12 @@ def fit_cost(samples: Spans | None, world_size: int, calibration: Spans | None =
     With both, the calibration gives the shape, and recorded all-reduces correct their own and nearby sizes.
 
     Args:
-        samples: bytes and transfer times, freed of waits and queues (see ``transfers``).
-        world_size: of the ranks that were measured.
-        calibration: the same, measured with nothing else going on.
+        samples: Bytes and transfer times, without waits and queues (see ``transfers``).
+        world_size: Number of ranks that were measured.
+        calibration: Bytes and transfer times, measured with nothing else running.
 
     Raises:
-        OverlapScopeError: there are neither.
+        OverlapScopeError: There is neither a usable sample nor a calibration.
     """
     samples, calibration = _usable(samples), _usable(calibration)
     if calibration is None or samples is None:
@@ -130,7 +132,7 @@ def fit_cost(samples: Spans | None, world_size: int, calibration: Spans | None =
     base = _cost(_medians(calibration), world_size)
     seen = _medians(replace(samples, time_ns=samples.time_ns / base.time_ns(samples.bytes)))
     usual = _weighted_median(seen.times, seen.counts)
-    # Sizes that are near have nearly the same ratio, and where few were recorded it is the usual one.
+    # Nearby sizes have nearly the same ratio; where few were recorded, the ratio tends to the median one.
     near = seen.counts * np.exp(-0.5 * (np.log(seen.bytes[:, None] / seen.bytes) / np.log(_NEAR_SIZE)) ** 2)
     counts = near.sum(axis=1)
     ratios = np.exp(near @ np.log(seen.times / usual) / (counts + _TRUST_IN_CALIBRATION)) * usual
@@ -142,7 +144,7 @@ def fit_cost(samples: Spans | None, world_size: int, calibration: Spans | None =
 def draw_cost(
     samples: Spans | None, world_size: int, calibration: Spans | None, random: np.random.Generator
 ) -> CollectiveCost:
-    """A cost as likely as the fitted one: fitted to cycles resampled from the recorded ones.
+    """Draw a cost that is as likely as the fitted one, by fitting cycles resampled from the recorded ones.
 
     Where all sizes are nearly the same, each draw assumes another latency.
     """
@@ -154,14 +156,14 @@ def draw_cost(
 
 
 class _Sizes(NamedTuple):
-    """What was measured, size by size: (K,) each."""
+    """Measurements grouped by size, arrays of length K."""
 
     bytes: Float64Array
     times: Float64Array
-    """The median time of each size."""
+    """Median time of each size."""
     counts: Float64Array
     errors: Float64Array
-    """Standard error of the logarithm of the time."""
+    """Standard error of the logarithm of each time."""
 
 
 def _cost(sizes: _Sizes, world_size: int) -> CollectiveCost:
@@ -182,7 +184,7 @@ def _cost(sizes: _Sizes, world_size: int) -> CollectiveCost:
 
 
 def _drawn_to_line(sizes: _Sizes, line: Line) -> Float64Array:
-    """The times of each size, where they are unsure drawn to the line as far as others keep to it."""
+    """Shrink uncertain times toward the line, as far as the other sizes agree with it."""
     off_line = np.log(sizes.times / line.time_ns(sizes.bytes))
     beyond_errors = max(0.0, float(np.average(off_line**2 - sizes.errors**2, weights=sizes.counts)))
     trust = beyond_errors / np.maximum(beyond_errors + sizes.errors**2, 1e-12)
@@ -205,7 +207,7 @@ def _medians(spans: Spans) -> _Sizes:
     groups = list(zip(starts, [*starts[1:], len(sizes)], strict=True))
     counts = np.array([end - first for first, end in groups])
     medians = np.array([np.median(times_ns[first:end]) for first, end in groups])
-    # In one cycle a link is quick or slow as a whole, so only other cycles tell more.
+    # A link is fast or slow for a whole cycle, so only measurements of other cycles are independent.
     in_cycles = np.array([len(np.unique(cycles[first:end])) for first, end in groups])
     spread = _TO_DEVIATION * np.median(np.abs(np.log(times_ns / np.repeat(medians, counts))))
     return _Sizes(
@@ -217,8 +219,11 @@ def _medians(spans: Spans) -> _Sizes:
 
 
 def _monotone(times_ns: Float64Array, weights: Float64Array) -> Float64Array:
-    """The nearest times that never fall: neighbours that do are pooled."""
-    pools: list[list[float]] = []  # time, weight, how many
+    """Compute the nearest non-decreasing times by pooling adjacent violators.
+
+    Example: times 1, 3, 2, 5 with equal weights give 1, 2.5, 2.5, 5.
+    """
+    pools: list[list[float]] = []  # time, weight, number of members
     for time_ns, weight in zip(times_ns.tolist(), weights.tolist(), strict=True):
         pools.append([time_ns, weight, 1])
         while len(pools) > 1 and pools[-2][0] > pools[-1][0]:

@@ -1,4 +1,4 @@
-"""What a step would take with other buckets, as a curve over all sizes, and under options that hold for all of them."""
+"""Predicted step times as a curve over all bucket sizes, under options that apply to all of them."""
 
 from __future__ import annotations
 
@@ -19,55 +19,55 @@ from overlapscope.model.sizes import PredictedSizes, predict_sizes
 from overlapscope.model.what_if import of_half_the_bytes
 
 _SIZES: Final = 48
-"""As many partitions as can be told apart when they are drawn."""
+"""Number of sizes that can be distinguished when they are drawn."""
 _THIN: Final = 1.01
-"""Nobody sets a size that gives its buckets only within 1 %."""
+"""Ratio of the ends of a cap band below which the band is left out: nobody sets a size to within 1 %."""
 _DRAWS: Final = 100
 _INTERVAL: Final = (0.05, 0.95)
 
 Special = Literal["present", "default", "best"]
-"""Plans that no size need give."""
+"""Names of plans that need not be the plan of any size."""
 SPECIALS: Final[tuple[Special, ...]] = ("present", "default", "best")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What holds for all sizes."""
+    """Options that apply to all sizes."""
 
     first_mb: float | None = None
-    """Limit of the first bucket, if it has one of its own."""
+    """Limit of the first bucket in MB, if it differs from the others'."""
     is_compressed: bool = False
-    """Whether gradients are sent as fp16."""
+    """True if gradients are sent as fp16."""
 
     def applied_to(self, costs: Costs) -> Costs:
-        """What a step is made of under these options."""
+        """Return the costs of a step under these options."""
         return replace(costs, collective=of_half_the_bytes(costs.collective)) if self.is_compressed else costs
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Curve:
-    """Predicted step times of Q distinct plans under some options, among them every partition that a cap gives."""
+    """Predicted step times of Q distinct plans under some options, including every partition that a cap gives."""
 
     options: Options
     gradients: Gradients
     sizes: tuple[UniformPlan, ...]
-    """Small caps first; the first plans of all."""
+    """Plans of the caps, small caps first; also the first entries of ``plans``."""
     special: dict[Special, int]
-    """Places of the special plans."""
+    """Indices of the special plans in ``plans``."""
     plans: tuple[Buckets, ...]
     draws_ns: Float64Array
-    """(D, Q)"""
+    """(D, Q) step times drawn from equally likely models."""
     predicted: Predicted
     measured: Measured | None
-    """What predictions are relative to."""
+    """Measurement that predictions are relative to."""
 
     @cached_property
     def interval_ns(self) -> Float64Array:
-        """(2, Q) in which a step time lies nine times out of ten."""
+        """Return (2, Q) the ends of the 90 % intervals of the step times."""
         low, high = np.quantile(self.draws_ns, _INTERVAL, axis=0)
         interval_ns = np.array([np.minimum(low, self.predicted_ns), np.maximum(high, self.predicted_ns)])
         if self.measured is not None and not self.options.is_compressed and self.measured.plan in self.plans:
-            known = self.measured.step_ns  # of too few steps unknown
+            known = self.measured.step_ns  # NaN bounds if there were too few steps
             interval_ns[:, self.plans.index(self.measured.plan)] = np.nan_to_num(
                 (known.low, known.high), nan=known.value
             )
@@ -75,16 +75,16 @@ class Curve:
 
     @property
     def predicted_ns(self) -> Float64Array:
-        """(Q,) mean steps."""
+        """Return (Q,) mean step times."""
         return self.predicted.step_ns
 
     def step_of(self, place: int) -> Interval:
-        """The mean step with a plan."""
+        """Return the mean step time of a plan with its interval."""
         low, high = self.interval_ns[:, place].tolist()
         return Interval(value=float(self.predicted_ns[place]), low=low, high=high)
 
     def steps_measured_ns(self) -> dict[int, Interval]:
-        """By place, the mean steps of the plans that were measured under these options."""
+        """Return the mean steps of the plans that were measured under these options, by index."""
         if self.measured is None or self.options.is_compressed:
             return {}
         known = {place: self.measured.steps_ns(plan) for place, plan in enumerate(self.plans)}
@@ -92,36 +92,36 @@ class Curve:
 
     @property
     def fastest(self) -> int:
-        """Place of the best size."""
+        """Return the index of the best size."""
         return int(np.argmin(self.predicted_ns[: len(self.sizes)]))
 
     @property
     def is_default_best(self) -> bool:
-        """Whether no size is better than what DDP does when nothing is set."""
+        """Return True if no size is better than DDP's default."""
         return bool(self.predicted_ns[self.special["default"]] <= self.predicted_ns[self.fastest])
 
     def size_at(self, cap_mb: float) -> int:
-        """Place of the size that a cap gives."""
+        """Return the index of the size that a cap gives."""
         highs = [size.high_bytes for size in self.sizes]
         return min(int(np.searchsorted(highs, int(cap_mb * MB))), len(highs) - 1)
 
     def gain_of(self, place: int, over: Curve) -> Interval:
-        """Which share of the present step of another curve a plan saves, draw by draw."""
+        """Return the share of another curve's present step that a plan saves, compared draw by draw."""
         present = over.special["present"]
         value = float(1 - self.predicted_ns[place] / over.predicted_ns[present])
         return _interval(value, 1 - self.draws_ns[:, place] / over.draws_ns[:, present])
 
     def gain_between(self, plan: Buckets, over: Buckets) -> Interval:
-        """Which share of the step with one plan another one saves, draw by draw."""
+        """Return the share of the step with one plan that another plan saves, compared draw by draw."""
         to, before = self.plans.index(plan), self.plans.index(over)
         value = float(1 - self.predicted_ns[to] / self.predicted_ns[before])
         return _interval(value, 1 - self.draws_ns[:, to] / self.draws_ns[:, before])
 
     def setting_of(self, place: int, special: Special | None = None) -> str:
-        """The arguments of DistributedDataParallel that give a plan.
+        """Return the arguments of DistributedDataParallel that give a plan.
 
         Args:
-            special: as which of them it is meant, if it is one.
+            special: Name of the special plan that is meant, if it is one.
         """
         plan, gradients = self.plans[place], self.gradients
         if special == "default" or (special == "present" and plan == default_plan(gradients).buckets):
@@ -143,10 +143,10 @@ def curve_of(
     """Predict all sizes, and the special plans.
 
     Args:
-        fitted: the model of the job.
-        specials: the special plans.
-        measured: what predictions are relative to, if anything was.
-        sizes: all sizes under these options, if they have been predicted.
+        fitted: The model of the job.
+        specials: Special plans by name.
+        measured: Measurement that predictions are relative to, if there is one.
+        sizes: All sizes under these options, if they have already been predicted.
     """
     gradients, costs = fitted.work.gradients, options.applied_to(fitted.costs)
     first_bytes = None if options.first_mb is None else int(options.first_mb * MB)
@@ -173,7 +173,7 @@ def _interval(value: float, draws: Float64Array) -> Interval:
 
 
 def _told_apart(predicted: PredictedSizes) -> tuple[UniformPlan, ...]:
-    """The best of the sizes, and of the others some that are as far apart as can be."""
+    """Select the best of the sizes, and others spaced as widely as possible."""
     sizes = predicted.sizes
     last = len(sizes) - 1
     wide = [at for at, size in enumerate(sizes) if size.high_bytes > _THIN * size.low_bytes or at == last]

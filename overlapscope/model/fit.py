@@ -1,4 +1,4 @@
-"""A recording -> everything that a replay needs, and how sure it is."""
+"""Fit of the model to a recording: everything that a replay needs, with its uncertainty."""
 
 from __future__ import annotations
 
@@ -31,25 +31,24 @@ from overlapscope.model.work import Backward, Work, backward_of
 
 _ENOUGH_CYCLES: Final = 8
 _LEAST_ERROR: Final = 0.02
-"""Error of predictions of unrecorded plans, whatever the recorded ones show. Like the next one a share of the step,
-from nine sweeps of sizes (``benchmarks/bucket_advice.py``): with both, 88 % of
-what was measured there lies in the 90 % intervals."""
+"""Minimum error of predictions for unrecorded plans. Like ``_OTHER_DAY`` a share of the step, from nine sweeps of sizes
+(``benchmarks/bucket_advice.py``): with both, 88 % of the measurements there lie in the 90 % intervals."""
 _OTHER_DAY: Final = 0.025
-"""Share by which the same training is slower or faster another time."""
+"""Share by which the same training is slower or faster in another run."""
 _ABOUT_AS_MANY: Final = 2.0
-"""Distance at which numbers of buckets still inform each other: a standard deviation, as a factor."""
+"""Ratio at which numbers of buckets still inform each other: one standard deviation, as a factor."""
 _ROUNDS: Final = 6
-"""Latency, which two lanes hide from each other, is known better each time."""
+"""Rounds of estimation: two lanes hide latency from each other, so each round improves the estimate of the latency."""
 
 _ONE_LANE: Final = Slowdown(value=1.0, is_known=True, draws=np.ones(1))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """A recorded plan: its step time, recorded and predicted."""
+    """Recorded and predicted step time of a recorded plan."""
 
     plan: int
-    """Place in the plans of the observations."""
+    """Index in the plans of the observations."""
     recorded_ns: float
     predicted_ns: float
     noise: float
@@ -58,28 +57,28 @@ class Check:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Fitted:
-    """The model of one job."""
+    """The fitted model of one job."""
 
     observations: Observations
     calibration: Spans | None
     transfers: Transfers
     backward: Backward
-    """Backward in the cycles that predictions rest on."""
+    """Backward in the cycles that predictions are based on."""
     copy_overhead_ns: Float64Array
-    """(R,) what copies back take beyond the spans that were recorded."""
+    """(R,) time of copies out beyond the spans that were recorded."""
     work: Work
-    """Work of the ranks, with that overhead before it."""
+    """Work of the ranks, delayed by ``copy_overhead_ns``."""
     costs: Costs
     compute_slowdown: Slowdown
     communication_slowdown: Slowdown
     lane_slowdown: Slowdown
-    """1 where there is one lane."""
+    """Slowdown of two concurrent all-reduces; 1 with a single lane."""
 
     def draws(self, count: int, seed: int = 0) -> Iterator[tuple[Work, Costs]]:
-        """Equally likely models: from resampled cycles, with equally likely slowdowns.
+        """Draw equally likely models, from resampled cycles and with equally likely slowdowns.
 
         Args:
-            count: how many.
+            count: Number of models.
         """
         random = np.random.default_rng(seed)
         for _ in range(count):
@@ -99,7 +98,7 @@ class Fitted:
 
     @cached_property
     def checks(self) -> tuple[Check, ...]:
-        """Every recorded plan that was in force for two steps or more in a row: what it took, and what is predicted."""
+        """Compare recorded and predicted step times of the plans that were active for two consecutive steps or more."""
         observations = self.observations
         settled = observations.plan == observations.plan_before
         cycle_ns = np.median(observations.cycle_ns, axis=1)
@@ -122,16 +121,16 @@ class Fitted:
         return tuple(checks)
 
     def model_errors(self, buckets: npt.ArrayLike) -> Float64Array:
-        """By which share of the step predictions are off, beyond what noise explains, as far as checks tell.
+        """Estimate by which share of the step predictions are off, beyond the noise of the recorded steps.
 
-        What is left out of the model, such as what a launch costs the processor, grows with the number of buckets. So
-        a plan is off like those that were recorded with about as many.
+        Costs that the model omits, such as the processor time of a launch, grow with the number of buckets. So a plan
+        is assumed to be off like the recorded plans with a similar number.
 
         Args:
-            buckets: (Q,) how many, of each plan.
+            buckets: (Q,) number of buckets of each plan.
 
         Returns:
-            (Q,)
+            (Q,) errors as shares of the step.
         """
         wanted = np.asarray(buckets, dtype=np.float64)
         checks = [check for check in self.checks if np.isfinite(check.noise)]
@@ -152,23 +151,23 @@ class Fitted:
         under: Callable[[Costs], Costs] | None = None,
         measured: Measured | None = None,
     ) -> Float64Array:
-        """The step time of plans, under many equally likely models.
+        """Draw step times of plans from many equally likely models.
 
-        All plans of a draw share its model, so that differences of two plans are surer than either; what the model is
-        off by (``model_errors``) is each plan's own. What makes another day slower or faster shifts all alike.
+        All plans of a draw share its model, so that the difference of two plans is more certain than either; the error
+        of the model (``model_errors``) is independent for each plan. Variation between runs shifts all plans alike.
 
         Args:
-            plans: Q of them.
-            count: number of draws.
-            seed: of the draws.
-            under: other assumptions to change, such as compression.
-            measured: what all are relative to, if anything was.
+            plans: Q plans.
+            count: Number of draws, D.
+            seed: Seed of the draws.
+            under: Change of the costs, for assumptions such as compression.
+            measured: Measurement that predictions are relative to, if there is one.
 
         Returns:
             (D, Q)
         """
         table = table_of(plans, self.work.gradients)
-        # Drawn apart, so that tables of different plans have their days in common.
+        # Separate generators, so that curves of different plans share the variation between runs.
         day, own, mean = (np.random.default_rng([seed, number]) for number in range(3))
         step_ns = np.empty((count, len(table)))
         for drawn_ns, (work, costs) in zip(step_ns, self.draws(count, seed), strict=True):
@@ -190,12 +189,12 @@ def fit(
     """Fit the model to a recording.
 
     Args:
-        lanes: how many all-reduces the backend runs at a time: 1 with NCCL, 2 with gloo.
-        calibration: what all-reduces of the same ranks took with nothing else going on.
-        pairs: the same of two that began together, of this many bytes each.
+        lanes: Number of all-reduces that the backend runs at a time: 1 with NCCL, 2 with gloo.
+        calibration: Times of all-reduces of the same ranks with nothing else running.
+        pairs: Times of two all-reduces launched together, of this many bytes each.
 
     Raises:
-        OverlapScopeError: there is nothing that tells what an all-reduce costs.
+        OverlapScopeError: There is no data on the cost of an all-reduce.
     """
     copy_in = fit_line(observations.copies_in.bytes, observations.copies_in.time_ns)
     copy_out = fit_line(observations.copies_out.bytes, observations.copies_out.time_ns)
@@ -241,23 +240,23 @@ def fit(
 
 
 def _drawn(interval: Interval, chance: float) -> float:
-    """A value that may as well be the true one.
+    """Return a plausible true value of an interval.
 
     Args:
-        chance: drawn from the standard normal distribution.
+        chance: Drawn from the standard normal distribution.
     """
     edge = interval.high if chance > 0 else interval.low
     return interval.value if math.isnan(edge) else interval.value + chance * abs(edge - interval.value) / SIGMAS_90
 
 
 def _settled(observations: Observations) -> Observations:
-    """The observations without the first step of each plan, whose buffers are new, if there are enough others."""
+    """Drop the first step of each plan, whose buffers are new, if enough cycles remain."""
     settled = observations.plan == observations.plan_before
     return observations.of_cycles(settled) if settled.sum() >= _ENOUGH_CYCLES else observations
 
 
 def _copy_overhead_ns(observations: Observations, work: Work, costs: Costs) -> Float64Array:
-    """(R,) what copies back took longer than the replay of the recorded plans says they do."""
+    """Compute (R,) the excess of recorded copies out over those in the replay of the recorded plans."""
     known = observations.plan_before >= 0
     if not known.any():
         return np.zeros(len(observations.ranks))

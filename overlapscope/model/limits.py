@@ -1,4 +1,4 @@
-"""What limits a step whose buckets are as good as they can be, found by removing each thing in turn."""
+"""What limits a step with the best bucket plan, found by removing each cost in turn."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from overlapscope.model.work import Work
 Limit = Literal["compute", "differences", "latency", "bandwidth", "last bucket"]
 
 _LEAST_SHARE: Final = 0.02
-"""Share of the step above which something is called its limit."""
+"""Smallest share of the step for something to be called its limit."""
 _IDLE: Final = 0.1
-"""The last all-reduce found the wire idle if it waited for less than this share of its own time."""
+"""The last all-reduce found the link idle if it waited for less than this share of its duration."""
 _NEXT_TO_NOTHING: Final = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Shares of the step time of one plan. They overlap, and need not add up."""
+    """Shares of the step time of one plan, by cause. They overlap, and need not add up to 1."""
 
     limit: Limit
-    """What is most worth changing. ``compute``: all else together is below 2 % of the step. ``last bucket``: it is the
-    bandwidth, but only for what becomes ready last, when no backward is left to hide it."""
+    """Most promising thing to change. ``compute``: everything else together is below 2 % of the step. ``last bucket``:
+    bandwidth, but only for the gradients that become ready last, when no backward is left to hide them."""
     exposed: float
-    """Share of the step in which backward's compute is over but an all-reduce is not."""
+    """Share of the step in which backward's compute is finished but an all-reduce is not."""
     communication: float
-    """Share by which the step would be shorter without any all-reduce, their slowing of compute included."""
+    """Share by which the step would be shorter without any all-reduce, including their slowdown of compute."""
     latency: float
-    """Share by which it would be shorter if an all-reduce of next to nothing took no time."""
+    """Share by which the step would be shorter if the latency of all-reduces were zero."""
     bandwidth: float
-    """Share by which it would be shorter if bytes took no time."""
+    """Share by which the step would be shorter if bandwidth were unlimited."""
     differences: float
-    """Share by which it would be shorter if all ranks were alike; NaN if that is not known."""
+    """Share by which the step would be shorter if all ranks were equally fast; NaN if unknown."""
 
 
 def limits_of(
     plan: Buckets, work: Work, costs: Costs, if_alike: float = math.nan, exposed: float | None = None
 ) -> Limits:
-    """Look at one plan in the typical cycle.
+    """Compute the limits of one plan in the typical cycle.
 
     Args:
-        if_alike: share by which the recorded step would be shorter if all ranks were alike; NaN if that is not known.
-        exposed: share of the step in which communication is exposed, if that is known better.
+        if_alike: Share by which the recorded step would be shorter if all ranks were equally fast; NaN if unknown.
+        exposed: Share of the step in which communication is exposed, if a better value than the replay's is known.
     """
     typical = work.typical()
     table = [plan]
@@ -83,7 +83,7 @@ def limits_of(
 
 
 def without_time(cost: CollectiveCost) -> CollectiveCost:
-    """All-reduces that are over at once."""
+    """Return the cost of all-reduces that take no time."""
     return _with_times(cost, latencies=0.0, bytes_=0.0)
 
 
@@ -100,7 +100,7 @@ def _with_times(cost: CollectiveCost, latencies: float, bytes_: float) -> Collec
     times_ns = latencies * alpha_ns + bytes_ * (cost.times_ns - alpha_ns)
     return replace(
         cost,
-        # Not zero, because their logarithms are interpolated and the line is a divisor.
+        # Not zero, because the logarithms of the times are interpolated and the line is a divisor.
         times_ns=np.maximum(times_ns, _NEXT_TO_NOTHING),
         line=Line(alpha_ns=max(latencies * cost.line.alpha_ns, _NEXT_TO_NOTHING), beta_ns=bytes_ * cost.line.beta_ns),
     )

@@ -1,4 +1,4 @@
-"""A line of latency and time per byte, fitted so that outliers don't bend it. Neither is ever negative."""
+"""A line of latency and time per byte, fitted robustly against outliers. Neither coefficient is ever negative."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from overlapscope.model.partition import Float64Array
 
 _ROUNDS: Final = 30
 _SMALLEST_RESIDUAL: Final = 1e-4
-"""Share of the time below which residuals count alike, or one point would decide everything."""
+"""Share of the time below which residuals count alike; otherwise a single point would determine the fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """``alpha + beta x bytes``."""
+    """Time as a line in bytes: ``alpha + beta x bytes``."""
 
     alpha_ns: float
     beta_ns: float
-    """Per byte."""
+    """Nanoseconds per byte."""
 
     def time_ns(self, bytes_: npt.ArrayLike) -> Float64Array:
-        """The time of sizes of any shape."""
+        """Return the times of sizes, an array of any shape."""
         return self.alpha_ns + self.beta_ns * np.asarray(bytes_, dtype=np.float64)
 
 
 NOTHING: Final = Line(alpha_ns=0.0, beta_ns=0.0)
-"""What takes no time."""
+"""Cost of an operation that takes no time."""
 
 
 def fit_line(bytes_: Float64Array, times_ns: Float64Array, weights: Float64Array | None = None) -> Line:
-    """The line whose relative errors have the least sum of absolute values.
+    """Fit the line with the smallest sum of absolute relative errors.
 
     Args:
         bytes_: (N,)
-        times_ns: (N,) those that are not positive are left out; without any the line is 0.
-        weights: (N,) how much each counts; alike if not given.
+        times_ns: (N,) times; those that are not positive are ignored, and without any other the line is 0.
+        weights: (N,) weight of each; equal if not given.
     """
     usable = (times_ns > 0) & np.isfinite(times_ns)
     if not usable.any():
@@ -50,7 +50,7 @@ def fit_line(bytes_: Float64Array, times_ns: Float64Array, weights: Float64Array
         return Line(alpha_ns=0.0, beta_ns=time_ns / float(x[0])) if x[0] > 0 else Line(alpha_ns=time_ns, beta_ns=0.0)
     weight = counts / y**2
     alpha = beta = 0.0
-    for _ in range(_ROUNDS):  # reweighted least squares approach least absolute errors
+    for _ in range(_ROUNDS):  # iteratively reweighted least squares approximates least absolute errors
         alpha, beta = _least_squares(x, y, weight)
         residuals = np.abs(alpha + beta * x - y) / y
         weight = counts / y**2 / np.maximum(residuals, _SMALLEST_RESIDUAL)

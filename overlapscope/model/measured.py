@@ -1,9 +1,9 @@
-"""What steps were measured to take, and predictions as changes of that.
+"""Measured mean steps, and predictions expressed as changes relative to them.
 
-The model leaves things out, so it is off where it can be compared: with the plan whose steps were measured. What it
-says of another plan is taken relative to that. So the measured plan has its measured mean, and what is predicted for
-another one is an account again: backward and copies change by as much as in the model, and the rest of the change is
-communication that is exposed for more or less.
+The model omits some costs, so it is off where it can be compared: for the plan whose steps were measured. Predictions
+for another plan are therefore relative to that one. The measured plan has its measured mean, and the prediction for
+another one is a breakdown again: backward and copies change by as much as in the model, and the rest of the change is
+more or less exposed communication.
 """
 
 from __future__ import annotations
@@ -22,43 +22,43 @@ from overlapscope.model.work import Work
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The mean step of the job as it is."""
+    """Measured mean step of the job as it is."""
 
     plan: Buckets
     step_ns: Interval
     exposed_ns: float
-    """For how long of it communication is exposed."""
+    """Exposed communication in that step."""
     others_ns: Mapping[Buckets, Interval] = field(default_factory=dict)
-    """Mean steps with other plans."""
+    """Measured mean steps with other plans."""
 
     def steps_ns(self, plan: Buckets) -> Interval | None:
-        """The mean step with a plan; None if it was not measured."""
+        """Return the measured mean step with a plan; None if it was not measured."""
         return self.step_ns if plan == self.plan else self.others_ns.get(plan)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Predicted:
-    """Mean steps of Q plans."""
+    """Predicted mean steps of Q plans."""
 
     step_ns: Float64Array
-    """(Q,)"""
+    """(Q,) step times."""
     exposed_ns: Float64Array
-    """(Q,)"""
+    """(Q,) exposed communication."""
     backward_ns: Float64Array
-    """(Q,) how much longer backward takes than with the measured plan; 0 if none was measured."""
+    """(Q,) how much longer backward takes than with the measured plan; 0 if no plan was measured."""
     copies_ns: Float64Array
-    """(Q,) the same of copies back."""
+    """(Q,) how much longer copies out take than with the measured plan; 0 if no plan was measured."""
     error: float
-    """By which share of its step the model alone would be off for the measured plan; NaN if none was."""
+    """Share of the step by which the model alone is off for the measured plan; NaN if no plan was measured."""
 
 
 def predict(table: PlanTable, work: Work, costs: Costs, usual: Costs, measured: Measured | None) -> Predicted:
-    """Predict plans.
+    """Predict the mean steps of plans, relative to the measured one if there is one.
 
     Args:
-        table: of Q plans.
-        costs: those to predict with.
-        usual: those that were measured, without other assumptions.
+        table: Table of Q plans.
+        costs: Costs to predict with.
+        usual: Fitted costs, without further assumptions.
     """
     step_ns, exposed_ns, backward_ns = _typical(replay(table, work, costs))
     if measured is None:
@@ -75,13 +75,13 @@ def predict(table: PlanTable, work: Work, costs: Costs, usual: Costs, measured: 
     return Predicted(
         step_ns=measured.step_ns.value + change_ns,
         exposed_ns=np.maximum(exposed_ns, 0.0),
-        backward_ns=backward_change_ns + np.minimum(exposed_ns, 0.0),  # no more can be exposed for less
+        backward_ns=backward_change_ns + np.minimum(exposed_ns, 0.0),  # exposed time can't be negative
         copies_ns=copies_change_ns,
         error=float(now_ns[0] / measured.step_ns.value - 1),
     )
 
 
 def _typical(replayed: Replayed) -> tuple[Float64Array, Float64Array, Float64Array]:
-    """(Q,) steps, exposed communication, and all before that."""
+    """Return (Q,) step times, exposed communication, and the end of backward."""
     exposed_ns = np.median(replayed.exposed_ns, axis=1)
     return replayed.typical_ns, exposed_ns, np.median(replayed.backward_end_ns, axis=1)

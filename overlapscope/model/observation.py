@@ -1,12 +1,12 @@
-"""What the model learns from: some recorded cycles of one job, in whichever way they were seen.
+"""Input of the model: recorded cycles of one job, however they were observed.
 
-A *cycle* runs from the end of one step's last all-reduce to the end of the next one's, and is known by the step whose
-gradients it reduces. It holds, in this order: the copies back into the gradients of the step before, as far as they
-come after its last all-reduce; the optimizer, data and forward; backward; and what is exposed of the communication.
+A *cycle* runs from the end of one step's last all-reduce to the end of the next one's, and is identified by the step
+whose gradients it reduces. It contains, in this order: the part of the previous step's copies out that follows its last
+all-reduce; the optimizer, data and forward; backward; and the exposed communication.
 
-S cycles, R ranks, P parameters, C all-reduces. Times are float64 nanoseconds, relative to the cycle's start unless
-stated otherwise. With clocks that can be compared the start is one moment for all ranks; else it is the moment
-at which the rank itself saw the last all-reduce end, which is nearly the same one.
+S cycles, R ranks, P parameters, C all-reduces. Times are float64 nanoseconds, relative to the start of the cycle unless
+stated otherwise. With comparable clocks the start is one moment for all ranks; otherwise it is the moment at which each
+rank saw the last all-reduce end, which is nearly the same.
 """
 
 from __future__ import annotations
@@ -22,79 +22,81 @@ from overlapscope.model.partition import BoolArray, Buckets, Float64Array, Gradi
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Collectives:
-    """The all-reduces of buckets in all cycles: C of them, sorted by cycle, and within it by launch."""
+    """The C all-reduces of buckets in all cycles, sorted by cycle, and by launch within a cycle."""
 
     cycle: Int64Array
-    """(C,) place of its cycle, from 0 to S - 1."""
+    """(C,) index of the cycle, from 0 to S - 1."""
     bucket: Int64Array
-    """(C,) in the plan of its cycle."""
+    """(C,) index of the bucket in the plan of its cycle."""
     bytes: Int64Array
-    """(C,)"""
+    """(C,) bytes reduced."""
     launch_ns: Float64Array
-    """(C, R) when a rank entered it: it was launched, and on the device all its gradients were ready."""
+    """(C, R) arrival of each rank: it had launched the all-reduce, and all gradients were ready on the device."""
     end_ns: Float64Array
-    """(C, R)"""
+    """(C, R) end on each rank."""
     transfer_ns: Float64Array
-    """(C,) from the arrival of the last rank to the end, as it was seen: also while it queued behind the one before.
-    Where clocks can't be compared it is the shortest time from arrival to end of any rank, which needs no clock."""
+    """(C,) time from the arrival of the last rank to the end, including time queued behind the previous all-reduce.
+    Where clocks can't be compared it is the shortest time from arrival to end of any rank, which needs no common
+    clock."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Spans:
-    """How long something took for how many bytes: N times."""
+    """N measurements of how long something took for how many bytes."""
 
     bytes: Float64Array
-    """(N,)"""
+    """(N,) bytes of each measurement."""
     time_ns: Float64Array
-    """(N,)"""
+    """(N,) duration of each measurement."""
     cycle: Int64Array
-    """(N,) which of them were measured together, and are resampled together to tell how sure a fit is."""
+    """(N,) group of each measurement: those of one group were measured together, and are resampled together to estimate
+    the uncertainty of a fit."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Observations:
-    """What was observed of one job. Of very many ranks, those that others wait for are enough."""
+    """Observed cycles of one job. Of very many ranks, those that others wait for are sufficient."""
 
     gradients: Gradients
     world_size: int
     """Size of the reducing group, even if not all its ranks are among the R."""
     ranks: Int64Array
-    """(R,)"""
+    """(R,) rank numbers."""
     has_common_clock: bool
     plans: tuple[Buckets, ...]
-    """The distinct plans that were in force at some time, also before these steps."""
+    """Distinct plans that were active at some time, also before these steps."""
     steps: Int64Array
-    """(S,)"""
+    """(S,) steps of the cycles."""
     plan: Int64Array
-    """(S,) which of the plans was used."""
+    """(S,) index of the active plan."""
     plan_before: Int64Array
-    """(S,) the plan of the previous step, whose copies back begin the cycle; -1 if unknown."""
+    """(S,) index of the plan of the previous step, whose copies out begin the cycle; -1 if unknown."""
     cycle_ns: Float64Array
-    """(S, R) from the start to the end."""
+    """(S, R) length of the cycle."""
     copies_out_ns: Float64Array
-    """(S, R) when the last copy back of the step before is over; 0 without copies."""
+    """(S, R) end of the previous step's last copy out; 0 without copies."""
     backward_start_ns: Float64Array
-    """(S, R)"""
+    """(S, R) start of backward."""
     ready_ns: Float64Array
-    """(S, R, P) when each gradient is ready, from backward's start; NaN where unknown."""
+    """(S, R, P) time at which each gradient is ready, relative to the start of backward; NaN where unknown."""
     backward_end_ns: Float64Array
-    """(S, R) from backward's start; its collectives may not be over then."""
+    """(S, R) end of backward, relative to its start; collectives may still be running."""
     collectives: Collectives
     copies_in: Spans
     """Copies into buckets, after their last gradient is ready and before they are launched."""
     copies_out: Spans
-    """Copies of buckets back, after their all-reduces."""
+    """Copies out of buckets, after their all-reduces."""
 
     @property
     def used_plans(self) -> int:
-        """How many plans were used in these steps."""
+        """Return the number of distinct plans used in these steps."""
         return len(np.unique(self.plan))
 
     def of_cycles(self, which: BoolArray) -> Observations:
-        """The observations of some cycles.
+        """Return the observations of the cycles selected by a mask.
 
         Args:
-            which: (S,)
+            which: (S,) mask.
         """
         place = np.cumsum(which) - 1
         kept = which[self.collectives.cycle]
@@ -134,16 +136,16 @@ def observations_of_cycles(
     world_size: int,
     last_entry_ns: Float64Array | None = None,
 ) -> Observations:
-    """Cycles as the model wants them.
+    """Convert bucket cycles to observations.
 
     Args:
-        cycles: all of them whole.
-        ranks: (R,)
-        plans: by epoch.
-        gradients: of the model.
-        world_size: of the group that reduces.
-        last_entry_ns: (S, B) when the last of all ranks entered each all-reduce, from the cycle's start; not given
-            where clocks can't be compared.
+        cycles: Cycles, all of them complete.
+        ranks: (R,) rank numbers.
+        plans: All plans by epoch.
+        gradients: Gradients of the model.
+        world_size: Size of the reducing group.
+        last_entry_ns: (S, B) arrival of the last of all ranks at each all-reduce, relative to the start of the cycle;
+            not given where clocks can't be compared.
     """
     distinct = tuple(dict.fromkeys(plans.values()))
     place_of_plan = {epoch: distinct.index(plan) for epoch, plan in plans.items()}
@@ -184,7 +186,7 @@ def observations_of_cycles(
 
 
 def _known_spans(time_ns: Float64Array, sizes: Int64Array, cycle: Int64Array) -> Spans:
-    """Of (C, R) times those that are known."""
+    """Return the spans of (C, R) times that are not NaN."""
     which, rank = np.nonzero(~np.isnan(time_ns))
     return Spans(bytes=sizes[which].astype(np.float64), time_ns=time_ns[which, rank], cycle=cycle[which])
 

@@ -1,4 +1,4 @@
-"""DDP's rule for filling buckets, which ``instrumented_ddp`` trains by and the model predicts by."""
+"""DDP's rule for assigning gradients to buckets, used by ``instrumented_ddp`` to train and by the model to predict."""
 
 from __future__ import annotations
 
@@ -15,48 +15,53 @@ Float64Array = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
 Buckets = tuple[tuple[int, ...], ...]
-"""A bucket plan: buckets in the order in which they are launched, each a list of parameter numbers."""
+"""A bucket plan: buckets in the order in which they are launched, each a tuple of parameter indices."""
 
 MB: Final = 1024**2
-"""Bytes, as DDP's ``bucket_cap_mb`` counts them."""
+"""Bytes per MB, as in DDP's ``bucket_cap_mb``."""
 
 NO_LIMIT: Final = sys.maxsize
 """A limit that no bucket reaches."""
 
 ALONE: Final = -1
-"""Kind of a gradient that is reduced on its own, because it is sparse."""
+"""Kind of a gradient that needs a bucket for itself, because it is sparse."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Gradients:
-    """The P gradients that one model reduces in a step, by parameter number."""
+    """The P gradients that one model reduces in a step, by parameter index."""
 
     names: tuple[str, ...]
     bytes: Int64Array
-    """(P,)"""
+    """(P,) bytes of each gradient."""
     kinds: Int64Array
-    """(P,) those of one dtype and device have the same number and can share a bucket; ``ALONE`` for a sparse one."""
+    """(P,) kind of each gradient: those of one dtype and device have the same number and can share a bucket; ``ALONE``
+    for a sparse one."""
     order: Int64Array
-    """(P,) parameter numbers, first gradient first."""
+    """(P,) parameter indices, first ready gradient first."""
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all gradients."""
+        """Return the total bytes of all gradients."""
         return int(self.bytes.sum())
 
 
 def fill_buckets(bytes_: Sequence[int], kinds: Sequence[int], order: Sequence[int], limits: Sequence[int]) -> Buckets:
     """Fill buckets with gradients of one kind, in the order in which they are expected.
 
-    A bucket is closed once it holds its limit or more, so it may be larger than the limit by one gradient (the
-    rule of ``compute_bucket_assignment_by_size`` in torch/csrc/distributed/c10d/reducer.cpp). Buckets are ordered
-    by their last gradient: that is the order in which they become ready.
+    A bucket is closed once it holds its limit or more, so it may exceed the limit by one gradient (the rule of
+    ``compute_bucket_assignment_by_size`` in torch/csrc/distributed/c10d/reducer.cpp). Buckets are ordered by their last
+    gradient: that is the order in which they become ready.
+
+    Example: four gradients of 4 bytes each in the order 3, 2, 1, 0, with limits of 4 and 8 bytes, give ((3,), (2, 1),
+    (0,)).
 
     Args:
-        bytes_: (P,) by parameter number.
+        bytes_: (P,) by parameter index.
         kinds: (P,) see ``Gradients.kinds``.
-        order: parameter numbers, first gradient first.
-        limits: in bytes, of the first bucket of each kind, of the second and so on; the last one stays.
+        order: Parameter indices, first gradient first.
+        limits: Bytes of the first bucket of each kind, of the second and so on; the last limit applies to all further
+            ones.
     """
     filling: dict[int, list[int]] = {}
     filled_bytes: dict[int, int] = {}
@@ -81,5 +86,5 @@ def fill_buckets(bytes_: Sequence[int], kinds: Sequence[int], order: Sequence[in
 
 
 def fill(gradients: Gradients, limits_bytes: Sequence[int]) -> Buckets:
-    """The plan that DDP makes of these gradients after the rebuild; see ``fill_buckets``."""
+    """Return the plan that DDP makes of these gradients after the rebuild; see ``fill_buckets``."""
     return fill_buckets(gradients.bytes.tolist(), gradients.kinds.tolist(), gradients.order.tolist(), limits_bytes)

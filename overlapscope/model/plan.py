@@ -1,4 +1,4 @@
-"""The bucket plans that DDP's settings can express, and the settings that express a plan.
+"""Bucket plans that DDP's settings can express, and the settings that express a plan.
 
 Many caps give the same partition, so plans are listed by partition, each with the band of caps that give it.
 """
@@ -23,30 +23,30 @@ _ROUND: Final = (1.0, 0.5, 0.25, 0.2)
 
 @dataclass(frozen=True, kw_only=True)
 class UniformPlan:
-    """What ``bucket_cap_mb`` gives: caps of more than ``low_bytes`` and at most ``high_bytes`` make these buckets."""
+    """A plan of a single cap: caps of more than ``low_bytes`` and at most ``high_bytes`` make these buckets."""
 
     buckets: Buckets
     low_bytes: int
     high_bytes: int
-    """Upper end of the band; ``NO_LIMIT`` if every larger cap gives the same."""
+    """Upper end of the band; ``NO_LIMIT`` if every larger cap gives the same plan."""
     first_bucket_bytes: int | None = None
-    """Limit of the first bucket, if it has its own."""
+    """Limit of the first bucket, if it differs from the others'."""
     is_default: bool = False
-    """Whether it is DDP's default."""
+    """True if this is DDP's default."""
 
     @property
     def cap_mb(self) -> float:
-        """A round cap in the band."""
+        """Return a round cap in the band, in MB."""
         return DEFAULT_CAP_BYTES / MB if self.is_default else round_cap_mb(self.low_bytes, self.high_bytes)
 
     @property
     def setting(self) -> str:
-        """What gives it, as an argument of DistributedDataParallel; unless its first bucket has a limit of its own."""
+        """Return the argument of DistributedDataParallel that gives this plan, unless ``first_bucket_bytes`` is set."""
         return "bucket_cap_mb=None" if self.is_default else caps_setting([self.cap_mb])
 
 
 def default_plan(gradients: Gradients) -> UniformPlan:
-    """The plan when nothing is set: a first bucket of 1 MB, then 25 MB. ``bucket_cap_mb=25`` gives another."""
+    """Return the plan when nothing is set: a first bucket of 1 MB, then 25 MB. ``bucket_cap_mb=25`` gives another."""
     band = next(_bands(gradients, DEFAULT_FIRST_BUCKET_BYTES, DEFAULT_CAP_BYTES, 1.0))
     return UniformPlan(
         buckets=fill(gradients, [DEFAULT_FIRST_BUCKET_BYTES, DEFAULT_CAP_BYTES]),
@@ -63,12 +63,12 @@ def uniform_plans(
     at_most: int = 1000,
     smallest_cap_bytes: int = 1,
 ) -> tuple[UniformPlan, ...]:
-    """Every partition that an explicit cap gives, small caps first. DDP's default is none of them.
+    """List every partition that an explicit cap gives, small caps first. DDP's default is not among them.
 
     Args:
-        first_bucket_bytes: give the first bucket a limit of its own, as ``bucket_cap_mb_list`` can.
-        at_most: how many at most; if there are more, this many evenly spaced caps are tried.
-        smallest_cap_bytes: where to begin.
+        first_bucket_bytes: Separate limit of the first bucket, as ``bucket_cap_mb_list`` can set it.
+        at_most: Maximum number of plans; if there are more, this many evenly spaced caps are tried.
+        smallest_cap_bytes: Smallest cap to try.
     """
     exact = _listed(_bands(gradients, first_bucket_bytes, smallest_cap_bytes, 1.0), at_most)
     if exact is None:
@@ -89,11 +89,13 @@ def uniform_plans(
 
 
 def caps_mb_of(buckets: Buckets, gradients: Gradients) -> list[float] | None:
-    """A plan as ``bucket_cap_mb_list`` of torch 2.13's own DDP; the last cap holds for all buckets that follow.
+    """Express a plan as ``bucket_cap_mb_list`` of torch 2.13's own DDP; the last cap applies to all further buckets.
+
+    Example: for four gradients of 1 MB, buckets of 1 and 3 gradients are [1.0, 25.0].
 
     Returns:
-        None if no list gives this plan: caps count the buckets of each kind, and a bucket of one kind may need
-        a cap that is too large for that of another.
+        None if no list gives this plan: caps count the buckets of each kind, and a bucket of one kind may need a cap
+        that is too large for that of another.
     """
     lows: list[int] = []
     highs: list[int] = []
@@ -125,13 +127,13 @@ def caps_mb_of(buckets: Buckets, gradients: Gradients) -> list[float] | None:
 
 
 def caps_setting(caps_mb: Sequence[float]) -> str:
-    """Caps as an argument of DistributedDataParallel, to the last digit, which matters where bands are narrow."""
+    """Format caps as an argument of DistributedDataParallel, with all digits, which matter where bands are narrow."""
     texts = [repr(float(cap)).removesuffix(".0") for cap in caps_mb]
     return f"bucket_cap_mb={texts[0]}" if len(set(texts)) == 1 else f"bucket_cap_mb_list=[{', '.join(texts)}]"
 
 
 def round_cap_mb(low_bytes: int, high_bytes: int) -> float:
-    """A number of MB, more than ``low_bytes`` and at most ``high_bytes``: 25 if that is one, else a round one."""
+    """Return a cap in MB above ``low_bytes`` and up to ``high_bytes``: 25 if possible, otherwise a round number."""
     if low_bytes < DEFAULT_CAP_BYTES <= high_bytes:
         return DEFAULT_CAP_BYTES / MB
     high_bytes = min(high_bytes, 2 * low_bytes + MB)
@@ -151,13 +153,13 @@ def round_cap_mb(low_bytes: int, high_bytes: int) -> float:
 @dataclass(frozen=True)
 class _Band:
     ends: tuple[int, ...]
-    """Places, in the order of gradients, at which a bucket is closed."""
+    """Positions in the order of gradients after which a bucket is closed."""
     low_bytes: int
     high_bytes: int
 
 
 def _listed(bands: Iterator[_Band], at_most: int) -> list[_Band] | None:
-    """All of them, those with the same buckets joined; None if there are too many."""
+    """Collect bands, merging those with the same buckets; return None if there are more than ``at_most``."""
     found: list[_Band] = []
     for band in bands:
         if found and found[-1].ends == band.ends:
@@ -170,10 +172,13 @@ def _listed(bands: Iterator[_Band], at_most: int) -> list[_Band] | None:
 
 
 def _bands(gradients: Gradients, first_bytes: int | None, cap_bytes: int, factor: float) -> Iterator[_Band]:
-    """Buckets for ever larger caps, and for which caps they are the same.
+    """Yield the buckets for increasing caps, each with the range of caps that give them.
+
+    Example: for three gradients of 4 bytes, caps up to 4 bytes close a bucket after each one: ends (0, 1, 2). Caps of 5
+    to 8 bytes give ends (1, 2), and larger ones (2,).
 
     Args:
-        factor: least ratio of a cap to the one before.
+        factor: Minimum ratio of a cap to the previous one.
     """
     kinds = gradients.kinds[gradients.order]
     places = [np.flatnonzero(kinds == kind).tolist() for kind in np.unique(kinds) if kind != ALONE]

@@ -1,7 +1,7 @@
-"""A bucket plan as a file: ``DistributedDataParallel(bucket_plan="plan.json")`` reads what a search has written.
+"""The bucket plan file: ``DistributedDataParallel(bucket_plan="plan.json")`` reads what a search has written.
 
-Parameters are named, not numbered, and their shapes and types are beside them, so that a plan made for another model
-is recognised.
+Parameters are named, not numbered, and stored with their shapes and dtypes, so that a plan for another model is
+recognized.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ class PlannedParameter:
     dtype: str
     """Name of the dtype, such as ``float32``."""
     bytes: int
-    """Bytes of its gradient."""
+    """Bytes of the parameter's gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanFile:
-    """What the file holds."""
+    """Content of a bucket plan file."""
 
     parameters: tuple[PlannedParameter, ...]
     buckets: tuple[tuple[str, ...], ...]
-    """Names, buckets in the order of launch, parameters in the order of gradients."""
+    """Parameter names, buckets in the order of launch, parameters in the order of gradients."""
     bucket_cap_mb_list: tuple[float, ...] | None = None
     """The same plan for torch's own DDP, if ``bucket_cap_mb_list`` can express it."""
     predicted: Mapping[str, Any] = field(default_factory=dict)
     """Predictions for the plan, for readers of the file."""
 
     def numbered(self, parameters: Sequence[PlannedParameter]) -> Buckets:
-        """The plan in numbers of a model's parameters.
+        """Translate the plan to parameter indices of a model.
 
         Raises:
-            OverlapScopeError: the plan is for another model.
+            OverlapScopeError: The plan is for another model.
         """
         planned = {parameter.name: parameter for parameter in self.parameters}
         numbers = {parameter.name: number for number, parameter in enumerate(parameters)}
@@ -68,10 +68,10 @@ class PlanFile:
 
 
 def write_plan(path: Path, plan: PlanFile) -> None:
-    """Write a plan; a reader sees the old file or the new one.
+    """Write a plan atomically: a reader sees the old file or the new one.
 
     Raises:
-        OverlapScopeError: it can't be written there.
+        OverlapScopeError: The file can't be written.
     """
     content = {
         "format": _FORMAT,
@@ -98,7 +98,7 @@ def read_plan(path: Path) -> PlanFile:
     """Read a plan.
 
     Raises:
-        OverlapScopeError: there is none, or it is damaged.
+        OverlapScopeError: The file does not exist or is damaged.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -141,7 +141,7 @@ def _parsed(content: dict[str, Any]) -> PlanFile:
 
 
 def _check(path: Path, plan: PlanFile) -> None:
-    """Check that each parameter is in exactly one bucket, with others of its type."""
+    """Check that each parameter is in exactly one bucket, with others of its dtype."""
     dtypes = {parameter.name: parameter.dtype for parameter in plan.parameters}
     bucket_of: dict[str, int] = {}
     for number, bucket in enumerate(plan.buckets):

@@ -1,7 +1,8 @@
 """Many bucket plans of one model as arrays, to be replayed together.
 
-A plan can be expressed by its *cuts*: for each gradient, in order, whether it is the last one of its bucket. That
-fully describes a plan that fills buckets in the order of gradients, as DDP's do.
+A plan can be expressed by its *cuts*: for each gradient, in order, True if it is the last one of its bucket. That fully
+describes a plan that fills buckets in the order of gradients, as DDP's do. Example: for gradients in the order 3, 2, 1,
+0, the plan ((3, 2), (1, 0)) has the cuts False, True, False, True.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from overlapscope.model.partition import ALONE, BoolArray, Buckets, Gradients, I
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PlanTable:
-    """Q plans of at most B buckets each; what follows a plan's last bucket is filled up with empty ones."""
+    """Arrays of Q plans with at most B buckets each; shorter plans are padded with empty buckets."""
 
     last: Int64Array
-    """(Q, B) place, in the order of gradients, up to which all must be ready for a bucket to be launched."""
+    """(Q, B) position, in the order of gradients, up to which all must be ready for a bucket to be launched."""
     bytes: Int64Array
-    """(Q, B)"""
+    """(Q, B) bytes of each bucket; 0 for padding."""
     is_bucket: BoolArray
-    """(Q, B)"""
+    """(Q, B) True for buckets, False for padding."""
 
     def __len__(self) -> int:
         return len(self.last)
 
     def of(self, rows: Int64Array) -> PlanTable:
-        """Some of the plans, in the narrowest possible table."""
+        """Select some of the plans, in the narrowest possible table."""
         width = int(self.is_bucket[rows].sum(axis=1).max(initial=0))
         return PlanTable(
             last=self.last[rows, :width], bytes=self.bytes[rows, :width], is_bucket=self.is_bucket[rows, :width]
@@ -37,7 +38,11 @@ class PlanTable:
 
 
 def table_of(plans: Sequence[Buckets], gradients: Gradients) -> PlanTable:
-    """A table of any plans, also of those that fill buckets in another order than that of the gradients."""
+    """Build a table of any plans, including those that don't fill buckets in the order of gradients.
+
+    Example: with four gradients of 4 bytes in the order 3, 2, 1, 0, the plan ((3,), (2, 1, 0)) has ``last`` 0, 3 and
+    ``bytes`` 4, 12.
+    """
     place = np.empty(len(gradients.order), dtype=np.int64)
     place[gradients.order] = np.arange(len(gradients.order))
     row = np.repeat(np.arange(len(plans)), [len(plan) for plan in plans])
@@ -47,15 +52,15 @@ def table_of(plans: Sequence[Buckets], gradients: Gradients) -> PlanTable:
     table = _pack(
         len(plans), row, np.maximum.reduceat(place[members], first), np.add.reduceat(gradients.bytes[members], first)
     )
-    np.maximum.accumulate(table.last, axis=1, out=table.last)  # a bucket waits for those before it
+    np.maximum.accumulate(table.last, axis=1, out=table.last)  # a bucket waits for the previous ones
     return table
 
 
 def table_of_cuts(cuts: BoolArray, gradients: Gradients) -> PlanTable:
-    """The plans with these cuts.
+    """Build a table of the plans with these cuts.
 
     Args:
-        cuts: (Q, P) by place in the order of gradients; the last gradient of each kind need not be marked.
+        cuts: (Q, P) by position in the order of gradients; the last gradient of each kind need not be marked.
     """
     cuts = cuts | forced_cuts(gradients)
     bytes_, kinds = gradients.bytes[gradients.order], gradients.kinds[gradients.order]
@@ -75,7 +80,7 @@ def table_of_cuts(cuts: BoolArray, gradients: Gradients) -> PlanTable:
 
 
 def forced_cuts(gradients: Gradients) -> BoolArray:
-    """(P,) the gradients, in their order, that are the last ones of a bucket in every plan."""
+    """Return (P,) True for the gradients, in their order, that end a bucket in every plan."""
     kinds = gradients.kinds[gradients.order]
     forced: BoolArray = kinds == ALONE
     for kind in np.unique(kinds):
@@ -84,7 +89,7 @@ def forced_cuts(gradients: Gradients) -> BoolArray:
 
 
 def buckets_of_cuts(cuts: BoolArray, gradients: Gradients) -> Buckets:
-    """The plan with these cuts (P,)."""
+    """Build the plan with these cuts (P,)."""
     cuts = cuts | forced_cuts(gradients)
     filling: dict[int, list[int]] = {}
     buckets: list[tuple[int, ...]] = []
@@ -97,7 +102,7 @@ def buckets_of_cuts(cuts: BoolArray, gradients: Gradients) -> Buckets:
 
 
 def cuts_of(buckets: Buckets, gradients: Gradients) -> BoolArray | None:
-    """The cuts (P,) of a plan; None if it fills buckets in another order than that of the gradients."""
+    """Compute the cuts (P,) of a plan; None if it does not fill buckets in the order of gradients."""
     is_last = np.zeros(len(gradients.order), dtype=bool)
     is_last[[bucket[-1] for bucket in buckets]] = True
     cuts: BoolArray = is_last[gradients.order]

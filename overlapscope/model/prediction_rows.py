@@ -1,4 +1,4 @@
-"""The advice as rows of tables, with their cells as people read them."""
+"""The recommendation as table rows, with formatted cells."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WHAT_IF_COLUMNS: Final[Cells] = ("", "bucket_cap_mb", "step", "gain")
 
 
 def size_rows(found: Recommendation) -> list[Cells]:
-    """A row for each bucket size that is worth showing, for DDP's default and for the setting of the job."""
+    """Return a row for each bucket size worth showing, for DDP's default and for the present setting of the job."""
     predictions = list(found.sizes)
     for other in (found.default, found.now):
         if other.buckets not in {each.buckets for each in predictions}:
@@ -35,14 +35,14 @@ def size_rows(found: Recommendation) -> list[Cells]:
 
 
 def what_if_rows(found: Recommendation) -> list[Cells]:
-    """A row for each change other than the size, with the best size for it."""
+    """Return a row for each change other than the size, with the best size for it."""
     return [
         (each.change, _cap(each.cap_mb), format_ns(each.step_ns), format_share(each.gain)) for each in found.what_ifs
     ]
 
 
 def assumptions(found: Recommendation) -> list[str]:
-    """What the changes rest on, each once, with the changes that it is about."""
+    """List the assumptions behind the changes, each once, with the changes that it applies to."""
     known = dict.fromkeys(each.assumption for each in found.what_ifs if each.assumption)
     return [
         f"{', '.join(each.change for each in found.what_ifs if each.assumption == assumption)}: {assumption}."

@@ -1,8 +1,8 @@
-"""Which bucket plans to run for a few steps each, so that a short recording can predict any other.
+"""Selection of bucket plans to run for a few steps each, so that a short recording can predict any other plan.
 
-What an all-reduce costs at a size is known where sizes near it were seen, and latency can't be told from bandwidth at
-a single one. So the plans span the sizes that a plan can have. They run in blocks, forwards and then backwards, so
-that a machine that gets slower or faster meanwhile affects all plans alike.
+The cost of an all-reduce of some size is known if similar sizes were recorded, and a single size can't distinguish
+latency from bandwidth. So the plans span the sizes that a plan can have. They run in blocks, forward and then backward,
+so that a machine that becomes slower or faster meanwhile affects all plans alike.
 """
 
 from __future__ import annotations
@@ -18,33 +18,36 @@ from overlapscope.model.plan import default_plan
 STEPS: Final = 24
 _PLANS: Final = 5
 _FEWEST_STEPS_IN_A_BLOCK: Final = 2
-"""Least steps of a plan: in the first one its buffers are new."""
+"""Minimum steps of a plan per block: in the first step its buffers are new."""
 _MOST_BUCKETS: Final = 48
-"""Most buckets of a probed plan: a probe should tell much and cost little."""
+"""Maximum number of buckets of a probed plan: a probe should be informative and cheap."""
 _SMALLEST_CAP_BYTES: Final = 64 * 1024
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Probe:
-    """Plans and when they run."""
+    """Plans to probe, and when each runs."""
 
     plans: tuple[Buckets, ...]
-    """Distinct ones; the first is DDP's default."""
+    """Distinct plans; the first is DDP's default."""
     plan_of_step: Int64Array
-    """(steps,) which plan each step runs with."""
+    """(steps,) index of the plan that each step runs with."""
 
 
 def probe(gradients: Gradients, steps: int = STEPS) -> Probe:
-    """Plan a probe. The same on all ranks, as it depends on nothing but its arguments.
+    """Plan a probe. The result is the same on all ranks, as it depends only on the arguments.
+
+    Example: for 5 plans and 24 steps, the plans run in the order 0, 1, 2, 3, 4, 3, 2, 1, 0 for 3, 3, 3, 2, 2, 2, 3, 3,
+    3 steps.
 
     Args:
-        steps: how many it may take, 2 or more.
+        steps: Maximum number of steps, 2 or more.
     """
     wanted = max(1, min(_PLANS, (steps // _FEWEST_STEPS_IN_A_BLOCK + 1) // 2))
     plans = _spanning_plans(gradients)[:wanted]
     visits = [*range(len(plans)), *range(len(plans) - 2, -1, -1)]
     lengths = np.full(len(visits), steps // len(visits))
-    # What is left over goes to the outer blocks, equally both ways, and to the middle one.
+    # The remaining steps go to the outer blocks, symmetrically, and to the middle one.
     left = steps - int(lengths.sum())
     for place in range(left // 2):
         lengths[[place, -1 - place]] += 1
@@ -53,7 +56,7 @@ def probe(gradients: Gradients, steps: int = STEPS) -> Probe:
 
 
 def _spanning_plans(gradients: Gradients) -> list[Buckets]:
-    """DDP's default, one bucket, many small ones, and what lies between, the most telling first."""
+    """Return DDP's default, one bucket, many small ones, and plans in between, the most informative first."""
     smallest = max(_SMALLEST_CAP_BYTES, gradients.total_bytes // _MOST_BUCKETS)
     caps = np.geomspace(smallest, max(smallest, gradients.total_bytes / 2), _PLANS * 2 - 1).astype(np.int64)
     first = [default_plan(gradients).buckets, fill(gradients, [int(smallest)]), fill(gradients, [NO_LIMIT])]

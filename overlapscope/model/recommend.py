@@ -1,4 +1,4 @@
-"""The advice: which bucket size to set, what it gains, how sure that is, and when to leave it."""
+"""The recommendation: which bucket size to set, what it gains, how certain that is, and when to keep the old one."""
 
 from __future__ import annotations
 
@@ -23,81 +23,81 @@ from overlapscope.model.what_if import WhatIf, what_ifs_of
 Verdict = Literal["change", "leave it", "can't tell"]
 
 _WORTH_KNOWING: Final = 0.05
-"""Possible gain above which, if no gain is certain, it is worth measuring more."""
+"""Possible gain above which more measurements are worthwhile if no gain is certain."""
 _WITHIN: Final = 0.01
 _SIZES_SHOWN: Final = 14
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Prediction:
-    """The prediction for one bucket plan."""
+    """Prediction for one bucket plan."""
 
     buckets: Buckets
     cap_mb: float | None
-    """A round ``bucket_cap_mb`` that gives it; None if none does, or only DDP's default does."""
+    """Round ``bucket_cap_mb`` that gives this plan; None if there is none, or only DDP's default gives it."""
     low_mb: float | None
-    """Caps of more than this, up to ``high_mb``, give the same buckets."""
+    """Lower end of the caps that give these buckets, exclusive."""
     high_mb: float | None
-    """Upper end of the caps; infinite if every larger cap gives the same buckets."""
+    """Upper end of the caps that give these buckets; infinite if every larger cap does."""
     is_default: bool
-    """Whether it is DDP's default."""
+    """True if this is DDP's default."""
     step_ns: Interval
     exposed_ns: float
-    """Exposed communication of that step."""
+    """Exposed communication of the predicted step."""
     recorded_ns: Interval | None
-    """The mean of the steps that were recorded with it."""
+    """Mean of the steps that were recorded with this plan."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Recommendation:
-    """The advice for one job. Gains are shares of the step time before."""
+    """Recommendation for one job. Gains are shares of the step time before the change."""
 
     verdict: Verdict
-    """``leave it``: next to nothing can be gained. ``can't tell``: much may be gained, but that is not sure."""
+    """Verdict. ``leave it``: almost nothing can be gained. ``can't tell``: the gain may be large, but is uncertain."""
     curve: Curve
-    """All sizes, from which the other predictions are."""
+    """Predictions for all sizes, from which the other predictions are taken."""
     now: Prediction
-    """The plan in force at the end of the recording."""
+    """Active plan at the end of the recording."""
     default: Prediction
     best: Prediction
-    """The best plan that a single size can express, DDP's default included."""
+    """Best plan that a single size can express, including DDP's default."""
     good_from_mb: float | None
-    """Caps above this, up to ``good_to_mb``, are predicted within 1 % of the best."""
+    """Lower end of the caps predicted to be within 1 % of the best, exclusive."""
     good_to_mb: float | None
     gain: Interval
-    """Gain of the best size over the current plan."""
+    """Gain of the best size over the present plan."""
     gain_over_default: Interval
     free: Prediction
-    """The best plan of all; it may be the plan of a size."""
+    """Best plan of all, with buckets of any sizes; it may be the plan of a single size."""
     free_gain: Interval
-    """Gain of the best plan over the best size."""
+    """Gain of the best plan of all over the best size."""
     free_bucket_mb: tuple[float, ...]
-    """The sizes of its buckets."""
+    """Bucket sizes of ``free``, in MB."""
     free_caps_mb: tuple[float, ...] | None
-    """The same plan as torch's ``bucket_cap_mb_list``, if that can express it."""
+    """The plan ``free`` as torch's ``bucket_cap_mb_list``, if that can express it."""
     sizes: tuple[Prediction, ...]
     """Some sizes to show, small ones first."""
     limits: Limits
     """Limits of the step with the best size."""
     what_ifs: tuple[WhatIf, ...]
     missing: tuple[str, ...]
-    """What would make the advice surer."""
+    """Measurements that would make the recommendation more certain."""
 
     @property
     def has_choice(self) -> bool:
-        """Whether the size makes any difference; a model of few parameters may have one plan for all sizes."""
+        """Return True if the size makes any difference; a model of few parameters may have one plan for all sizes."""
         return len(self.free.buckets) > 1 or len({size.buckets for size in self.sizes}) > 1
 
     @property
     def is_free_faster(self) -> bool:
-        """Whether buckets of different sizes are predicted to gain something over the best size.
+        """Return True if buckets of different sizes are predicted to gain something over the best size.
 
-        The best of many predictions is too good by chance, so a gain smaller than an error doesn't count.
+        The best of many predictions is too optimistic by chance, so a gain smaller than an error doesn't count.
         """
         return self.free.buckets != self.best.buckets and self.free_gain.value >= LEAST_GAIN
 
     def as_dict(self) -> dict[str, Any]:
-        """The advice for JSON: plain values; buckets as their number and their lists of parameter numbers."""
+        """Return the recommendation as plain values for JSON; buckets as lists of parameter indices."""
         names = [name for name in self.__dataclass_fields__ if name != "curve"]
         return {name: _plain(getattr(self, name)) for name in names} | {
             "has_choice": self.has_choice,
@@ -112,13 +112,13 @@ def recommend(
     measured: Measured | None = None,
     if_alike: float = math.nan,
 ) -> Recommendation:
-    """Compare all sizes, search for the best plan, and decide what to do.
+    """Compare all sizes, search for the best plan, and decide what to recommend.
 
     Args:
-        in_force: the current plan; that of the newest recorded step if not given.
-        hosts: number of hosts that the ranks run on.
-        measured: mean steps as they were recorded, if they are known.
-        if_alike: share by which the step would be shorter if all ranks were alike; NaN if that is not known.
+        in_force: Present plan; that of the last recorded step if not given.
+        hosts: Number of hosts that the ranks run on.
+        measured: Mean steps as recorded, if known.
+        if_alike: Share by which the step would be shorter if all ranks were equally fast; NaN if unknown.
     """
     observations, gradients = fitted.observations, fitted.work.gradients
     in_force = in_force or observations.plans[int(observations.plan[-1])]
@@ -155,7 +155,7 @@ def recommend(
 
 
 class _Predictions:
-    """What a curve says of plans."""
+    """Predictions of a curve, by plan."""
 
     def __init__(self, curve: Curve, default: UniformPlan) -> None:
         self._curve = curve
@@ -192,7 +192,7 @@ def _verdict(gain: Interval, *, is_same: bool) -> Verdict:
 
 
 def _good_range(sizes: PredictedSizes) -> tuple[float | None, float | None]:
-    """The caps around the best one that are within 1 % of it."""
+    """Find the caps around the best one that are within 1 % of it."""
     if sizes.best.is_default:
         return None, None
     first = last = sizes.fastest
@@ -211,7 +211,7 @@ def _bounds(size: UniformPlan | None) -> tuple[float | None, float | None]:
 
 
 def _shown(curve: Curve, best: UniformPlan) -> list[UniformPlan]:
-    """Sizes that are spread over all of them, and the best."""
+    """Select sizes that are evenly spread over all of them, and the best one."""
     spread = np.linspace(0, len(curve.sizes) - 1, _SIZES_SHOWN).round().astype(np.int64)
     return [size for place, size in enumerate(curve.sizes) if place in spread or size.buckets == best.buckets]
 

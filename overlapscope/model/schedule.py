@@ -1,12 +1,14 @@
-"""A replay of a step with other buckets.
+"""Replay of a step with other buckets.
 
-While an all-reduce is in flight compute runs at 1/s of its rate (``compute_slowdown``), and while the last rank still
-computes an all-reduce progresses at 1/c (``communication_slowdown``). So time is counted in *compute*: nanoseconds
-that backward would have taken on its own. In that time a rank's gradients come at fixed moments whatever the wire
-does, a transfer T takes T c/s, and only the last rank to launch a bucket matters; what comes out is then stretched
-back to wall time. That makes a replay exact with a few array operations and no simulation.
+While an all-reduce is in flight, compute runs at 1/s of its rate (``compute_slowdown``), and while the last rank still
+computes, an all-reduce progresses at 1/c (``communication_slowdown``). So time is counted in *compute time*:
+nanoseconds that backward would have taken without traffic. In compute time a rank's gradients become ready at fixed
+moments whatever the network does, a transfer of T takes T c/s, and only the last rank to launch a bucket matters; the
+result is then stretched back to wall time. That makes a replay exact with a few array operations and no simulation.
+Example: with s = 1.25 and c = 1, a transfer of 100 ns takes 80 ns of compute time, and 80 x 1.25 = 100 ns of wall time.
 
-A replay begins when a rank has its averaged gradients of the step before (time 0), and ends when it has them again.
+A replay begins when a rank has the averaged gradients of the previous step (time 0), and ends when it has the next
+ones.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from overlapscope.model.wire import one_lane, two_lanes
 from overlapscope.model.work import Work
 
 _PLANS_AT_ONCE: Final = 32
-"""Plans per batch, such that the arrays stay in the processor's caches."""
+"""Plans per batch, such that the arrays fit into the processor's caches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,48 +38,48 @@ class Costs:
     copy_in: Line = NOTHING
     """Copy into a bucket, before it is launched."""
     copy_out: Line = NOTHING
-    """Copy of a bucket back into the gradients."""
+    """Copy of a bucket back to the gradients."""
     compute_slowdown: float = 1.0
     communication_slowdown: float = 1.0
     lanes: int = 1
-    """How many all-reduces run at a time: 1 with NCCL, 2 with gloo."""
+    """Number of all-reduces that run at a time: 1 with NCCL, 2 with gloo."""
     lane_slowdown: float = 2.0
-    """Two all-reduces that run together progress at 1/l of the rate of one alone."""
+    """Factor l: two concurrent all-reduces each progress at 1/l of the rate of one alone."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Replayed:
-    """Q plans, replayed in S recorded cycles."""
+    """Replayed times of Q plans in S recorded cycles."""
 
     cycle_ns: Float64Array
     """(Q, S) step time."""
     backward_end_ns: Float64Array
-    """(Q, S) of the last rank."""
+    """(Q, S) end of backward on the last rank."""
     exposed_ns: Float64Array
-    """(Q, S) from there to the end of the last all-reduce."""
+    """(Q, S) time from there to the end of the last all-reduce."""
 
     @property
     def typical_ns(self) -> Float64Array:
-        """(Q,) median step time of the cycles."""
+        """Return (Q,) the median step times of the cycles."""
         return np.median(self.cycle_ns, axis=1)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ReplayedStep:
-    """One plan of B buckets on R ranks, to be drawn."""
+    """Replay of one plan of B buckets on R ranks, for drawing."""
 
     backward_start_ns: Float64Array
-    """(R,)"""
+    """(R,) start of backward."""
     backward_end_ns: Float64Array
-    """(R,)"""
+    """(R,) end of backward."""
     ready_ns: Float64Array
-    """(R, B) when a bucket's last gradient is."""
+    """(R, B) time at which a bucket's last gradient is ready."""
     launch_ns: Float64Array
-    """(R, B)"""
+    """(R, B) launch of each bucket."""
     start_ns: Float64Array
-    """(B,) when all ranks have launched it and the wire takes it."""
+    """(B,) time at which all ranks have launched a bucket and a lane is free for it."""
     end_ns: Float64Array
-    """(B,)"""
+    """(B,) end of each all-reduce."""
     cycle_ns: float
 
 
@@ -85,8 +87,8 @@ def replay(plans: PlanTable | Sequence[Buckets], work: Work, costs: Costs) -> Re
     """Replay plans in every recorded cycle.
 
     Args:
-        plans: Q of them.
-        work: of the S cycles.
+        plans: Q plans.
+        work: Work of the S cycles.
     """
     table = plans if isinstance(plans, PlanTable) else table_of(plans, work.gradients)
     shape = len(table), len(work.end_ns)
@@ -102,10 +104,10 @@ def replay(plans: PlanTable | Sequence[Buckets], work: Work, costs: Costs) -> Re
 
 
 def replay_step(plan: Buckets, work: Work, costs: Costs, cycle: int = 0) -> ReplayedStep:
-    """Replay one plan in one cycle, with all that happens.
+    """Replay one plan in one cycle, with all intermediate times.
 
     Args:
-        cycle: place in ``work``.
+        cycle: Index of the cycle in ``work``.
     """
     table = table_of([plan], work.gradients)
     run = _Run(table, work.last_ready_ns[cycle : cycle + 1], work.last_end_ns[cycle : cycle + 1], costs)
@@ -123,7 +125,7 @@ def replay_step(plan: Buckets, work: Work, costs: Costs, cycle: int = 0) -> Repl
 
 
 class _Run:
-    """Some plans in all cycles: arrays of buckets × plans × cycles (B, Q, S), in time of compute where not in wall."""
+    """Replay of some plans in all cycles: arrays of buckets × plans × cycles (B, Q, S), mostly in compute time."""
 
     def __init__(self, table: PlanTable, last_ready_ns: Float64Array, last_end_ns: Float64Array, costs: Costs) -> None:
         stretch = costs.communication_slowdown / costs.compute_slowdown
@@ -135,9 +137,9 @@ class _Run:
         copy_in = np.where(is_bucket, costs.copy_in.time_ns(bytes_), 0.0)
         copy_out = np.where(is_bucket, costs.copy_out.time_ns(bytes_), 0.0)
         self.copied = np.cumsum(copy_in, axis=0)
-        """(B, Q)"""
+        """(B, Q) time of all copies in up to each bucket."""
         launch = last_ready_ns.T[table.last.T] + self.copied[:, :, None]
-        # Plans of fewer buckets are filled up with empty ones, which come last.
+        # Plans of fewer buckets are padded with empty ones, which come last.
         np.maximum.accumulate(launch, axis=0, out=launch)
         self.begin, self.end = (
             two_lanes(launch, transfer[:, :, None], latency[:, :, None], costs.lane_slowdown)
@@ -147,23 +149,24 @@ class _Run:
         self._all_ended = np.maximum.accumulate(self.end, axis=0)
         before = np.concatenate([np.zeros_like(self.end[:1]), self._all_ended[:-1]])
         self._flight_begin = np.maximum(self.begin, before)
-        """Stretches in which something is in flight, without overlaps; one ends when all so far have ended."""
+        """Start of each interval in which something is in flight, without overlaps; it ends when all so far have
+        ended."""
         self._computed = last_end_ns + self.copied[-1][:, None]
         self.backward_end_ns = self._computed + self._slowed * self._busy_until(self._computed)
-        """(Q, S) in wall time, as what follows."""
+        """(Q, S) end of backward, in wall time, like the times that follow."""
         late = np.maximum(self._all_ended - self._computed, 0.0) * self._after_compute
         self.exposed_ns = late[-1]
         still_to_copy = np.cumsum(copy_out[::-1], axis=0)[::-1]
         self.cycle_ns = self.backward_end_ns + (late + still_to_copy[:, :, None]).max(axis=0)
 
     def _busy_until(self, moment: Float64Array) -> Float64Array:
-        """(Q, S) for how long something is in flight before a moment."""
+        """Compute (Q, S) for how long something is in flight before a moment."""
         flights = np.minimum(self._all_ended, moment) - self._flight_begin
         total: Float64Array = np.maximum(flights, 0.0).sum(axis=0)
         return total
 
     def wall_ns(self, moments: Float64Array) -> Float64Array:
-        """Moments of any shape, of a single plan and cycle, in wall time."""
+        """Convert moments of a single plan and cycle, an array of any shape, to wall time."""
         edges = np.stack([self._flight_begin[:, 0, 0], self._all_ended[:, 0, 0]], axis=1)
         flown = np.cumsum(edges[:, 1] - edges[:, 0])
         busy = np.interp(moments, edges.ravel(), np.stack([np.concatenate([[0.0], flown[:-1]]), flown], axis=1).ravel())

@@ -1,10 +1,10 @@
-"""A search for the best bucket plan, which need not be one that a single size can express.
+"""Search for the best bucket plan, which need not be one that a single size can express.
 
 Where buckets are sent one after the other, the best plan up to a gradient extends the best plan up to an earlier one:
-all that matters of what came before is when the wire is free again. So dynamic programming over the last cut finds,
-for each number of buckets, the plan that is done first (compare "MG-WFBP: Efficient Data Communication for
-Distributed Synchronous SGD Algorithms", Shi et al., INFOCOM 2019). What the program ignores (two lanes, several
-recorded cycles, slowed-down compute) is handled by replaying its plans, and moving cuts while that helps.
+all that matters of the earlier buckets is when the link is free again. So dynamic programming over the last cut finds,
+for each number of buckets, the plan that finishes first (compare "MG-WFBP: Efficient Data Communication for Distributed
+Synchronous SGD Algorithms", Shi et al., INFOCOM 2019). What the dynamic program ignores (two lanes, several recorded
+cycles, slowed-down compute) is handled by replaying its plans, and by moving cuts while that helps.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from overlapscope.model.schedule import Costs, replay
 from overlapscope.model.work import Work
 
 _MOST_BUCKETS: Final = 96
-"""Number of buckets above which more never pay."""
+"""Maximum number of buckets; more are never faster."""
 _MOST_CYCLES: Final = 12
-"""Cycles used for moving cuts."""
+"""Maximum number of cycles used when moving cuts."""
 _SHIFTS: Final = (-8, -4, -2, -1, 1, 2, 4, 8)
 _SMALLEST_GAIN: Final = 1e-5
 _WORTH_A_BUCKET: Final = 1e-4
-"""Share of the step that a bucket must gain to be kept: the recording can't tell smaller gains."""
+"""Share of the step that a bucket must gain to be worthwhile: the recording can't resolve smaller gains."""
 _ROUNDS: Final = 30
 _UNIFORM_PLANS: Final = 100
 
 
 def best_plan(work: Work, costs: Costs, also: Sequence[Buckets] = ()) -> Buckets:
-    """The plan with the shortest mean step time, in the replay of all cycles.
+    """Find the plan with the shortest mean step time, in the replay of all cycles.
 
-    It is not worse there than DDP's default or a cap, but for buckets that gain next to nothing and are left out. Of a
-    model of very many gradients some are joined first (``coarse``).
+    There it is at least as good as DDP's default and any cap, except that buckets which gain almost nothing are left
+    out. Neighboring gradients of a model with very many are merged first (``coarse``).
 
     Args:
-        also: further plans that it must not be worse than.
+        also: Further plans that the result must not be worse than.
     """
     joined = coarse(work)
     if joined is None:
@@ -67,13 +67,13 @@ def _best_plan(work: Work, costs: Costs, also: Sequence[Buckets]) -> Buckets:
 
 
 def cuts_by_count(work: Work, costs: Costs, *, is_latency_hidden: bool = False) -> list[BoolArray]:
-    """The cuts (P,) of the plan whose last all-reduce and copy end first, for each number of buckets.
+    """Compute the cuts (P,) of the plan that finishes its communication first, for each number of buckets.
 
     Exact for one cycle, one lane and no slowdowns. A cut ends the buckets of all kinds.
 
     Args:
-        work: its first cycle is looked at.
-        is_latency_hidden: count no latency, as if another lane always hid it.
+        work: Only its first cycle is used.
+        is_latency_hidden: Count no latency, as if another lane always hid it.
     """
     gradients = work.gradients
     places = len(gradients.order)
@@ -83,7 +83,7 @@ def cuts_by_count(work: Work, costs: Costs, *, is_latency_hidden: bool = False) 
     transfer[:, -1] += copy_out
     filled = np.cumsum(gradients.bytes[gradients.order])
     ready = work.last_ready_ns[0] + costs.copy_in.beta_ns * filled
-    free = np.full(places, -np.inf)  # when the wire is, after buckets up to a place; none before the first
+    free = np.full(places, -np.inf)  # when the link is free, after buckets up to a position; none before the first
     from_start = transfer[0]
     cuts: list[BoolArray] = []
     came_from: list[np.ndarray] = []
@@ -103,7 +103,11 @@ def cuts_by_count(work: Work, costs: Costs, *, is_latency_hidden: bool = False) 
 
 
 def _segment_costs(gradients: Gradients, costs: Costs, *, is_latency_hidden: bool) -> tuple[Float64Array, Float64Array]:
-    """What sending all gradients from one place to another takes (P, P), and copying those up to the last back (P,)."""
+    """Compute the cost of sending all gradients from one position to another (P, P), and of the last copies out (P,).
+
+    Example: with three gradients of one kind and 4, 2 and 6 bytes, element (0, 1) of the first array is the cost of an
+    all-reduce of 6 bytes, and element 1 of the second that of copying 2 + 6 = 8 bytes.
+    """
     places = len(gradients.order)
     kinds, sizes = gradients.kinds[gradients.order], gradients.bytes[gradients.order]
     latency = costs.collective.alpha_ns if is_latency_hidden else 0.0
@@ -126,7 +130,7 @@ def _segment_costs(gradients: Gradients, costs: Costs, *, is_latency_hidden: boo
 
 
 def _traced(came_from: list[np.ndarray], gradients: Gradients) -> BoolArray:
-    """The cuts of the plan that ends at the last place, from where each bucket began."""
+    """Reconstruct the cuts of the plan that ends at the last position, from where each bucket began."""
     kinds = gradients.kinds[gradients.order]
     cuts = np.zeros(len(kinds), dtype=bool)
     place = len(kinds) - 1
@@ -140,7 +144,7 @@ def _traced(came_from: list[np.ndarray], gradients: Gradients) -> BoolArray:
 
 
 def _improved(cuts: BoolArray, work: Work, costs: Costs) -> BoolArray:
-    """Move, remove and add cuts, one at a time, while that shortens the mean step."""
+    """Move, remove and add cuts, one at a time, as long as that shortens the mean step."""
     best_ns = float(_mean_ns(cuts[None], work, costs)[0])
     for _ in range(_ROUNDS):
         neighbours = _neighbours(cuts, forced_cuts(work.gradients))
@@ -154,7 +158,7 @@ def _improved(cuts: BoolArray, work: Work, costs: Costs) -> BoolArray:
 
 
 def _simplified(cuts: BoolArray, work: Work, costs: Costs) -> BoolArray:
-    """Leave out the cuts that gain next to nothing, the least first."""
+    """Remove the cuts that gain almost nothing, the least useful first."""
     forced = forced_cuts(work.gradients)
     allowed_ns = float(_mean_ns(cuts[None], work, costs)[0])
     while (free := np.flatnonzero(cuts & ~forced)).size:
@@ -169,7 +173,7 @@ def _simplified(cuts: BoolArray, work: Work, costs: Costs) -> BoolArray:
 
 
 def _neighbours(cuts: BoolArray, forced: BoolArray) -> BoolArray:
-    """The cuts that differ in one."""
+    """Return the plans that differ in one cut, which is flipped or moved."""
     free = np.flatnonzero(~forced)
     flipped = np.tile(cuts, (len(free), 1))
     flipped[np.arange(len(free)), free] ^= True

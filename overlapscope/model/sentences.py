@@ -1,4 +1,4 @@
-"""The advice in sentences."""
+"""The recommendation as sentences."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_CAPS_SHOWN: Final = 12
 
 
 def headline(advice: Recommendation) -> str:
-    """What to do, in one or two sentences."""
+    """Say what to do, in one or two sentences."""
     if not advice.has_choice:
         return f"Nothing to choose: every bucket size gives this model the same plan, {count_of(advice.now)}."
     is_now = advice.best.buckets == advice.now.buckets
@@ -33,7 +33,7 @@ def headline(advice: Recommendation) -> str:
 
 
 def free_plan(advice: Recommendation) -> str:
-    """What the best plan of all gives, which a single size may not be able to express."""
+    """Say what the best plan of all gains, which a single size may not be able to express."""
     sizes_mb = ", ".join(f"{size:.3g}" for size in advice.free_bucket_mb[:_MOST_CAPS_SHOWN])
     sizes_mb += ", ..." if len(advice.free_bucket_mb) > _MOST_CAPS_SHOWN else ""
     if not advice.is_free_faster:
@@ -46,7 +46,7 @@ def free_plan(advice: Recommendation) -> str:
 
 
 def limit(limits: Limits) -> str:
-    """What limits the step with the best size."""
+    """Say what limits the step with the best size."""
     exposed = f"{_percent(limits.exposed)} of it is exposed communication"
     if limits.limit == "compute":
         return f"The step is limited by compute: {exposed}."
@@ -67,7 +67,7 @@ def limit(limits: Limits) -> str:
 
 
 def error_of_model(advice: Recommendation) -> str:
-    """By how much the model misses what was measured, which predictions make up for; empty if nothing was."""
+    """Say by how much the model misses the measurement, which predictions correct for; empty without a measurement."""
     error = advice.curve.predicted.error
     if math.isnan(error):
         return ""
@@ -77,7 +77,7 @@ def error_of_model(advice: Recommendation) -> str:
 
 
 def setting_of(prediction: Prediction) -> str:
-    """The setting that gives a plan."""
+    """Return the setting that gives a plan."""
     if prediction.is_default:
         return "DDP's default"
     if prediction.cap_mb is None:
@@ -86,18 +86,18 @@ def setting_of(prediction: Prediction) -> str:
 
 
 def count_of(prediction: Prediction) -> str:
-    """The number of buckets, in words."""
+    """Return the number of buckets, in words."""
     count = len(prediction.buckets)
     return "1 bucket" if count == 1 else f"{count} buckets"
 
 
 def change_of(gain: Interval) -> str:
-    """The change of the step time, with its interval."""
+    """Format the change of the step time, with its interval."""
     return f"{_signed(-gain.value)} %, 90 % interval {_signed(-gain.high)} to {_signed(-gain.low)} %"
 
 
 def band(low_mb: float | None, high_mb: float | None) -> str:
-    """The caps between which nothing changes."""
+    """Format the range of caps that give the same buckets."""
     if low_mb is None or high_mb is None:
         return ""
     low, high = _round(low_mb, math.ceil), _round(high_mb, math.floor)

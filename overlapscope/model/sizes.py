@@ -1,7 +1,7 @@
-"""The bucket sizes that are worth asking about, and what a step is predicted to take with each.
+"""Bucket sizes that are worth predicting, and the predicted step time of each.
 
-Whoever chooses among plans begins here: the advice on a recording, the page of bucket sizes, and
-``bucket_cap_mb="auto"``. The best plan of all, which need not be that of a size, is ``search.best_plan``.
+Everything that chooses among plans begins here: the recommendation for a recording, the page of bucket sizes, and
+``bucket_cap_mb="auto"``. The best plan of all, which need not be that of a single size, is ``search.best_plan``.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ from overlapscope.model.schedule import Costs, replay
 from overlapscope.model.work import Work
 
 LEAST_GAIN: Final = 0.01
-"""A smaller share of the step is not worth a change."""
+"""Smallest share of the step that is worth a change."""
 
 _AT_MOST: Final = 250
 _MOST_BUCKETS: Final = 100
-"""Sizes so small that they make more buckets are not looked at: latency alone makes them slow."""
+"""Number of buckets above which sizes are not considered: latency alone makes them slow."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PredictedSizes:
-    """DDP's default, and Q sizes with different buckets."""
+    """Predicted step times of DDP's default and of Q sizes with different buckets."""
 
     default: UniformPlan
     default_ns: float
     sizes: tuple[UniformPlan, ...]
-    """Small caps first."""
+    """Plans of the sizes, small caps first."""
     sizes_ns: Float64Array
-    """(Q,) step times."""
+    """(Q,) step times of the sizes."""
 
     @property
     def fastest(self) -> int:
-        """Place of the best of the sizes."""
+        """Return the index of the best size."""
         return int(np.argmin(self.sizes_ns))
 
     @property
     def best(self) -> UniformPlan:
-        """The best of the sizes, or the default if none is better."""
+        """Return the plan of the best size, or the default if no size is better."""
         return self.sizes[self.fastest] if self.sizes_ns[self.fastest] < self.default_ns else self.default
 
     @property
     def best_ns(self) -> float:
-        """Its step time."""
+        """Return the step time of ``best``."""
         return min(float(self.sizes_ns[self.fastest]), self.default_ns)
 
 
@@ -55,7 +55,7 @@ def predict_sizes(work: Work, costs: Costs, first_bucket_bytes: int | None = Non
     """Replay every size that makes a difference.
 
     Args:
-        first_bucket_bytes: a limit of its own for the first bucket of each; DDP's default has its own anyway.
+        first_bucket_bytes: Separate limit for the first bucket of each size; DDP's default always has one.
     """
     gradients = work.gradients
     smallest = max(1, gradients.total_bytes // _MOST_BUCKETS)

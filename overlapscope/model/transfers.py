@@ -1,4 +1,4 @@
-"""Recorded all-reduces without foreign influences: queues, a shared wire, concurrent compute."""
+"""Transfer times of recorded all-reduces, with the effects of queues, a shared link and concurrent compute removed."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from overlapscope.model.partition import Float64Array
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Transfers:
-    """The C recorded all-reduces, each from when a lane was free for it, and what went on meanwhile."""
+    """The C recorded all-reduces, each from when a lane was free for it, and what ran concurrently."""
 
     spans: Spans
-    """Bytes and times; the times are 0 or less where nothing can be told."""
+    """Bytes and times; times are 0 or less where they are unknown."""
     shared_share: Float64Array
-    """(C,) of the time, during how much of it another one was sending too."""
+    """(C,) share of the time during which another all-reduce was sending."""
     hidden_share: Float64Array
-    """(C,) of the time, how much lay under the backward of the last rank that computed."""
+    """(C,) share of the time before the end of backward on the last rank that computed."""
 
     def freed_of(self, *, lane_slowdown: float = 1.0, communication_slowdown: float = 1.0) -> Spans:
-        """Their times with the wire to themselves, and with no concurrent compute."""
+        """Return the times with the link to themselves and without concurrent compute."""
         kept = 1 - self.shared_share * (1 - 1 / lane_slowdown)
         kept *= 1 - self.hidden_share * (1 - 1 / communication_slowdown)
         return replace(self.spans, time_ns=self.spans.time_ns * kept)
 
 
 def transfers_of(observations: Observations, lanes: int, alpha_ns: float = 0.0) -> Transfers:
-    """What can be told about each all-reduce.
+    """Compute the transfers of all recorded all-reduces.
 
     Args:
-        lanes: how many run at a time. With one, each begins when the one before is over.
-        alpha_ns: the latency, in which one of two that run together leaves the wire to the other.
+        lanes: Number of all-reduces that run at a time. With one lane, each begins when the previous one has ended.
+        alpha_ns: Latency, during which an all-reduce leaves the link to a concurrent one.
     """
     collectives = observations.collectives
     end_ns = np.median(collectives.end_ns, axis=1)
@@ -57,7 +57,10 @@ def transfers_of(observations: Observations, lanes: int, alpha_ns: float = 0.0) 
 
 
 def _lane_free(end_ns: Float64Array, lanes: int) -> Float64Array:
-    """When, for each of them, fewer of those launched before it are under way than there are lanes."""
+    """Compute when a lane is free for each: fewer of those launched before it are running than there are lanes.
+
+    Example: for ends 5, 9, 7, 12 and two lanes, the times are -inf, -inf, 5, 7.
+    """
     free_ns = np.full(len(end_ns), -np.inf)
     under_way = [-np.inf] * lanes
     for place, end in enumerate(end_ns.tolist()):
@@ -67,7 +70,10 @@ def _lane_free(end_ns: Float64Array, lanes: int) -> Float64Array:
 
 
 def _together(sends_ns: Float64Array, end_ns: Float64Array) -> Float64Array:
-    """How long another one was sending at the same time."""
+    """Compute for how long another all-reduce was sending at the same time.
+
+    Example: transfers from 0 to 5 and from 2 to 6 overlap for 3 each.
+    """
     together = np.minimum(end_ns[:, None], end_ns) - np.maximum(sends_ns[:, None], sends_ns)
     np.fill_diagonal(together, 0.0)
     shared: Float64Array = np.maximum(together, 0.0).sum(axis=1)

@@ -1,4 +1,4 @@
-"""One step of some ranks, as it was recorded and as it would be with other buckets, on one time axis."""
+"""A typical step of some ranks, as recorded and as predicted with other buckets, on one time axis."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ _CANDIDATES: Final = 8
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Step:
-    """One step of R ranks with B buckets; times count from when the previous step has its gradients averaged."""
+    """One step of R ranks with B buckets; times are relative to the end of the previous step's averaging."""
 
     plan: Buckets
     ranks: Int64Array
-    """(R,)"""
+    """(R,) rank numbers."""
     bytes: Int64Array
-    """(B,)"""
+    """(B,) bytes of each bucket."""
     backward_start_ns: Float64Array
-    """(R,)"""
+    """(R,) start of backward."""
     backward_end_ns: Float64Array
-    """(R,)"""
+    """(R,) end of backward."""
     ready_ns: Float64Array
-    """(R, B)"""
+    """(R, B) time at which a bucket's last gradient is ready."""
     launch_ns: Float64Array
-    """(R, B)"""
+    """(R, B) launch of each bucket."""
     start_ns: Float64Array
-    """(R, B)"""
+    """(R, B) start of each transfer, once all ranks have launched it and a lane is free."""
     end_ns: Float64Array
-    """(R, B)"""
+    """(R, B) end of each all-reduce."""
     cycle_ns: float
 
     @property
     def exposed_ns(self) -> Float64Array:
-        """(R,) from the end of backward to the end of the last all-reduce."""
+        """Return (R,) the time from the end of backward to the end of the last all-reduce."""
         return np.maximum(self.end_ns.max(axis=1) - self.backward_end_ns, 0.0)
 
 
 class TypicalStep:
-    """A recorded step that took about as long as most, and what it would have been with other buckets.
+    """A recorded step of typical length, and its prediction with other buckets.
 
-    Of the steps that are as long as most it is the one that the model explains best: what is drawn of another plan then
-    differs from what was recorded by what the plan changes.
+    Of the steps of typical length it is the one that the model explains best: the drawing of another plan then differs
+    from the recording only by what the plan changes.
 
     Args:
-        plan: preferred plan of the step, if recorded.
+        plan: Preferred plan of the step, if recorded.
     """
 
     def __init__(self, fitted: Fitted, plan: Buckets) -> None:
@@ -65,7 +65,7 @@ class TypicalStep:
         self.recorded = _recorded(step.observations, fitted)
 
     def with_buckets(self, plan: Buckets, costs: Costs) -> Step:
-        """The same step with other buckets."""
+        """Predict the same step with other buckets."""
         predicted = replay_step(plan, self._work, costs)
         shape = predicted.ready_ns.shape
         gradients = self._work.gradients
@@ -85,7 +85,7 @@ class TypicalStep:
 
 @dataclass(frozen=True, eq=False)
 class _Only:
-    """A single cycle."""
+    """Observations and work of a single cycle."""
 
     observations: Observations
     work: Work
@@ -103,7 +103,7 @@ class _Only:
 
 
 def _typical_cycles(observations: Observations, plan: Buckets) -> list[int]:
-    """The steps that are as long as the median one, of those with that plan or with the most frequent one."""
+    """Find the cycles closest to the median length, among those with that plan or otherwise the most frequent one."""
     settled = observations.plan == observations.plan_before
     wanted = [number for number, each in enumerate(observations.plans) if each == plan]
     frequent = int(np.argmax(np.bincount(observations.plan)))
@@ -119,7 +119,7 @@ def _typical_cycles(observations: Observations, plan: Buckets) -> list[int]:
 
 
 def _recorded(only: Observations, fitted: Fitted) -> Step:
-    """The single cycle of some observations."""
+    """Convert observations of a single cycle to a step."""
     shift_ns = fitted.copy_overhead_ns - only.copies_out_ns[0]
     collectives, plan = only.collectives, only.plans[int(only.plan[0])]
     end_ns = collectives.end_ns.T

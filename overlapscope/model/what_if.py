@@ -1,4 +1,4 @@
-"""What changes other than bucket sizes would give, each with the best bucket size for it."""
+"""Predicted gains of changes other than bucket sizes, each with the best bucket size for it."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from overlapscope.model.schedule import Costs
 from overlapscope.model.work import Work
 
 _NCCL: Final[tuple[Algorithm, ...]] = ("ring", "tree")
-"""The algorithms of NCCL, which takes the faster one."""
+"""Algorithms of NCCL, which uses the faster one."""
 _GLOO: Final[tuple[Algorithm, ...]] = ("ring",)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WhatIf:
-    """One change."""
+    """Predicted effect of one change."""
 
     change: str
     step_ns: float
-    """Mean step with the best size for it; of a micro-step where some are not reduced."""
+    """Mean step with the best size for the change; mean micro-step if some steps are not reduced."""
     gain: float
-    """Gain over the best size without the change, as a share; negative if it costs."""
+    """Gain over the best size without the change, as a share; negative for a loss."""
     cap_mb: float | None
-    """None: DDP's default."""
+    """Best size for the change; None for DDP's default."""
     assumption: str
-    """What was assumed; empty if nothing."""
+    """Assumption behind the prediction; empty if there is none."""
 
 
 def what_ifs_of(
     plans: Sequence[UniformPlan], work: Work, costs: Costs, hosts: int = 1, measured: Measured | None = None
 ) -> tuple[WhatIf, ...]:
-    """All changes that make sense for this job.
+    """Predict all changes that make sense for this job.
 
     Args:
-        plans: sizes to choose from.
-        hosts: on how many the ranks run: whether all-reduces were measured within one or between several.
-        measured: what predictions are relative to, if anything was.
+        plans: Sizes to choose from.
+        hosts: Number of hosts that the ranks run on: were all-reduces measured within one or between several?
+        measured: Measurement that predictions are relative to, if there is one.
     """
     best = _Best(plans, work, costs, measured)
     cost = costs.collective
@@ -91,12 +91,12 @@ def what_ifs_of(
 
 
 def algorithms_of(costs: Costs) -> tuple[Algorithm, ...]:
-    """What the backend may use for an all-reduce; it takes the fastest."""
+    """Return the algorithms that the backend may use for an all-reduce; it uses the fastest."""
     return _GLOO if costs.lanes > 1 else _NCCL
 
 
 class _Best:
-    """The best size of some."""
+    """Selection of the best size under changed costs."""
 
     def __init__(self, plans: Sequence[UniformPlan], work: Work, costs: Costs, measured: Measured | None) -> None:
         self._plans, self._work, self._costs, self._measured = plans, work, costs, measured
@@ -104,7 +104,7 @@ class _Best:
         self.step_ns, self.cap_mb = self._best(costs)
 
     def steps_ns(self, costs: Costs) -> Float64Array:
-        """(Q,) mean steps with each size."""
+        """Return (Q,) the mean steps with each size."""
         return predict(self._table, self._work, costs, self._costs, self._measured).step_ns
 
     def changed(self, change: str, costs: Costs, assumption: str) -> WhatIf:
@@ -121,6 +121,6 @@ class _Best:
 
 
 def of_half_the_bytes(cost: CollectiveCost) -> CollectiveCost:
-    """The cost of gradients that are sent in half of their bytes, as by an fp16 compression hook."""
+    """Return the cost of gradients that are sent in half of their bytes, as by an fp16 compression hook."""
     line = Line(alpha_ns=cost.line.alpha_ns, beta_ns=cost.line.beta_ns / 2)
     return replace(cost, sizes_bytes=2 * cost.sizes_bytes, line=line)

@@ -1,9 +1,9 @@
-"""How all-reduces that are launched one after the other share the wire.
+"""Scheduling of all-reduces launched one after the other on a shared link, with one or two lanes.
 
-NCCL runs those of a communicator one at a time. Gloo runs two at a time, and they share the bandwidth as TCP streams
-do: two large ones that begin together also end together, and a small one overtakes a large one. Latency is waited for
-by each on its own, so the second lane hides it. How much they slow each other down is a number between 1 and 2: 2 where
-one alone fills the wire, less where it can't, as with a long round trip, over which it may have only so much under way.
+NCCL runs the all-reduces of a communicator one at a time. Gloo runs two at a time, and they share the bandwidth like
+TCP streams: two large ones that begin together also end together, and a small one overtakes a large one. Each waits for
+its latency separately, so the second lane hides it. Their mutual slowdown is between 1 and 2: 2 where one alone
+saturates the link, less where it can't, as with a long round trip that limits the bytes in flight.
 """
 
 from __future__ import annotations
@@ -14,20 +14,22 @@ from overlapscope.model.partition import Float64Array, Int64Array
 
 
 def lanes_of_backend(name: str) -> int:
-    """How many all-reduces of one process group run at a time.
+    """Return how many all-reduces of one process group run at a time.
 
     Args:
-        name: of the backend, as torch has it: ``nccl``, ``gloo``, ``cpu:gloo,cuda:nccl``.
+        name: Name of the backend as in torch: ``nccl``, ``gloo``, ``cpu:gloo,cuda:nccl``.
     """
     return 2 if "gloo" in name else 1
 
 
 def one_lane(ready: Float64Array, transfer: Float64Array) -> tuple[Float64Array, Float64Array]:
-    """When all-reduces begin and end that run one at a time.
+    """Compute when all-reduces begin and end that run one at a time.
+
+    Example: ready at 0, 1, 10 and transfers of 4, 3, 2 give begins 0, 4, 10 and ends 4, 7, 12.
 
     Args:
-        ready: (B, ...) when the last rank launches each; never falling along the first axis.
-        transfer: (B, ...) how long each takes on its own; of a shape that broadcasts to that of ``ready``.
+        ready: (B, ...) time at which the last rank launches each; never decreasing along the first axis.
+        transfer: (B, ...) duration of each alone; broadcasts to the shape of ``ready``.
     """
     sent = np.cumsum(transfer, axis=0)
     end = np.maximum.accumulate(ready - (sent - transfer), axis=0) + sent
@@ -37,22 +39,26 @@ def one_lane(ready: Float64Array, transfer: Float64Array) -> tuple[Float64Array,
 def two_lanes(
     ready: Float64Array, transfer: Float64Array, latency: Float64Array, slowdown: float = 2.0
 ) -> tuple[Float64Array, Float64Array]:
-    """When all-reduces begin and end of which two run at a time.
+    """Compute when all-reduces begin and end of which two run at a time.
 
-    At any moment one is under way that began before the newest one: the *older*. Of the two, the one that ends first
-    frees its lane for the next.
+    At any moment one is running that began before the latest one: the *older*. The first of the two to end frees its
+    lane for the next.
+
+    Example: all ready at 0, transfers of 4, 2, 1 without latency and a slowdown of 2. The first two share the link
+    until 4, when the second ends and the third begins; the third and the rest of the first share it until 6, and the
+    first ends at 7. Begins are 0, 0, 4 and ends 7, 4, 6.
 
     Args:
-        ready: (B, ...) when the last rank launches each; never falling along the first axis.
-        transfer: (B, ...) how long each takes on its own; of a shape that broadcasts to that of ``ready``.
-        latency: (B, ...) what part of it, at its beginning, leaves the wire to others.
-        slowdown: of each of two that are both beyond their latency.
+        ready: (B, ...) time at which the last rank launches each; never decreasing along the first axis.
+        transfer: (B, ...) duration of each alone; broadcasts to the shape of ``ready``.
+        latency: (B, ...) part of ``transfer``, at its beginning, during which the link is free for others.
+        slowdown: Factor for each of two that are both past their latency.
     """
     shape = ready.shape[1:]
     begin, end = np.empty(ready.shape), np.empty(ready.shape)
     older: Int64Array = np.zeros(shape, dtype=np.int64)
     older_sends = np.full(shape, -np.inf)  # when its latency is over
-    first_end, last_end = np.full(shape, -np.inf), np.full(shape, -np.inf)  # of the two under way
+    first_end, last_end = np.full(shape, -np.inf), np.full(shape, -np.inf)  # of the two that are running
     for number in range(len(ready)):
         begin[number] = now = np.maximum(ready[number], first_end)
         is_under_way = last_end > now
@@ -79,7 +85,7 @@ def _ends_of_two(
     other_left: Float64Array,
     slowdown: float,
 ) -> tuple[Float64Array, Float64Array]:
-    """When two end that share the wire once both are sending, if nothing else comes."""
+    """Compute when two all-reduces end that share the link once both are sending, if no other begins."""
     is_first = one_sends <= other_sends
     early, late = np.minimum(one_sends, other_sends), np.maximum(one_sends, other_sends)
     early_left, late_left = np.where(is_first, one_left, other_left), np.where(is_first, other_left, one_left)

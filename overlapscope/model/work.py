@@ -1,7 +1,7 @@
-"""What ranks do on their own in each recorded cycle: when gradients would be ready if nothing was sent or copied.
+"""Compute of ranks in each recorded cycle: when gradients would be ready if nothing were sent or copied.
 
-Recorded gradients come later than that, because compute is slowed down while an all-reduce is in flight and because
-buckets are copied between them. Both are taken out here, and put in again by a replay with other buckets.
+Recorded gradients are ready later than that, because compute is slowed down while an all-reduce is in flight and
+because buckets are copied in between. Both are removed here, and added again by a replay with other buckets.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from overlapscope.model.plan_table import table_of
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Work:
-    """S cycles of R ranks. Times are of compute, from the end of the copies back of the step before."""
+    """Compute of S cycles on R ranks, in compute time relative to the end of the previous step's copies out."""
 
     gradients: Gradients
     start_ns: Float64Array
-    """(S, R) of backward."""
+    """(S, R) start of backward."""
     ready_ns: Float64Array
-    """(S, R, P) when all gradients up to a place in their order are there; never falling."""
+    """(S, R, P) time at which all gradients up to a position in their order are ready; never decreasing."""
     end_ns: Float64Array
-    """(S, R) of backward."""
+    """(S, R) end of backward."""
 
     @cached_property
     def last_ready_ns(self) -> Float64Array:
-        """(S, P) on the last rank."""
+        """Return (S, P) the ready times on the last rank."""
         return self.ready_ns.max(axis=1)
 
     @cached_property
     def last_end_ns(self) -> Float64Array:
-        """(S,) on the last rank."""
+        """Return (S,) the end of backward on the last rank."""
         return self.end_ns.max(axis=1)
 
     def of_cycles(self, which: npt.NDArray[Any] | slice) -> Work:
-        """Some of the cycles, as numpy picks them; also some of them several times."""
+        """Select some of the cycles by a numpy index, which may repeat cycles."""
         return replace(self, start_ns=self.start_ns[which], ready_ns=self.ready_ns[which], end_ns=self.end_ns[which])
 
     def typical(self) -> Work:
-        """One cycle for all: the median of every time."""
+        """Return a single cycle, the median of every time."""
         return replace(
             self,
             start_ns=np.median(self.start_ns, axis=0, keepdims=True),
@@ -56,10 +56,10 @@ class Work:
         )
 
     def later_by(self, delay_ns: Float64Array | float) -> Work:
-        """The same work, with backward beginning later.
+        """Return the same work with backward starting later.
 
         Args:
-            delay_ns: broadcasts to (S, R); may be negative.
+            delay_ns: Broadcasts to (S, R); may be negative.
         """
         delay_ns = np.broadcast_to(np.asarray(delay_ns, dtype=np.float64), self.start_ns.shape)
         return replace(
@@ -72,24 +72,24 @@ class Work:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Backward:
-    """Backward as it was recorded: S cycles of R ranks, with what delayed it. Times count from the cycle's start."""
+    """Recorded backward of S cycles on R ranks, with what delayed it. Times are relative to the start of the cycle."""
 
     gradients: Gradients
     copied_out_ns: Float64Array
-    """(S, R) when the copies back of the step before were over."""
+    """(S, R) end of the previous step's copies out."""
     start_ns: Float64Array
-    """(S, R)"""
+    """(S, R) start of backward."""
     ready_ns: Float64Array
-    """(S, R, P) by place in the order of gradients; never falling, and with no gaps."""
+    """(S, R, P) ready times by position in the order of gradients; never decreasing, and without gaps."""
     end_ns: Float64Array
-    """(S, R)"""
+    """(S, R) end of backward."""
     busy_ns: Float64Array
-    """(S, R, P + 1) for how long, until each gradient and the end, something had been in flight."""
+    """(S, R, P + 1) for how long something had been in flight before each gradient, and before the end."""
     copied_in_ns: Float64Array
-    """(S, P + 1) for how long, until each gradient and the end, buckets had been copied."""
+    """(S, P + 1) for how long buckets had been copied before each gradient, and before the end."""
 
     def freed_of(self, compute_slowdown: float) -> Work:
-        """The work without copies, and without what was in flight having slowed it down."""
+        """Remove the copies and the slowdown by concurrent traffic."""
         delays_ns = (
             (1 - 1 / compute_slowdown) * self.busy_ns + self.copied_in_ns[:, None] + self.copied_out_ns[:, :, None]
         )
@@ -103,10 +103,10 @@ class Backward:
 
 
 def backward_of(observations: Observations, copy_in: Line) -> Backward:
-    """What was recorded of backward.
+    """Extract the recorded backward of all cycles.
 
     Args:
-        copy_in: what copying a bucket took.
+        copy_in: Cost of copying a bucket.
     """
     ready_ns, end_ns = _moments_of(observations)
     return Backward(
@@ -121,12 +121,13 @@ def backward_of(observations: Observations, copy_in: Line) -> Backward:
 
 
 def _moments_of(observations: Observations) -> tuple[Float64Array, Float64Array]:
-    """When gradients were ready, and backward over, from the cycle's start; never falling, and with no gaps.
+    """Compute when gradients were ready and backward ended, from the start of the cycle, without gaps.
 
-    Gradients whose time is unknown are put between their neighbours, by their bytes.
+    Unknown times are interpolated between neighboring gradients, by bytes. Example: with gradients of 4, 2 and 2 bytes,
+    of which the first is ready at 10 ns and the last at 30, the middle one is assumed to be ready at 20.
 
     Returns:
-        (S, R, P) by place in the order of gradients, and (S, R).
+        (S, R, P) ready times by position in the order of gradients, never decreasing, and (S, R) ends.
     """
     order = observations.gradients.order
     ready_ns = observations.ready_ns[:, :, order].copy()
@@ -146,7 +147,10 @@ def _moments_of(observations: Observations) -> tuple[Float64Array, Float64Array]
 
 
 def _busy_until(observations: Observations, moments_ns: Float64Array) -> Float64Array:
-    """(S, R, N) for how long, up to each moment (S, R, N), an all-reduce was in flight, as each rank's clock has it."""
+    """Compute (S, R, N) for how long an all-reduce was in flight before each moment (S, R, N), on each rank's clock.
+
+    Example: with all-reduces from 0 to 5, from 3 to 8 and from 10 to 12, 9 ns had been in flight before moment 11.
+    """
     collectives = observations.collectives
     bounds = np.searchsorted(collectives.cycle, np.arange(len(moments_ns) + 1))
     busy_ns = np.zeros_like(moments_ns)
@@ -156,7 +160,8 @@ def _busy_until(observations: Observations, moments_ns: Float64Array) -> Float64
         for rank in range(moments_ns.shape[1]):
             starts, until = np.sort(starts_ns[:, rank]), np.sort(ends_ns[:, rank])
             moments = moments_ns[cycle, rank]
-            # What has begun less what has ended is how many are in flight; its union is summed between the changes.
+            # Begun minus ended all-reduces are in flight; the time with any of them in flight is summed between the
+            # changes.
             edges = np.concatenate([starts, until])
             change = np.concatenate([np.ones(len(starts)), -np.ones(len(until))])
             by_time = np.lexsort((-change, edges))
@@ -168,7 +173,7 @@ def _busy_until(observations: Observations, moments_ns: Float64Array) -> Float64
 
 
 def _copied_before(observations: Observations, copy_in: Line) -> Float64Array:
-    """(S, P + 1) how long buckets were copied before each gradient, and in all, in the plans that were in force."""
+    """Compute (S, P + 1) for how long buckets were copied before each gradient, and in total, with the active plans."""
     table = table_of(observations.plans, observations.gradients)
     time_ns = np.where(table.is_bucket, copy_in.time_ns(table.bytes), 0.0)
     after = np.zeros((len(table), len(observations.gradients.order) + 1))

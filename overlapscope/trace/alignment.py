@@ -1,8 +1,15 @@
-"""Which clock each rank was recorded with, and how its times are mapped to the common clock.
+"""Clock alignment: maps from the clock of each rank to one common clock.
 
-The common clock is that of the lowest rank whose boot is known. Ranks of the same boot need nothing. Others have pinged
-rank 0, whose clock may be a third one if its folder is missing. Without pings, the all-reduces have to do. What they
-leave open is drawn by the wall clock and reported as unaligned.
+The common clock is that of the lowest rank whose boot id is known. Ranks of the same boot share it and need no map.
+Other ranks have exchanged pings with rank 0, whose clock may be a third one if its folder is missing. Without pings,
+the offset is estimated from all-reduces. If these leave it open, the wall clock is used for drawing only, and the rank
+is reported as unaligned.
+
+Example: ranks 0 and 1 run on host A, ranks 2 and 3 on host B. A ping that rank 2 sends at 100 (clock B) is answered at
+1130 (clock A) and comes back at 160, so the offset A - B is between 1130 - 160 = 970 and 1130 - 100 = 1030: the map
+adds 1000 ± 30 ns to times of ranks 2 and 3 around then. An all-reduce that ends at 180 (clock B) after a rank of host A
+arrived at 1170 (clock A) proves an offset of at least 1170 - 180 = 990, which narrows the range to 990 to 1030 (drift
+ignored).
 """
 
 from __future__ import annotations
@@ -26,51 +33,52 @@ from overlapscope.trace.clock import ClockMap, Fix, bounds_of_pings, fix, withou
 from overlapscope.trace.log import Problem
 
 Pings = Sequence[Sequence[int]]
-"""The pings of one burst: sent, answered, received."""
+"""Pings of one burst: times sent, answered and received, in nanoseconds."""
 
 _MOST_NAMES: Final = 8
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RankClock:
-    """What a rank's files say about its clock."""
+    """Clock data from the files of one rank."""
 
     rank: int
     boot: str | None
-    """Equal on ranks that share a clock; None if unknown."""
+    """Boot id, equal on ranks that share a clock; None if unknown."""
     unix_offset_ns: int | None
-    """The wall clock less its own."""
+    """Wall clock minus the rank's clock; None if unknown."""
     bursts: Sequence[tuple[str | None, Pings]]
-    """Each with the boot of rank 0, which answered."""
+    """Ping bursts, each with the boot id of rank 0, which answered."""
     peers: str
-    """Equal on ranks that train together."""
+    """Key that is equal on ranks that train together."""
     begin_ns: int
     end_ns: int
-    """Time span of what it recorded."""
+    """End of the time span that the rank recorded; ``begin_ns`` is its beginning."""
     hooked_models: Sequence[Any] = ()
-    """Those with a communication hook. It need not wait for all ranks: their all-reduces tell nothing of clocks."""
+    """Models with a communication hook. It need not wait for all ranks, so their all-reduces don't bound clock
+    offsets."""
 
     @property
     def name(self) -> str:
-        """The name of its clock; with an unknown boot, its own."""
+        """Return the name of the rank's clock; if the boot id is unknown, a name that no other rank shares."""
         return self.boot or _nameless(self.rank)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Alignment:
-    """How a rank's times are mapped to the common clock."""
+    """Map from the clock of one rank to the common clock, and the data that it is based on."""
 
     clock: Literal["same boot", "pings", "collectives", "none"]
     map: ClockMap
 
 
 def are_of_one_clock(ranks: Sequence[RankClock]) -> bool:
-    """Whether there is nothing to align."""
+    """Return whether all ranks share one clock, so that there is nothing to align."""
     return len({rank.name for rank in ranks}) == 1
 
 
 def all_reduces_of(ranks: Sequence[RankClock], collectives: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """What the all-reduces of some ranks say about their clocks: ``causality.all_reduces_by_clock``."""
+    """Return arrivals and ends of the all-reduces of some ranks, by clock: ``causality.all_reduces_by_clock``."""
     hooked = [(rank.rank, model) for rank in ranks for model in rank.hooked_models]
     if hooked:
         place = pd.MultiIndex.from_frame(collectives[["rank", "model"]])
@@ -84,10 +92,10 @@ def align(ranks: Sequence[RankClock], by_clock: Mapping[str, pd.DataFrame]) -> t
     """Map all ranks to one clock.
 
     Args:
-        by_clock: what all-reduces say, from ``all_reduces_of``; not looked at if there is only one clock.
+        by_clock: all-reduces by clock, from ``all_reduces_of``; not used if there is only one clock.
 
     Returns:
-        The alignment of each rank, and a line on those that can't be aligned.
+        The alignment of each rank, and a problem for each group of ranks that can't be aligned.
     """
     reference = next((rank for rank in ranks if rank.boot), ranks[0])
     names = dict.fromkeys(rank.name for rank in ranks)
@@ -113,7 +121,7 @@ _SAME_BOOT: Final = Alignment(clock="same boot", map=ClockMap.constant(0, 0.0))
 
 
 def _maps_of_pings(ranks: Sequence[RankClock], reference: str) -> dict[str, ClockMap]:
-    """Maps to the reference, by clock, of those that rank 0's answers connect with it."""
+    """Return the maps to the reference clock, by clock, of those that are linked with it by pings to rank 0."""
     fixes: dict[str, list[Fix]] = {}
     pinged = _nameless(0)
     for rank in ranks:
@@ -131,7 +139,7 @@ def _maps_of_pings(ranks: Sequence[RankClock], reference: str) -> dict[str, Cloc
 
 
 def _alignment(by_pings: ClockMap | None, seen: CollectiveBounds | None) -> Alignment | Violation | None:
-    """The best alignment from pings and all-reduces, or why they contradict each other; None without either."""
+    """Return the best alignment from pings and all-reduces, or how they contradict each other; None without either."""
     fixes = fixes_of(seen) if seen is not None else []
     if by_pings is None:
         return Alignment(clock="collectives", map=ClockMap.through(fixes)) if fixes else None

@@ -1,4 +1,4 @@
-"""When a rank's watchdog was last awake, and the memory then: ``alive.board``."""
+"""Liveness file ``alive.board``: when a rank's watchdog last ran, and the memory use at that time."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _CHECKSUM: Final = struct.Struct("<q")
 
 
 def alive_board(alive_ns: int, rss_bytes: int, limit_bytes: int) -> bytes:
-    """The content of the file, with its checksum."""
+    """Return the content of the file, with its checksum."""
     content = _ALIVE.pack(alive_ns, rss_bytes, limit_bytes)
     return content + _CHECKSUM.pack(crc32(content))
 
 
 class AliveBoard:
-    """The file of a rank that is alive, written again and again; none if the disk is full.
+    """Liveness file of a rank, rewritten each time the watchdog runs; missing if the disk is full.
 
     Args:
-        folder: of the rank.
+        folder: folder of the rank.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -36,30 +36,30 @@ class AliveBoard:
             self._file = FileIO(folder / ALIVE_FILE, "w")
 
     def write(self, rss_bytes: int, limit_bytes: int) -> None:
-        """The rank is alive now, with this memory."""
+        """Record that the rank is alive now, with this memory use and limit."""
         if self._file is not None:
             with suppress(OSError):
                 self._file.seek(0)
                 self._file.write(alive_board(host_now_ns(), rss_bytes, limit_bytes))
 
     def close(self) -> None:
-        """Nothing more is written."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
 
 
 def read_alive_board(path: Path, problems: list[Problem]) -> tuple[int | None, int | None, int | None]:
-    """Host nanoseconds, resident bytes and the limit of memory; None where that is not known.
+    """Read host nanoseconds, resident bytes and the memory limit in bytes; None for each that is unknown.
 
     Args:
-        problems: takes what is wrong with the file.
+        problems: receives problems with the file.
     """
     try:
         data = path.read_bytes()
     except OSError:
         return None, None, None
     content, checksum = data[: _ALIVE.size], data[_ALIVE.size :]
-    if len(content) < _ALIVE.size:  # the process has just made it
+    if len(content) < _ALIVE.size:  # the process has just created it
         return None, None, None
     if len(checksum) == _CHECKSUM.size and checksum != _CHECKSUM.pack(crc32(content)):
         problems.append(Problem("error", f"{path}: damaged; when this rank was last heard of is not known"))

@@ -1,4 +1,4 @@
-"""Parts of a recording -> what is known of all ranks together: their clocks, and tables that are not cut."""
+"""Assembly of the shards of a recording: clock alignment, and the tables that are not split by rank."""
 
 from __future__ import annotations
 
@@ -28,24 +28,25 @@ _MOST_NAMES: Final = 8
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Assembled:
-    """What is known of all ranks together."""
+    """Data of all ranks together."""
 
     run: dict[str, Any]
     """``run.json`` of the lowest rank that has one; empty if none has."""
     whole: dict[str, pd.DataFrame]
-    """ranks, plans, call_sites, links and user_collectives as in ``Trace``, and the maps of clocks: ``maps_of``."""
+    """Tables that are not split: ranks, plans, call_sites, links and user_collectives as in ``Trace``, and the clock
+    maps that ``maps_of`` reads."""
     problems: list[Problem]
 
 
 def assemble(
     folders: Mapping[int, Path], parts: Sequence[Part], by_clock: Mapping[str, pd.DataFrame], problems: list[Problem]
 ) -> Assembled:
-    """Put together what was read of some ranks each time.
+    """Combine the shards of a recording and align their clocks.
 
     Args:
-        folders: of all ranks.
-        by_clock: what all-reduces say about clocks, see ``align``.
-        problems: what was wrong with files.
+        folders: rank folders by rank, of all ranks.
+        by_clock: all-reduces by clock, see ``align``.
+        problems: problems found so far.
 
     Raises:
         OverlapScopeError: no rank could be read.
@@ -80,10 +81,10 @@ def assemble(
 
 
 def maps_of(clocks: pd.DataFrame) -> dict[int, ClockMap]:
-    """How the times of each rank are mapped to the common clock; ranks of that clock are left out.
+    """Return the map from each rank's clock to the common clock, without ranks that use the common clock.
 
     Args:
-        clocks: a row for each moment at which a map is known: rank, own_ns, offset_ns, error_ns.
+        clocks: one row per knot of a map: rank, own_ns, offset_ns, error_ns; the rows of a rank are contiguous.
     """
     rank = clocks["rank"].to_numpy()
     columns = [clocks[name].to_numpy() for name in ("own_ns", "offset_ns", "error_ns")]
@@ -93,7 +94,7 @@ def maps_of(clocks: pd.DataFrame) -> dict[int, ClockMap]:
     for begin, end in pairwise(edges):
         own_ns, offset_ns, error_ns = (column[begin:end] for column in columns)
         content = own_ns.tobytes() + offset_ns.tobytes() + error_ns.tobytes()
-        if content not in known:  # ranks of a host share a clock
+        if content not in known:  # ranks of one host share a clock
             known[content] = ClockMap(own_ns=own_ns, offset_ns=offset_ns, error_ns=error_ns)
         found[int(rank[begin])] = known[content]
     return found
@@ -114,7 +115,7 @@ def _maps_table(clocks: Sequence[RankClock], alignments: Sequence[Alignment]) ->
 
 
 def _clock_columns(rank: RankClock, alignment: Alignment) -> dict[str, Any]:
-    """Clock columns of the table of ranks, over what the rank recorded."""
+    """Return the clock columns of the table of ranks; offset and drift are those over the recorded time span."""
     offset_ns, last_offset_ns = (int(ns) for ns in alignment.map.offset_at([rank.begin_ns, rank.end_ns]))
     return {
         "boot": rank.boot,
@@ -135,7 +136,7 @@ def _without_events(path: Path, folders: Mapping[int, Path]) -> list[Problem]:
 
 
 def _reduced_in_python(path: Path, folders: Mapping[int, Path]) -> list[Problem]:
-    """Models whose all-reduces may be a part of compiled code, as the lowest rank has them."""
+    """Return a note on models whose all-reduces may be part of compiled code, according to the lowest rank."""
     names = read_lines(folders[min(folders)] / PARAMETERS_FILE, [], _class_if_reduced_in_python)
     if not names:
         return []

@@ -1,12 +1,12 @@
-"""Which gradients of a model have come in the newest backward, and when: eight bytes a parameter, memory-mapped.
+"""Gradient-ready file: which gradients of a model are ready in the current backward, and since when.
 
-A gradient hook runs once per parameter and step, in between kernels that have just emptied the processor's caches.
-Packing a record there costs several microseconds, storing one number a fraction of that. So hooks store the time here,
-and the records are written together when the bucket is ready. If the process dies or hangs in between, the board tells
-which gradients were ready and which were not.
+It is memory-mapped and has eight bytes per parameter. A gradient hook runs once per parameter and step, between kernels
+that have just emptied the processor's caches. Packing a record there costs several microseconds, storing one number a
+fraction of that. So hooks store the time here, and the records are written together when the bucket is ready. If the
+process dies or hangs in between, this file tells which gradients were ready and which were not.
 
-Some recordings have two files instead: ``ready_*.board`` says which have come, a byte a parameter, and this one, which
-is never cleared then, when they last came, if that was recorded.
+Some recordings have two files instead: ``ready_*.board`` tells which gradients are ready, one byte per parameter, and
+this one, which is never cleared in that case, when they last became ready, if times were recorded.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from overlapscope.trace.format import BOARD_PATTERN, READY_PATTERN, board_file, 
 from overlapscope.trace.log import Problem
 
 HAS_COME: Final = 0x0101010101010101
-"""On the board of a gradient whose time is not recorded: one damaged byte makes neither this of 0 nor 0 of this."""
+"""Value for a ready gradient whose time is not recorded: changing one byte can't turn it into 0, or 0 into it."""
 
 _HAS_COME_BEFORE: Final = 1
-"""The same in older recordings."""
+"""Value with the same meaning in older recordings."""
 
 _SHORTEST_UPTIME_NS: Final = 1_000_000
-"""No training runs a millisecond after its machine was started."""
+"""Lower limit of a plausible time: no training runs within a millisecond after its machine was started."""
 
 
 class ReadinessBoard:
-    """The newest readiness of every gradient of one model.
+    """Gradient-ready times of all parameters of one model, in its latest backward.
 
     Args:
-        folder: of the rank.
+        folder: folder of the rank.
         model: number of the DDP instance in its process.
-        parameters: how many there are.
+        parameters: number of parameters.
 
     Raises:
-        OverlapScopeError: the file can't be made.
+        OverlapScopeError: the file can't be created.
     """
 
     def __init__(self, folder: Path, model: int, parameters: int) -> None:
@@ -52,24 +52,25 @@ class ReadinessBoard:
         except OSError as error:
             raise OverlapScopeError(f"{path}: can't be created ({error.strerror})") from None
         self.ready_ns = memoryview(self._buffer).cast("q")
-        """Host nanoseconds by parameter number; ``HAS_COME`` without a time; 0 for a gradient that has not come."""
+        """Host nanoseconds by parameter number; ``HAS_COME`` if the time is not recorded; 0 if the gradient is not
+        ready."""
 
 
 def read_times_ns(folder: Path, model: int, problems: list[Problem]) -> array[int]:
-    """When gradients came, by parameter, 0 where that is not known; empty if there is no board, or a damaged one.
+    """Read when gradients became ready, by parameter; 0 if unknown, empty if the file is missing or damaged.
 
     Args:
-        problems: takes what is wrong with it.
+        problems: receives problems with the file.
     """
     board = _read_board(folder, model, problems)
     return array("q", (0 if ready_ns in (HAS_COME, _HAS_COME_BEFORE) else ready_ns for ready_ns in board))
 
 
 def read_has_come(folder: Path, model: int, problems: list[Problem]) -> tuple[bool, ...]:
-    """Which gradients have come in the newest backward, by parameter; empty if there is no board, or a damaged one.
+    """Read which gradients are ready in the latest backward, by parameter; empty if the file is missing or damaged.
 
     Args:
-        problems: takes what is wrong with it.
+        problems: receives problems with the file.
     """
     path = folder / ready_file(model)
     try:
@@ -84,7 +85,7 @@ def read_has_come(folder: Path, model: int, problems: list[Problem]) -> tuple[bo
 
 
 def models_with_board(folder: Path) -> list[int]:
-    """The numbers of a rank's models that have one, of either form."""
+    """Return the numbers of a rank's models that have such a file, in either form."""
     files = [*folder.glob(READY_PATTERN), *folder.glob(BOARD_PATTERN)]
     numbers = {file.stem.rpartition("_")[2] for file in files}
     return sorted(int(number) for number in numbers if number.isdecimal())
@@ -105,7 +106,7 @@ def _read_board(folder: Path, model: int, problems: list[Problem]) -> array[int]
 
 
 def _is_damage(ready_ns: int) -> bool:
-    """Whether a number is nothing that a gradient hook stores: 0 or ``HAS_COME`` with one byte changed, or no time."""
+    """Return whether no gradient hook stores this value: a changed 0 or ``HAS_COME``, or an implausible time."""
     if ready_ns in (0, HAS_COME, _HAS_COME_BEFORE):
         return False
     if ready_ns < _SHORTEST_UPTIME_NS:

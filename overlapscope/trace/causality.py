@@ -1,8 +1,12 @@
-"""What all-reduces say about clocks: none ends before its last rank arrives.
+"""Bounds on clock offsets from all-reduces: no all-reduce ends before its last rank arrives.
 
-Seen from two clocks, every all-reduce is a ping that nobody had to send. It ends on our clock after the ranks of the
-other clock have arrived, so at that moment their clock shows more than their arrival; and they end after we arrive.
-An arrival is when the bucket was ready and launched; recorded ends are never earlier than the true ones.
+Seen from two clocks, every all-reduce is a ping that costs nothing. It ends on our clock after the ranks of the other
+clock have arrived, so at that moment their clock shows more than their arrival; likewise it ends on theirs after we
+arrive. A rank arrives when the bucket is ready and launched; recorded ends are never earlier than the true ones.
+
+Example: ranks of clock B arrive at 100 at the latest and see the end at 180, those of reference clock A arrive at 1150
+and see the end at 1190. At 180 (B) the offset A - B is at least 1150 - 180 = 970; at 100 (B) it is at most 1190 - 100 =
+1090. A map with an offset of 950 ± 10 is violated by 970 - 960 = 10 ns.
 """
 
 from __future__ import annotations
@@ -29,16 +33,16 @@ _MOST_FIXES: Final = 64
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CollectiveBounds:
-    """Bounds on the offset between two clocks, one per all-reduce."""
+    """Bounds on the offset between two clocks, one pair per all-reduce."""
 
     bounds: OffsetBounds
     all_reduces: pd.DataFrame
-    """Step and bucket of each all-reduce."""
+    """Step and bucket of each all-reduce, in the order of ``bounds``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Violation:
-    """An all-reduce that would have ended before its last arrival, if a map were right to within its error."""
+    """All-reduce that ends before its last arrival according to a map, by ``early_ns`` more than the map's error."""
 
     step: int
     bucket: int
@@ -48,14 +52,14 @@ class Violation:
 def all_reduces_by_clock(
     collectives: pd.DataFrame, clocks: Mapping[int, str], peers: Mapping[int, str]
 ) -> dict[str, pd.DataFrame]:
-    """The latest arrival and the earliest end on each clock, of each all-reduce that ranks have in common.
+    """Return the latest arrival and the earliest end of each shared all-reduce, by clock.
 
     Args:
-        collectives: of some ranks, those of a rank together, with times of its own clock.
-        clocks: by rank, which clock that is.
-        peers: by rank, equal on those that train together: only these take part in the same all-reduces.
+        collectives: collectives of some ranks, contiguous for each rank, with times of the rank's own clock.
+        clocks: name of the clock of each rank.
+        peers: key of each rank that is equal on ranks that train together: only these share all-reduces.
     """
-    # Who takes part in a rank's other process groups is unknown.
+    # The members of a rank's other process groups are unknown.
     wanted = ((collectives["op"] == "all_reduce") & (collectives["group"] == 0)).to_numpy()
     columns = {name: collectives[name].to_numpy()[wanted] for name in ("rank", "model", "step", "bucket")}
     columns["turn"] = _turns(columns["rank"], columns["step"], columns["model"], columns["bucket"])
@@ -74,7 +78,7 @@ def all_reduces_by_clock(
 
 
 def joined_by_clock(parts: Iterable[Mapping[str, pd.DataFrame]]) -> dict[str, pd.DataFrame]:
-    """What ``all_reduces_by_clock`` says of all ranks, from what it says of some of them each time."""
+    """Combine the results of ``all_reduces_by_clock`` of disjoint sets of ranks."""
     by_clock: dict[str, list[pd.DataFrame]] = {}
     for part in parts:
         for name, all_reduces in part.items():
@@ -90,7 +94,12 @@ def _joined(tables: Sequence[pd.DataFrame], column: str) -> npt.NDArray[np.int64
 
 
 def _merged(columns: Mapping[str, npt.NDArray[np.int64]]) -> pd.DataFrame:
-    """The latest arrival and the earliest end of what is equal in all columns of ``_MATCH``."""
+    """Return the latest arrival and the earliest end of rows that are equal in all columns of ``_MATCH``.
+
+    If all ranks have the same keys in the same order, the columns are reshaped instead of grouped: keys ``a b a b a b``
+    of three ranks repeat after 2 rows, so arrivals ``1 5 2 4 3 6`` become rows ``1 5``, ``2 4``, ``3 6``, with maxima
+    ``3 6``.
+    """
     keys = [columns[name] for name in _MATCH]
     again = np.flatnonzero(np.logical_and.reduce([key == key[:1] for key in keys]))
     each = int(again[1]) if len(again) > 1 else len(keys[0])
@@ -104,7 +113,7 @@ def _merged(columns: Mapping[str, npt.NDArray[np.int64]]) -> pd.DataFrame:
 
 
 def _turns(rank: _Int64s, step: _Int64s, model: _Int64s, bucket: _Int64s) -> _Int64s:
-    """How many all-reduces of the same bucket in the same step a rank has launched before each."""
+    """Count how many all-reduces of the same bucket in the same step a rank has launched before each row."""
     columns = rank, step, model, bucket
     is_equal = np.ones(max(0, len(rank) - 1), dtype=bool)
     ascends = np.zeros(len(is_equal), dtype=bool)
@@ -115,12 +124,12 @@ def _turns(rank: _Int64s, step: _Int64s, model: _Int64s, bucket: _Int64s) -> _In
 
 
 def _number_of(peers: str) -> int:
-    """The same in every process."""
+    """Hash a key of peers to a number that is the same in every process."""
     return int.from_bytes(sha256(peers.encode()).digest()[:7])
 
 
 def bounds_between(by_clock: Mapping[str, pd.DataFrame], clock: str, reference: str) -> CollectiveBounds | None:
-    """What the all-reduces of two clocks say about the offset of the reference to the other; None: nothing."""
+    """Return bounds on the reference clock minus another clock, from all-reduces of both; None if there are none."""
     if clock not in by_clock or reference not in by_clock:
         return None
     theirs = by_clock[reference].rename(columns={name: f"reference_{name}" for name in ("arrival_ns", "end_ns")})
@@ -138,7 +147,7 @@ def bounds_between(by_clock: Mapping[str, pd.DataFrame], clock: str, reference: 
 
 
 def worst_violation(clock: ClockMap, seen: CollectiveBounds) -> Violation | None:
-    """The all-reduce that contradicts a map the most, if one does."""
+    """Return the all-reduce that contradicts a map the most; None if none does."""
     bounds = seen.bounds
     below = bounds.low_ns - clock.offset_at(bounds.low_at_ns) - clock.error_at(bounds.low_at_ns)
     above = clock.offset_at(bounds.high_at_ns) - clock.error_at(bounds.high_at_ns) - bounds.high_ns
@@ -151,7 +160,7 @@ def worst_violation(clock: ClockMap, seen: CollectiveBounds) -> Violation | None
 
 
 def fixes_of(seen: CollectiveBounds) -> list[Fix]:
-    """Offsets along the recording by its all-reduces alone; none if these contradict each other."""
+    """Compute offsets along the recording from its all-reduces alone; none if these contradict each other."""
     parts = np.array_split(np.arange(len(seen.bounds.low_ns)), min(_MOST_FIXES, len(seen.bounds.low_ns)))
     fixes = [found for part in parts if (found := fix(seen.bounds.part(part))) is not None]
     if len(fixes) < len(parts):
@@ -166,7 +175,11 @@ def fixes_of(seen: CollectiveBounds) -> list[Fix]:
 
 
 def tightened(clock: ClockMap, fixes: Sequence[Fix]) -> ClockMap:
-    """A map that is held within what all-reduces allow, where that is less than its error."""
+    """Narrow a map to the bounds that all-reduces set, where these are tighter than its error.
+
+    Example: offset 1010 ± 50 allows 960 to 1060; all-reduces allow 970 to 1000 at that moment. The result is the middle
+    of 970 to 1000, 985, with an error of 15 + 1 (for rounding).
+    """
     own_ns = np.union1d(clock.own_ns, [each.own_ns for each in fixes])
     offset_ns, error_ns = clock.offset_at(own_ns), clock.error_at(own_ns)
     low_ns, high_ns = _bounds_of(fixes).at(own_ns)

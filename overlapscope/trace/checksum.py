@@ -1,8 +1,8 @@
-"""Checksums, by which a reader notices damage: of a JSON text, and of the header page of a log.
+"""Checksums by which a reader detects damage, of JSON texts and of the header page of a log.
 
-A JSON text carries its own as its last key, ``"crc32": "1a2b3c4d"``: the CRC-32 of the text without a line's end, with
-zeros in place of the eight digits. The last four bytes of a header page hold the CRC-32 of all before them. What has
-none was written by an older version.
+A JSON text has its checksum as its last key, ``"crc32": "1a2b3c4d"``: the CRC-32 of the text without the line end, with
+zeros in place of the eight digits. The last four bytes of a header page hold the CRC-32 of all bytes before them. A
+text or page without a checksum was written by an older version.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ _PAGE_CHECKSUM_BYTES: Final = 4
 
 
 def json_line(content: Mapping[str, Any]) -> str:
-    """A line of a ``.jsonl`` file, with its checksum and its end."""
+    """Serialize a line of a ``.jsonl`` file, with its checksum and line end."""
     text = json.dumps(_without_checksum(content), separators=(",", ":"))
     return _with_checksum(text[:-1] + f',"{KEY}":"00000000"}}') + "\n"
 
 
 def json_text(content: Mapping[str, Any]) -> str:
-    """A JSON file for people as well, sorted by key, with its checksum."""
+    """Serialize a JSON file that people read too: indented and sorted by key, with its checksum."""
     text = json.dumps(_without_checksum(content), indent=1, sort_keys=True)
     return _with_checksum(text.removesuffix("\n}") + f',\n "{KEY}": "00000000"\n}}') + "\n"
 
 
 def read_json_text(data: bytes) -> Any:
-    """What a text with or without a checksum holds, without its checksum.
+    """Parse a JSON text with or without a checksum, and drop the checksum.
 
     Raises:
-        ValueError: it is no JSON, or not what was written.
+        ValueError: the text is not JSON, or its checksum is wrong.
     """
     content = json.loads(data)
     found = _CHECKSUM.search(data)
@@ -47,21 +47,21 @@ def read_json_text(data: bytes) -> Any:
 
 
 def has_checksum(data: bytes) -> bool:
-    """Whether a text has one: older texts have none."""
+    """Return whether a text has a checksum; older texts have none."""
     return _CHECKSUM.search(data) is not None
 
 
 def with_page_checksum(page: bytes) -> bytes:
-    """A header page whose last bytes, which it leaves free, hold its checksum."""
+    """Return a header page with its checksum in the last bytes, which must be unused."""
     content = page[:-_PAGE_CHECKSUM_BYTES]
     return content + crc32(content).to_bytes(_PAGE_CHECKSUM_BYTES, "little")
 
 
 def is_page_intact(page: bytes, *, has_checksum: bool) -> bool:
-    """Whether a header page is what was written.
+    """Return whether a header page is unchanged since it was written.
 
     Args:
-        has_checksum: it says that it is of a version that has one; in older ones, zeros are in its place.
+        has_checksum: true if the page's version has a checksum; older versions have zeros in its place.
     """
     is_without = not has_checksum and not any(page[-_PAGE_CHECKSUM_BYTES:])
     return is_without or with_page_checksum(page) == page
@@ -72,7 +72,7 @@ def _without_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_checksum(text: str) -> str:
-    """A text that ends with zeros for its checksum, with the checksum."""
+    """Replace the zeros at the end of a text by its checksum."""
     data = text.encode()
     begin = data.rindex(_NO_DIGITS)
     return text[:begin] + f"{crc32(data):08x}" + text[begin + len(_NO_DIGITS) :]

@@ -1,10 +1,10 @@
-"""Offsets between two clocks: what single observations allow, and the map that follows from them.
+"""Offsets between two clocks: bounds from single observations, and the piecewise linear map that follows from them.
 
-An observation never tells the offset (reference clock less own clock), it bounds it. A ping that is sent at s, is
-answered at reference time a, and comes back at r says that at s the offset was at most a - s, and that at r it was at
-least a - r. Bounds that were taken close together are intersected into a *fix*: an offset with half the width that is
-left as its error. Between fixes the map is linear; the truth is too, as far as the clocks' rates hold. All that is
-assumed about clocks is ``MOST_DRIFT`` and ``LEAST_WANDER``.
+An observation doesn't give the offset (reference clock minus own clock), it bounds it. A ping that is sent at s,
+answered at reference time a, and received at r shows that the offset was at most a - s at s, and at least a - r at r.
+Bounds that were taken close together are intersected into a *fix*: an offset whose error is half the remaining width.
+Between fixes the map is linear; so is the true offset as far as the clocks' rates are constant. The only assumptions
+about clocks are ``MOST_DRIFT`` and ``LEAST_WANDER``.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Int64s = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 MOST_DRIFT: Final = 200e-6
-"""Two clocks differ in rate by no more than this: quartz keeps within 100 ppm."""
+"""Largest difference in rate between two clocks: quartz is accurate to within 100 ppm."""
 LEAST_WANDER: Final = 0.1e-6
-"""The difference of two rates changes by this much from one fix to the next; by more where the fixes show it."""
+"""Least change of the difference of two rates from one fix to the next; larger where the fixes show it."""
 
 _POOR: Final = 3
-"""A fix with this many times the median error is poor."""
+"""Multiple of the median width above which a fix counts as poor."""
 _HORIZON_NS: Final = 30 * 24 * 3600 * 10**9
-"""Maps extend this far before the first fix and after the last."""
+"""How far maps extend before the first fix and after the last."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -40,14 +40,14 @@ class OffsetBounds:
     high_ns: Int64s
 
     def at(self, own_ns: npt.ArrayLike) -> tuple[Int64s, Int64s]:
-        """The least and the greatest offset that all bounds allow at some moments, however the clocks drift."""
+        """Return the smallest and the largest offset that all bounds allow at given times, whatever the drift."""
         moments_ns = np.asarray(own_ns, dtype=np.int64)[..., np.newaxis]
         low_ns = self.low_ns - _drift_ns(self.low_at_ns - moments_ns)
         high_ns = self.high_ns + _drift_ns(self.high_at_ns - moments_ns)
         return low_ns.max(axis=-1), high_ns.min(axis=-1)
 
     def part(self, chosen: Any) -> OffsetBounds:
-        """Some of the bounds, by index or mask."""
+        """Return some of the bounds, by index or mask."""
         return OffsetBounds(
             low_at_ns=self.low_at_ns[chosen],
             low_ns=self.low_ns[chosen],
@@ -57,7 +57,7 @@ class OffsetBounds:
 
 
 def bounds_of_pings(pings: Sequence[Sequence[int]]) -> OffsetBounds:
-    """The bounds that pings set.
+    """Return the bounds that pings set.
 
     Args:
         pings: sent (own clock), answered (reference clock), received (own clock), in nanoseconds.
@@ -70,7 +70,7 @@ def bounds_of_pings(pings: Sequence[Sequence[int]]) -> OffsetBounds:
 
 @dataclass(frozen=True, kw_only=True)
 class Fix:
-    """The offset at one moment of the own clock: between ``low_ns`` and ``high_ns``."""
+    """Offset at one time of the own clock: between ``low_ns`` and ``high_ns``."""
 
     own_ns: int
     low_ns: int
@@ -78,7 +78,12 @@ class Fix:
 
 
 def fix(bounds: OffsetBounds) -> Fix | None:
-    """The fix from bounds taken close together; None if they contradict each other."""
+    """Compute the fix from bounds taken close together; None if they contradict each other.
+
+    Example: ping 1 is sent at 0, answered at 1030, received at 100; ping 2 is sent at 200, answered at 1240, received
+    at 260. Ping 1 allows 930 to 1030, ping 2 allows 980 to 1040. The fix is at 230, the middle of ping 2, which is the
+    tighter one: 979 to 1031, because each bound is widened by 1 ns for drift.
+    """
     tightest = int(np.argmin(bounds.high_ns - bounds.low_ns))
     own_ns = int(bounds.low_at_ns[tightest] + bounds.high_at_ns[tightest]) // 2
     low_ns, high_ns = map(int, bounds.at(own_ns))
@@ -86,29 +91,33 @@ def fix(bounds: OffsetBounds) -> Fix | None:
 
 
 def without_poor(fixes: Sequence[Fix]) -> list[Fix]:
-    """The fixes without those taken while the network or a host was busy: lines between the others are better."""
+    """Drop fixes taken while the network or a host was busy: lines between the others are more accurate."""
     widths_ns = [each.high_ns - each.low_ns for each in fixes]
     return [each for each, width_ns in zip(fixes, widths_ns, strict=True) if width_ns <= _POOR * np.median(widths_ns)]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ClockMap:
-    """A map from one clock to another: piecewise linear, in whole nanoseconds, with the error of each moment."""
+    """Map from one clock to another: piecewise linear, in whole nanoseconds, with an error at each time.
+
+    Example: fixes at 0 (90 to 110) and at 1000 (190 to 210) give offsets of 100, 150 and 200 at 0, 500 and 1000, with
+    an error of 11: half the width and 1 for rounding. So 500 is mapped to 650.
+    """
 
     own_ns: Int64s
     offset_ns: Int64s
-    """The other clock less this one, at ``own_ns``."""
+    """Other clock minus this one, at ``own_ns``."""
     error_ns: Floats
     """Maximum error of the offset at ``own_ns``; NaN if unknown."""
 
     @classmethod
     def constant(cls, offset_ns: int, error_ns: float) -> ClockMap:
-        """A map between clocks that run at the same rate, or of which nothing better is known."""
+        """Return a map with a constant offset: the clocks have the same rate, or nothing better is known."""
         return cls(own_ns=np.zeros(1, np.int64), offset_ns=np.array([offset_ns]), error_ns=np.array([error_ns]))
 
     @classmethod
     def through(cls, fixes: Sequence[Fix]) -> ClockMap:
-        """A map of straight lines between fixes, and beyond them the drift that they show.
+        """Return a map of straight lines between fixes, continued beyond them with the drift that they show.
 
         Raises:
             ValueError: there are no fixes.
@@ -118,12 +127,12 @@ class ClockMap:
         by_time = sorted({each.own_ns: each for each in fixes}.values(), key=lambda each: each.own_ns)
         own_ns, low_ns, high_ns = np.array([(each.own_ns, each.low_ns, each.high_ns) for each in by_time]).T
         offset_ns = (low_ns + high_ns) // 2
-        error_ns = (high_ns - low_ns) / 2 + 1  # for rounding
+        error_ns = (high_ns - low_ns) / 2 + 1  # 1 for rounding
         wander = _wander(own_ns, offset_ns, error_ns)
         before, growth_before = _drift_beyond(own_ns, offset_ns, error_ns, wander, end=0)
         after, growth_after = _drift_beyond(own_ns, offset_ns, error_ns, wander, end=-1)
 
-        # Rates that change between two fixes bend the truth away from the line, most in the middle.
+        # If the rates change between two fixes, the true offset bends away from the line, most in the middle.
         gap_ns = np.diff(own_ns)
         middle_ns = own_ns[:-1] + gap_ns // 2
         bent_ns = np.interp(middle_ns - own_ns[0], own_ns - own_ns[0], error_ns) + wander * gap_ns / 2
@@ -146,17 +155,17 @@ class ClockMap:
         return cls(own_ns=knots_ns, offset_ns=offsets_ns[first], error_ns=errors_ns[first])
 
     def offset_at(self, own_ns: npt.ArrayLike) -> Int64s:
-        """The offset (other clock less this one) at times of this one."""
+        """Return the offset (other clock minus this one) at times of this clock."""
         return self.offset_ns[0] + np.rint(self._interpolated(own_ns, self.offset_ns - self.offset_ns[0])).astype(
             np.int64
         )
 
     def error_at(self, own_ns: npt.ArrayLike) -> Floats:
-        """The maximum error of the offset at times of this clock."""
+        """Return the maximum error of the offset at times of this clock."""
         return self._interpolated(own_ns, self.error_ns)
 
     def error_over(self, begin_ns: int, end_ns: int) -> float:
-        """The greatest error in a stretch of this clock."""
+        """Return the largest error in a time span of this clock."""
         within = self.own_ns[(self.own_ns > begin_ns) & (self.own_ns < end_ns)]
         return float(self.error_at(np.concatenate([[begin_ns, end_ns], within])).max())
 
@@ -165,11 +174,11 @@ class ClockMap:
         return np.asarray(own_ns, dtype=np.int64) + self.offset_at(own_ns)
 
     def inverse(self) -> ClockMap:
-        """The map from the other clock to this one."""
+        """Return the map from the other clock to this one."""
         return ClockMap(own_ns=self.own_ns + self.offset_ns, offset_ns=-self.offset_ns, error_ns=self.error_ns)
 
     def then(self, onward: ClockMap) -> ClockMap:
-        """This map, and from there to a third clock."""
+        """Return the composition of this map and a map from the other clock to a third one."""
         own_ns = np.union1d(self.own_ns, self.inverse()(onward.own_ns))
         between_ns = self(own_ns)
         return ClockMap(
@@ -179,18 +188,18 @@ class ClockMap:
         )
 
     def _interpolated(self, own_ns: npt.ArrayLike, values: npt.NDArray[Any]) -> Floats:
-        # Differences are exact as float64, times since 1970 are not.
+        # Differences are exact as float64; times since 1970 are not.
         since = np.asarray(own_ns, dtype=np.int64) - self.own_ns[0]
         return np.asarray(np.interp(since, self.own_ns - self.own_ns[0], values))
 
 
 def _drift_ns(distance_ns: Int64s) -> Int64s:
-    """How much an offset may change from one moment to another, rounded up."""
+    """Return by how much an offset may change over a time span, rounded up."""
     return np.ceil(np.abs(distance_ns) * MOST_DRIFT).astype(np.int64)
 
 
 def _wander(own_ns: Int64s, offset_ns: Int64s, error_ns: Floats) -> float:
-    """How much the drift changes from fix to fix, as far as errors don't explain it."""
+    """Return by how much the drift changes from fix to fix, as far as errors don't explain it."""
     gap_ns = np.diff(own_ns)
     drift, uncertainty = np.diff(offset_ns) / gap_ns, (error_ns[1:] + error_ns[:-1]) / gap_ns
     excess = np.abs(np.diff(drift)) - (uncertainty[1:] + uncertainty[:-1])
@@ -200,9 +209,10 @@ def _wander(own_ns: Int64s, offset_ns: Int64s, error_ns: Floats) -> float:
 def _drift_beyond(
     own_ns: Int64s, offset_ns: Int64s, error_ns: Floats, wander: float, *, end: int
 ) -> tuple[float, float]:
-    """The drift before the first fix or after the last (``end`` 0 or -1), and how far it may be off.
+    """Return the drift before the first fix or after the last (``end`` 0 or -1), and its error.
 
-    It is that since the fix from which it is known best: a far one is disturbed less by errors, a near one by wander.
+    The drift is taken from the fix that determines it best: errors matter less over a long distance, wander matters
+    less over a short one.
     """
     gap_ns = np.delete(own_ns - own_ns[end], end)
     if not len(gap_ns):

@@ -1,4 +1,4 @@
-"""An event log that is written at once, by who makes recordings without a training."""
+"""Serialization of a complete event log, for recordings that are made without a training run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from overlapscope.trace.record_checksums import record_checksums
 
 
 def event_log_of(records: Records) -> bytes:
-    """A closed event log that holds these records, checksums included."""
+    """Serialize a closed event log that holds these records, with checksums."""
     count = len(records)
     written = records.copy()
     written["crc32"] = record_checksums(written)

@@ -1,4 +1,4 @@
-"""Event logs -> tables on disk, by parts of ranks that are read side by side, each no larger than fits into memory."""
+"""Conversion of event logs to Parquet tables, in shards of ranks that are read in parallel and fit into memory."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from overlapscope.workers import Workers
 
 _RECORDS_OF_PART: Final = 4_000_000
 _RECORDS_OF_RANGE: Final = 8_000_000
-"""One process looks at so many at once, which takes a gigabyte with all that is computed from them."""
+"""Number of records that one process holds at once; with everything computed from them that takes a gigabyte."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """How a recording is cut: into parts of ranks, and ranges of steps."""
+    """Partition of a recording into shards of ranks and ranges of steps."""
 
     parts: list[dict[int, Path]]
-    """The folders of each."""
+    """Rank folders of each shard, by rank."""
     between: list[int]
-    """Steps at which ranges end."""
+    """Steps at which ranges end and the next ones begin."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,11 @@ class _Task:
 
 
 def cut(folders: Mapping[int, Path]) -> Cut:
-    """Cut a recording such that each part, and each range, is a few million records."""
+    """Partition a recording such that each shard, and each range of steps, has a few million records.
+
+    Example: 20 million records of steps 0 to 99 make 3 ranges of 34 steps, which end before steps 34 and 68, and a last
+    one of 32 steps.
+    """
     parts: list[dict[int, Path]] = [{}]
     records = total = 0
     steps: list[int] = []
@@ -78,10 +82,10 @@ def convert(
     workers: Workers,
     progress: Callable[[int, int], None] | None,
 ) -> None:
-    """Make the tables of a recording, from where the process before was interrupted in making them.
+    """Write the tables of a recording, reusing shards that an interrupted process has finished.
 
     Args:
-        progress: called with (ranks read so far, ranks in all).
+        progress: called with (number of ranks read so far, number of ranks).
 
     Raises:
         OSError: they can't be written.
@@ -132,7 +136,7 @@ def _convert(task: _Task) -> Converted:
 
 
 def joined_tables(parts: list[Part]) -> dict[str, pd.DataFrame]:
-    """The tables of events of several parts."""
+    """Concatenate the event tables of several shards."""
     if len(parts) == 1:
         return {name: parts[0].tables[name] for name in TABLES}
     return {name: pd.concat([part.tables[name] for part in parts], ignore_index=True) for name in TABLES}

@@ -1,4 +1,4 @@
-"""Tables that are being made: parts that are finished outlast an interruption, and their ranks are not read again."""
+"""Staging directory for tables that are being written; finished shards survive an interruption."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ _PARTS_FOLDER: Final = "parts"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Converted:
-    """What was read of some ranks; their tables of events are on disk."""
+    """Data of some ranks whose event tables are on disk."""
 
     parts: list[Part]
-    """Without these tables."""
+    """Shards without their event tables."""
     files: dict[str, TableFile]
     problems: list[Problem]
     by_clock: dict[str, pd.DataFrame]
-    """See ``alignment.all_reduces_of``."""
+    """All-reduces by clock, see ``alignment.all_reduces_of``."""
 
 
 @contextmanager
 def draft_beside(path: Path, made_from: str | None = None) -> Iterator[Path]:
-    """A folder for tables that are being written, gone afterwards if it is still there.
+    """Create a staging directory for tables; it is removed on exit unless it has been renamed.
 
-    Others that nobody writes any more are removed.
+    Abandoned staging directories are removed.
 
     Args:
-        made_from: if this process is interrupted, or killed, the next one that makes tables of the same goes on in its
-            folder.
+        made_from: fingerprint of the input; if this process is interrupted or killed, the next one with the same
+            fingerprint resumes in its directory.
 
     Raises:
         OSError: the recording's folder can't be written.
@@ -58,7 +58,7 @@ def draft_beside(path: Path, made_from: str | None = None) -> Iterator[Path]:
         draft = path / name
         draft.mkdir(mode=0o700, exist_ok=True)
         lock = locked(draft)
-    if draft is None or lock is None:  # another process makes the same
+    if draft is None or lock is None:  # another process writes the same tables
         draft = Path(tempfile.mkdtemp(prefix=DRAFT_PREFIX, dir=path))
         lock = locked(draft)
     is_interrupted = False
@@ -75,7 +75,7 @@ def draft_beside(path: Path, made_from: str | None = None) -> Iterator[Path]:
 
 
 def keep(draft: Path, number: int, converted: Converted) -> None:
-    """Note that a part is finished, when its tables of events are written.
+    """Checkpoint a shard whose event tables are written.
 
     Raises:
         OSError: it can't be written.
@@ -108,7 +108,7 @@ def keep(draft: Path, number: int, converted: Converted) -> None:
 
 
 def kept(draft: Path, number: int) -> Converted | None:
-    """A part that was finished before; None if it was not, or not all of it is there."""
+    """Load the checkpoint of a shard; None if there is none, or if it is incomplete."""
     folder = draft / _PARTS_FOLDER
     try:
         content = read_json_text(_file_of(draft, number).read_bytes())
@@ -118,12 +118,12 @@ def kept(draft: Path, number: int) -> Converted | None:
             problems=[Problem(*problem) for problem in content["problems"]],
             by_clock={name: _read(file, folder) for name, file in content["by_clock"]},
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # pyarrow's errors are among them
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # includes errors of pyarrow
         return None
 
 
 def forget_parts(draft: Path) -> None:
-    """Remove what only who goes on needs: all parts are finished."""
+    """Remove the checkpoints, which only a resumed conversion needs: all shards are finished."""
     shutil.rmtree(draft / _PARTS_FOLDER, ignore_errors=True)
 
 

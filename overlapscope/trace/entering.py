@@ -1,4 +1,4 @@
-"""When a rank enters a collective."""
+"""Arrival times of ranks at collectives."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pandas as pd
 
 
 def entered_ns(collectives: pd.DataFrame) -> npt.NDArray[np.int64]:
-    """(N,) when each collective is both launched by the host and wanted by the device that it is for.
+    """Return when each collective was both launched by the host and ready on its device, shape (N,).
 
-    A host runs ahead of its device, by more than a step if nothing stops it, so that what it launches says little.
-    Where a collective begins on the device counts only for those that wait for no bucket, as buffers: a bucket may be
-    ready long before the one ahead of it is over.
+    A host runs ahead of its device, by more than a step if nothing stops it, so the launch time alone says little. The
+    start on the device is used only for collectives that wait for no bucket, such as those of buffers: a bucket may be
+    ready long before the one ahead of it has completed.
     """
     began_ns = collectives["ready_ns"].fillna(collectives["start_ns"]).to_numpy(np.int64, na_value=0)
     return np.maximum(collectives["launch_ns"].to_numpy(np.int64), began_ns)

@@ -1,4 +1,4 @@
-"""Which entries of a collective log are what was written: all of them at once, because logs are long."""
+"""Vectorized integrity check of the entries of a collective log, because logs are long."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from overlapscope.trace.group_log import ENTRY_BYTES, ENTRY_DTYPE, FAILED, REACH
 _ADLER: Final = 65521
 _CHECK_AT: Final = int(ENTRY_DTYPE.fields["check"][1])  # type: ignore[index]
 _WEIGHTS: Final = np.arange(ENTRY_BYTES, 0, -1, dtype=np.float32)
-"""The upper half of Adler-32 is the sum of all bytes, each times its distance from the end: below 2**24, so exact."""
+"""Weight of each byte of an entry in the upper half of its Adler-32: its distance from the end. The upper half is the
+weighted sum plus the number of bytes (bytes 3, 5: 2 * 3 + 1 * 5 + 2 = 13); below 2**24, so exact as float32."""
 _WEIGHTS[_CHECK_AT : _CHECK_AT + 2] = 0
 _ADDED: Final = (
     (("completed_ns",), FAILED),
@@ -21,14 +22,14 @@ _ADDED: Final = (
     ((), REACHED),
     ((), UNREACHED),
 )
-"""What may just have been added to an entry: times, and flags."""
+"""Times and flags that may have been added to an entry since its check was last updated."""
 
 
 def checked(entries: Entries) -> tuple[Entries, npt.NDArray[np.bool_]]:
-    """Entries as they were last written completely, and which of them are that.
+    """Return the entries in their last consistent state, and a mask of those that are intact.
 
-    A process may die, be interrupted, or be looked at between what it adds to an entry and the new check: that is taken
-    out.
+    A process may die, be interrupted, or be read by others between an addition to an entry and the update of its check:
+    such an addition is undone.
     """
     is_intact = _is_intact(entries)
     if is_intact.all():

@@ -1,4 +1,4 @@
-"""The environment variables by which ``overlapscope record`` tells training processes what to record."""
+"""Environment variables that configure recording in training processes; ``overlapscope record`` sets them."""
 
 from __future__ import annotations
 
@@ -19,35 +19,34 @@ DETAIL_VARIABLE: Final = "OVERLAPSCOPE_DETAIL"
 """One of ``DETAILS``."""
 
 LIMIT_VARIABLE: Final = "OVERLAPSCOPE_LIMIT_MB"
-"""Disk space of one rank's log, a whole number of MB (1024² bytes). Not set: ``writer.DEFAULT_LIMIT_BYTES``."""
+"""Maximum size of one rank's log, a whole number of MB (1024² bytes). Not set: ``writer.DEFAULT_LIMIT_BYTES``."""
 
 ON_INCIDENT_VARIABLE: Final = "OVERLAPSCOPE_ON_INCIDENT"
 """One of ``ON_INCIDENT``."""
 
 PATIENCE_VARIABLE: Final = "OVERLAPSCOPE_PATIENCE_S"
-"""Seconds for which a job that may only be slow stands still at least before ``raise`` ends it. Not set:
-``DEFAULT_PATIENCE_S``."""
+"""Minimum stall in seconds before ``raise`` aborts a job that may only be slow. Not set: ``DEFAULT_PATIENCE_S``."""
 
 DEFAULT_PATIENCE_S: Final = 120.0
 
 PROBE_VARIABLE: Final = "OVERLAPSCOPE_PROBE_BUCKETS"
-"""``1``: run other bucket plans for a few steps each as well. Not set or ``0``: keep to the script's own."""
+"""``1``: try other bucket plans too, for a few steps each. Not set or ``0``: use only the script's own."""
 
 OnIncident = Literal["report", "raise", "off"]
 
 ON_INCIDENT: Final[tuple[OnIncident, ...]] = ("report", "raise", "off")
-"""What watchdogs do when they find something: report it; also stop a job that can't go on; nothing, because there are
-none."""
+"""Reactions of watchdogs to an incident: report it; report it and abort a job that can't continue; none, because no
+watchdog runs."""
 
 Detail = Literal["buckets", "parameters"]
 
 DETAILS: Final[tuple[Detail, ...]] = ("buckets", "parameters")
-"""Record steps, phases and buckets only, or also when the gradient of every parameter is ready."""
+"""Levels of detail: steps, phases and buckets only, or also when the gradient of each parameter is ready."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """What a training process is asked to record."""
+    """Recording options of a training process."""
 
     folder: Path
     detail: Detail
@@ -58,7 +57,7 @@ class Recording:
 
 
 def recording_from_environment(trace: str | Path | None) -> Recording | None:
-    """What to record: into ``trace`` if the script names a folder, else as ``overlapscope record`` says.
+    """Return the recording options: into ``trace`` if the script names a folder, else from the environment.
 
     Returns:
         None if neither asks for a recording.
@@ -95,7 +94,7 @@ def recording_from_environment(trace: str | Path | None) -> Recording | None:
 
 
 def with_startup(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment in which every Python process that becomes a rank records itself, whatever it runs."""
+    """Return an environment in which every Python process that becomes a rank is recorded, whatever it runs."""
     package = importlib.util.find_spec("instrumented_ddp")  # found without an import, which would need torch
     folders = package.submodule_search_locations if package is not None else None
     if not folders:

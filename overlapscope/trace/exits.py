@@ -1,7 +1,7 @@
-"""How processes ended, as those that started them saw it: ``exits_*.jsonl`` in the folder of a run.
+"""Exit records ``exits_*.jsonl``: how processes ended, according to their parent process.
 
-A launcher knows what a rank can't say of itself: the signal that killed it, the status with which it exited, and
-whether the launcher had told it to end before.
+A launcher knows what a rank can't record itself: the signal that killed it, its exit status, and whether the launcher
+had signaled it to end before.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from overlapscope.trace.folders import read_lines
 from overlapscope.trace.log import Problem
 
 STATUS_OF_STOPPED: Final = 70
-"""Of a process that its watchdog ended because it did not react."""
+"""Exit status of a process that its watchdog ended because it did not react."""
 EXITS_PATTERN: Final = "exits_*.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exit:
-    """The end of a process."""
+    """End of a process."""
 
     pid: int
     boot_id: str | None
-    """Of the host that it ran on."""
+    """Boot id of the host that it ran on."""
     status: int
-    """Its exit status; -N if signal N killed it."""
+    """Exit status; -N if signal N killed it."""
     time_ns: int
-    """When that was noticed, on its host's clock."""
+    """Time when the exit was noticed, on the host's clock."""
     told_ns: int | None = None
-    """When it was first sent a signal by the process that had started it; None if it came to its end without. Of the
-    command: when the first Ctrl-C or SIGTERM came that was meant for it."""
+    """Time of the first signal from the parent process; None if it ended without one. For the recorded command: time of
+    the first Ctrl-C or SIGTERM meant for it."""
     told_signal: int | None = None
-    """That signal; None too if that is not known, as in older recordings."""
+    """Number of that signal; None also if it is unknown, as in older recordings."""
     is_job: bool = False
-    """Whether it is the command that was recorded, and no rank."""
+    """True if the process is the recorded command and not a rank."""
 
 
 def write_exit(
@@ -51,7 +51,7 @@ def write_exit(
     told_signal: int | None = None,
     is_job: bool = False,
 ) -> None:
-    """Add a line.
+    """Append a record to the file of this process.
 
     Raises:
         OSError: it can't be written.
@@ -70,7 +70,7 @@ def write_exit(
 
 
 def read_exits(folder: Path, problems: list[Problem]) -> list[Exit]:
-    """All that anybody saw, in no order."""
+    """Read the exit records of all processes, in no particular order."""
     paths = sorted(folder.glob(EXITS_PATTERN))
     return [found for path in paths for found in read_lines(path, problems, lambda line: [_exit_of(line)])]
 

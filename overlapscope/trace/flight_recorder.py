@@ -1,8 +1,9 @@
-"""Reads one dump of PyTorch's Flight Recorder: what one rank launched, and how far it got.
+"""Reader of one PyTorch Flight Recorder dump: the collectives that one rank launched, and their state.
 
 The layout is that of ``torch/csrc/distributed/c10d/FlightRecorder*.hpp``, versions 2.x. Backends fill it differently:
-gloo leaves ``state`` at ``scheduled`` and says only in ``retired`` that it no longer waits, NCCL knows of start and
-end. gloo's ``pg_config`` has one unnamed group, the newest that was made, whatever the names in the entries are.
+gloo leaves ``state`` at ``scheduled``, and only ``retired`` tells that an operation is no longer waited for; NCCL
+records start and end. gloo's ``pg_config`` has one unnamed group, the last that was created, whatever group names the
+entries have.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _MOST_RANKS: Final = 65_536
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """A line of code."""
+    """Source line of a stack frame."""
 
     file: str
     line: int
@@ -37,17 +38,18 @@ class Frame:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DumpEntry:
-    """One operation, as one rank launched it."""
+    """One operation as one rank launched it."""
 
     record: int
-    """Number among all entries of its rank, from 0; the recorder keeps only the newest."""
+    """Number among all entries of the rank, from 0; the recorder keeps only the latest entries."""
     group: str
     description: str
     number: int
-    """Number in its group. Parts of one coalesced launch share it. Sends and receives have their own numbers."""
+    """Sequence number in the group, shared by the parts of a coalesced launch. Sends and receives are numbered
+    separately."""
     is_point_to_point: bool
     name: str
-    """Name that the backend gives it: ``nccl:all_reduce``, ``gloo:broadcast``, ``nccl:send 0->1``."""
+    """Name given by the backend: ``nccl:all_reduce``, ``gloo:broadcast``, ``nccl:send 0->1``."""
     input_shapes: tuple[tuple[int, ...], ...] = ()
     output_shapes: tuple[tuple[int, ...], ...] = ()
     input_dtypes: tuple[str, ...] = ()
@@ -55,33 +57,33 @@ class DumpEntry:
     state: str = "scheduled"
     """scheduled, started or completed; always scheduled on gloo."""
     is_retired: bool = False
-    """Whether nobody waits for it any more: it completed, failed or timed out."""
+    """True if nothing waits for it any more: it completed, failed or timed out."""
     created_ns: int = 0
-    """Wall clock."""
+    """Wall clock time."""
     started_ns: int | None = None
     completed_ns: int | None = None
     call_site: Frame | None = None
-    """The innermost line of the user's code. JSON has none, nor do launches from autograd's own threads."""
+    """Innermost line of the user's code; None in JSON dumps and for launches from autograd's own threads."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dump:
-    """The content of one rank's Flight Recorder."""
+    """Content of one rank's Flight Recorder."""
 
     path: Path
     written_ns: int
-    """When the file was last changed, by the wall clock. A copy may have lost that."""
+    """Modification time of the file, by the wall clock; copying the file may have changed it."""
     version: str
     rank: int | None
-    """If the file says so; torch's own don't."""
+    """Rank, if the file contains it; dumps of torch don't."""
     members: dict[str, tuple[int, ...]]
-    """Ranks of the groups that the file lists, by name."""
+    """Ranks of the groups that the file lists, by group name."""
     entries: tuple[DumpEntry, ...]
-    """Entries in the order of launch."""
+    """Entries in launch order."""
     is_of_torchcomms: bool = False
-    """Whether its numbers were those of torchcomms, and are now as here."""
+    """True if the dump is from torchcomms, with its sequence numbers converted to those of PyTorch."""
     left_out: int = 0
-    """Sends and receives of which it is not known between whom they are."""
+    """Number of sends and receives that were dropped because their peers are unknown."""
 
 
 def read_dump(path: Path) -> Dump:
@@ -116,12 +118,12 @@ def read_dump(path: Path) -> Dump:
 def _written_ns(path: Path) -> int:
     try:
         return path.stat().st_mtime_ns
-    except OSError:  # gone since it was read
+    except OSError:  # deleted since it was read
         return 0
 
 
 class _Reader:
-    """Checks the types of everything on the way from plain values to dataclasses."""
+    """Converter from plain values to dataclasses that checks all types."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -142,7 +144,7 @@ class _Reader:
         return tuple(self._entry(entry, place) for place, entry in enumerate(listed))
 
     def text(self, value: Any, name: str) -> str:
-        """A text that is safe to print: no control characters, no line ends, limited in length."""
+        """Return a text that is safe to print: no control characters, no line ends, limited length."""
         if not isinstance(value, str):
             raise self._damaged(f"{name} is not a string")
         if value not in self._texts:
@@ -229,7 +231,7 @@ class _Reader:
         return tuple(self.text(value, f"one of {name} of {where}") for value in self._list(entry, name, where))
 
     def _time(self, entry: Mapping[Any, Any], name: str, where: str) -> int | None:
-        """A time; None or 0 if it has not happened."""
+        """Return a time; None if it is missing or 0, as for an event that has not happened."""
         value = entry.get(name)
         return None if value is None else self.integer(value, f"{name} of {where}") or None
 

@@ -1,4 +1,4 @@
-"""Which files are Flight Recorder dumps, and of which ranks."""
+"""Discovery of Flight Recorder dumps in a folder, and the ranks that they are from."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from overlapscope.trace.log import Problem
 from overlapscope.trace.torchcomms import with_numbers_of_groups
 
 _NAME: Final = re.compile(r"(?P<prefix>|.*?[^0-9])(?P<rank>[0-9]{1,9})(\.(json|pickle|pkl))?")
-"""``trace_0``, ``nccl_trace_rank_12``, ``trace_0.json``."""
+"""Name of a dump, such as ``trace_0``, ``nccl_trace_rank_12``, ``trace_0.json``."""
 _SNIFFED_BYTES: Final = 65536
 _MOST_NAMED: Final = 3
 _DEFAULT_GROUP: Final = "0"
 
 
 def holds_dumps(path: Path) -> bool:
-    """Whether a file is, or a folder holds, what looks like dumps of the Flight Recorder."""
+    """Return whether a file looks like a dump of the Flight Recorder, or a folder contains such files."""
     if path.is_file():
         return _looks_like_a_dump(path)
     return any(map(_looks_like_a_dump, _numbered_files(path)))
@@ -28,13 +28,13 @@ def holds_dumps(path: Path) -> bool:
 def read_all(path: Path) -> tuple[dict[int, Dump], list[Problem]]:
     """Read the dump of each rank.
 
-    If a rank has several, a pickle is preferred to JSON, which has no lines of code.
+    If a rank has several, a pickle is preferred to JSON, which has no source lines.
 
     Args:
-        path: one dump, or a folder that holds some.
+        path: one dump, or a folder of dumps.
 
     Returns:
-        The dumps by rank, and what is wrong with other files.
+        The dumps by rank, and problems with other files.
 
     Raises:
         OverlapScopeError: no dump can be read.
@@ -69,9 +69,9 @@ def read_all(path: Path) -> tuple[dict[int, Dump], list[Problem]]:
 
 
 def _require_one_job(path: Path, dumps: dict[int, Dump]) -> None:
-    """Raise if the default group has not the same members everywhere.
+    """Raise an error if the default group does not have the same members in all dumps.
 
-    Other groups are numbered by each process on its own; gloo lists only its newest group, without a name.
+    Other groups can't be compared: each process numbers them separately, and gloo lists only its last group, unnamed.
     """
     worlds = [
         (dump.members[_DEFAULT_GROUP], dump.path.name) for dump in dumps.values() if _DEFAULT_GROUP in dump.members
@@ -93,14 +93,14 @@ def _numbered_files(folder: Path) -> list[Path]:
 
 
 def _dump_files(folder: Path) -> list[Path]:
-    """The dumps of a folder, and files with names like theirs: one may be empty or damaged."""
+    """Return the dumps in a folder, and files with similar names, because a dump may be empty or damaged."""
     numbered = _numbered_files(folder)
     prefixes = {_prefix(file) for file in numbered if _looks_like_a_dump(file)}
     return [file for file in numbered if _prefix(file) in prefixes]
 
 
 def _no_files(folder: Path, files: list[Path]) -> list[Problem]:
-    """What is called like these dumps and is no file that can be read."""
+    """Return problems for entries named like these dumps that are no readable files."""
     prefixes = {_prefix(file) for file in files}
     try:
         others = sorted(each for each in folder.iterdir() if _NAME.fullmatch(each.name) and not each.is_file())
@@ -127,7 +127,7 @@ def _looks_like_a_dump(file: Path) -> bool:
             head = opened.read(_SNIFFED_BYTES)
     except OSError:
         return False
-    # Any pickle counts: one that isn't a dump must be refused by name, not overlooked.
+    # Any pickle counts: one that isn't a dump must be rejected by name, not ignored.
     return head[:1] == b"\x80" or (
         head.lstrip()[:1] == b"{" and re.search(rb'"(pg_config|record_id)"', head) is not None
     )

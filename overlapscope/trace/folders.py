@@ -1,4 +1,4 @@
-"""Which folders a recording consists of, and the small files in them."""
+"""Rank folders of a recording, and readers of the small JSON files in them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from overlapscope.trace.log import Problem
 Row = TypeVar("Row")
 
 _MOST_RANKS: Final = 1_000_000
-"""More than that is damage."""
+"""Larger world sizes are treated as damage."""
 
 
 def find_rank_folders(path: Path) -> dict[int, Path]:
-    """The rank folders of a recording, by rank.
+    """Return the rank folders of a recording, by rank.
 
     Raises:
         OverlapScopeError: no such folder, or no recording in it.
@@ -53,17 +53,17 @@ def _rank_folders_in(path: Path) -> dict[int, Path]:
 
 
 def has_group_logs(folder: Path) -> bool:
-    """Whether a rank left a collective log, if only of sends and receives, as a parameter server does."""
+    """Return whether a rank left a collective log, if only of sends and receives, as a parameter server does."""
     return any(next(folder.glob(pattern), None) for pattern in (GROUP_PATTERN, POINT_TO_POINT_PATTERN))
 
 
 def is_over(folder: Path) -> bool:
-    """Whether a rank has said how it ended, or what there was then: nothing is about to be written."""
+    """Return whether a rank has finished recording, so that nothing more will be written."""
     return (folder / ENDED_FILE).exists() or (folder / SEAL_FILE).exists()
 
 
 def expected_ranks_of(run: dict[str, Any]) -> tuple[int, ...]:
-    """The ranks that train together, by one rank's ``run.json``."""
+    """Return the ranks that train together, according to one rank's ``run.json``."""
     ranks = run.get("ranks")
     if isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks):
         return tuple(ranks)
@@ -71,18 +71,18 @@ def expected_ranks_of(run: dict[str, Any]) -> tuple[int, ...]:
 
 
 def imported_from(run: dict[str, Any]) -> str | None:
-    """The tool whose traces a recording was made of, by ``run.json``; None if it was recorded."""
+    """Return the tool whose traces were converted to this recording; None if it was recorded."""
     imported = run.get("imported")
     return str(imported.get("from", "another tool")) if isinstance(imported, dict) else None
 
 
 def ranks_of_world(size: object) -> tuple[int, ...]:
-    """All ranks of a job of this many; none if there can't be so many."""
+    """Return all ranks of a job of this size; none if the size is not plausible."""
     return tuple(range(size)) if isinstance(size, int) and size <= _MOST_RANKS else ()
 
 
 def read_json(path: Path, problems: list[Problem]) -> dict[str, Any]:
-    """The object in a small file; an empty one, and a problem, if it can't be read."""
+    """Read the JSON object in a small file; return an empty one and add a problem if it can't be read."""
     try:
         content = read_json_text(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -100,19 +100,19 @@ def _unreadable(path: Path, error: OSError | ValueError) -> Problem:
 
 
 def read_lines(path: Path, problems: list[Problem], rows_of: Callable[[Any], Iterable[Row]]) -> list[Row]:
-    """The rows of a file of one JSON object a line, without damaged ones; a last line that was cut short is left out.
+    """Read the rows of a JSON Lines file, skipping damaged lines; a truncated last line is skipped silently.
 
     Args:
-        rows_of: makes rows of one line's content.
+        rows_of: returns the rows of one line's content.
     """
     return read_checked_lines(path, problems, lambda content, _: rows_of(content))
 
 
 def read_checked_lines(path: Path, problems: list[Problem], rows_of: Callable[[Any, bool], Iterable[Row]]) -> list[Row]:
-    """The same, where it matters whether a line has a checksum, which is right then.
+    """Read rows as ``read_lines`` does, where it matters whether a line has a (verified) checksum.
 
     Args:
-        rows_of: makes rows of one line's content, and of whether it has one.
+        rows_of: returns the rows of one line's content, given also whether the line has a checksum.
     """
     try:
         lines = path.read_bytes().split(b"\n")
@@ -126,6 +126,6 @@ def read_checked_lines(path: Path, problems: list[Problem], rows_of: Callable[[A
         try:
             rows += rows_of(read_json_text(line), has_checksum(line)) if line else ()
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
-            if number < len(lines):  # behind the last line's end there is nothing
+            if number < len(lines):  # after the last line end there is nothing
                 problems.append(Problem("error", f"{path}: line {number} is damaged and skipped"))
     return rows

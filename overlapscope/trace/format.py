@@ -1,43 +1,43 @@
-"""The layout of a recording on disk: the contract between the recorder and every reader.
+"""Layout of a recording on disk: the contract between the recorder and every reader.
 
-A recording is a folder per run holding a folder per rank; nothing is shared between writers::
+A recording is a folder per run with a folder per rank; writers share no files::
 
     traces/
       rank_0/
         run.json           what ran: world size, backend, versions, DDP arguments, command line
         rank.json          where it ran: host, pid, boot id, device, clock samples
-        clock.jsonl        one line per burst of pings: this rank's clock beside rank 0's
+        clock.jsonl        one line per burst of pings: this rank's clock and that of rank 0
         events.log         the event log: a header page, then fixed-size records
         plans.jsonl        one line per bucket plan: model, epoch, hash, buckets with parameters
         call_sites.jsonl   one line per call site: number, file, line, function
-        links.jsonl        one line per sample of what the kernel counts on TCP connections
-        gradients_0.board  which gradients of model 0 have come in the newest backward, and when: an i64 per parameter
-        incident_1.log     the newest records at the time of an incident, kept when the log wraps
+        links.jsonl        one line per sample of the kernel's counters of TCP connections
+        gradients_0.board  since when the gradients of model 0 are ready in the latest backward: one i64 per parameter
+        incident_1.log     the latest records at the time of an incident, saved from being overwritten by the ring
         group_0.log        the collective log of a process group (``group_log.py``); p2p_0.log: its sends and receives
-        segments.jsonl     one line per kind of round of a sum that is made of sends and receives
+        segments.jsonl     one line per kind of round of an all-reduce that consists of sends and receives
         signatures.jsonl   one line per kind of collective: what the numbers in collective logs stand for
         parameters.jsonl   one line per model: its parameters, written before ranks compare them
         replicas.jsonl     one line per model: what fingerprints are taken of, and what may make its replicas differ
         fingerprints_0.board  fingerprints of model 0's parameters, by the number of reductions (``sweep_file.py``)
         hyperparameters.json  the settings of optimizers, and when they last changed
-        joining.json       what the process was told before it waited for the others in init_process_group
+        joining.json       the process's settings before it waited for the others in init_process_group
         unreduced.json     the first update with gradients that were never reduced, if there was one
-        left_backwards.json  backwards that an exception has come out of, if the training went on
-        alive.board        when the watchdog was last awake, the memory then, and a checksum: four i64
-        reports.jsonl      one line per report of the watchdog; stacks_1.txt: what Python was doing then
+        left_backwards.json  backward passes interrupted by an exception, if the training continued
+        alive.board        when the watchdog last ran, the memory use then, and a checksum: four i64
+        reports.jsonl      one line per report of the watchdog; stacks_1.txt: the Python stacks at that time
         ended.json         how the process ended; missing if it was killed
-        sealed.json        which of these files there are, how long and with what content; written last
+        sealed.json        manifest: names, sizes and checksums of these files; written last
       rank_1/ ...
-      watchdog/            what ranks tell each other while the job's store is out of reach
+      watchdog/            messages between ranks while the job's store is out of reach
       tables/              Parquet tables, made from the above on first read
 
-A record is ``RECORD_BYTES`` long. It starts with the CRC-32 of the rest: a record is *whole* if that is right, so one
-that was cut short by SIGKILL, that is being overwritten in the ring, or that was damaged later, is recognised without
-a lock. It ends with its sequence number. These count from 1, hence a slot of zeros is one that was never written, and
-sorting by them puts a wrapped ring in order.
+A record is ``RECORD_BYTES`` long. It starts with the CRC-32 of the rest: a record is *complete* if that is correct, so
+one that was truncated by SIGKILL, that is being overwritten in the ring, or that was damaged later, is recognized
+without a lock. It ends with its sequence number. These count from 1, so a slot of zeros was never written, and sorting
+by them puts a wrapped ring in order.
 
-What an event *is* (kind, bucket, dtype, element count, plan ...) is known long before it happens, so it is
-packed once into a constant ``body``; on the hot path only the times, the step and the sequence number are added.
+What an event *is* (kind, bucket, dtype, element count, plan ...) is known long before it happens, so it is packed once
+into a constant ``body``; on the hot path only the times, the step and the sequence number are added.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from overlapscope.trace.checksum import is_page_intact, json_text, with_page_che
 
 FORMAT_VERSION: Final = 2
 FIRST_WITH_CHECKSUMS: Final = 2
-"""The version of the event log, and of the collective log, from which on they have them."""
+"""First version of the event log, and of the collective log, with checksums."""
 MAGIC: Final = b"OVLSCOPE"
 HEADER_BYTES: Final = 4096
 RECORD_BYTES: Final = 64
@@ -99,14 +99,14 @@ NO_CALL_SITE: Final = 0
 
 
 class Kind(IntEnum):
-    """What a record says. Times are host nanoseconds; instants have ``start_ns == end_ns``."""
+    """Kind of a record. Times are host nanoseconds; for events without a duration, ``start_ns == end_ns``."""
 
     STEP = 1
     """One optimizer step, from the end of the step before to the end of its last optimizer."""
     ENTER = 2
     """A phase begins (``index``: a ``Phase``). Written at once, so that a dead rank shows where it was."""
     PHASE = 3
-    """A phase that has ended (``index``: a ``Phase``)."""
+    """A phase has ended (``index``: a ``Phase``)."""
     GRADIENT_READY = 4
     """A parameter's gradient is accumulated (``index``: the parameter)."""
     BUCKET_READY = 5
@@ -116,38 +116,38 @@ class Kind(IntEnum):
     LAUNCH = 7
     """The host is about to enqueue a collective: on disk before the collective is."""
     COLLECTIVE = 8
-    """A collective that has completed."""
+    """A collective has completed."""
     COPY_OUT = 9
     """A reduced bucket is copied back to the gradients."""
     PLAN = 10
-    """A bucket plan takes effect (``elements``: all its elements)."""
+    """A bucket plan becomes active (``elements``: number of elements of all buckets)."""
     INCIDENT = 11
-    """Something went wrong (``index``: the number of the ``incident_*.log`` that keeps what led to it)."""
+    """An incident occurred (``index``: the number of the ``incident_*.log`` that holds the records that led to it)."""
     PAUSE = 12
-    """Garbage collection stopped the process, in host time on any device (``index``: the generation collected)."""
+    """Garbage collection paused the process, in host time on any device (``index``: the generation collected)."""
     SEGMENT = 13
-    """A round of a bucket's sum has ended (``index``: its line in ``segments.jsonl``)."""
+    """A round of a bucket's all-reduce has ended (``index``: its line in ``segments.jsonl``)."""
 
 
 class Phase(IntEnum):
-    """What a rank is doing. Phases of one rank do not overlap."""
+    """Activity of a rank. Phases of one rank do not overlap."""
 
     DATA_WAIT = 0
-    """The wait for a batch of torch's DataLoader."""
+    """Wait for a batch of torch's DataLoader."""
     FORWARD = 1
     BACKWARD = 2
-    """Time from the first gradient of the module's output until autograd is done, without the wait for buckets."""
+    """From the first gradient of the module's output until autograd has finished, without the wait for buckets."""
     FINALISE = 3
-    """The wait for buckets that are still on the wire, and the copies back; in a forward, for sharded parameters."""
+    """Wait for buckets that are still being reduced, and the copies back; in a forward, wait for sharded parameters."""
     OPTIMIZER = 4
     EVALUATION = 5
-    """A forward pass without gradients."""
+    """Forward pass without gradients."""
     LOOP = 6
-    """The rest of the time from an update to the next forward: data got otherwise, logging, zero_grad, other models."""
+    """Rest of the time from an update to the next forward: other data loading, logging, zero_grad, other models."""
 
 
 class Flag(IntFlag):
-    """How a record's times were got, and what kind of pass it belongs to."""
+    """How a record's times were obtained, and what kind of pass it belongs to."""
 
     NONE = 0
     DEVICE_CLOCK = 1
@@ -155,7 +155,7 @@ class Flag(IntFlag):
     START_IS_LOWER_BOUND = 2
     """The start is when the work was enqueued; it may have begun later."""
     END_IS_UPPER_BOUND = 4
-    """The end is when it was seen to be over; it lies within ``end_uncertainty_ns`` before that."""
+    """The end is when completion was noticed; the true end is at most ``end_uncertainty_ns`` earlier."""
     NO_SYNC = 8
     """A pass under ``no_sync()``: gradients are accumulated and not reduced."""
 
@@ -178,7 +178,7 @@ DTYPE_BYTES: Final = {
     "uint8": 1,
     "bool": 1,
 }
-"""Element types, in the order of their numbers in a record, with the bytes of an element."""
+"""Element types in the order of their numbers in a record, with the bytes per element."""
 
 DTYPES: Final = tuple(DTYPE_BYTES)
 
@@ -205,10 +205,10 @@ RECORD_FIELDS: Final = (
 """Name and numpy type of each field, packed without padding; also stored in every header."""
 
 RECORD: Final = struct.Struct("<qqII28sQ")
-"""A record as the writer packs it, all but the checksum: start, end, step, uncertainty, body, sequence."""
+"""A record as the writer packs it, without the checksum: start, end, step, uncertainty, body, sequence."""
 
 CHECKED_RECORD: Final = struct.Struct(f"<I{RECORD.size}s")
-"""Checksum, and what it is of."""
+"""The checksum and the record that it covers."""
 
 _BODY: Final = struct.Struct("<BBBBIHHQHHI")
 _HEADER: Final = struct.Struct("<8sIIIIQQQ")
@@ -231,10 +231,10 @@ def pack_body(
     """Pack the constant part of a record (28 bytes).
 
     Args:
-        index: bucket, parameter, phase, incident, generation or segment number, as ``kind`` says.
-        model: number of the DDP instance within its process.
-        group: number of the process group within its process; 0 is the group of the first model.
-        plan_hash: the first 32 bits of the plan's hash.
+        index: bucket, parameter, phase, incident, generation or segment number, depending on ``kind``.
+        model: number of the DDP instance in its process.
+        group: number of the process group in its process; 0 is the group of the first model.
+        plan_hash: first 32 bits of the plan's hash.
     """
     dtype_number = DTYPES.index(dtype) if dtype in DTYPE_BYTES else 0
     return _BODY.pack(
@@ -244,28 +244,28 @@ def pack_body(
 
 @dataclass(frozen=True, kw_only=True)
 class LogHeader:
-    """The first page of an event log.
+    """Header page of an event log.
 
-    The page also holds the record layout and the names of all numbers as JSON, so that a log can be read by a
-    program that knows nothing but the place of that JSON.
+    The page also holds the record layout and the names of all numbers as JSON, so that a log can be read by a program
+    that knows only where this JSON is.
     """
 
     capacity_records: int
-    """Slots in the file when it is full."""
+    """Number of slots in the file when it is full."""
     pinned_records: int
-    """The first slots, which the ring never overwrites."""
+    """Number of slots at the beginning that the ring never overwrites."""
     written_records: int = 0
-    """Records ever written; set when the log is closed, 0 before."""
+    """Number of records ever written; set when the log is closed, 0 before."""
     closed: bool = False
     version: int = FORMAT_VERSION
 
     @property
     def full_bytes(self) -> int:
-        """How long the file is until it is closed."""
+        """Return the size of the file until it is closed."""
         return HEADER_BYTES + self.capacity_records * RECORD_BYTES
 
     def pack(self) -> bytes:
-        """The header page, ``HEADER_BYTES`` long."""
+        """Serialize the header page, ``HEADER_BYTES`` long."""
         layout = {
             "record": RECORD_FIELDS,
             "kinds": {k.value: k.name.lower() for k in Kind},
@@ -295,10 +295,10 @@ class LogHeader:
 
     @classmethod
     def unpack(cls, page: bytes, path: Path) -> LogHeader:
-        """Read a header page.
+        """Parse a header page.
 
         Raises:
-            OverlapScopeError: not an event log, cut short, damaged, or of a version that this code can't read.
+            OverlapScopeError: not an event log, truncated, damaged, or of a version that this code can't read.
         """
         if page[: len(MAGIC)] != MAGIC[: len(page)] or not page:
             raise OverlapScopeError(f"{path}: not an OverlapScope event log (offset 0: no {MAGIC.decode()} mark)")
@@ -328,22 +328,22 @@ class LogHeader:
 
 
 def board_file(model: int) -> str:
-    """Name of the readiness board of one model."""
+    """Return the name of the gradient-ready file of one model."""
     return f"gradients_{model}.board"
 
 
 def ready_file(model: int) -> str:
-    """Name of the file that says in older recordings which gradients of one model are ready."""
+    """Return the name of the file that tells in older recordings which gradients of one model are ready."""
     return f"ready_{model}.board"
 
 
 def rank_folder(trace_folder: Path, rank: int) -> Path:
-    """Folder of a rank's files."""
+    """Return the folder of a rank's files."""
     return trace_folder / f"rank_{rank}"
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a small JSON file so that a reader sees the old one or the new one, never half of it."""
+    """Write a small JSON file atomically: a reader sees the old one or the new one, never half of it."""
     draft = path.with_suffix(".json.part")
     draft.write_text(json_text(content), encoding="utf-8")
     draft.replace(path)

@@ -1,7 +1,7 @@
-"""Reader of one collective log: any of its entries, without reading the others.
+"""Random-access reader of one collective log file.
 
-Which entry is the newest is found by bisection, because entry numbers go up by one from slot to slot, except where the
-ring comes round. Only a log in which that does not hold, because a part of it is lost, is read as a whole.
+The latest entry is found by bisection, because entry numbers go up by one from slot to slot, except where the ring
+wraps around. Only a log in which this does not hold, because part of it is lost, is read completely.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from overlapscope.trace.log import Problem
 from overlapscope.trace.ring_header import header_and_size
 
 _PROBED_ENTRIES: Final = 1024
-"""Number of slots checked behind the newest entry: entries in there mean that some before them are lost."""
+"""Number of slots checked after the latest entry: entries there mean that some before them are lost."""
 
 
 class GroupFile:
-    """The log of one group on one rank.
+    """Collective log of one group on one rank, as a file.
 
     Args:
-        path: the file; it may be written meanwhile.
-        problems: takes what is wrong with it, also what is found when entries are read.
+        path: the file; it may be written to at the same time.
+        problems: receives problems with the file, also those found when entries are read.
 
     Raises:
-        OverlapScopeError: nothing of it can be read.
+        OverlapScopeError: the file can't be read, or not as a collective log.
     """
 
     def __init__(self, path: Path, problems: list[Problem] | None = None) -> None:
@@ -57,7 +57,7 @@ class GroupFile:
             self.problems.append(Problem("error", text))
 
     def read(self, first: int, last: int) -> Entries:
-        """The whole entries with the numbers ``first`` to ``last``, as far as they are left, in order."""
+        """Read the complete entries with the numbers ``first`` to ``last`` that are still there, in order."""
         first, last = max(first, self.oldest), min(last, self.newest)
         if first > last:
             return np.empty(0, dtype=ENTRY_DTYPE)
@@ -81,7 +81,7 @@ class GroupFile:
             os.close(fd)
 
     def _read_in_place(self, fd: int, slot: int, first: int, count: int) -> Entries:
-        """A number of entries from a slot on, without those that don't belong there or are damaged."""
+        """Read entries from a slot on, without those that are damaged or have unexpected numbers."""
         entries = self._read_slots(fd, slot, slot + count)
         is_in_place = entries["number"] == np.arange(first, first + len(entries))
         entries = entries if is_in_place.all() else entries[is_in_place]
@@ -102,7 +102,11 @@ class GroupFile:
         return np.frombuffer(data[: len(data) // ENTRY_BYTES * ENTRY_BYTES], dtype=ENTRY_DTYPE)
 
     def _range(self, fd: int) -> tuple[int, int]:
-        """The numbers of the oldest and the newest entry; 1 and 0 if the log is empty."""
+        """Find the numbers of the oldest and the latest entry; 1 and 0 if the log is empty.
+
+        Example: a ring of 4 slots holds the numbers 9, 10, 7, 8. Slot 1 holds 9 + 1, slot 2 does not hold 9 + 2, so the
+        latest entry is 10, and the oldest is 10 - 4 + 1 = 7, in the slot after it.
+        """
         first = self._number_in(fd, 0)
         if (first - 1) % max(1, self._capacity):
             return self._range_of_damaged(fd)
@@ -118,7 +122,7 @@ class GroupFile:
         is_first_round = first == 1
         if is_first_round:
             return self._range_of_damaged(fd) if ahead.any() else (1, newest)
-        # Behind the newest are the oldest of the ring, of which one may be about to be overwritten.
+        # After the latest entry come the oldest of the ring, the first of which may be about to be overwritten.
         oldest = newest - self._capacity + 1
         if len(ahead) and ahead[0] == 0:
             oldest += 1
@@ -130,7 +134,7 @@ class GroupFile:
         return int.from_bytes(os.pread(fd, 4, HEADER_BYTES + slot * ENTRY_BYTES), "little")
 
     def _range_of_damaged(self, fd: int) -> tuple[int, int]:
-        """The numbers of the oldest and the newest entry that are where they belong, in a damaged log."""
+        """Find the numbers of the oldest and the latest entry that are in their own slots, in a damaged log."""
         number = self._read_slots(fd, 0, self._slots)["number"].astype(np.int64)
         slots = np.arange(len(number))
         used = number != 0

@@ -1,12 +1,14 @@
-"""The collective log of one process group on one rank: each collective in the order in which it was announced.
+"""Collective log of one process group on one rank: every collective, in launch order.
 
-A file per group, memory-mapped like the event log, so that it survives SIGKILL and SIGABRT: an entry is on disk
-*before* its collective is launched. Entry ``n`` (from 1) is in slot ``(n - 1) % capacity``; times are added in place,
-so an entry's state is which of its times are there.
+There is one file per group, memory-mapped like the event log, so that it survives SIGKILL and SIGABRT: an entry is on
+disk *before* its collective is launched. Entry ``n`` (from 1) is in slot ``(n - 1) % capacity``; times are filled in
+later, so the state of an entry follows from which of its times are set. Example: with 1000 slots, entries 1 and 1001
+share slot 0, and the latest 1000 entries are available.
 
 Each entry holds two running sums over all entries so far, ``hash`` and ``names_hash``. Ranks agree up to an entry if
-and only if their sums there are equal, so who looks for the first difference asks for the logarithm of the length of
-the log. They are sums, not chains, so that what two ranks have done *between* two entries can be compared as well.
+and only if their sums there are equal, so the first difference is found by bisection, in a number of requests that is
+logarithmic in the length of the log. They are sums, not chained hashes, so that what two ranks have done *between* two
+entries can be compared as well.
 """
 
 from __future__ import annotations
@@ -38,17 +40,17 @@ UNKNOWN_PHASE: Final = 0xFF
 UNEVEN_INPUTS: Final = 1
 """Flag: launched inside ``join()``, or after one, where ranks may be at different steps."""
 SHADOW: Final = 2
-"""Flag: launched by a rank that has joined, in place of another rank's."""
+"""Flag: launched by a rank that has joined, to match another rank's collective."""
 FAILED: Final = 4
 """Flag: completed with an error."""
 AWAITED: Final = 8
-"""Flag: the user's own, on the host, and the line that launched it went on when it was over."""
+"""Flag: launched by user code, on the host, and waited for at the line that launched it."""
 AFTER_UPDATE: Final = 16
-"""Flag: launched after the update of the step before, when the user's loop was still in that iteration."""
+"""Flag: launched after the update of the previous step, while the user's loop was still in that iteration."""
 REACHED: Final = 32
-"""Flag: where its end was long in coming, its device was seen to have come to it."""
+"""Flag: it took long to complete, and its device was seen to have reached it."""
 UNREACHED: Final = 64
-"""Flag: its device was seen not to have come to it, and to be at what was launched before; ``REACHED`` comes later."""
+"""Flag: its device was seen to be still at earlier work; ``REACHED`` may be set later."""
 
 GROUP_LIMIT_BYTES: Final = 8 * 1024**2
 
@@ -68,9 +70,10 @@ ENTRY_FIELDS: Final = (
     ("completed_ns", "<i8"),
 )
 ENTRY_DTYPE: Final = np.dtype([(name, kind) for name, kind in ENTRY_FIELDS])
-"""An entry as numpy sees it. Times are host nanoseconds, 0 for events that have not happened.
+"""Numpy type of an entry. Times are host nanoseconds, 0 for events that have not happened.
 
-``check`` is the upper half of the Adler-32 of the entry with 0 in its place; in logs of version 1 it is 0."""
+``check`` is the upper half of the Adler-32 of the entry with ``check`` = 0; in logs of version 1 it is 0.
+"""
 
 Entries = npt.NDArray[Any]
 """A structured array of ``ENTRY_DTYPE``."""
@@ -92,12 +95,12 @@ _STRETCH: Final = 64
 
 
 def group_file(number: int, *, point_to_point: bool = False) -> str:
-    """File name of a rank's log number ``number``, from 0 in the order of the groups' first collectives."""
+    """Return the name of a rank's log file; numbers count from 0 in the order of the groups' first collectives."""
     return f"{'p2p' if point_to_point else 'group'}_{number}.log"
 
 
 def mix(signature_hash: int, number: int, step: int) -> int:
-    """What one entry adds to the running sum: splitmix64 of its content, number and step."""
+    """Return the summand of one entry in the running sum: splitmix64 of its content, number and step."""
     x = (signature_hash + _GOLDEN * number + 0xD6E8FEB86659FD93 * (step + 1)) & _MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -105,17 +108,17 @@ def mix(signature_hash: int, number: int, step: int) -> int:
 
 
 def step_that_must_agree(signature: Signature, step: int, flags: int) -> int:
-    """The step that goes into ``hash``: of a bucket its own, of all else none.
+    """Return the step that goes into ``hash``: a bucket's step, and -1 for all other collectives.
 
-    A collective of the user's own, or of buffers, may be launched before or after what this process takes for the end
-    of a step. Inside ``join()`` ranks may be at different steps.
+    User collectives and collectives of buffers may be launched before or after what this process considers the end of a
+    step. Inside ``join()`` ranks may be at different steps.
     """
     return step if signature.bucket != NO_BUCKET and not flags & UNEVEN_INPUTS else -1
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupHeader:
-    """The header of a log: which group it belongs to."""
+    """Header of a log: the group that it belongs to."""
 
     name: str
     """Name of the group, the same on all of its ranks."""
@@ -127,19 +130,19 @@ class GroupHeader:
     backend: str = ""
     point_to_point: bool = False
     capacity: int = 0
-    """Entries before the ring closes."""
+    """Number of slots of the ring."""
     closed: bool = False
     written: int | None = None
-    """Entries ever announced, if the log is closed; None in logs of version 1."""
+    """Number of entries ever announced, if the log is closed; None in logs of version 1."""
     version: int = GROUP_VERSION
 
     @property
     def full_bytes(self) -> int:
-        """How long the file is until it is closed."""
+        """Return the size of the file until it is closed."""
         return HEADER_BYTES + self.capacity * ENTRY_BYTES
 
     def pack(self) -> bytes:
-        """The header page."""
+        """Serialize the header page."""
         text = json.dumps(
             {
                 "name": self.name,
@@ -164,10 +167,10 @@ class GroupHeader:
 
     @classmethod
     def unpack(cls, page: bytes, path: Path) -> GroupHeader:
-        """Read a header page.
+        """Parse a header page.
 
         Raises:
-            OverlapScopeError: not a collective log, cut short, damaged, or of a version that this code can't read.
+            OverlapScopeError: not a collective log, truncated, damaged, or of a version that this code can't read.
         """
         if page[: len(GROUP_MAGIC)] != GROUP_MAGIC:
             raise OverlapScopeError(f"{path}: not a collective log (offset 0: no {GROUP_MAGIC.decode()} mark)")
@@ -205,21 +208,25 @@ class GroupHeader:
 
 
 class Readable(Protocol):
-    """A collective log: one that is being written, or a file."""
+    """Collective log that can be read: one that is being written, or a file."""
 
     @property
     def newest(self) -> int:
-        """Number of the newest entry; 0 if there is none."""
+        """Return the number of the latest entry; 0 if there is none."""
 
     def read(self, first: int, last: int) -> Entries:
-        """Entries, as far as the log still has them."""
+        """Return the entries ``first`` to ``last`` that the log still has."""
 
 
 def oldest_open(log: Readable) -> Entries:
-    """The first entry that is not over, of those at the end; none if the newest is over.
+    """Return the first entry of the incomplete ones at the end of the log; none if the latest entry is complete.
 
-    Hosts run ahead of their devices, by a thousand collectives and more. Where a long stretch is over, so is what was
-    before, or nobody waits for it.
+    The log is read backwards in blocks of ``_STRETCH`` entries up to a block without incomplete ones, because hosts run
+    ahead of their devices, by a thousand collectives and more. Where a whole block is complete, so is everything before
+    it, or nothing waits for it.
+
+    Example: of 300 entries, 200 to 300 are incomplete. Blocks 237 to 300 and 173 to 236 have incomplete entries, block
+    109 to 172 has none, so the result is entry 200.
     """
     found = np.empty(0, dtype=ENTRY_DTYPE)
     last = log.newest
@@ -233,15 +240,15 @@ def oldest_open(log: Readable) -> Entries:
 
 
 class GroupLog(RingLog):
-    """Writes the collective log of one group. Safe to use from several threads.
+    """Writer of the collective log of one group. Thread-safe.
 
     Args:
-        path: the file to make; it must not exist.
-        header: which group it is.
-        limit_bytes: the file never grows beyond this; the newest entries are kept.
+        path: the file to create; it must not exist.
+        header: header with the group's name and members.
+        limit_bytes: maximum size of the file; the latest entries are kept.
 
     Raises:
-        OverlapScopeError: the file exists, or can't be made or written.
+        OverlapScopeError: the file exists, or can't be created or written.
     """
 
     slot_bytes = ENTRY_BYTES
@@ -294,7 +301,7 @@ class GroupLog(RingLog):
                 0,
                 0,
             )
-            # The number is written last: until then nobody takes this for an entry.
+            # The number is written last: until then no reader takes this for an entry.
             _NUMBER.pack_into(self._buffer, at, 0)
             self._buffer[at + _NUMBER.size : at + ENTRY_BYTES] = entry[_NUMBER.size :]
             _CHECK.pack_into(self._buffer, at + _CHECK_AT, adler32(entry) >> 16)
@@ -303,11 +310,11 @@ class GroupLog(RingLog):
             return number
 
     def launched(self, number: int, now_ns: int) -> None:
-        """Note that the backend has taken a collective."""
+        """Record that the backend has accepted a collective."""
         self._add(number, _LAUNCHED_AT, now_ns)
 
     def completed(self, number: int, now_ns: int, *, failed: bool = False) -> None:
-        """Note that a collective was seen to be over at ``now_ns``."""
+        """Record that a collective was seen to be complete at ``now_ns``."""
         self._add(number, _COMPLETED_AT, now_ns, FAILED if failed else 0)
 
     def seen(self, number: int, flags: int) -> None:
@@ -315,7 +322,7 @@ class GroupLog(RingLog):
         self._add(number, None, flags=flags)
 
     def read(self, first: int, last: int) -> Entries:
-        """The entries ``first`` to ``last``, as far as the ring still has them."""
+        """Return the entries ``first`` to ``last`` that the ring still has."""
         with self._lock:
             if self._buffer.closed:
                 return np.empty(0, dtype=ENTRY_DTYPE)
@@ -328,7 +335,7 @@ class GroupLog(RingLog):
 
     def _add(self, number: int, place: int | None, now_ns: int = 0, flags: int = 0) -> None:
         with self._lock:
-            # The ring may have come round to another entry, or the log may be closed.
+            # The slot may hold a later entry by now, or the log may be closed.
             if not 0 < number <= self.newest or number <= self.newest - self.capacity or self._buffer.closed:
                 return
             at = self._offset(number)
@@ -337,7 +344,7 @@ class GroupLog(RingLog):
             if flags:
                 self._buffer[at + _FLAGS_AT] |= flags
             entry = self._buffer[at : at + ENTRY_BYTES]
-            # Each byte counts as often as it is away from the end; the check that is there counts for nothing.
+            # The weight of a byte is its distance from the end: 42 and 41 for the old check, which must not count.
             check = ((adler32(entry) >> 16) - 42 * entry[_CHECK_AT] - 41 * entry[_CHECK_AT + 1]) % _ADLER
             _CHECK.pack_into(self._buffer, at + _CHECK_AT, check)
 

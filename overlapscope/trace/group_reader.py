@@ -1,4 +1,4 @@
-"""The collective logs of all ranks of a recording: which groups there are, and any entries of them.
+"""Collective logs of all ranks of a recording: the groups, and random access to their entries.
 
 Groups of different ranks are the same if their names and members are, whatever the numbers of their files.
 """
@@ -31,7 +31,7 @@ GroupKey = tuple[str, tuple[int, ...], bool]
 
 @dataclass(frozen=True)
 class GroupFiles:
-    """The logs of one group."""
+    """Logs of one group."""
 
     name: str
     ranks: tuple[int, ...]
@@ -45,7 +45,7 @@ class GroupFiles:
 
 @dataclass
 class CollectiveLogs:
-    """All that the ranks' collective logs hold, and the lines that their numbers refer to."""
+    """Collective logs of all ranks, and the lines that the numbers in their entries refer to."""
 
     folders: dict[int, Path]
     groups: dict[GroupKey, GroupFiles] = field(default_factory=dict)
@@ -53,13 +53,13 @@ class CollectiveLogs:
     _signatures: dict[int, dict[int, Signature]] = field(default_factory=dict)
     _call_sites: dict[int, dict[int, tuple[str, int, str]]] = field(default_factory=dict)
     _names: dict[tuple[str, int], tuple[str, ...]] = field(default_factory=dict)
-    """Names of the parameters of a bucket, by the hash of its plan."""
+    """Names of the parameters of a bucket, by plan hash and bucket number."""
     _plans_read: set[int] = field(default_factory=set)
     _same: dict[Any, Any] = field(default_factory=dict)
-    """Lines that are kept once, because ranks have most of them in common."""
+    """Interned lines, because most are the same on all ranks."""
 
     def signatures(self, rank: int) -> dict[int, Signature]:
-        """A rank's signatures by number."""
+        """Return a rank's signatures by number."""
         if rank not in self._signatures:
 
             def row(line: Any) -> list[tuple[int, Signature]]:
@@ -77,7 +77,7 @@ class CollectiveLogs:
         return self._signatures[rank]
 
     def named(self, rank: int, signature: Signature) -> Signature:
-        """A bucket's signature with the names of its parameters, if the rank has written down its plan."""
+        """Return a bucket's signature with the names of its parameters, if the rank has recorded the bucket's plan."""
         if signature.bucket == NO_BUCKET or signature.names:
             return signature
         key = signature.plan_hash, signature.bucket
@@ -94,7 +94,7 @@ class CollectiveLogs:
         return []
 
     def call_sites(self, rank: int) -> dict[int, tuple[str, int, str]]:
-        """A rank's call sites by number: file, line, function."""
+        """Return a rank's call sites by number: file, line, function."""
         if rank not in self._call_sites:
 
             def row(line: Any) -> list[tuple[int, tuple[str, int, str]]]:
@@ -109,11 +109,11 @@ class CollectiveLogs:
 def read_collective_logs(
     folders: dict[int, Path], progress: Callable[[int, int], None] | None = None
 ) -> CollectiveLogs:
-    """Find the logs, and how far they go.
+    """Open the collective logs of all ranks.
 
     Args:
-        folders: of the ranks.
-        progress: told of ranks looked at, and of ranks in all.
+        folders: rank folders by rank.
+        progress: called with (number of ranks done, number of ranks).
     """
     logs = CollectiveLogs(folders)
     for done, (rank, folder) in enumerate(folders.items()):
@@ -148,12 +148,12 @@ def _add(logs: CollectiveLogs, rank: int, path: Path) -> None:
         text = f"{path}: a second log of group {header.name}, after {group.files[rank].path.name}; it is skipped"
         logs.problems.append(Problem("error", text))
         return
-    file.header = replace(header, ranks=group.ranks)  # a thousand ranks need not hold a thousand lists of them
+    file.header = replace(header, ranks=group.ranks)  # so that a thousand ranks share one list of a thousand members
     group.files[rank] = file
 
 
 def _was_just_made(path: Path) -> bool:
-    """Whether a log has its full size, and no header or entry yet: its process is about to write them."""
+    """Return whether a log has its full size, but no header or entry yet: its process is about to write them."""
     try:
         with path.open("rb") as file:
             begin = file.read(HEADER_BYTES + ENTRY_BYTES)

@@ -1,4 +1,4 @@
-"""The clock of every time in a trace, and what tells whether two processes share it and see each other."""
+"""Host clock of all times in a recording, and identifiers of hosts that share a clock or a process table."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Final
 
 host_now_ns = time.monotonic_ns
-"""Nanoseconds of ``CLOCK_MONOTONIC``, which on Linux all processes of one boot share (in one time namespace)."""
+"""Return nanoseconds of ``CLOCK_MONOTONIC``, which on Linux all processes of one boot share (in one time namespace)."""
 
 _INITIAL_TIME_NAMESPACE: Final = "time:[4026531834]"
 
 
 def boot_identity() -> str | None:
-    """What processes that share ``CLOCK_MONOTONIC`` have in common; None if that can't be known.
+    """Return an identifier shared by all processes with the same ``CLOCK_MONOTONIC``; None if unknown.
 
-    It is the kernel's boot id, and the time namespace where that is not the machine's own: its clock is shifted.
+    It is the kernel's boot id, and the time namespace unless it is the machine's initial one, because its clock is
+    shifted.
     """
     try:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -32,7 +33,7 @@ def boot_identity() -> str | None:
 
 
 def host_identity() -> str:
-    """What processes have in common that also see each other in /proc."""
+    """Return an identifier shared by all processes that also see each other in /proc."""
     with suppress(OSError):
         return f"{boot_identity()} {Path('/proc/self/ns/pid').readlink()}"
     return f"{socket.gethostname()} {os.getpid()}"

@@ -1,4 +1,4 @@
-"""Records of a rank that are not in its event log: kept by incidents, or still on the boards of its gradients."""
+"""Recovery of records that are not in a rank's event log: from incident logs and gradient-ready files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from overlapscope.trace.seal import Seal
 
 
 def with_incidents(records: Records, folder: Path, problems: list[Problem]) -> Records:
-    """The records of the log and those that incidents kept from being overwritten."""
+    """Merge the records of the event log and those that incident logs saved from being overwritten."""
     kept = [records]
     for path in sorted(folder.glob(INCIDENT_PATTERN)):
         try:
@@ -32,7 +32,7 @@ def with_incidents(records: Records, folder: Path, problems: list[Problem]) -> R
 
 
 def with_boards(records: Records, folder: Path, seal: Seal, problems: list[Problem]) -> Records:
-    """The records of the log, and of gradients ready in buckets that never became so: theirs were not yet written."""
+    """Add records of ready gradients in buckets that never became ready: theirs had not been written yet."""
     if not len(records):
         return records
     kept = [records]

@@ -1,11 +1,11 @@
-"""Samples of the kernel's counters of TCP connections -> a tidy table that says which rank is at the other end.
+"""Table of TCP connection samples, with the rank at the other end of each connection.
 
 ===== =========================================================================================================
 links rank, time_ns, local, peer, peer_rank (-1: unknown), bytes_acked, bytes_received, busy_us,
       rwnd_limited_us, delivery_bytes_per_s, rtt_us, min_rtt_us, retransmits
 ===== =========================================================================================================
 
-Counters start with the connection; the delivery rate is the newest one that the kernel has measured.
+Counters start with the connection; the delivery rate is the last one that the kernel has measured.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Row = tuple[Any, ...]
 
 
 def sample_rows(sample: Any) -> list[Row]:
-    """A line of ``links.jsonl`` -> a row per connection."""
+    """Convert a line of ``links.jsonl`` to one row per connection."""
     return [
         (
             int(sample["time_ns"]),
@@ -46,10 +46,10 @@ def sample_rows(sample: Any) -> list[Row]:
 
 
 def link_samples(rows: Mapping[int, list[Row]]) -> pd.DataFrame:
-    """The samples of some ranks, each in the time of its host.
+    """Return the samples of some ranks as a table, in the time of each rank's host.
 
     Args:
-        rows: by rank.
+        rows: rows by rank.
     """
     samples = pd.DataFrame(list(chain.from_iterable(rows.values())), columns=["time_ns", *_ENDPOINTS, *_COUNTERS])
     samples = samples.astype(dict.fromkeys(["time_ns", *_COUNTERS], "int64") | dict.fromkeys(_ENDPOINTS, "str"))
@@ -58,10 +58,10 @@ def link_samples(rows: Mapping[int, list[Row]]) -> pd.DataFrame:
 
 
 def with_peer_ranks(samples: pd.DataFrame) -> pd.DataFrame:
-    """Say which rank is at the other end: the one that has the same connection with its ends exchanged.
+    """Add the rank at the other end: the one that has the same connection with its endpoints swapped.
 
-    Where addresses are translated on the way, or two hosts each have a connection between the same addresses and
-    ports, that is unknown.
+    It is unknown where addresses are translated on the way, or if two hosts each have a connection between the same
+    addresses and ports.
     """
     ends = samples[["rank", *_ENDPOINTS]].drop_duplicates()
     ends = ends.drop_duplicates(_ENDPOINTS, keep=False)

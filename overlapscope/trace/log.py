@@ -1,4 +1,4 @@
-"""Reader of event logs: whole records only, in the order they were written."""
+"""Reader of event logs: complete records only, in the order they were written."""
 
 from __future__ import annotations
 
@@ -26,30 +26,31 @@ from overlapscope.trace.record_checksums import record_checksums
 from overlapscope.trace.ring_header import header_and_size
 
 RECORD_DTYPE: Final = np.dtype([(name, kind) for name, kind in RECORD_FIELDS])
-"""A record as numpy sees it; in logs of version 1, the low half of its sequence number is in place of ``crc32``."""
+"""Numpy type of a record; logs of version 1 have the low half of the sequence number in place of ``crc32``."""
 
 Records = npt.NDArray[Any]
 """A structured array of ``RECORD_DTYPE``."""
 
 _VERSION_AT: Final = 8
 _HIGHEST_SEQUENCE: Final = 2**40
-"""Sequence numbers beyond this are damage: at 1,000 records a second they take 35 years."""
+"""Higher sequence numbers are treated as damage: at 1,000 records a second they take 35 years."""
 
 _A_FEW: Final = 16
-"""The newest record may be half written, and its neighbours may be too if several threads write."""
+"""Number of records read to find a complete one: the latest may be half written, and if several threads write, its
+neighbors too."""
 
 _LIVE_RECORDS: Final = 250_000
-"""So many are read of a recording that goes on, the newest of all ranks: that takes about a second ..."""
+"""Number of the latest records of all ranks that are read of a running recording: reading them takes about a second."""
 _FEWEST_OF_RANK: Final = 2_000
-"""... unless that would be less than this of each rank."""
+"""Minimum number of those of each rank."""
 
 _LONGEST_HOLE_RECORDS: Final = 1024
-"""This many slots of zeros are the end of a log: more than a lost page holds, or threads are apart."""
+"""Length of a run of zero slots that marks the end of a log: more than a lost page holds, or threads are apart."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something about the files that readers of the numbers should know: one line, naming file and place.
+    """One-line problem with a file that readers of the numbers should know, with the file's name and the position.
 
     A ``note`` is worth knowing (a log that was never closed); an ``error`` means that data is missing or unreadable.
     """
@@ -65,7 +66,7 @@ def read_log(path: Path) -> tuple[LogHeader, Records, list[Problem]]:
     """Read one event log.
 
     Returns:
-        The header, the whole records sorted by sequence number, and what was wrong with the file.
+        The header, the complete records sorted by sequence number, and the problems with the file.
 
     Raises:
         OverlapScopeError: nothing of the file can be read (missing, not a log, a newer format, no header).
@@ -94,7 +95,7 @@ def read_log(path: Path) -> tuple[LogHeader, Records, list[Problem]]:
 
 
 def bytes_to_read(path: Path) -> int:
-    """How much of a log holds records; 0 if it can't be read. Logs that grow are larger than that."""
+    """Return the size of the part of a log that holds records; 0 if unreadable. Files of open logs are larger."""
     try:
         with path.open("rb") as file:
             header, size = header_and_size(file.fileno(), path, LogHeader.unpack)
@@ -104,13 +105,13 @@ def bytes_to_read(path: Path) -> int:
 
 
 def newest_step(path: Path) -> int | None:
-    """The step that a recording has reached, cheap enough to poll while it runs; None before its first record."""
+    """Return the latest step of a recording, cheaply enough to poll while it runs; None before its first record."""
     newest = newest_records(path, _A_FEW)
     return int(newest["step"][-1]) if len(newest) else None
 
 
 def first_and_newest_step(path: Path) -> list[int]:
-    """The first step in a log, which in a ring that came round is the first that was kept, and the newest; or none."""
+    """Return the first step that is still in a log and the latest one; an empty list if there is none."""
     newest = newest_step(path)
     try:
         with path.open("rb") as file:
@@ -123,7 +124,7 @@ def first_and_newest_step(path: Path) -> list[int]:
 
 
 def is_closed(path: Path) -> bool:
-    """Whether a log was closed, as at the end of its process."""
+    """Return whether a log was closed, as at the end of its process."""
     try:
         with path.open("rb") as file:
             return header_and_size(file.fileno(), path, LogHeader.unpack)[0].closed
@@ -132,7 +133,7 @@ def is_closed(path: Path) -> bool:
 
 
 def log_position(path: Path) -> tuple[int, int]:
-    """Size in bytes and newest sequence number of a log: changes whenever a record is added. (0, 0) if unreadable."""
+    """Return the size in bytes and the latest sequence number, which grows with every record; (0, 0) if unreadable."""
     try:
         size = path.stat().st_size
     except OSError:
@@ -142,22 +143,26 @@ def log_position(path: Path) -> tuple[int, int]:
 
 
 def live_records(ranks: int) -> int:
-    """How many of the newest records of each rank to read of a recording that goes on, however long it has."""
+    """Return how many of the latest records of each rank to read of a running recording, however long it is."""
     return max(_FEWEST_OF_RANK, _LIVE_RECORDS // max(1, ranks))
 
 
 def newest_records(path: Path, count: int, problems: list[Problem] | None = None, *, is_over: bool = False) -> Records:
-    """The newest whole records of a log, in order, without reading the others; none if there is none.
+    """Read the latest complete records of a log, in order, without reading the others; empty if there are none.
+
+    The latest record of a ring is found by bisection. Example: 2 of 8 slots are never overwritten, and the slots hold
+    the sequence numbers 1, 2, 9, 10, 5, 6, 7, 8. From slot 2 on numbers go up by one as far as slot 3 (10), the latest
+    record; the oldest of the ring is 5, in the slot after it.
 
     Args:
-        problems: takes what is wrong with them.
-        is_over: nothing is about to be written.
+        problems: receives problems with these records.
+        is_over: true if nothing more will be written.
     """
     problems = [] if problems is None else problems
     try:
         with path.open("rb") as file:
             fd, page = file.fileno(), file.read(HEADER_BYTES)
-            if not any(page) and not is_over:  # just made, and its header is about to be written
+            if not any(page) and not is_over:  # just created, and its header is about to be written
                 return np.empty(0, dtype=RECORD_DTYPE)
             header, size = header_and_size(fd, path, LogHeader.unpack)
             used = _used_slots(fd, size)
@@ -166,7 +171,7 @@ def newest_records(path: Path, count: int, problems: list[Problem] | None = None
             if used <= begin or first == begin + 1:
                 slots = _read_slots(fd, max(0, used - count), used)
             else:
-                # In a ring that has come round, numbers go up by one from slot to slot as far as the newest.
+                # In a ring that has wrapped around, numbers go up by one from slot to slot as far as the latest.
                 low, high = begin, used
                 while high - low > 1:
                     middle = (low + high) // 2
@@ -208,7 +213,11 @@ def _read_slots(fd: int, first: int, end: int) -> Records:
 
 
 def _used_slots(fd: int, size: int) -> int:
-    """Slots up to the last one that was begun, by bisection: the rest of a live log is zeros."""
+    """Return the number of slots up to the last used one, by bisection, because the rest of an open log is zeros.
+
+    A bisection may end at a hole of zeros instead (a page that was lost), so slots are checked after it until there are
+    ``_LONGEST_HOLE_RECORDS`` zero slots in a row.
+    """
     total = max(0, size - HEADER_BYTES) // RECORD_BYTES
     used, end = 0, total
     while used < end:
@@ -227,7 +236,7 @@ def _used_slots(fd: int, size: int) -> int:
 
 
 def _in_order(slots: Records, known: npt.NDArray[np.bool_]) -> Records:
-    """Those that are known, by sequence number; mostly that is what there is, as it is."""
+    """Return the known records sorted by sequence number; without copying in the common case that they already are."""
     records = slots if known.all() else slots[known]
     sequence = records["sequence"]
     is_in_order = bool((sequence[1:] > sequence[:-1]).all())
@@ -247,7 +256,7 @@ def _is_whole(slots: Records, version: int) -> npt.NDArray[np.bool_]:
 
 
 def _is_known(slots: Records) -> npt.NDArray[np.bool_]:
-    """Whether every number in these records has a meaning."""
+    """Return whether every number in these records has a meaning."""
     kind, phase_kinds = slots["kind"], (Kind.ENTER, Kind.PHASE)
     known_phase = ~np.isin(kind, phase_kinds) | (slots["index"] <= max(Phase))
     in_range = (kind >= min(Kind)) & (kind <= max(Kind)) & (slots["op"] < len(OPS)) & (slots["dtype"] < len(DTYPES))
@@ -257,7 +266,7 @@ def _is_known(slots: Records) -> npt.NDArray[np.bool_]:
 def _missing_records(
     path: Path, header: LogHeader, size: int, records: Records, slots: int, damaged: int
 ) -> list[Problem]:
-    """Problems with records that the header or the sequence numbers imply and the file lacks."""
+    """Return problems with records that the header or the sequence numbers imply and the file lacks."""
     kept = len(records)
     promised = min(header.written_records, header.capacity_records) if header.closed else header.capacity_records
     if size < HEADER_BYTES + promised * RECORD_BYTES:
@@ -277,6 +286,6 @@ def _missing_records(
         message = f"{path}: at its size limit; {lost} records between the first and the newest steps are gone"
         problems.append(Problem("note", message))
     elif lost > (0 if header.closed else 1):
-        # One may be missing at death: its number was drawn, and another thread's record was written before it.
+        # One may be missing at death: its number was assigned, and another thread's record was written before it.
         problems.append(Problem("error", f"{path}: {lost} records are missing; the others are shown"))
     return problems

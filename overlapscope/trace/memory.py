@@ -1,4 +1,4 @@
-"""Whether this machine has room for what would be read: a server outlives whatever somebody puts into its folder."""
+"""Check that a recording fits into memory, so that a server survives whatever is put into its folder."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from overlapscope.trace.log import bytes_to_read
 from overlapscope.units import format_bytes
 
 _BYTES_PER_LOGGED: Final = 6
-"""Memory for a byte of an event log: its tables, and what is computed from them (4.4 to 6.0 as measured)."""
+"""Bytes of memory per byte of event log: its tables, and what is computed from them (4.4 to 6.0 measured)."""
 _MEMINFO: Final = Path("/proc/meminfo")
 _CGROUP: Final = Path("/sys/fs/cgroup")
 
 
 def require_room(path: Path, logs: Iterable[Path], share: float = 1.0) -> None:
-    """Refuse a recording whose event logs are too large for this machine.
+    """Reject a recording whose event logs are too large for this machine.
 
     Args:
-        share: of them that is wanted.
+        share: fraction of the recording that is to be read.
 
     Raises:
-        OverlapScopeError: they need more memory than is free.
+        OverlapScopeError: it needs more memory than is free.
     """
     needed = bytes_needed(logs) * share
     free = free_bytes()
@@ -35,12 +35,12 @@ def require_room(path: Path, logs: Iterable[Path], share: float = 1.0) -> None:
 
 
 def bytes_needed(logs: Iterable[Path]) -> int:
-    """Memory for the recording with these event logs, more or less."""
+    """Estimate the memory that a recording with these event logs needs."""
     return _BYTES_PER_LOGGED * sum(map(bytes_to_read, logs))
 
 
 def free_bytes() -> int | None:
-    """Memory that is free for this process; None if the system doesn't say."""
+    """Return the memory that is free for this process, in bytes; None if the system doesn't say."""
     try:
         lines = dict(line.split(":") for line in _MEMINFO.read_text().splitlines())
         free = int(lines["MemAvailable"].removesuffix("kB")) * 1024
@@ -48,6 +48,6 @@ def free_bytes() -> int | None:
         return None
     try:
         limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
-    except (OSError, ValueError):  # no limit is the word "max"
+    except (OSError, ValueError):  # without a limit, the value is the word "max"
         return free
     return min(free, limit - used)

@@ -1,4 +1,4 @@
-"""Removes what OverlapScope has written into a folder, and nothing of the user's that is beside it."""
+"""Removal of files that OverlapScope has written into a folder, without touching the user's files beside them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Final
 from overlapscope.trace.format import TABLES_FOLDER
 
 DRAFT_PREFIX: Final = f".{TABLES_FOLDER}-"
-"""Names of the folders in which tables are made begin with it."""
+"""Prefix of the names of staging directories."""
 
 _TABLE_FILES: Final = ("*.parquet", "contents.json")
 _PART_FILES: Final = ("[0-9][0-9][0-9][0-9].parquet",)
 
 
 def remove_files(folder: Path, patterns: Sequence[str]) -> None:
-    """Remove files from a folder, and the folder if nothing else is in it.
+    """Remove matching files from a folder, and the folder if nothing else is in it.
 
     Raises:
         OSError: one can't be removed.
@@ -43,7 +43,7 @@ def remove_tables(path: Path) -> None:
 
 
 def remove_drafts(path: Path, *, but: str | None = None) -> None:
-    """Remove tables of a recording that nobody finishes, all but one."""
+    """Remove abandoned staging directories of a recording, except the one with the given name."""
     for draft in path.glob(f"{DRAFT_PREFIX}*"):
         if draft.name != but and (lock := locked(draft)) is not None:
             shutil.rmtree(draft, ignore_errors=True)
@@ -51,7 +51,10 @@ def remove_drafts(path: Path, *, but: str | None = None) -> None:
 
 
 def locked(folder: Path) -> int | None:
-    """A lock on a folder, held until it is closed or its process ends; None if another one has it."""
+    """Lock a folder; return the lock's file descriptor, to be closed by the caller, or None if it is already locked.
+
+    The lock is held until the descriptor is closed or the process ends.
+    """
     descriptor = None
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

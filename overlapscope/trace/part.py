@@ -1,4 +1,4 @@
-"""Some ranks of a recording, read at once: what tables cost is for each table, and not for each rank."""
+"""Shards of a recording: tables of several ranks at a time, because tables cost time per table, not per rank."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ from overlapscope.trace.segment_reader import with_content
 from overlapscope.trace.tables import event_tables
 
 _RECORDS_AT_ONCE: Final = 1_000_000
-"""More would not fit into the caches, and fewer would take longer to make tables of than to read."""
+"""Target number of records of a shard: more would not fit into the caches, fewer take longer to convert than to
+read."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Part:
-    """Some ranks of a recording. Times are of the clock of each rank."""
+    """Some ranks of a recording. Times are those of each rank's clock."""
 
     ranks: pd.DataFrame
-    """rank, host, pid, device, closed"""
+    """Columns: rank, host, pid, device, closed."""
     clocks: list[RankClock]
     run: dict[str, Any]
     """``run.json`` of the lowest rank that has one."""
     tables: dict[str, pd.DataFrame]
-    """Of events, by name: ``tables.TABLES``. The rows of a rank are together."""
+    """Event tables by name: ``tables.TABLES``. The rows of a rank are contiguous."""
     whole: dict[str, pd.DataFrame]
-    """The others: user_collectives, links, call_sites."""
+    """Other tables: user_collectives, links, call_sites."""
     plans: set[PlanRows]
 
 
@@ -47,13 +48,13 @@ def read_parts(
     only_newest: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[Part]:
-    """Read the ranks of a recording, a number of them at a time; of those that can't be read there is a problem.
+    """Read the ranks of a recording, several at a time; ranks that can't be read are reported as problems.
 
     Args:
-        folders: by rank.
-        problems: takes what is wrong with files.
-        only_newest: read only so many records of each rank.
-        progress: called with the number of ranks that have been looked at.
+        folders: rank folders by rank.
+        problems: receives problems with files.
+        only_newest: number of the latest records to read of each rank; None: all.
+        progress: called with the number of ranks that are done.
     """
     known_plans: dict[bytes, PlanRows] = {}
     files: list[RankFiles] = []
@@ -72,10 +73,10 @@ def read_parts(
 
 
 def part_of(files: Sequence[RankFiles], *, are_newest: bool = False) -> Part:
-    """Make tables of what some ranks have left.
+    """Build the tables of some ranks.
 
     Args:
-        are_newest: records may begin in the middle of a step.
+        are_newest: true if records may begin in the middle of a step.
     """
     tables = event_tables({one.rank: one.records for one in files if len(one.records)}, are_newest=are_newest)
     return Part(
@@ -105,7 +106,7 @@ def part_of(files: Sequence[RankFiles], *, are_newest: bool = False) -> Part:
 
 @lru_cache(maxsize=1)
 def empty_tables() -> dict[str, pd.DataFrame]:
-    """All tables, of no rank at all."""
+    """Return all tables without rows."""
     nothing = part_of([])
     return nothing.tables | nothing.whole
 

@@ -1,4 +1,4 @@
-"""The bucket plans of a recording, from ``plans.jsonl`` -> a tidy table: one row per parameter of a plan.
+"""Table of bucket plans, from ``plans.jsonl``: one row per parameter of a plan.
 
 ===== =========================================================================================================
 plans model, plan_epoch, plan_hash, bucket, position, parameter, name, shape, elements, dtype, bytes
@@ -25,10 +25,10 @@ PlanRows = tuple[tuple[Any, ...], ...]
 
 
 def read_plans(path: Path, problems: list[Problem], known: dict[bytes, PlanRows]) -> PlanRows:
-    """The rows of one rank's file.
+    """Read the rows of one rank's file.
 
     Args:
-        known: rows by the content of files that were read before. Those of all ranks are mostly the same, and long.
+        known: cache of rows by file content, because the files of all ranks are long and mostly the same.
     """
     try:
         content = path.read_bytes()
@@ -38,14 +38,14 @@ def read_plans(path: Path, problems: list[Problem], known: dict[bytes, PlanRows]
         found: list[Problem] = []
         rows = tuple(read_lines(path, found, _rows_of))
         problems += found
-        if found:  # to be told of each file
+        if found:  # not cached, so that problems are reported for each file
             return rows
         known[content] = rows
     return known[content]
 
 
 def plans_table(plans: Iterable[PlanRows]) -> pd.DataFrame:
-    """The plans of some ranks, each once."""
+    """Return the plans of some ranks, each once."""
     rows = [row for distinct in dict.fromkeys(plans) for row in distinct]
     return pd.DataFrame(rows, columns=list(PLAN_COLUMNS)).drop_duplicates(ignore_index=True)
 

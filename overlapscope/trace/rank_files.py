@@ -1,4 +1,4 @@
-"""What one rank has left in its folder, as it was read: records and lines, before tables are made of them."""
+"""Files of one rank as read from its folder: records and lines, before tables are built from them."""
 
 from __future__ import annotations
 
@@ -33,32 +33,35 @@ from overlapscope.trace.user_collectives import user_collectives
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RankFiles:
-    """The files of a rank."""
+    """Contents of the files of a rank."""
 
     rank: int
     folder: Path
     was_closed: bool
-    """Whether its event log was."""
+    """True if its event log was closed."""
     records: Records
-    """In the order of their sequence numbers."""
+    """Records in the order of their sequence numbers."""
     where: dict[str, Any]
     """``rank.json``"""
     run: dict[str, Any]
     """``run.json``"""
     plans: PlanRows
     rounds: Rounds
-    """What each segment is, if it has any."""
+    """Description of each segment by its number; empty if there are no segments."""
     links: list[Row]
     call_sites: list[tuple[Any, ...]]
-    """call_site, file, line, function"""
+    """Columns: call_site, file, line, function."""
     user_collectives_ns: npt.NDArray[np.int64]
-    """(2, n) from when until when it waited for each of the user's own."""
+    """Begin and end of each wait for a user collective, shape (2, n)."""
     bursts: list[tuple[str | None, Any]]
-    """Of pings, each with the boot of rank 0, which answered."""
+    """Ping bursts, each with the boot id of rank 0, which answered."""
 
     @property
     def hooked_models(self) -> list[Any]:
-        """Those with a communication hook. It need not wait for all ranks: their all-reduces tell nothing of clocks."""
+        """Return the models with a communication hook.
+
+        It need not wait for all ranks, so their all-reduces don't bound clock offsets.
+        """
         return [model.get("model") for model in self.run.get("models", []) if "comm_hook" in model]
 
 
@@ -70,12 +73,12 @@ def read_rank(
     *,
     only_newest: int | None = None,
 ) -> RankFiles:
-    """Read what a rank has left.
+    """Read the files of a rank.
 
     Args:
-        problems: takes what is wrong with it.
-        known_plans: of ranks that were read before, see ``read_plans``.
-        only_newest: read only so many of its records.
+        problems: receives problems with the files.
+        known_plans: cache of the plans of other ranks, see ``read_plans``.
+        only_newest: number of the latest records to read; None: all.
 
     Raises:
         OverlapScopeError: its event log can't be read.
@@ -106,12 +109,12 @@ def read_rank(
 
 
 def has_only_group_logs(folder: Path) -> bool:
-    """Plain torch.distributed leaves collective logs and no event log."""
+    """Return whether a rank left collective logs and no event log, as with plain torch.distributed."""
     return has_group_logs(folder) and not (folder / EVENTS_FILE).exists()
 
 
 def _events(folder: Path, problems: list[Problem], only_newest: int | None) -> tuple[bool, Records]:
-    """Whether the event log is closed, and its records; one that need not be there counts as empty."""
+    """Return whether the event log is closed, and its records; a log that need not exist counts as empty."""
     path = folder / EVENTS_FILE
     if has_only_group_logs(folder):
         return False, np.empty(0, dtype=RECORD_DTYPE)
@@ -123,7 +126,7 @@ def _events(folder: Path, problems: list[Problem], only_newest: int | None) -> t
 
 
 def _lost(folder: Path) -> list[Problem]:
-    """What is said of a rank whose recording ended before it did."""
+    """Return a problem if the recording of a rank ended before its training."""
     problems: list[Problem] = []
     ended = read_json(folder / ENDED_FILE, problems) if (folder / ENDED_FILE).exists() else {}
     if (why := ended.get("unrecorded_because")) is not None:

@@ -1,4 +1,4 @@
-"""A recording on disk -> a ``Trace``: tidy tables of all ranks on one clock, and what was wrong with the files."""
+"""Reader of recordings: a ``Trace`` with tidy tables of all ranks on one clock, and problems with the files."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from overlapscope.trace.tables import TABLES, on_clocks
 from overlapscope.workers import Here, Workers
 
 Progress = Callable[[int, int], None]
-"""Called with (ranks read so far, ranks in all)."""
+"""Callback with (number of ranks read so far, number of ranks)."""
 
 NEIGHBOURS: Final = 16
-"""Steps before and after some others that decide what these consist of; see ``overlapscope.analysis.pieces``."""
+"""Number of steps before and after a step that its analysis depends on; see ``overlapscope.analysis.pieces``."""
 
 Extent = Literal["all", "newest", "chosen"]
 """Which steps of a recording were read."""
@@ -43,14 +43,15 @@ Extent = Literal["all", "newest", "chosen"]
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """A recording. The event tables are described in ``overlapscope.trace.tables`` and ``segments``."""
+    """A recording, loaded. The event tables are described in ``overlapscope.trace.tables`` and ``segments``."""
 
     path: Path
     run: dict[str, Any]
     """``run.json`` of the lowest rank that has one; empty if none has."""
     ranks: pd.DataFrame
-    """rank, host, pid, device, boot, clock ("same boot", "pings", "collectives", "none"), offset_ns, drift_ppm,
-    error_ns, closed; of clock "none" the offset is the wall clock's, good for drawing and nothing else"""
+    """Columns: rank, host, pid, device, boot, clock ("same boot", "pings", "collectives", "none"), offset_ns,
+    drift_ppm, error_ns, closed. With clock "none", the offset is the wall clock's, which is good enough for drawing
+    only."""
     steps: pd.DataFrame
     phases: pd.DataFrame
     gradients: pd.DataFrame
@@ -59,12 +60,12 @@ class Trace:
     incidents: pd.DataFrame
     pauses: pd.DataFrame
     plans: pd.DataFrame
-    """model, plan_epoch, plan_hash, bucket, position, parameter, name, shape, elements, dtype, bytes"""
+    """Columns: model, plan_epoch, plan_hash, bucket, position, parameter, name, shape, elements, dtype, bytes."""
     call_sites: pd.DataFrame
-    """rank, call_site, file, line, function"""
+    """Columns: rank, call_site, file, line, function."""
     segments: pd.DataFrame
     user_collectives: pd.DataFrame
-    """rank, start_ns, end_ns of the user's own that ranks have waited for, described in ``trace.user_collectives``"""
+    """User collectives that ranks waited for: rank, start_ns, end_ns; described in ``trace.user_collectives``."""
     links: pd.DataFrame
     """Samples of TCP connections, described in ``overlapscope.trace.links``."""
     problems: tuple[Problem, ...]
@@ -72,62 +73,62 @@ class Trace:
 
     @property
     def errors(self) -> list[Problem]:
-        """Problems that mean that data is missing or unreadable."""
+        """Return the problems which mean that data is missing or unreadable."""
         return [problem for problem in self.problems if problem.severity == "error"]
 
     @property
     def expected_ranks(self) -> tuple[int, ...]:
-        """The ranks that trained together, whether or not they left a log."""
+        """Return the ranks that trained together, whether or not they left a log."""
         return expected_ranks_of(self.run)
 
     @property
     def aligned_ranks(self) -> tuple[int, ...]:
-        """The ranks whose times may be compared with each other, to within ``clock_error_ns``."""
+        """Return the ranks whose times can be compared with each other, to within ``clock_error_ns``."""
         return tuple(self.ranks.loc[self.ranks["clock"] != "none", "rank"].tolist())
 
     @property
     def clock_error_ns(self) -> float:
-        """Maximum error of a time difference between two aligned ranks; 0 on one clock."""
+        """Return the maximum error of a time difference between two aligned ranks; 0 if they share a clock."""
         by_clock = self.ranks.groupby("boot", dropna=False)["error_ns"].max().nlargest(2)
         return float(by_clock.sum())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Recording:
-    """A recording of which some steps can be read without the others. May be handed to another process."""
+    """A recording whose steps can be read in ranges. Can be sent to another process."""
 
     path: Path
     run: dict[str, Any]
     problems: tuple[Problem, ...]
     whole: dict[str, pd.DataFrame]
-    """The tables that are never cut, by name."""
+    """Tables that are not split, by name."""
     events: store.Stored | dict[str, pd.DataFrame]
-    """The others: on disk, or, where nothing can be written, in memory."""
+    """Event tables: on disk, or in memory where nothing can be written."""
 
     @property
     def ranges(self) -> list[StepRange]:
-        """Its steps, such that there is memory for what is known of a range."""
+        """Return ranges of steps, each of which fits into memory with everything computed from it."""
         return self.events.ranges if isinstance(self.events, store.Stored) else [EVERYTHING]
 
     def steps(self) -> pd.DataFrame:
-        """The table of all steps.
+        """Return the table of all steps.
 
         Raises:
-            DamagedTables: it has to be opened afresh.
+            DamagedTables: the recording has to be opened with ``afresh``.
         """
         tables = self.events.read(names=["steps"]) if isinstance(self.events, store.Stored) else self.events
         return on_clocks({"steps": tables["steps"]}, maps_of(self.whole["clocks"]))["steps"]
 
     def without_samples(self) -> Recording:
-        """The same but for what is sampled beside the steps and may be much: links and call sites are left out."""
+        """Return the recording without links and call sites, which are sampled beside the steps and may be large."""
         left_out = {name: self.whole[name].iloc[:0] for name in ("links", "call_sites")}
         return replace(self, whole=self.whole | left_out)
 
     def trace(self, steps: StepRange = EVERYTHING) -> Trace:
-        """The tables of some steps of all ranks.
+        """Return the tables of a range of steps of all ranks.
 
         Raises:
-            DamagedTables: it has to be opened afresh.
+            DamagedTables: the recording has to be opened with ``afresh``.
         """
         is_all = steps == EVERYTHING
         if isinstance(self.events, store.Stored):
@@ -154,12 +155,12 @@ def read_trace(
     """Read a recording, from its Parquet tables if they are up to date, else from its logs.
 
     Args:
-        path: the folder that holds ``rank_0``, ``rank_1`` ...
-        progress: told of each rank that has been read.
-        only_newest: read only so many records of each rank, and of these the steps that are whole on all ranks: however
-            long a recording has gone on, that takes as long.
-        steps: read these and no others, as if it had begun and ended with them.
-        neighbours: but for so many steps before and after them.
+        path: folder that holds ``rank_0``, ``rank_1`` ...
+        progress: called for each rank that has been read.
+        only_newest: number of the latest records to read of each rank; of these, the steps that are complete on all
+            ranks are kept. Takes the same time however long the recording is.
+        steps: range of steps to read, as if the recording consisted of them.
+        neighbours: number of steps to read before and after that range.
 
     Raises:
         OverlapScopeError: there is nothing to show, or it doesn't fit into memory; lesser problems are in
@@ -183,13 +184,13 @@ def read_trace(
 def open_recording(
     path: Path | str, progress: Progress | None = None, workers: Workers | None = None, *, afresh: bool = False
 ) -> Recording:
-    """Read what a recording is, and make tables of its logs if there are none that are up to date.
+    """Open a recording, and write its tables if there are none that are up to date.
 
     Args:
-        path: the folder that holds ``rank_0``, ``rank_1`` ...; from ``recording_at``, one that holds its tables.
-        progress: told of ranks whose logs have been read.
-        workers: who reads the logs of a large recording, side by side.
-        afresh: make tables also if some are there: they turned out to be damaged.
+        path: folder that holds ``rank_0``, ``rank_1`` ...; from ``recording_at``, a folder that holds its tables.
+        progress: called for each rank whose logs have been read.
+        workers: workers that read the logs of a large recording in parallel.
+        afresh: write tables even if there are some, because they turned out to be damaged.
 
     Raises:
         OverlapScopeError: there is nothing to show, or the log of one rank does not fit into memory, or the logs of all
@@ -209,7 +210,7 @@ def open_recording(
         try:
             convert(path, folders, fingerprint, plan, workers or Here(), progress)
         except OSError:
-            pass  # a folder that can't be written
+            pass  # the folder is not writable
         else:
             if (known := _stored(path, fingerprint)) is not None:
                 return known
@@ -224,11 +225,11 @@ def open_recording(
 
 
 def _read_steps(recording: Recording, steps: StepRange, neighbours: int) -> Trace:
-    """What there is of some steps of a recording, and of their neighbours.
+    """Return a range of steps of a recording with its neighbors.
 
     Raises:
-        DamagedTables: it has to be opened afresh.
-        OverlapScopeError: it has none of them, or they don't fit into memory.
+        DamagedTables: the recording has to be opened with ``afresh``.
+        OverlapScopeError: it has none of these steps, or they don't fit into memory.
     """
     if steps == EVERYTHING:
         return recording.trace()
@@ -252,14 +253,14 @@ def _require_room(path: Path | str, share: float = 1.0) -> None:
 
 
 def _remote(path: Path, *, is_damaged: bool) -> Recording:
-    """A recording on another disk, where nothing is written."""
+    """Open the tables of a recording on remote storage, where nothing is written."""
     try:
         (path / TABLES_FOLDER / store.CONTENTS_FILE).read_bytes()
         known = None if is_damaged else _stored(path, None)
     except FileNotFoundError:
         what = f"no {TABLES_FOLDER}/ there; open the recording once where it is, and copy its {TABLES_FOLDER}/ there"
         raise OverlapScopeError(f"{path}: {what}") from None
-    except Exception as error:  # each kind of store has errors of its own
+    except Exception as error:  # each kind of storage has its own errors
         raise OverlapScopeError(f"{path}: can't be read ({' '.join(str(error).split())})") from None
     if known is None:
         raise OverlapScopeError(f"{path}: its tables are damaged, or of another version; copy them there again")
@@ -267,7 +268,7 @@ def _remote(path: Path, *, is_damaged: bool) -> Recording:
 
 
 def _stored(path: Path, fingerprint: str | None) -> Recording | None:
-    """A recording whose tables are on disk and up to date; else None."""
+    """Return a recording whose tables are on disk and up to date; else None."""
     stored = store.load(path, fingerprint)
     if stored is None:
         return None
@@ -300,7 +301,7 @@ def _of_steps(table: pd.DataFrame, steps: StepRange) -> pd.DataFrame:
 
 
 def _during(spans: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """The spans of ranks that touch some of their steps."""
+    """Return the spans of ranks that overlap the time of their steps."""
     of_rank = steps.groupby("rank").agg({"start_ns": "min", "end_ns": "max"}).reindex(spans["rank"])
     touches = spans["end_ns"].to_numpy() >= of_rank["start_ns"].to_numpy()
     touches &= spans["start_ns"].to_numpy() <= of_rank["end_ns"].to_numpy()
@@ -308,7 +309,7 @@ def _during(spans: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def empty_trace(path: Path, ranks: Iterable[int]) -> Trace:
-    """A recording of nothing, for a folder that holds something else of these ranks, such as dumps of another tool."""
+    """Return a trace without events, for a folder with other data of these ranks, such as dumps of another tool."""
     unknown = {"host": "unknown", "pid": -1, "device": "unknown", "boot": None, "clock": "none"}
     unknown |= {"offset_ns": 0, "drift_ppm": 0.0, "error_ns": float("nan"), "closed": False}
     tables: dict[str, Any] = empty_tables() | {
@@ -324,7 +325,7 @@ def _count(progress: Progress, ranks: int, done: int) -> None:
 
 
 def _of_common_steps(trace: Trace, problems: list[Problem]) -> dict[str, pd.DataFrame]:
-    """Tables without what lies before the first step that all ranks have that have any."""
+    """Return the tables without what lies before the first step that is present on all ranks with steps."""
     firsts = trace.steps.groupby("rank")[["step", "start_ns"]].min().max()
     if firsts.isna().any():
         return {}

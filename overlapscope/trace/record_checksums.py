@@ -1,7 +1,8 @@
-"""The CRC-32 of very many records at once, which ``zlib`` would take one by one.
+"""Vectorized CRC-32 of many records at once, which ``zlib`` would compute one by one.
 
-Of messages of one length, what a bit adds to the CRC does not depend on the others: ``crc(a ^ b) = crc(a) ^ crc(b) ^
-crc(0)``. So the CRC of a record is the exclusive or of a number for each of its words, from a table by place and value.
+For messages of one length, the contribution of a bit to the CRC does not depend on the other bits: ``crc(a ^ b) =
+crc(a) ^ crc(b) ^ crc(0)``. So the CRC of a record is the XOR of one number per word, from a table by position and value
+of the word.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ import numpy.typing as npt
 from overlapscope.trace.format import RECORD_BYTES
 
 _CHECKSUM_BYTES: Final = 4
-"""At the beginning of a record, the CRC of the rest of it."""
+"""Number of bytes at the beginning of a record that hold the CRC of the rest."""
 _WORD: Final = np.dtype("<u2")
 _WORDS: Final = RECORD_BYTES // _WORD.itemsize
 _FIRST_WORD: Final = _CHECKSUM_BYTES // _WORD.itemsize
 _AT_ONCE: Final = 8192
-"""The words of so many records stay in a processor's caches."""
+"""Number of records per block, whose words stay in a processor's caches."""
 
 
 def record_checksums(records: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
-    """(N,) what the CRC-32 of each record of ``RECORD_BYTES`` is, but for the checksum that it begins with."""
+    """Compute the CRC-32 of each record of ``RECORD_BYTES`` without its leading checksum, shape (N,)."""
     words = np.ascontiguousarray(records).view(_WORD).reshape(-1, _WORDS)
     checksums = np.full(len(words), _of_zeros(), dtype=np.uint32)
     tables = _tables() if len(words) else ()
@@ -43,7 +44,10 @@ def _of_zeros() -> int:
 
 @lru_cache(maxsize=1)
 def _tables() -> npt.NDArray[np.uint32]:
-    """(words, values of a word) what each adds."""
+    """Return the contribution to the CRC of each word, shape (words, values of a word).
+
+    A value with several bits set is combined from smaller ones: the entry of 0b101 is that of 0b100 XOR that of 0b001.
+    """
     bits = 8 * _WORD.itemsize
     tables = np.zeros((_WORDS - _FIRST_WORD, 1 << bits), dtype=np.uint32)
     for bit in range(bits):

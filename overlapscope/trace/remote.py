@@ -1,6 +1,6 @@
-"""Recordings on other disks than those of this machine: ``s3://bucket/run``, ``gs://...``, whatever fsspec knows.
+"""Recordings on remote storage: ``s3://bucket/run``, ``gs://...``, and other URLs that fsspec supports.
 
-Of these the tables are read, which a recording has once it was opened where it is.
+Only the tables are read there, which exist once a recording was opened where it is stored.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from overlapscope.errors import OverlapScopeError
 
 
 def is_url(place: str) -> bool:
-    """Whether a user means another disk than those of this machine."""
+    """Return whether a user's argument is a URL."""
     return "://" in place
 
 
 def recording_at(place: str) -> Path:
-    """The folder that a user names, by its path or its URL.
+    """Return the folder for a path or URL that a user gave.
 
     Returns:
-        Of a URL an object that has the methods of a path which readers of tables use.
+        For a URL, an object with the methods of a path that readers of tables use.
 
     Raises:
-        OverlapScopeError: nothing is known of this kind of URL.
+        OverlapScopeError: this kind of URL is not supported.
     """
     if not is_url(place):
         return Path(place)
@@ -38,5 +38,5 @@ def recording_at(place: str) -> Path:
 
 
 def is_remote(path: Path | str) -> TypeGuard[Path]:
-    """Whether a folder is on another disk."""
+    """Return whether a folder is on remote storage."""
     return not isinstance(path, (Path, str))

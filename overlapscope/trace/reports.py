@@ -1,6 +1,6 @@
-"""What the watchdogs report while a job runs, and what Python is doing on each rank then: ``reports.jsonl``.
+"""Watchdog reports, written while a job runs: ``reports.jsonl``, and the Python stacks at that time.
 
-A rank's file is written anew with each report, because one may be taken back.
+A rank's file is rewritten with each report, because a report may be retracted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from overlapscope.trace.format import RANK_FILE, REPORTS_FILE
 from overlapscope.trace.log import Problem
 
 _MOST_STACK_BYTES: Final = 200_000
-"""Most that is read of it: nobody reads more, and a damaged file may be of any size."""
+"""Maximum number of bytes read of a stacks file: nobody reads more, and a damaged file may have any size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,27 +27,27 @@ class WatchdogReport:
     """One line of ``reports.jsonl``."""
 
     rank: int
-    """The rank whose watchdog reports."""
+    """Rank whose watchdog reports."""
     number: int
     time_ns: int
     unix_ns: int | None
-    """The time of the report as Unix time; None if the difference was not recorded."""
+    """Unix time of the report; None if the clock difference was not recorded."""
     step: int | None
     kind: str
     """Kind of the verdict."""
     sentence: str
-    """What happened, in a sentence."""
+    """One-sentence summary of what happened."""
     text: str
-    """The whole printed report: the sentence, where ranks stood, the collectives around."""
+    """Full printed report: the summary, the ranks' last known positions, the collectives around them."""
     retracted_ns: int | None
-    """When the watchdog saw that it had gone on after all."""
+    """Time when the watchdog saw that the job had continued after all; None if it did not."""
     verdict: Mapping[str, Any]
-    """All of it, as ``overlapscope.diagnosis.verdict`` has written it; empty if it is lost."""
+    """Complete verdict as ``overlapscope.diagnosis.verdict`` has written it; empty if it is lost."""
     stacks_path: Path
 
     @property
     def stacks(self) -> str:
-        """Python threads of the rank at that time; empty if they were not written."""
+        """Return the stacks of the rank's Python threads at that time; empty if they were not written."""
         try:
             with self.stacks_path.open("rb") as file:
                 return file.read(_MOST_STACK_BYTES).decode(errors="replace")
@@ -56,10 +56,10 @@ class WatchdogReport:
 
 
 class ReportLog:
-    """Writes the reports of one rank.
+    """Writer of the reports of one rank.
 
     Args:
-        folder: of the rank; reports that are there already stay.
+        folder: folder of the rank; reports that are already there are kept.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -67,7 +67,7 @@ class ReportLog:
         self._lines: list[dict[str, Any]] = read_lines(folder / REPORTS_FILE, [], lambda line: [dict(line)])
 
     def add(self, verdict: Mapping[str, Any], message: str, *, step: int, process_state: str) -> int:
-        """Write down what was found, and what Python is doing meanwhile.
+        """Write a report, and the Python stacks of all threads.
 
         Returns:
             The number of the report, from 1.
@@ -90,12 +90,12 @@ class ReportLog:
         return number
 
     def retract(self, number: int) -> None:
-        """The job goes on: what was called stuck was slow."""
+        """Mark a report as retracted: the job continues, so it was slow and not stuck."""
         self._lines[number - 1]["retracted_ns"] = time.monotonic_ns()
         self._write()
 
     def _write(self) -> None:
-        """Whoever reads meanwhile has all of it as it was."""
+        """Replace the file atomically, so that a reader sees the old or the new reports."""
         path = self._folder / REPORTS_FILE
         part = path.with_suffix(".part")
         with suppress(OSError):
@@ -104,17 +104,17 @@ class ReportLog:
 
 
 def read_reports(folders: Mapping[int, Path]) -> tuple[WatchdogReport, ...]:
-    """The reports of all ranks, by time. Damaged lines are left out.
+    """Read the reports of all ranks, sorted by time, without damaged lines.
 
     Args:
-        folders: of the ranks.
+        folders: rank folders by rank.
     """
     found = [report for rank, folder in folders.items() for report in reports_of(rank, folder, [])]
     return tuple(sorted(found, key=lambda report: (report.time_ns, report.rank)))
 
 
 def reports_of(rank: int, folder: Path, problems: list[Problem]) -> list[WatchdogReport]:
-    """The reports of one rank, in order."""
+    """Read the reports of one rank, in order."""
     if not (folder / REPORTS_FILE).exists():
         return []
     to_unix_ns = _to_unix_ns(folder)

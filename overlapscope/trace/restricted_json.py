@@ -1,4 +1,4 @@
-"""Reads untrusted JSON: whatever the text is, the result is a dictionary or a one-sentence error."""
+"""Parser of untrusted JSON: whatever the text is, the result is a dictionary or a one-sentence error."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _TELL = "copy or dump it again"
 
 
 def load_json(text: bytes, path: Path) -> dict[str, Any]:
-    """The object that ``text`` holds.
+    """Parse the object that ``text`` holds.
 
     Args:
-        text: the content of the file.
-        path: what messages call it.
+        text: content of the file.
+        path: path of the file, for messages.
 
     Raises:
-        OverlapScopeError: the text is not one JSON object, cut short, too large, nested too deeply, or has a duplicate
-            key or a number that JSON doesn't know.
+        OverlapScopeError: the text is not one JSON object, truncated, too large, nested too deeply, or has a duplicate
+            key or a number that is not JSON.
     """
     # Each of these may become an object of 60 bytes or more.
     if sum(text.count(mark) for mark in b",[{") > MOST_VALUES:
@@ -46,7 +46,7 @@ def load_json(text: bytes, path: Path) -> dict[str, Any]:
         raise OverlapScopeError(f"{path}: not JSON (offset {error.start}: not UTF-8); {_TELL}") from None
     except json.JSONDecodeError as error:
         raise OverlapScopeError(f"{path}: damaged or cut short at offset {error.pos} ({error.msg}); {_TELL}") from None
-    except ValueError:  # Python reads no number of more than 4,300 digits
+    except ValueError:  # Python refuses numbers of more than 4,300 digits
         raise OverlapScopeError(f"{path}: refused; a number has thousands of digits; {_TELL}") from None
     if not isinstance(content, dict):
         raise OverlapScopeError(f"{path}: not a Flight Recorder dump; it holds no JSON object")

@@ -1,10 +1,10 @@
-"""Reads pickles that hold nothing but dictionaries, lists, tuples, strings, bytes, numbers, booleans and None.
+"""Safe reader of pickles that consist of dictionaries, lists, tuples, strings, bytes, numbers, booleans and None only.
 
 A pickle is a program, and Python's own unpickler runs it: it calls what the file names, and allocates what the file
-says it needs. This one knows the instructions that build plain values, and no others, so there is nothing to call.
-Lengths are compared with what is left of the file before anything is allocated. PyTorch's writer
-(``torch/csrc/jit/serialization/pickler.cpp``) uses a part of these instructions; the others are what Python's own
-``pickle.dump`` writes for such values, of protocol 2 and newer.
+requests. This reader knows only the instructions that build plain values, so there is nothing to call. Lengths are
+compared with the remaining size of the file before anything is allocated. PyTorch's writer
+(``torch/csrc/jit/serialization/pickler.cpp``) uses some of these instructions; the others are what Python's own
+``pickle.dump`` writes for such values, with protocol 2 and later.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ _LARGEST_INTEGER_BYTES: Final = 8
 _STOP: Final = ord(".")
 
 
-class _Refused(Exception):  # noqa: N818, never seen outside
-    """What is wrong with a pickle; ``load_pickle`` adds the place and the file."""
+class _Refused(Exception):  # noqa: N818, internal
+    """Error in a pickle; ``load_pickle`` adds the offset and the file."""
 
 
 class _Mark:
-    """Where a list, tuple or dictionary begins on the stack."""
+    """Mark on the stack where a list, tuple or dictionary begins."""
 
 
 _MARK: Final = _Mark()
 
 
 def load_pickle(data: bytes, path: Path) -> Any:
-    """The value that ``data`` holds. Nothing is executed.
+    """Read the value that ``data`` holds, without executing anything.
 
     Args:
-        data: the content of the file.
-        path: what messages call it.
+        data: content of the file.
+        path: path of the file, for messages.
 
     Raises:
-        OverlapScopeError: the data is not a pickle, holds anything but plain values, is cut short or damaged, goes on
-            after its end, or needs more room than a file of its length may.
+        OverlapScopeError: the data is not a pickle, holds anything but plain values, is truncated or damaged, continues
+            after its end, or needs more memory than a file of its length may.
     """
     machine = _Machine(data)
     try:
@@ -54,7 +54,7 @@ def load_pickle(data: bytes, path: Path) -> Any:
 
 
 class _Machine:
-    """The stack machine that a pickle is a program for, with the instructions that build plain values."""
+    """Stack machine for pickle programs, with only the instructions that build plain values."""
 
     def __init__(self, data: bytes) -> None:
         self.last = 0
@@ -62,7 +62,7 @@ class _Machine:
         self._data = data
         self._at = 0
         self._stack: list[Any] = []
-        self._memo: dict[int, Any] = {}  # a dictionary, because an index may be anything
+        self._memo: dict[int, Any] = {}  # a dictionary, because an index may be any number
 
     def run(self) -> Any:
         data = self._data
@@ -92,7 +92,7 @@ class _Machine:
             raise _Refused("damaged: it does not end with one value; copy or dump it again")
         return self._stack[0]
 
-    # What instructions read from the file.
+    # Readers of instruction operands.
 
     def _take(self, length: int) -> bytes:
         begin, end = self._at, self._at + length
@@ -115,7 +115,7 @@ class _Machine:
     def _text(self, length: int) -> str:
         return self._take(length).decode("utf-8", errors="replace")
 
-    # What instructions do with the stack.
+    # Operations on the stack.
 
     def _pop(self) -> Any:
         if not self._stack or self._stack[-1] is _MARK:
@@ -144,7 +144,7 @@ class _Machine:
         if not self._stack or type(self._stack[-1]) is not dict or len(values) % 2:
             raise _Refused("damaged: values without a dictionary; copy or dump it again")
         for key in values[::2]:
-            # Hashing a tuple of tuples can take forever, a dictionary can't be hashed at all.
+            # Hashing a tuple of tuples can take forever, and a dictionary can't be hashed.
             if type(key) is not str and type(key) is not int:
                 raise _Refused(f"a {type(key).__name__} as the key of a dictionary; keys are strings and integers")
         self._stack[-1].update(zip(values[::2], values[1::2], strict=True))
@@ -159,7 +159,7 @@ class _Machine:
             raise _Refused(f"damaged: value {index} was never stored; copy or dump it again")
         self._stack.append(self._memo[index])
 
-    # Instructions that are more than one of these.
+    # Instructions that combine these.
 
     def _protocol(self) -> None:
         if self.last != 0:
@@ -240,4 +240,4 @@ _INSTRUCTIONS: Final[dict[int, Callable[[_Machine], None]]] = {
         "j": lambda m: m._get(m._number(4)),
     }.items()
 }
-"""What each allowed byte of a pickle does."""
+"""Implementation of each allowed opcode of a pickle."""

@@ -1,4 +1,4 @@
-"""The header of a log of slots, read with the file's size, while a process may be closing it."""
+"""Header of a ring log file, read consistently with the file's size while a process may be closing it."""
 
 from __future__ import annotations
 
@@ -13,29 +13,31 @@ from overlapscope.trace.format import HEADER_BYTES
 
 
 class RingHeader(Protocol):
-    """What the headers of event logs and collective logs have in common."""
+    """Common interface of the headers of event logs and collective logs."""
 
     @property
     def closed(self) -> bool:
-        """Whether the log is complete, and as long as what is in it."""
+        """Return whether the log is complete and truncated to its content."""
 
     @property
     def full_bytes(self) -> int:
-        """How long the file is until then."""
+        """Return the size of the file until it is closed."""
 
 
 Header = TypeVar("Header", bound=RingHeader)
 
 
 def header_and_size(fd: int, path: Path, unpack: Callable[[bytes, Path], Header]) -> tuple[Header, int]:
-    """Both are read again if they don't fit: the log may just have been closed, which changes one after the other.
+    """Read the header and the file's size, consistently.
+
+    Both are read again if they don't match: the log may just have been closed, which changes one after the other.
 
     Args:
-        fd: of the file, open.
-        unpack: makes a header of the first page.
+        fd: descriptor of the open file.
+        unpack: parses a header from the first page.
 
     Raises:
-        OverlapScopeError: the page is no header.
+        OverlapScopeError: the page is not a valid header.
     """
     with suppress(OverlapScopeError):
         header, size = unpack(os.pread(fd, HEADER_BYTES, 0), path), os.fstat(fd).st_size

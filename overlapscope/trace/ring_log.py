@@ -1,8 +1,8 @@
-"""Slots of one size behind a header page, in a memory-mapped file that survives the death of its process.
+"""Ring log: fixed-size slots after a header page, in a memory-mapped file that survives the death of its process.
 
-What is stored is in the page cache at once, so SIGKILL, SIGABRT and SIGSTOP lose nothing. The file is sparse at its
-full size and its blocks are allocated ahead of use, a chunk at a time: a full disk is met in ``posix_fallocate``, where
-it can be answered with a smaller ring, and not as SIGBUS in the middle of backward.
+Stored data is in the page cache at once, so SIGKILL, SIGABRT and SIGSTOP lose nothing. The file is sparse at its full
+size and its blocks are allocated ahead of use, a chunk at a time: so a full disk shows as an error of
+``posix_fallocate``, where the ring can be made smaller, and not as SIGBUS in the middle of backward.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from overlapscope.trace.format import HEADER_BYTES
 
 
 class RingLog(ABC):
-    """The file. Numbers of what is stored go up from 1; when it is full, the first stay and the newest are a ring.
+    """Log of numbered items, from 1; once the file is full, the first items stay and the rest is a ring of the latest.
 
     Args:
-        path: the file to make; it must not exist.
-        capacity: slots, if the disk has room for them.
+        path: the file to create; it must not exist.
+        capacity: number of slots, if the disk has room for them.
 
     Raises:
-        OverlapScopeError: the file exists, or can't be made or written.
+        OverlapScopeError: the file exists, or can't be created or written.
     """
 
     slot_bytes: ClassVar[int]
     chunk_slots: ClassVar[int]
-    """Allocated at a time."""
+    """Number of slots allocated at a time."""
 
     def __init__(self, path: Path, capacity: int) -> None:
         self.path = path
         self.newest = 0
-        """Number of the newest that is stored; 0 before the first."""
+        """Number of the latest item; 0 before the first."""
         self.capacity = capacity
-        """Slots in the file when it is full; fewer once the disk has no room for more."""
+        """Number of slots in the file when it is full; reduced once the disk is full."""
         self._wanted = capacity
         self._straight = 0
-        """Up to this number the slots are allocated, and the slot is that of the number."""
+        """Number up to which slots are allocated, and item n is in slot n - 1 without wrapping around."""
         # Reentrant: a garbage collection may begin while it is held, and the pause is recorded on the same thread.
         self._lock = threading.RLock()
         self._fd, self._buffer = _make(path, HEADER_BYTES + capacity * self.slot_bytes)
@@ -55,16 +55,16 @@ class RingLog(ABC):
 
     @property
     def closed(self) -> bool:
-        """``close`` has been called; what is stored from now on is dropped."""
+        """Return whether ``close`` has been called; items stored from now on are dropped."""
         return self._buffer.closed
 
     @property
     def disk_is_full(self) -> bool:
-        """The ring is smaller than asked for, because the disk had no more room."""
+        """Return whether the ring is smaller than requested, because the disk is full."""
         return self.capacity < self._wanted
 
     def close(self) -> None:
-        """Note in the header that the log is complete, and give unused disk space back. May be called twice."""
+        """Mark the log as complete in its header, and free unused disk space. May be called twice."""
         with self._lock:
             if self.closed:
                 return
@@ -74,38 +74,42 @@ class RingLog(ABC):
             os.close(self._fd)
 
     def forget(self) -> None:
-        """In a forked process: the file stays its parent's, and what is written here goes nowhere."""
-        self._lock = threading.RLock()  # another thread of the parent's may have held it
+        """Detach a forked process from the file, which stays its parent's: items stored here are discarded."""
+        self._lock = threading.RLock()  # another thread of the parent may have held it
         self._buffer, self._straight = mmap.mmap(-1, len(self._buffer)), self.capacity
 
     @property
     def _pinned(self) -> int:
-        """The first slots, which the ring never overwrites."""
+        """Return the number of first slots that the ring never overwrites."""
         return 0
 
     @abstractmethod
     def _header(self, *, closed: bool) -> bytes:
-        """The header page as it is to be now."""
+        """Return the current header page."""
 
     def _write_header(self, *, closed: bool = False) -> None:
         self._buffer[:HEADER_BYTES] = self._header(closed=closed)
 
     def _offset(self, number: int) -> int:
-        """Where a number is stored."""
+        """Return the file offset of the item with this number.
+
+        Example: with 16 slots, of which 2 are pinned, item 16 is in slot 15, and item 17 wraps around to slot 2 + (16 -
+        2) % 14 = 2.
+        """
         slot = number - 1
         if number > self._straight:
             slot = self._pinned + (slot - self._pinned) % (self.capacity - self._pinned)
         return HEADER_BYTES + slot * self.slot_bytes
 
     def _make_room(self, number: int) -> int:
-        """The same of a number that is about to be stored and may need disk blocks first."""
+        """Return the file offset of an item that is about to be stored, after allocating disk blocks if needed."""
         with self._lock:
             while self._straight < min(number, self.capacity):
                 self._allocate()
         return self._offset(number)
 
     def _allocate(self) -> None:
-        """Give the next chunk disk blocks, or settle for a ring within what there is."""
+        """Allocate disk blocks for the next chunk, or reduce the ring to the allocated slots if the disk is full."""
         wanted = min(self._straight + self.chunk_slots, self.capacity)
         begin = HEADER_BYTES + self._straight * self.slot_bytes
         try:
@@ -119,7 +123,7 @@ class RingLog(ABC):
 
 
 def _make(path: Path, size: int) -> tuple[int, mmap.mmap]:
-    """The file, sparse but for its header, and its memory."""
+    """Create the file, sparse except for its header, and map it into memory."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
     except FileExistsError:

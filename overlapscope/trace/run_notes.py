@@ -1,6 +1,6 @@
-"""What people have written about a run, its tags and a note: ``notes.json`` beside its ranks.
+"""Tags and a note that users attach to a run: ``notes.json`` next to its rank folders.
 
-It is made for people too, so it has no checksum, which an edit by hand would break.
+It may be edited by hand, so it has no checksum, which an edit would invalidate.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ _MOST_BYTES: Final = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class RunNotes:
-    """Tags and a note."""
+    """Tags and a note of a run."""
 
     tags: tuple[str, ...] = ()
     note: str = ""
 
 
 def tags_in(text: str) -> tuple[str, ...]:
-    """Tags as people type them, with commas between them: each once, without space around it."""
+    """Parse comma-separated tags as a user types them: without duplicates or surrounding space."""
     return tuple(dict.fromkeys(tag for each in text.split(",") if (tag := " ".join(each.split()))))
 
 
 def read_notes(run: Path) -> RunNotes:
-    """What has been written about a run; nothing if there is no file.
+    """Read the tags and the note of a run; empty if there is no file.
 
     Args:
-        run: its folder.
+        run: folder of the run.
 
     Raises:
         OverlapScopeError: there is a file, and it can't be read.
@@ -62,14 +62,15 @@ def read_notes(run: Path) -> RunNotes:
 
 
 def write_notes(run: Path, notes: RunNotes) -> None:
-    """Write tags and note, all at once: a reader sees the old ones or the new ones. Nothing to write is no file.
+    """Write tags and note atomically; if both are empty, remove the file.
 
     Raises:
-        OverlapScopeError: the folder can't be written to, what is there can't be read, or there is too much.
+        OverlapScopeError: the folder can't be written to, an existing file can't be read, or there is too much to
+            write.
     """
     path = run / NOTES_FILE
     _check_extent(notes.tags, notes.note)
-    read_notes(run)  # what can't be read is not written over
+    read_notes(run)  # raises an error: an unreadable file is not overwritten
     part = path.with_suffix(".part")
     try:
         if notes == RunNotes():

@@ -1,7 +1,7 @@
-"""Which runs some folders hold, at any depth, and what they are called.
+"""Search for runs in folders, at any depth, and their names.
 
 A run is a recording with all its attempts, or a folder of Flight Recorder dumps. Links to folders are not followed, so
-that nothing is shown that is not inside.
+that nothing outside of the given folders is shown.
 """
 
 from __future__ import annotations
@@ -18,40 +18,41 @@ from overlapscope.trace.flight_recorder_files import holds_dumps
 from overlapscope.trace.format import TABLES_FOLDER, WATCHDOG_FOLDER
 
 DEEPEST: Final = 12
-"""Levels of folders that are looked into."""
+"""Maximum depth of the search."""
 MOST_FOLDERS: Final = 20_000
-"""Folders that are looked into: more than that is no folder of recordings, but a disk."""
+"""Maximum number of folders to search: with more, it is a disk and not a folder of recordings."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What a row of a table of runs is about."""
+    """Run, as shown in one row of a table of runs."""
 
     name: str
-    """Its path from the folder that was given, with slashes; of several folders, with the name of that one before."""
+    """Path relative to the given folder, with slashes; if several folders were given, prefixed with the name of that
+    folder."""
     path: Path
-    """Its folder, that of the first attempt."""
+    """Folder of the run, which is that of the first attempt."""
     attempts: tuple[Path, ...]
-    """The folders of all attempts that have left something, in order; its own if there is one."""
+    """Folders of all attempts that have left files, in order; only the run's own folder if there is one attempt."""
 
     @property
     def newest(self) -> Path:
-        """The folder of the newest attempt."""
+        """Return the folder of the latest attempt."""
         return self.attempts[-1]
 
     @property
     def newest_name(self) -> str:
-        """Under which the newest attempt is found."""
+        """Return the name under which the latest attempt is found."""
         return f"{self.name}/{self.newest.name}" if self.newest != self.path else self.name
 
 
 @dataclass(frozen=True, kw_only=True)
 class FoundRuns:
-    """The runs of some folders."""
+    """Runs found in some folders."""
 
     runs: tuple[Run, ...] = ()
     left_out: tuple[str, ...] = ()
-    """What was not looked into, and why: a sentence each, without a full stop."""
+    """Folders that were not searched, and why: a sentence each, without a full stop."""
     _paths: Mapping[str, Path] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -60,15 +61,15 @@ class FoundRuns:
         object.__setattr__(self, "_paths", paths)
 
     def path_of(self, name: str) -> Path | None:
-        """The folder of a run, or of one of its attempts; None if none is called that.
+        """Return the folder of a run or of one of its attempts by name; None if there is none of this name.
 
-        A name is only looked up, and never made into a path: no name leads out of the folders.
+        A name is only looked up, and never made into a path, so that no name leads out of the folders.
         """
         return self._paths.get(name)
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is itself a recording, or holds dumps."""
+    """Return whether a folder is itself a recording, or holds dumps."""
     try:
         with os.scandir(folder) as entries:
             if any(_is_of_a_rank(entry.name) and entry.is_dir() for entry in entries):
@@ -79,10 +80,10 @@ def is_run(folder: Path) -> bool:
 
 
 def find_runs(folders: Sequence[Path]) -> FoundRuns:
-    """All runs in some folders, by name. A folder that is not there holds none.
+    """Find all runs in some folders, sorted by name. A missing folder holds none.
 
     Args:
-        folders: each may also be a run itself, which is called as the folder is.
+        folders: folders to search; each may also be a run itself, which is then named after its folder.
     """
     left_out: list[str] = []
     runs: dict[Path, Run] = {}
@@ -97,7 +98,7 @@ def find_runs(folders: Sequence[Path]) -> FoundRuns:
 
 
 def _labels(folders: Sequence[Path]) -> list[str]:
-    """What the folders are called, each differently."""
+    """Return a distinct label for each folder."""
     seen: Counter[str] = Counter()
     labels = []
     for folder in folders:
@@ -119,7 +120,7 @@ def _run_folders(root: Path, left_out: list[str]) -> Iterator[Path]:
         try:
             with os.scandir(folder) as found:
                 entries = [entry for entry in found if entry.is_dir()]
-        except FileNotFoundError:  # not there yet, or no longer
+        except FileNotFoundError:  # not created yet, or deleted
             continue
         except OSError as error:
             left_out.append(f"{folder}: can't be read ({error.strerror})")
@@ -137,7 +138,7 @@ def _run_folders(root: Path, left_out: list[str]) -> Iterator[Path]:
 
 
 def _is_begun(folder: Path, own: Sequence[str]) -> bool:
-    """Whether a rank has a folder in it, or has left something in a later attempt.
+    """Return whether there is a rank folder in a folder, or a later attempt that has left files.
 
     Args:
         own: names of the folders of ranks and of attempts.
@@ -154,7 +155,7 @@ def _is_of_a_recording(name: str) -> bool:
 
 
 def _is_part(name: str) -> bool:
-    """Whether a folder of this name belongs to a recording, or is hidden."""
+    """Return whether a folder of this name belongs to a recording, or is hidden."""
     return _is_of_a_recording(name) or name in (TABLES_FOLDER, WATCHDOG_FOLDER) or name.startswith(".")
 
 

@@ -1,7 +1,7 @@
-"""The list of a rank's files, written when nothing more will come: ``sealed.json``. What it promises must be there.
+"""Manifest of a rank's files, ``sealed.json``: written last, so all listed files must exist with the listed content.
 
-It holds how long each file was, and its CRC-32; logs have checksums of their own. A rank that was killed, or whose
-recording is older, has none.
+It holds the size and CRC-32 of each file; logs have checksums of their own entries instead. There is none if the rank
+was killed, or if the recording is older.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ _DRAFT: Final = ".part"
 
 
 def seal(folder: Path) -> None:
-    """Write down what a rank has left."""
-    with suppress(OSError):  # a full disk, or somebody has removed the folder
+    """Write the manifest of a rank's files."""
+    with suppress(OSError):  # a full disk, or the folder was deleted
         files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix != _DRAFT]
-        # Of a log that could not be closed nothing is promised.
+        # A log that could not be closed is not listed.
         promised = [path for path in files if not _is_ring(path.name) or _is_closed(path)]
         marks = {path.name: _mark(path) for path in promised if path.name != SEAL_FILE}
         write_json(folder / SEAL_FILE, {"files": marks})
 
 
 class Seal:
-    """What was there when a rank's recording was complete; nothing is promised without it.
+    """Manifest of a rank; empty if there is none, so that nothing is verified.
 
     Args:
-        folder: of the rank.
-        problems: takes what is wrong with it.
+        folder: folder of the rank.
+        problems: receives problems with the manifest.
     """
 
     def __init__(self, folder: Path, problems: list[Problem]) -> None:
@@ -59,11 +59,11 @@ class Seal:
             problems.append(Problem("error", f"{folder / SEAL_FILE}: damaged; it lists what can't be in its folder"))
 
     def is_broken(self, name: str) -> bool:
-        """Whether a file is not what it was."""
+        """Return whether a listed file is missing, truncated or changed."""
         return name in self._files and self._damage(name) is not None
 
     def report(self, problems: list[Problem]) -> None:
-        """Name the files that are not what they were, unless something is said of them already."""
+        """Report listed files that are missing or changed, unless they already have a problem."""
         said = {problem.message.partition(": ")[0] for problem in problems}
         for name in self._files:
             path = self._folder / name
@@ -75,13 +75,13 @@ class Seal:
         try:
             found, promised = path.stat(), mark["bytes"]
             size = found.st_size
-            if not S_ISREG(found.st_mode):  # reading a pipe would wait
+            if not S_ISREG(found.st_mode):  # reading a pipe would block
                 return "not a file"
             if size < promised:
                 return f"cut short at offset {size}; it had {promised} bytes"
             if _is_ring(name) and (size > promised or not _is_closed(path)):
                 return "from before the recording was complete; the log was closed later"
-            # What came later, as the stacks of a process that crashes in the end, is no damage.
+            # Data appended later, such as the stacks of a process that crashes at the end, is no damage.
             if "crc32_of_bytes" in mark and _crc32(path, promised) != mark["crc32_of_bytes"]:
                 return "damaged since it was written (its checksum is wrong)"
         except FileNotFoundError:
@@ -94,7 +94,7 @@ class Seal:
 
 
 def _is_in_a_folder(name: str) -> bool:
-    """Whether this is a name, and no path that leads elsewhere."""
+    """Return whether this is a plain file name, and not a path that leads elsewhere."""
     return name not in ("", "..") and Path(name).name == name and "\0" not in name
 
 
@@ -103,7 +103,7 @@ def _is_ring(name: str) -> bool:
 
 
 def _is_closed(path: Path) -> bool:
-    """Whether a log is complete, by its header; of a damaged header its readers speak."""
+    """Return whether a log is complete according to its header; a damaged header is reported by its readers."""
     unpack = LogHeader.unpack if path.name == EVENTS_FILE else GroupHeader.unpack
     try:
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Rounds of the sums of buckets, with what each was."""
+"""Table of segments: rounds of the all-reduces of buckets, with a description of each."""
 
 from __future__ import annotations
 
@@ -21,29 +21,30 @@ _UNKNOWN: Final = (-1, 0, "", 0, 0, "", 0, "", 0)
 
 
 Rounds = dict[int, tuple[Any, ...]]
-"""By its number what a segment is: bucket, lane, phase, round, rounds, sent_to, sent_bytes, received_from, bytes."""
+"""Description of a segment by its number: bucket, lane, phase, round, rounds, sent_to, sent_bytes, received_from,
+bytes."""
 
 
 def read_rounds(folder: Path, problems: list[Problem]) -> Rounds:
-    """What each segment of a rank is.
+    """Read the description of each segment of a rank.
 
     Args:
-        folder: of the rank.
-        problems: takes what is wrong with its file.
+        folder: folder of the rank.
+        problems: receives problems with its file.
     """
     return dict(read_lines(folder / SEGMENTS_FILE, problems, _rows_of))
 
 
 def with_content(segments: pd.DataFrame, rounds: Mapping[int, Rounds]) -> pd.DataFrame:
-    """The rounds of ranks, with what each was.
+    """Add descriptions to segments.
 
     Args:
-        segments: from ``event_tables``.
-        rounds: by rank; of one without segments nothing has to be known.
+        segments: table from ``event_tables``.
+        rounds: descriptions by rank; a rank without segments may be missing.
 
     Returns:
-        ``SEGMENT_COLUMNS``: ``sent_to`` and ``received_from`` are ranks as text, ``1, 2``. ``bucket`` is -1
-        of one whose line is lost.
+        ``SEGMENT_COLUMNS``: ``sent_to`` and ``received_from`` are ranks as text, ``1, 2``. ``bucket`` is -1 for a
+            segment whose description is lost.
     """
     places = zip(segments["rank"].tolist(), segments["segment"].tolist(), strict=True)
     found = [rounds[rank].get(number, _UNKNOWN) for rank, number in places]
@@ -62,5 +63,5 @@ def _rows_of(line: Any) -> list[tuple[int, tuple[Any, ...]]]:
 
 
 def _told(messages: list[Message]) -> tuple[str, int]:
-    """The other sides as text, and bytes of all."""
+    """Return the peers of some messages as text, and their total size in bytes."""
     return ", ".join(str(rank) for rank, _ in messages), sum(size for _, size in messages)

@@ -1,6 +1,7 @@
-"""What the sum of a bucket is made of, if a strategy makes it of sends and receives: rounds, a record each.
+"""Segments: the rounds of a bucket's all-reduce, for strategies that implement it with sends and receives.
 
-What a round *is* recurs in every step, so it is a line in ``segments.jsonl``, and a record is its number and its times.
+A round recurs in every step, so its description is a line in ``segments.jsonl``, and a record has only its number and
+its times.
 """
 
 from __future__ import annotations
@@ -13,25 +14,25 @@ from overlapscope.trace.checksum import json_line
 SEGMENTS_FILE: Final = "segments.jsonl"
 
 Message = tuple[int, int]
-"""The other side, as rank of the job, and bytes."""
+"""Peer (rank of the job) and size in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """A round of one rank: messages that are under way at the same time."""
+    """Round of one rank: messages that are in flight at the same time."""
 
     bucket: int
     lane: int = 0
-    """Of sums side by side each has a number."""
+    """Number that tells apart all-reduces that run in parallel."""
     phase: str = ""
-    """What the strategy calls this part of the sum, such as ``reduce-scatter``."""
+    """Name that the strategy gives to this part of the all-reduce, such as ``reduce-scatter``."""
     round: int = 1
-    """Within the phase, from 1."""
+    """Number of the round within the phase, from 1."""
     rounds: int = 0
-    """How many the phase has on all ranks alike; 0: unknown, and ``round`` is the rank's own count."""
+    """Number of rounds of the phase, equal on all ranks; 0: unknown, and ``round`` is the rank's own count."""
     sends: tuple[Message, ...] = ()
     receives: tuple[Message, ...] = ()
 
     def to_json(self, number: int) -> str:
-        """A line of ``segments.jsonl``, with its end."""
+        """Serialize a line of ``segments.jsonl``, with its line end."""
         return json_line({"segment": number, **asdict(self)})

@@ -1,6 +1,7 @@
-"""What a rank's watchdog saw when it last looked closely, while nothing went on: ``standstill.json``.
+"""Stall snapshot of a rank, ``standstill.json``: its state when the watchdog last examined it during a stall.
 
-So who looks at a running job from outside, or at a job that was ended because it hung, knows what its watchdog knew.
+With it, a reader who examines a running job from outside, or a job that was aborted because it hung, knows what the
+rank's watchdog knew.
 """
 
 from __future__ import annotations
@@ -15,24 +16,24 @@ from overlapscope.trace.log import Problem
 
 @dataclass(frozen=True, kw_only=True)
 class Standstill:
-    """One close look at a rank."""
+    """State of a rank during a stall."""
 
     time_ns: int
-    """Host nanoseconds of the look."""
+    """Time of the snapshot in host nanoseconds."""
     longest_pause_ns: int
-    """The longest time in which nothing happened before, and after which it went on."""
+    """Longest earlier time without progress that was followed by progress."""
     cpu_share: float | None
-    """CPU use as a share of one core, in the last second or so; None if nobody had looked twice."""
+    """CPU use as a share of one core, over about the last second; None without two samples."""
     is_working: bool | None
-    """Whether it moved through its Python code, or read and wrote."""
+    """True if the process moved through its Python code, or read or wrote; None if unknown."""
     has_begun_next: bool | None
-    """Whether the user's loop was in its next iteration, if it was between two steps; None if that is not known."""
+    """True if the user's loop was in its next iteration, for a rank between two steps; None if unknown."""
     stacks: str
     """Stacks of its Python threads, from faulthandler."""
 
 
 def write_standstill(folder: Path, seen: Standstill) -> None:
-    """Put it in place of what was seen before.
+    """Write a snapshot, replacing the previous one.
 
     Raises:
         OSError: it can't be written.
@@ -41,10 +42,10 @@ def write_standstill(folder: Path, seen: Standstill) -> None:
 
 
 def read_standstill(folder: Path, problems: list[Problem]) -> Standstill | None:
-    """What was last seen; None if the rank never stood still, or if that is damaged.
+    """Read the last snapshot; None if the rank never stalled, or if the file is damaged.
 
     Args:
-        problems: takes what is wrong with the file.
+        problems: receives problems with the file.
     """
     path = folder / STANDSTILL_FILE
     content = read_json(path, problems) if path.exists() else {}

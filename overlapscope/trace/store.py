@@ -1,16 +1,17 @@
-"""Parquet tables beside a recording: its logs are decoded once, and read from here afterwards, whole or in part.
+"""Cache of a recording's tables as Parquet files: logs are decoded once, and tables read later, whole or in part.
 
-The ranks of a recording are cut into parts, each a file of every table; rows of a file are grouped by ranges of steps,
-so that some steps of all ranks are read without the others. A recording that is not large has one part and one range::
+The ranks of a recording are split into shards, with one file per table and shard; rows of a file are grouped by ranges
+of steps, so that some steps of all ranks can be read without the others. A recording that is not large has one shard
+and one range::
 
-    tables/contents.json            what the other files are, and what they were made from
+    tables/contents.json            description of the other files, and a fingerprint of their sources
     tables/collectives/0000.parquet
     tables/ranks.parquet            and plans, clocks, call_sites, links, user_collectives: of all ranks
 
-Times are of the clock of each rank, and are mapped to the common clock when they are read.
+Times are those of each rank's clock, and are mapped to the common clock on reading.
 
-The tables carry a fingerprint of the files they were made from and are made again when it no longer matches, as while a
-run is still being recorded, or when they are damaged. A folder that can't be written is read without them.
+The tables have a fingerprint of their source files. They are rebuilt when it no longer matches, such as while a run is
+still being recorded, or when they are damaged. A folder that isn't writable is read without them.
 """
 
 from __future__ import annotations
@@ -38,29 +39,29 @@ from overlapscope.trace.table_file import EVERYTHING, StepRange, TableFile, read
 from overlapscope.trace.tables import TABLES
 
 WHOLE: Final = ("ranks", "plans", "call_sites", "links", "user_collectives", "clocks")
-"""The tables that are not cut. ``clocks``: see ``assembly.maps_of``."""
+"""Tables that are not split. ``clocks``: see ``assembly.maps_of``."""
 
 CONTENTS_FILE: Final = "contents.json"
-_TABLES_VERSION: Final = 9  # raise it when the columns of a table change
+_TABLES_VERSION: Final = 9  # increase it when the columns of a table change
 
 
-class DamagedTables(Exception):  # noqa: N818 - the tables are at fault, and made again
-    """Tables are not what was written: they have to be made again."""
+class DamagedTables(Exception):  # noqa: N818 - a state of the tables, which are rebuilt
+    """Tables differ from what was written, and have to be rebuilt."""
 
 
 @contextmanager
 def _damage_told() -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError) as error:  # pyarrow's errors are among them
+    except (OSError, ValueError, KeyError, TypeError) as error:  # includes errors of pyarrow
         raise DamagedTables from error
 
 
 def fingerprint(folders: Mapping[int, Path]) -> str:
-    """What the tables depend on: every file of every rank, and how far each log has got."""
+    """Return a fingerprint of the sources of the tables: every file of every rank, and the length of each log."""
     marks: list[Any] = [FORMAT_VERSION, _TABLES_VERSION, __version__]
     for folder in folders.values():
-        # A memory-mapped file's time of change lags behind its content: ask the log itself as well.
+        # A memory-mapped file's modification time lags behind its content, so the log's position is used too.
         marks.append(log_position(folder / EVENTS_FILE))
         try:
             marks += [_mark(file) for file in sorted(folder.iterdir())]
@@ -73,14 +74,14 @@ def _mark(file: Path) -> tuple[Any, ...]:
     try:
         status = file.stat()
     except OSError:
-        # A live run has just renamed it: the draft of a JSON file.
+        # A live run has just renamed it: the temporary version of a JSON file.
         return file.parent.name, file.name
     return file.parent.name, file.name, status.st_size, status.st_mtime_ns
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Stored:
-    """The tables of a recording on disk. Small enough to be handed to another process."""
+    """Tables of a recording on disk. Small enough to be sent to another process."""
 
     folder: Path
     run: dict[str, Any]
@@ -88,21 +89,21 @@ class Stored:
     between: tuple[int, ...]
     """Steps at which ranges end and the next ones begin."""
     parts: tuple[dict[str, TableFile], ...]
-    """By table; without those of which some ranks have no rows."""
+    """Files of each shard by table name, without tables that have no rows in the shard."""
     whole: dict[str, int]
-    """The checksum of each of ``WHOLE``."""
+    """Checksum of each table of ``WHOLE``."""
 
     @property
     def ranges(self) -> list[StepRange]:
-        """The steps in ranges, of each of which the tables of all ranks fit into memory."""
+        """Return the ranges of steps; the tables of all ranks fit into memory for each of them."""
         edges = [EVERYTHING[0], *self.between, EVERYTHING[1]]
         return list(pairwise(edges))
 
     def read(self, steps: StepRange = EVERYTHING, names: Sequence[str] = TABLES) -> dict[str, pd.DataFrame]:
-        """The tables that are cut, of some steps.
+        """Read the split tables for a range of steps.
 
         Raises:
-            DamagedTables: a file is gone, or not what was written.
+            DamagedTables: a file is missing, or differs from what was written.
         """
         found: dict[str, list[pa.Table]] = {name: [] for name in names}
         with _damage_told():
@@ -114,20 +115,20 @@ class Stored:
         return tables
 
     def read_whole(self) -> dict[str, pd.DataFrame]:
-        """The tables that are not cut.
+        """Read the tables that are not split.
 
         Raises:
-            DamagedTables: a file is gone, or not what was written.
+            DamagedTables: a file is missing, or differs from what was written.
         """
         with _damage_told():
             return {name: read_whole(self.folder / f"{name}.parquet", self.whole[name]) for name in WHOLE}
 
 
 def load(path: Path, expected_fingerprint: str | None) -> Stored | None:
-    """The tables of a recording, or None if there are none that are up to date.
+    """Load the description of a recording's tables; None if there are none that are up to date.
 
     Args:
-        expected_fingerprint: None if its logs are elsewhere.
+        expected_fingerprint: fingerprint of the sources; None if the logs are elsewhere.
     """
     folder = path / TABLES_FOLDER
     try:
@@ -157,10 +158,10 @@ def write_part(
     """Write the tables of some ranks.
 
     Args:
-        folder: of the tables.
-        number: of the part.
+        folder: folder of the tables.
+        number: number of the shard.
         tables: ``TABLES``, by name.
-        between: steps at which ranges end.
+        between: steps at which ranges end and the next ones begin.
 
     Raises:
         OSError: they can't be written.
@@ -182,10 +183,10 @@ def finish(
     between: Sequence[int],
     parts: Sequence[Mapping[str, TableFile]],
 ) -> None:
-    """Replace the tables of a recording, all at once, by those in a draft.
+    """Replace the tables of a recording, all at once, by those in a staging directory.
 
     Raises:
-        OSError: they can't be written, or something of the user's is among the earlier ones.
+        OSError: they can't be written, or a file of the user's is among the earlier ones.
     """
     for name, table in whole.items():
         table.to_parquet(draft / f"{name}.parquet", index=False)
@@ -205,12 +206,12 @@ def finish(
 
 
 def part_file(table: str, part: int) -> str:
-    """Where a table of some ranks is, below the folder of tables."""
+    """Return the path of one table of a shard, relative to the folder of tables."""
     return f"{table}/{part:04}.parquet"
 
 
 def _in_order(name: str, groups: list[pa.Table], steps: StepRange) -> pd.DataFrame:
-    """The rows of some steps, rank by rank."""
+    """Return the rows of some steps, rank by rank."""
     if not groups:
         return empty_tables()[name]
     rows = pa.concat_tables(groups)
@@ -221,7 +222,7 @@ def _in_order(name: str, groups: list[pa.Table], steps: StepRange) -> pd.DataFra
     if (rank[1:] < rank[:-1]).any():
         wanted = wanted[np.argsort(rank, kind="stable")]
     is_all = len(wanted) == len(step) and bool((np.diff(wanted) > 0).all())
-    # Column by column, because at once it would need the memory for all of them three times.
+    # Column by column, because all at once would need three times their memory.
     left = {column: rows.select([column]) for column in rows.column_names}
     del rows
     found = {}

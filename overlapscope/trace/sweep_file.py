@@ -1,15 +1,16 @@
-"""Fingerprints of a model's parameters as a rank has taken them: ``fingerprints_M.board``, and ``replicas.jsonl``.
+"""Fingerprint files of a model's parameters on one rank: ``fingerprints_M.board``, and ``replicas.jsonl``.
 
-A fingerprint is taken at the beginning of a forward that is to be reduced, where parameters are at rest, and belongs to
-the number of reductions so far. Not all parameters have theirs taken every time: in a *sweep* of ``period`` reductions,
-a power of two, each is taken once, at the reduction whose number is congruent to the CRC-32 of its name. So ranks
-with different periods have all those of the longer one in common.
+A fingerprint is taken at the beginning of a forward with a reduction, when parameters don't change, and is identified
+by the number of reductions so far. Not all parameters are fingerprinted every time: in a pass (*sweep*) of ``period``
+reductions, a power of two, each is fingerprinted once, at the reduction whose number is congruent to the CRC-32 of its
+name. So ranks with different periods have all those of the longer one in common. Example: a parameter with CRC-32 = 13
+is fingerprinted at reductions 1, 5, 9, 13 ... with period 4, and at 5, 13 ... with period 8.
 
-What parameters are when the recording ends is a sweep of its own, with ``AT_END`` in place of a period: much may have
-happened to them since the last forward.
+The parameters at the end of the recording are a separate pass, with ``AT_END`` as its period, because they may have
+changed a lot since the last forward.
 
-The file has a fixed number of slots, a sweep each. When they are full, old ones make room: what is left of a
-long job is dense at its end, and thinner and thinner towards its beginning.
+The file has a fixed number of slots, one per pass. When they are full, old passes are overwritten such that the passes
+of a long job are dense at its end, and increasingly sparse towards its beginning.
 """
 
 from __future__ import annotations
@@ -31,47 +32,47 @@ SWEEP_FIELDS: Final = (
     ("period", "<u4"),
     ("first", "<i8"),
 )
-"""Name and numpy type of each field of a sweep, packed. Two arrays follow: ``steps``, a u32 per tensor, and ``values``,
+"""Name and numpy type of each field of a pass, packed. Two arrays follow: ``steps``, a u32 per tensor, and ``values``,
 an i64 per tensor, 0 if it was not taken."""
 AT_END: Final = 2**32 - 1
-"""In place of the period of what was taken when the recording ended."""
+"""Value of ``period`` for the pass at the end of the recording."""
 MOST_SWEEPS: Final = 512
 _MOST_BYTES: Final = 4 * 1024**2
 _FEWEST_SWEEPS: Final = 32
 _KEPT_NEWEST: Final = 1 / 4
-"""This share of the slots holds the newest sweeps."""
+"""Share of the slots that is reserved for the latest passes."""
 _SWEEP: Final = struct.Struct("<Iq")
 _CHECKSUM: Final = struct.Struct("<I")
 
 Sweeps = npt.NDArray[Any]
-"""A structured array of ``sweep_dtype``, by ``first``."""
+"""A structured array of ``sweep_dtype``, sorted by ``first``."""
 
 
 def fingerprints_file(model: int) -> str:
-    """Name of the file with the fingerprints of one model's parameters."""
+    """Return the name of the file with the fingerprints of one model's parameters."""
     return f"fingerprints_{model}.board"
 
 
 def sweep_dtype(tensors: int) -> np.dtype[Any]:
-    """Of the sweeps of a model with so many tensors."""
+    """Return the numpy type of a fingerprint pass over this number of tensors."""
     return np.dtype([*SWEEP_FIELDS, ("steps", "<u4", (tensors,)), ("values", "<i8", (tensors,))])
 
 
 def taken_at(name: str) -> int:
-    """The number to which the number of reductions is congruent when a tensor is taken, modulo any period."""
+    """Return the number to which the number of reductions is congruent, modulo any period, when a tensor is taken."""
     return crc32(name.encode())
 
 
 class SweepFile:
-    """Writes the sweeps of one model, and has those that are kept at hand.
+    """Writer of the fingerprint passes of one model, which also gives access to those still in the file.
 
     Args:
-        folder: of the rank.
+        folder: folder of the rank.
         model: number of the DDP instance in its process.
-        tensors: how many fingerprints there are in a sweep.
+        tensors: number of fingerprints in a pass.
 
     Raises:
-        OverlapScopeError: the file can't be made.
+        OverlapScopeError: the file can't be created.
     """
 
     def __init__(self, folder: Path, model: int, tensors: int) -> None:
@@ -86,17 +87,17 @@ class SweepFile:
             raise OverlapScopeError(f"{path}: can't be created ({error.strerror})") from None
         self._slots: Sweeps = np.frombuffer(self._buffer, dtype)
         self._order: list[int] = []
-        """Slots in use, by ``first``."""
+        """Slots in use, sorted by ``first``."""
         self._is_pinned: set[int] = set()
 
     def add(self, period: int, first: int, steps: bytes, values: bytes) -> None:
-        """Write a sweep, in place of an old one if there is no slot left.
+        """Write a pass, overwriting an old one if no slot is free.
 
         Args:
-            period: of the sweep; ``AT_END`` if it is the last, which does not count as one of ``sweeps``.
+            period: period of the pass; ``AT_END`` if it is the last, which is not included in ``sweeps``.
             first: number of reductions at its beginning.
-            steps: in which each tensor was taken.
-            values: of the tensors.
+            steps: step in which each tensor was taken.
+            values: fingerprints of the tensors.
         """
         slot = len(self._order)
         if slot == len(self._slots):
@@ -111,20 +112,25 @@ class SweepFile:
 
     @property
     def sweeps(self) -> Sweeps:
-        """Those that are kept."""
+        """Return the passes that are still in the file."""
         return self._slots[self._order]
 
     def newest(self) -> Sweeps:
-        """The last sweep; empty if there is none."""
+        """Return the latest pass; empty if there is none."""
         return self._slots[self._order[-1:]]
 
     def pin(self) -> None:
-        """Keep what there is now of the newest sweeps: something was found in them. Done once."""
+        """Protect the latest passes from being overwritten: a difference was found in them. Has an effect only once."""
         if not self._is_pinned:
             self._is_pinned.update(self._order[-int(len(self._slots) * _KEPT_NEWEST) :])
 
     def _least_missed(self) -> int:
-        """Which of the old ones, counted by age, leaves the smallest gap in relation to how long ago that was."""
+        """Return the index, by age, of the old pass whose removal leaves the smallest gap relative to its age.
+
+        Example: passes begin at reductions 0, 8, 16, 24. Without 8 the gap is 16 - 0 at age 24 - 8, without 16 it is 24
+        - 8 at age 24 - 16. With the age increased by 1, that is 16/17 and 16/9: the pass at 8, with index 1, is
+        removed.
+        """
         first = self._slots["first"][self._order].astype(np.float64)
         gaps = (first[2:] - first[:-2]) / (first[-1] - first[1:-1] + 1)
         is_pinned = [slot in self._is_pinned for slot in self._order[1:-1]]
@@ -134,9 +140,9 @@ class SweepFile:
 
 
 def read_sweeps(folder: Path, model: int, tensors: int) -> Sweeps:
-    """The sweeps that a rank has left of a model, those that are whole, by ``first``; not that of its end.
+    """Read the complete passes of a model, sorted by ``first``, without the one at the end of the recording.
 
-    A sweep that is being written, or was when the process was killed, is left out like one that is damaged.
+    A pass that is being written, or was when the process was killed, is skipped like a damaged one.
     """
     found = _whole_slots(folder, model, tensors)
     found = found[found["period"] != AT_END]
@@ -144,7 +150,7 @@ def read_sweeps(folder: Path, model: int, tensors: int) -> Sweeps:
 
 
 def read_last(folder: Path, model: int, tensors: int) -> Sweeps:
-    """What a rank's parameters were when its recording ended; empty if that is not known."""
+    """Read the pass at the end of a rank's recording; empty if there is none."""
     found = _whole_slots(folder, model, tensors)
     return found[found["period"] == AT_END][-1:]
 

@@ -1,4 +1,4 @@
-"""One table of some ranks as a Parquet file whose rows are grouped by ranges of steps, each with a checksum."""
+"""Parquet file of one table of some ranks, with rows grouped by ranges of steps, and a checksum for each group."""
 
 from __future__ import annotations
 
@@ -18,56 +18,56 @@ from overlapscope.trace.memory import free_bytes
 from overlapscope.trace.tables import TIMES
 
 StepRange = tuple[int, int]
-"""From this step to before that one."""
+"""First step, and the step after the last."""
 
 EVERYTHING: Final[StepRange] = (0, 2**32)
 
 
 def as_range(first: int | None, end: int | None) -> StepRange:
-    """The steps of a slice of Python's."""
+    """Return the range of steps that a Python slice stands for."""
     return EVERYTHING[0] if first is None else first, EVERYTHING[1] if end is None else end
 
 
 def with_neighbours(steps: StepRange, number: int) -> StepRange:
-    """Those steps, and so many before and after them."""
+    """Return a range of steps extended by a number of steps at both ends."""
     return max(EVERYTHING[0], steps[0] - number), min(EVERYTHING[1], steps[1] + number)
 
 
 _FOOTER_END: Final = 8
-"""Bytes: how long a footer is, and that it is one."""
+"""Size in bytes of the end of a Parquet file: length of the footer, and magic number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Rows of a file that are read together, all of a table of some steps."""
+    """Row group of a file: all rows of a table in a range of steps."""
 
     steps: StepRange
     begin: int
-    """Where they begin in the file."""
+    """Offset of its first byte in the file."""
     end: int
     crc32: int
-    """Of what is between."""
+    """Checksum of the bytes from ``begin`` to ``end``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableFile:
-    """One table of some ranks."""
+    """Description of the file of one table of some ranks."""
 
     name: str
-    """Of the file, below the folder of tables."""
+    """Path of the file, relative to the folder of tables."""
     footer_begin: int
     footer_crc32: int
     groups: tuple[Group, ...]
 
     @property
     def as_json(self) -> list[Any]:
-        """For the contents of all tables; see ``of_json``."""
+        """Return the description as JSON values; the inverse of ``of_json``."""
         groups = [[*group.steps, group.begin, group.end, group.crc32] for group in self.groups]
         return [self.footer_begin, self.footer_crc32, groups]
 
     @classmethod
     def of_json(cls, name: str, content: Any) -> TableFile:
-        """The inverse of ``as_json``, of what may be anything.
+        """Parse the result of ``as_json``, from an untrusted source.
 
         Raises:
             TypeError, ValueError: it is something else.
@@ -85,19 +85,21 @@ class TableFile:
 
 
 def write_groups(folder: Path, name: str, table: pd.DataFrame, between: Sequence[int]) -> TableFile:
-    """Write rows, those of a range of steps together.
+    """Write rows, grouped by ranges of steps.
+
+    Example: with ``between`` = [34] there are four groups: steps up to 32, step 33, step 34, and steps from 35 on.
 
     Args:
-        folder: of the tables.
-        name: of the file in it.
-        table: with a column ``step``.
+        folder: folder of the tables.
+        name: path of the file in it.
+        table: table with a column ``step``.
         between: steps at which ranges end and the next ones begin.
 
     Raises:
         OSError: they can't be written.
     """
     path = folder / name
-    # The first and the last step of a range are apart: its neighbours are read with them, and without the rest.
+    # The first and the last step of a range have their own groups, because they are read as neighbors of other ranges.
     edges = sorted({step + beside for step in between for beside in (-1, 0, 1)})
     place = np.searchsorted(edges, table["step"].to_numpy(), side="right") if edges else np.zeros(len(table), np.int64)
     if edges:
@@ -110,7 +112,7 @@ def write_groups(folder: Path, name: str, table: pd.DataFrame, between: Sequence
     with pq.ParquetWriter(
         path,
         content.schema,
-        # Of moments, which are all different, only the differences are short; of what recurs, the place in a list.
+        # Times are all different, but their differences are small; recurring values are encoded by a dictionary.
         compression="none",
         use_dictionary=[name for name in table.columns if name not in times],
         column_encoding=dict.fromkeys(times, "DELTA_BINARY_PACKED"),
@@ -135,11 +137,11 @@ def write_groups(folder: Path, name: str, table: pd.DataFrame, between: Sequence
 
 
 def read_groups(folder: Path, file: TableFile, steps: StepRange) -> list[pa.Table]:
-    """The groups of rows in which some steps are, in one table or none.
+    """Read the row groups that contain some steps; the result is a list with one table, or empty.
 
     Raises:
         OSError: the file can't be read.
-        ValueError: it is not what was written.
+        ValueError: it differs from what was written.
     """
     wanted = [
         number for number, group in enumerate(file.groups) if group.steps[0] < steps[1] and group.steps[1] > steps[0]
@@ -160,11 +162,11 @@ def read_groups(folder: Path, file: TableFile, steps: StepRange) -> list[pa.Tabl
 
 
 def read_whole(path: Path, checksum: int) -> pd.DataFrame:
-    """A table that is not cut.
+    """Read a table that is not split.
 
     Raises:
         OSError: the file can't be read.
-        ValueError: it is not what was written.
+        ValueError: it differs from what was written.
     """
     data = path.read_bytes()
     if crc32(data) != checksum:
@@ -181,7 +183,7 @@ def _require_room(rows: int, columns: int) -> None:
 
 
 def _span_of(group: Any) -> tuple[int, int]:
-    """Where a group of rows is in its file."""
+    """Return the offsets of the first byte of a row group and of the byte after its last."""
     columns = [group.column(number) for number in range(group.num_columns)]
     begins = [
         column.data_page_offset if column.dictionary_page_offset is None else column.dictionary_page_offset

@@ -1,4 +1,4 @@
-"""Records of ranks -> tidy tables: one row per observation, times in nanoseconds of the clock of its rank.
+"""Event tables: tidy tables made from the records of ranks, with one row per observation, in nanoseconds.
 
 ========== ====================================================================================================
 steps      rank, step, start_ns, end_ns
@@ -12,8 +12,8 @@ pauses     rank, step, generation, start_ns, end_ns
 segments   rank, model, step, plan_epoch, segment (its line in ``segments.jsonl``), start_ns, end_ns
 ========== ====================================================================================================
 
-``ready_ns`` is missing where no bucket is concerned, ``start_ns`` and ``end_ns`` of a collective if it was launched
-but never seen to complete.
+Times are those of each rank's clock. ``ready_ns`` is missing for collectives without a bucket, ``start_ns`` and
+``end_ns`` for collectives that were launched but never seen to complete.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from overlapscope.trace.log import RECORD_DTYPE, Records
 from overlapscope.trace.turns import turns
 
 TABLES: Final = ("steps", "phases", "gradients", "copies", "collectives", "incidents", "pauses", "segments")
-"""Names of the tables that ``event_tables`` makes."""
+"""Names of the tables that ``event_tables`` returns."""
 
 PHASE_NAMES: Final = tuple(phase.name.lower() for phase in Phase)
 
@@ -43,15 +43,15 @@ _DTYPE_BYTES: Final = np.array([DTYPE_BYTES[name] for name in DTYPES], dtype=np.
 _NO_RECORDS: Final[Records] = np.empty(0, dtype=RECORD_DTYPE)
 
 TIMES: Final = ("start_ns", "end_ns", "ready_ns", "launch_ns", "time_ns")
-"""Columns that hold moments; other columns of nanoseconds hold durations."""
+"""Columns that hold points in time; other columns of nanoseconds hold durations."""
 
 
 def event_tables(logs: Mapping[int, Records], *, are_newest: bool = False) -> dict[str, pd.DataFrame]:
-    """Turn the records of some ranks into tables, in which the rows of a rank are together.
+    """Convert the records of some ranks to tables, in which the rows of a rank are contiguous.
 
     Args:
-        logs: of each rank, in the order of their sequence numbers.
-        are_newest: they may begin in the middle of a step.
+        logs: records of each rank, in the order of their sequence numbers.
+        are_newest: true if they may begin in the middle of a step.
     """
     kept = [drop_steps_cut_by_ring(records, are_newest=are_newest) for records in logs.values()]
     records = np.concatenate([_as_numbers(own) for own in kept]) if kept else _as_numbers(_NO_RECORDS)
@@ -110,7 +110,7 @@ class _Logged:
 
 def _by_kind(records: npt.NDArray[np.int64], rank: npt.NDArray[np.int64]) -> dict[Kind, _Logged]:
     kind = np.ascontiguousarray(_as_records(records)["kind"])
-    order = np.argsort(kind, kind="stable")  # of numbers of 8 bits that takes one pass
+    order = np.argsort(kind, kind="stable")  # a single pass for 8-bit numbers
     edges = np.searchsorted(kind[order], [*Kind, max(Kind) + 1])
     rows = [order[begin:end] for begin, end in pairwise(edges.tolist())]
     return {
@@ -119,7 +119,7 @@ def _by_kind(records: npt.NDArray[np.int64], rank: npt.NDArray[np.int64]) -> dic
 
 
 def _as_numbers(records: Records) -> npt.NDArray[np.int64]:
-    """(N, 8) the same bytes, of which numpy copies rows eight times as quickly as of records."""
+    """View records as 64-bit integers, shape (N, 8), because numpy copies such rows eight times as fast as records."""
     return records.view(np.int64).reshape(-1, RECORD_BYTES // 8)
 
 
@@ -128,10 +128,10 @@ def _as_records(numbers: npt.NDArray[np.int64]) -> Records:
 
 
 def on_clocks(tables: Mapping[str, pd.DataFrame], clocks: Mapping[int, ClockMap]) -> dict[str, pd.DataFrame]:
-    """Tables, in which the rows of a rank are together, with times mapped to another clock.
+    """Map the times of tables to another clock; the rows of a rank have to be contiguous.
 
     Args:
-        clocks: of the ranks whose times are to be mapped.
+        clocks: maps of the ranks whose times are to be mapped.
     """
     return {name: _on_clocks(table, clocks) for name, table in tables.items()} if clocks else dict(tables)
 
@@ -141,7 +141,7 @@ def _on_clocks(table: pd.DataFrame, clocks: Mapping[int, ClockMap]) -> pd.DataFr
     edges = [*np.flatnonzero(np.append(True, rank[1:] != rank[:-1])[: len(rank)]).tolist(), len(rank)]
     moved = {name: table[name].fillna(0).to_numpy(np.int64, copy=True) for name in TIMES if name in table}
     spans = [(begin, end, clocks.get(int(rank[begin]))) for begin, end in pairwise(edges)]
-    for clock, of_clock in groupby(spans, key=lambda span: span[2]):  # ranks of a host share a map
+    for clock, of_clock in groupby(spans, key=lambda span: span[2]):  # ranks of one host share a map
         stretch = list(of_clock)
         begin, end = stretch[0][0], stretch[-1][1]
         for times_ns in moved.values() if clock is not None else ():
@@ -154,11 +154,15 @@ def _on_clocks(table: pd.DataFrame, clocks: Mapping[int, ClockMap]) -> pd.DataFr
 
 
 def drop_steps_cut_by_ring(records: Records, *, are_newest: bool = False) -> Records:
-    """Drop the steps that a gap in the sequence numbers may have cut, or the beginning of the newest records.
+    """Drop steps that may be incomplete because of a gap in the sequence numbers, or where the latest records begin.
 
     Device times are written late, in order, with a step's own record last. So before a gap only the steps that have
-    ended are complete, and after it those that begin after it, as the records that are never late tell. The newest
-    step stays if it has not ended: it is in no statistics, and shows where the rank stands.
+    ended are complete, and after it only those that begin after it, according to the records that are never late. The
+    latest step is kept if it has not ended: no statistics use it, and it shows how far the rank got.
+
+    Example: records 1 to 3 are all of step 0 and the beginning of step 1, records 4 to 8 are overwritten, and records 9
+    to 12 are the end of step 7, step 8, and the beginning of step 9. Steps 1 and 7 are incomplete, and so may be step
+    8, the first with a prompt record after the gap. Steps 0 and 9 are kept.
     """
     stretch = np.concatenate([[0], np.cumsum(np.diff(records["sequence"].astype(np.int64)) > 1)])
     last = stretch[-1]
@@ -208,15 +212,15 @@ def _copies(copies_in: _Logged, copies_out: _Logged) -> pd.DataFrame:
 
 
 def _collectives(launches: _Logged, completions: _Logged, readies: _Logged) -> pd.DataFrame:
-    """One row per launch; the completion and the bucket's readiness are those of the same turn in the same step.
+    """Return one row per launch, with the completion and the bucket's readiness of the same occurrence in its step.
 
-    What is gathered are parameters, for which no gradient has to be ready.
+    An all-gather gathers parameters, for which no gradient has to be ready.
     """
     elements = launches["elements"].astype(np.int64)
     done = _of_same_turn(launches, completions, match_op=True)
     ready = np.full(len(launches), -1)
     for op in set(np.unique(launches["op"]).tolist()) - {OPS.index("all_gather")}:
-        of_op = launches["op"] == op  # a bucket may take several operations, each of which has a first turn
+        of_op = launches["op"] == op  # occurrences are counted per operation, because a bucket may have several
         ready[of_op] = _of_same_turn(launches.of(of_op), readies, match_op=False)
     uncertainty = _taken(completions["end_uncertainty_ns"].astype(np.int64), done)
     is_bound = _taken((completions["flags"] & Flag.START_IS_LOWER_BOUND).astype(np.int64), done)
@@ -242,7 +246,11 @@ def _collectives(launches: _Logged, completions: _Logged, readies: _Logged) -> p
 
 
 def _of_same_turn(launches: _Logged, others: _Logged, *, match_op: bool) -> npt.NDArray[Any]:
-    """The position of each launch's counterpart in ``others``, or -1."""
+    """Return the position of each launch's counterpart in ``others``, or -1.
+
+    The n-th launch of a bucket in a step belongs to the n-th of ``others`` with the same bucket and step. Example:
+    launches of buckets 0, 1, 0 and completions of buckets 0, 0 give positions 0, -1, 1.
+    """
     fields = ["model", "step", "index"] + (["op"] if match_op else [])
     sides = [[side.rank, *(side[field] for field in fields)] for side in (launches, others)]
     if len(launches) == len(others) and all(np.array_equal(*pair) for pair in zip(*sides, strict=True)):
@@ -250,7 +258,7 @@ def _of_same_turn(launches: _Logged, others: _Logged, *, match_op: bool) -> npt.
     keys = [np.concatenate(pair) for pair in zip(*([*side, turns(*side)] for side in sides), strict=True)]
     is_other = np.arange(len(keys[0])) >= len(launches)
     order = np.lexsort((is_other, *keys))
-    # Keys are told apart by their turn, so equal neighbours are a launch and its counterpart.
+    # Equal keys occur at most once on each side, so equal neighbors are a launch and its counterpart.
     is_pair = np.logical_and.reduce([key[order][1:] == key[order][:-1] for key in keys])
     position = np.full(len(launches), -1)
     position[order[:-1][is_pair]] = order[1:][is_pair] - len(launches)
@@ -258,7 +266,7 @@ def _of_same_turn(launches: _Logged, others: _Logged, *, match_op: bool) -> npt.
 
 
 def _taken(values: npt.NDArray[Any], positions: npt.NDArray[Any]) -> pd.Series[int]:
-    """``values[positions]`` as nullable integers, missing where the position is -1."""
+    """Return ``values[positions]`` as nullable integers, missing where the position is -1."""
     if not len(values):
         return pd.Series(pd.NA, index=range(len(positions)), dtype="Int64")
     return pd.Series(values[positions]).astype("Int64").mask(pd.Series(positions < 0))

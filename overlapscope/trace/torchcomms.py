@@ -1,8 +1,8 @@
-"""Dumps of the Flight Recorder of torchcomms, whose layout is PyTorch's and whose numbers are not.
+"""Conversion of torchcomms' Flight Recorder dumps, which have PyTorch's layout but different sequence numbers.
 
-After ``comms/torchcomms/hooks/fr/FlightRecorder.cpp`` of meta-pytorch/torchcomms. ``collective_seq_id`` counts what the
-process has launched in all communicators together, from 0. So it does for sends and receives, which are not marked, and
-don't say to whom. A group's description is the backend's name. ``completed`` is seldom seen, as on gloo.
+Based on ``comms/torchcomms/hooks/fr/FlightRecorder.cpp`` of meta-pytorch/torchcomms. ``collective_seq_id`` counts what
+the process has launched in all communicators together, from 0. This includes sends and receives, which are not marked
+as such and have no peer. A group's description is the backend's name. ``completed`` is rarely seen, as on gloo.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _POINT_TO_POINT: Final = ("send", "recv", "batch_op_issue")
 
 
 def with_numbers_of_groups(dump: Dump) -> Dump:
-    """A dump of torchcomms with collectives numbered within their groups, as other ranks number them; others as it is.
+    """Renumber collectives of a torchcomms dump within their groups, as in dumps of PyTorch; return others unchanged.
 
     Raises:
-        OverlapScopeError: that can't be known, because some of what was launched is not in it.
+        OverlapScopeError: the numbers are unknown, because some launches are missing from the dump.
     """
     if not _is_of_torchcomms(dump.entries):
         return dump
     collectives = [entry for entry in dump.entries if _op(entry) not in _POINT_TO_POINT]
-    # Of what is gone it is not known how much was of which communicator, or was sent to a single rank.
+    # Missing entries may be of any communicator, or sent to a single rank.
     if any(entry.number != place for place, entry in enumerate(dump.entries)):
         raise OverlapScopeError(
             f"{dump.path}: torchcomms numbers what is launched in all communicators together, and not all of it is in "

@@ -1,4 +1,4 @@
-"""Numbering of equal rows: which one of its kind, from 0, each row of a table is."""
+"""Occurrence numbers of equal rows: 0 for the first row of its kind in a table, 1 for the second, and so on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ Int64s = npt.NDArray[np.int64]
 
 
 def turns(*columns: npt.NDArray[Any]) -> Int64s:
-    """For each row, how many rows before it are equal in all columns."""
+    """Count for each row how many rows before it are equal in all columns.
+
+    Example: 3, 5, 3, 3, 5 gives 0, 0, 1, 2, 1. The same as ``cumcount`` of a pandas ``groupby``.
+    """
     order = np.lexsort(columns)
     turn = np.empty(len(order), dtype=np.int64)
     turn[order] = places_in_runs(*(column[order] for column in columns))
@@ -19,7 +22,10 @@ def turns(*columns: npt.NDArray[Any]) -> Int64s:
 
 
 def places_in_runs(*columns: npt.NDArray[Any]) -> Int64s:
-    """Each row's place, from 0, in its run of neighbours that are equal in all columns."""
+    """Return each row's index in its run of adjacent rows that are equal in all columns.
+
+    Example: 7, 7, 4, 4, 4, 7 gives 0, 1, 0, 1, 2, 0.
+    """
     begins = np.ones(len(columns[0]), dtype=bool)
     begins[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
     first = np.flatnonzero(begins)

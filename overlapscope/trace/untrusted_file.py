@@ -1,6 +1,6 @@
-"""Limits on files that others have written, so that a hostile one costs neither memory nor time.
+"""Limits on untrusted files, so that a malicious one costs neither much memory nor much time.
 
-The limits are far above what a Flight Recorder writes: 2,000 entries by default, at most a few megabytes a rank.
+The limits are far above what a Flight Recorder writes: 2,000 entries by default, at most a few megabytes per rank.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from typing import Any, Final
 from overlapscope.errors import OverlapScopeError
 
 MOST_BYTES: Final = 64 * 1024**2
-"""Size above which a file is refused: it could hold 60 times the entries that a Flight Recorder keeps by default."""
+"""Size above which a file is rejected: it could hold 60 times the entries that a Flight Recorder keeps by default."""
 MOST_VALUES: Final = 10_000_000
-"""Number of values above which a file that holds, or expands to, them is refused."""
+"""Number of values, stored in a file or expanded from it, above which the file is rejected."""
 DEEPEST: Final = 32
-"""Most levels of nested containers; a dump has five."""
+"""Maximum depth of nested containers; a dump has five levels."""
 _CONTAINERS: Final = (dict, list, tuple)
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a file.
+    """Read the content of a file.
 
     Raises:
-        OverlapScopeError: the file is not a regular one, empty, too large, or can't be read.
+        OverlapScopeError: the file is not a regular file, empty, too large, or can't be read.
     """
     try:
-        if not path.is_file():  # reading a pipe would wait
+        if not path.is_file():  # reading a pipe would block
             raise OverlapScopeError(f"{path}: not a file")
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
@@ -43,14 +43,14 @@ def read_bytes(path: Path) -> bytes:
 
 
 def check_extent(value: Any, path: Path) -> None:
-    """Refuse what is nested too deeply, holds itself, or is small only because its parts are shared.
+    """Reject a value that is nested too deeply, contains itself, or is small only because its parts are shared.
 
-    Twenty nested lists of ten references each take no room, but 10^20 steps to walk through.
+    Twenty nested lists of ten references each take little memory, but 10^20 steps to traverse.
 
     Raises:
         OverlapScopeError: the value is one of these.
     """
-    extents: dict[int, tuple[int, int]] = {}  # by id: values within, and how deep they go
+    extents: dict[int, tuple[int, int]] = {}  # by id: number of values inside, and depth
 
     def extent(container: Any, depth: int) -> tuple[int, int]:
         if depth > DEEPEST:

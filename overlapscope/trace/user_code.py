@@ -1,4 +1,4 @@
-"""Which lines are the user's: of frames, of stacks that faulthandler has written, and of dumps of other tools."""
+"""Detection of the user's source files in stack frames, faulthandler stacks, and dumps of other tools."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ PASSED_OVER: Final = frozenset(
         "tqdm",
     }
 )
-"""Top-level packages between whose lines and where a process is stands the user's line: torch, training frameworks,
-libraries that do what they are told, and ours."""
+"""Top-level packages whose frames are skipped to find the user's line: torch, training frameworks, libraries that are
+called by user code, and ours."""
 
 _NOT_THE_USERS: Final = re.compile(
     rf"/(site|dist)-packages/({'|'.join(sorted(PASSED_OVER))})/"
@@ -37,5 +37,5 @@ _NOT_THE_USERS: Final = re.compile(
 
 
 def is_users_file(file: str) -> bool:
-    """Whether a file is neither of ``PASSED_OVER``, nor of Python's own library, nor C++, nor generated code."""
+    """Return whether a file is none of ``PASSED_OVER``, Python's standard library, C++, or generated code."""
     return _NOT_THE_USERS.search(file) is None

@@ -1,7 +1,7 @@
-"""The collectives of the user's own that a rank has waited for, from its collective logs.
+"""Times in which a rank waited for collectives of user code, from its collective logs.
 
-Only those of the host count, whose line went on when they were over: how long a rank waits for one that is waited for
-later, or by a device, is not in the log.
+Only collectives on the host are included whose line waited for them to complete: for others, which are waited for later
+or by a device, the log doesn't show how long the rank waited.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from overlapscope.trace.log import Problem
 
 
 def user_collectives(folder: Path, problems: list[Problem]) -> npt.NDArray[np.int64]:
-    """(2, n) from when until when a rank waited for each of them.
+    """Read begin and end of a rank's waits for user collectives, shape (2, n).
 
     Args:
-        folder: of the rank.
-        problems: told if the log has come round. What else is wrong with logs ``group_reader`` says to those who read
-            them for the order.
+        folder: folder of the rank.
+        problems: receives a problem if the log has wrapped around. Other problems with logs are reported by
+            ``group_reader``, when they are read for the order of collectives.
     """
     entries = _entries(folder, problems) if _has_any(folder) else np.empty(0, dtype=ENTRY_DTYPE)
     entries = entries[((entries["flags"] & AWAITED) != 0) & (entries["completed_ns"] > 0)]
@@ -33,7 +33,7 @@ def user_collectives(folder: Path, problems: list[Problem]) -> npt.NDArray[np.in
 
 
 def _has_any(folder: Path) -> bool:
-    """Logs are long, and most trainings have none."""
+    """Return whether a rank has user collectives, because reading logs takes long, and most trainings have none."""
     return any(read_lines(folder / SIGNATURES_FILE, [], lambda line: [line["role"] == "user"]))
 
 

@@ -1,4 +1,4 @@
-"""The event log of one rank: an append-only file that survives the death of its process."""
+"""Event log of one rank: an append-only file that survives the death of its process."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ DEFAULT_LIMIT_BYTES: Final = 64 * 1024**2
 """Default size of one rank's log: about a million records."""
 
 _SMALLEST_CAPACITY: Final = 64
-_FIRST_AT: Final = HEADER_BYTES - RECORD_BYTES  # for records are numbered from 1
+_FIRST_AT: Final = HEADER_BYTES - RECORD_BYTES  # because records are numbered from 1
 
 
 class EventLog(RingLog):
-    """Fixed-size records; when the log is full, the newest are kept as a ring, and the first steps.
+    """Writer of fixed-size records; when the log is full, the first steps and a ring of the latest records are kept.
 
     ``append`` is safe to call from several threads under the GIL: the slot is drawn from an atomic counter.
 
     Args:
-        path: the file to make; it must not exist.
-        limit_bytes: the file never grows beyond this.
+        path: the file to create; it must not exist.
+        limit_bytes: maximum size of the file.
 
     Raises:
-        OverlapScopeError: the file exists, or can't be made or written.
+        OverlapScopeError: the file exists, or can't be created or written.
     """
 
     slot_bytes = RECORD_BYTES
@@ -51,8 +51,8 @@ class EventLog(RingLog):
         """Store one record. The hot path: no lock, no system call, no allocation kept.
 
         Args:
-            body: what happened, from ``format.pack_body``.
-            end_uncertainty_ns: the true end lies at most this long before ``end_ns``; below 2**32.
+            body: description of the event, from ``format.pack_body``.
+            end_uncertainty_ns: the true end is at most this long before ``end_ns``; below 2**32.
         """
         sequence = next(self._sequence)
         record = self._pack(start_ns, end_ns, step, end_uncertainty_ns, body, sequence)
@@ -62,25 +62,25 @@ class EventLog(RingLog):
             crc32(record),
             record,
         )
-        if sequence > self.newest:  # another thread may have stored a newer one since this number was drawn
+        if sequence > self.newest:  # another thread may have stored a later one since this number was drawn
             self.newest = sequence
 
     def reserve(self) -> None:
-        """Allocate disk blocks ahead of need. Called between steps, where a system call hurts nobody."""
+        """Allocate disk blocks ahead of need. Called between steps, where a system call does no harm."""
         if self._straight < min(self.newest + self.chunk_slots // 2, self.capacity):
             with self._lock:
                 self._allocate()
 
     @property
     def incidents(self) -> int:
-        """How often ``preserve`` was called."""
+        """Return how often ``preserve`` was called."""
         return self._incidents
 
     def preserve(self, newest_records: int = 4096) -> int:
-        """Copy the newest records into an ``incident_*.log`` beside this one, where no ring overwrites them.
+        """Copy the latest records into an ``incident_*.log`` next to this log, where no ring overwrites them.
 
-        If the disk has no room for it, or the log is closed, there is no such file: an incident is no time to raise
-        another error.
+        If the disk has no room for it, or the log is closed, there is no such file: during an incident no further error
+        must be raised.
 
         Returns:
             The number of the incident, from 1.
@@ -102,8 +102,8 @@ class EventLog(RingLog):
         return number
 
     def close(self) -> None:
-        """Note in the header that the log is complete, and give unused disk space back. May be called twice."""
-        # Who still appends, as a training that goes on after its recording, does not fail and allocates nothing.
+        """Mark the log as complete in its header, and free unused disk space. May be called twice."""
+        # Later calls of ``append``, as when training continues after the recording, do nothing and allocate nothing.
         self._store, self._straight = _discard, sys.maxsize
         super().close()
 
@@ -125,4 +125,4 @@ class EventLog(RingLog):
 
 
 def _discard(*_: object) -> None:
-    """A no-op in place of ``CHECKED_RECORD.pack_into`` for a closed log."""
+    """Do nothing, in place of ``CHECKED_RECORD.pack_into`` of a closed log."""

@@ -1,4 +1,4 @@
-"""Which plans to try, and which of those tried to keep. Pure functions of what was measured."""
+"""Choice of the plans to try, and of the fastest one tried. Pure functions of measurements."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from overlapscope.model.search import best_plan
 from overlapscope.model.sizes import LEAST_GAIN, PredictedSizes, predict_sizes
 
 _RIVAL_WITHIN: Final = 0.03
-"""Difference below which predictions of two sizes may be in the wrong order."""
+"""Relative difference below which predictions of two sizes may be in the wrong order."""
 _RIVAL_FACTOR: Final = 2.0
-"""A size that is not so many times as large or small is much the same."""
+"""Minimum ratio of two sizes that are considered different."""
 
 MOST_STEPS: Final = 30
-"""For trying all of them."""
+"""Maximum number of steps for trying all candidates."""
 STEPS_IN_A_BLOCK: Final = 3
-"""The first does not count: the buffers of the plan are new, and the copies of the one before end in it."""
+"""Number of steps per block. The first one is ignored: buffers are new, and copies of the previous plan end in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,13 +38,13 @@ class Candidate:
 
 
 def candidates_of(observations: Observations, in_force: Buckets, lanes: int) -> list[Candidate]:
-    """The plans worth trying, the current one first; it alone if the others promise nothing.
+    """Return the plans worth trying, the active one first; it alone if the others are predicted to gain too little.
 
     Args:
-        lanes: how many all-reduces the backend runs at a time.
+        lanes: number of all-reduces that the backend runs at a time.
 
     Raises:
-        OverlapScopeError: nothing tells what an all-reduce costs.
+        OverlapScopeError: the cost of an all-reduce can't be estimated.
     """
     fitted = fit(observations, lanes=lanes)
     sizes = predict_sizes(fitted.work, fitted.costs)
@@ -65,9 +65,9 @@ def candidates_of(observations: Observations, in_force: Buckets, lanes: int) -> 
 
 
 def trial_blocks(candidates: int) -> Int64Array:
-    """(steps,) which candidate each step runs with: blocks of some steps, forwards and backwards in turn.
+    """Return (steps,) the candidate of each step: blocks of steps, alternately in ascending and descending order.
 
-    Drift affects all alike.
+    This way drift affects all candidates alike. Two candidates get 000111 111000 000111 111000 000111.
     """
     count = MOST_STEPS // (candidates * STEPS_IN_A_BLOCK)
     rounds = [np.arange(candidates)[:: 1 if number % 2 == 0 else -1] for number in range(count)]
@@ -76,11 +76,13 @@ def trial_blocks(candidates: int) -> Int64Array:
 
 
 def step_times_ns(length_ns: Float64Array, candidate: Int64Array, candidates: int) -> Float64Array:
-    """The median step time of each candidate, without the first step of each block. NaN if it was never seen.
+    """Return the median step time of each candidate, without the first step of each block. NaN if it was never seen.
+
+    Lengths of [9, 5, 6, 7, 3, 4] for candidates [0, 0, 0, 1, 1, 1] have the medians [5.5, 3.5].
 
     Args:
-        length_ns: (steps,) NaN for one that was not seen.
-        candidate: (steps,) as ``trial_blocks`` gives it.
+        length_ns: (steps,) step times; NaN for a step that was not seen.
+        candidate: (steps,) candidates as returned by ``trial_blocks``.
     """
     is_first = np.diff(candidate, prepend=-1) != 0
     counted = ~is_first & ~np.isnan(length_ns)
@@ -93,7 +95,7 @@ def step_times_ns(length_ns: Float64Array, candidate: Int64Array, candidates: in
 
 
 def fastest(measured_ns: Float64Array) -> int:
-    """The candidate to keep: the first, which was used before, unless another one is really faster."""
+    """Return the candidate to keep: the first, which was active before, unless another one is significantly faster."""
     if np.isnan(measured_ns[0]) or np.isnan(measured_ns).all():
         return 0
     best = int(np.nanargmin(measured_ns))
@@ -101,7 +103,7 @@ def fastest(measured_ns: Float64Array) -> int:
 
 
 def _rivals(sizes: PredictedSizes) -> list[tuple[UniformPlan, float]]:
-    """Of the sizes that are quite another than the best, the next best, if it is nearly as good."""
+    """Return the next best of the sizes that differ much from the best, if it is nearly as good."""
     plans, step_ns = (sizes.default, *sizes.sizes), np.array([sizes.default_ns, *sizes.sizes_ns])
     caps_mb = np.array([size.cap_mb for size in plans])
     is_other = np.abs(np.log(caps_mb / sizes.best.cap_mb)) > np.log(_RIVAL_FACTOR)

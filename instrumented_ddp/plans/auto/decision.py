@@ -1,4 +1,4 @@
-"""What was decided and why, for the recording and as a sentence."""
+"""Decisions on bucket plans and their reasons, for the recording and as a sentence."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ class Decision:
     step: int | None
     """Step of the recording."""
     measured_steps: int
-    """Steps from which predictions were made."""
+    """Number of steps from which predictions were made."""
     trials: tuple[Trial, ...]
-    """The plans considered; the first was used before."""
+    """The plans considered; the first was active before."""
     chosen: int
-    """Number of the trial that was chosen."""
+    """Index of the trial that was chosen."""
     why: str
 
 
 def trials_of(candidates: Sequence[Candidate], measured_ns: Float64Array) -> tuple[Trial, ...]:
-    """What is known about each plan.
+    """Return what is known about each plan.
 
     Args:
-        measured_ns: by candidate; NaN for one that was not tried.
+        measured_ns: measured step time by candidate; NaN for one that was not tried.
     """
     return tuple(
         Trial(
@@ -65,7 +65,7 @@ def _known(time_ns: float) -> float | None:
 
 
 def reason_for(trials: Sequence[Trial], chosen: int) -> str:
-    """Why a plan was chosen, in a sentence."""
+    """Return the reason for a choice as a sentence."""
     before, best = trials[0], trials[chosen]
     if len(trials) == 1:
         return f"{before.setting} stays: no other plan was predicted to gain {format_share(LEAST_GAIN)} of a step"

@@ -1,4 +1,4 @@
-"""Cycles of one rank -> cycles of all ranks, which send each other nothing but these numbers; no clocks."""
+"""Gathering of bucket cycles from all ranks, which exchange nothing but these numbers; no clocks."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from overlapscope.model.bucket_cycles import BucketCycles
 from overlapscope.model.partition import Int64Array
 
 MOST_RANKS: Final = 8
-"""Of more ranks those are looked at that take longest."""
+"""Maximum number of ranks considered. Of more ranks the slowest are used."""
 
 
 def of_all_ranks(own: BucketCycles, group: dist.ProcessGroup, device: torch.device) -> tuple[BucketCycles, Int64Array]:
-    """The same cycles of all ranks, or of those that take longest. Called on all ranks.
+    """Gather the same cycles of all ranks, or of the slowest ones. Called on all ranks.
 
     Args:
-        own: of the same shape on all ranks.
-        device: on which the group communicates.
+        own: cycles of this rank, of the same shape on all ranks.
+        device: device on which the group communicates.
 
     Returns:
-        Cycles of R ranks, on every rank, with its own steps and epochs; and (R,) who they are.
+        Cycles of R ranks, on every rank, with its own steps and epochs; and the (R,) ranks.
     """
     lateness = torch.tensor([np.nan_to_num(np.median(own.backward_end_ns[0]))], device=device)
     everyones = [torch.empty_like(lateness) for _ in range(group.size())]

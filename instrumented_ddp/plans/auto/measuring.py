@@ -1,4 +1,4 @@
-"""Measuring some steps: with what the recorder writes anyway, or else with a meter."""
+"""Measurement of some steps, from what the recorder writes anyway, or else with a meter."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Measuring:
     """A measurement of one model, from now until ``end``. Begun and ended between two steps.
 
     Args:
-        reducer: of the model. The next thing it is told must be a plan.
-        model: its number.
-        device: where it computes.
+        reducer: reducer of the model. A plan must be adopted next.
+        model: number of the model.
+        device: device where it computes.
     """
 
     def __init__(self, reducer: Reducer, recorder: Recorder | None, model: int, device: torch.device) -> None:
@@ -37,18 +37,18 @@ class Measuring:
             reducer.tell(ModelEvents(self._meter, model, device, stats, parameters))
 
     def step_begins(self) -> bool:
-        """A step begins that is to be measured. Returns True."""
+        """Note that a step begins that is to be measured. Return True."""
         observer = self._reducer.events.observer
         assert observer is not None
         self._steps.append(observer.step)
         return True
 
     def cycles(self, plans: Sequence[BucketPlan], newest: int) -> BucketCycles:
-        """Of the newest steps. For the first step of all nobody saw the one before end.
+        """Return the cycles of the latest steps. For the very first step, the end of the previous one is unknown.
 
         Args:
-            plans: that the steps ran with.
-            newest: how many steps.
+            plans: the plans that the steps ran with.
+            newest: number of steps.
         """
         wanted = {plan.buckets for plan in plans}
         in_force = {number: plan.buckets for number, plan in enumerate(self._reducer.plans) if plan.buckets in wanted}

@@ -1,4 +1,4 @@
-"""What a recorder writes of the buckets, kept in memory for some steps: for jobs that are not recorded."""
+"""An in-memory recorder of bucket timings over some steps, for jobs that are not recorded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class MemoryLog:
-    """Takes the place of an ``EventLog``, and forgets everything with the meter."""
+    """An in-memory replacement of an ``EventLog``."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[bytes, int, int, int, int]] = []
@@ -32,8 +32,8 @@ class MemoryLog:
         self._rows.append((body, step, start_ns, end_ns, end_uncertainty_ns))
 
     def records(self) -> Records:
-        """Everything, as a log that is read back."""
-        rows = self._rows.copy()  # to which threads add what has just ended
+        """Return all records, in the form of a log that is read back."""
+        rows = self._rows.copy()  # threads may append meanwhile
         packed = b"".join(
             CHECKED_RECORD.pack(0, RECORD.pack(start_ns, end_ns, step, uncertainty_ns, body, number))
             for number, (body, step, start_ns, end_ns, uncertainty_ns) in enumerate(rows, start=1)
@@ -42,7 +42,7 @@ class MemoryLog:
 
 
 class Meter:
-    """Watches one model; an ``Observer``.
+    """Recorder of one model's timings in memory; an ``Observer``.
 
     Args:
         device: where the module computes. On CUDA this waits for the device once, to tie its clock to the host's.
@@ -62,22 +62,22 @@ class Meter:
         self.phase: Phase | None = None
         self._has_failed = False
         self.step = 0
-        """How many passes it has seen reduced."""
+        """Number of passes that were reduced so far."""
 
     def records(self) -> Records:
-        """What has been seen so far, but for what the device has not come to yet."""
+        """Return what was recorded so far, except for what the device has not reached yet."""
         for timer in self._timers.values():
             timer.step_begins()
         return self.log.records()
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop recording."""
         self.completions.close()
 
-    # -- as the reducer calls it ---------------------------------------------------------------------------------
+    # -- called by the reducer -----------------------------------------------------------------------------------
 
     def timer_on(self, device: torch.device) -> DeviceTimer:
-        """The timer of one of the devices that the module spans."""
+        """Return the timer of one of the devices that the module spans."""
         timer = self._timers.get(device)
         if timer is None:
             timer = self._timers[device] = bucket_timer_of(device, timer_of(device, self.log))
@@ -88,21 +88,21 @@ class Meter:
         return PlanRecords(self._timer.flags, model, epoch, plan)
 
     def board(self, model: int, parameters: int) -> memoryview[int]:  # noqa: ARG002
-        """Seen by nobody else."""
+        """Return a board that nobody else sees."""
         return private_board(parameters)
 
     def gradient_is_not_reduced(self, model: int) -> None:
-        """Nothing: the user's lines and other gradients are not measured."""
+        """Do nothing: the user's lines and other gradients are not measured."""
 
     def gradients_are_reduced(self, model: int) -> None:  # noqa: ARG002
-        """A pass is over, and with it a step of the meter's."""
+        """Note that a pass is over, and with it a step of the meter."""
         self.step += 1
         for timer in self._timers.values():
             timer.step_begins()
 
     @survived
     def enter(self, phase: Phase, *, no_sync: bool = False) -> None:
-        """Backward that is reduced is timed, and nothing else."""
+        """Time a backward that is reduced, and nothing else."""
         if no_sync:
             return
         now = self._timer.mark()
@@ -112,27 +112,27 @@ class Meter:
 
     @survived
     def leave(self, phase: Phase) -> None:
-        """A phase ends, if it is the one that is open."""
+        """End a phase, if it is the current one."""
         if self.phase is phase:
             if phase is Phase.BACKWARD:
                 self._timer.write(self._backward, self.step, self._backward_start, self._timer.mark())
             self.phase = None
 
     def backward_was_left(self, step: int) -> None:
-        """Nothing: the pass before is not reduced, and so it is not measured."""
+        """Do nothing: the previous pass is not reduced, and so it is not measured."""
 
     def note_caller(self) -> None:
-        """Nothing: the user's lines and other gradients are not measured."""
+        """Do nothing: the user's lines and other gradients are not measured."""
 
     def launches(self, records: BucketRecords) -> int:  # noqa: ARG002
-        """When the collective ends, this is told with it."""
+        """Return the launch time; the record is written when the collective ends."""
         return host_now_ns()
 
     def incident(self) -> None:
-        """Nobody reads what is kept here."""
+        """Do nothing: nobody reads the records after an incident."""
 
     def gives_up(self, error: Exception) -> None:
-        """Say so once; what it has not seen is missing in its cycles, and said there."""
+        """Log an error once. What was not recorded is missing in the cycles, which say so."""
         if not self._has_failed:
             self._has_failed = True
             _log.warning("steps are no longer measured: %s: %s", type(error).__name__, error)

@@ -1,12 +1,12 @@
-"""``bucket_cap_mb="auto"`` as a ``PlanSchedule``: which step does what.
+"""``bucket_cap_mb="auto"`` as a ``PlanSchedule``: what is done in each step.
 
-After some steps of warm-up come 24 steps with several plans, which are measured. Rank 0 predicts from them what every
-other plan would take; the best few then train in blocks of steps, again measured, and the fastest stays. From then on
-nothing is measured but how long steps take, on rank 0. If that has changed a lot 500 steps later or at some time after
-that, because the network or the load is another one, it begins again.
+After some warm-up steps come 24 steps with several plans, which are measured. Rank 0 predicts from them what every
+other plan would take; the best few then train in blocks of steps, again measured, and the fastest is kept. From then
+on only step times are measured, on rank 0. If they have changed a lot 500 steps later or at any time after that,
+because the network or the load has changed, it starts again.
 
-All ranks launch the same collectives at the same steps, whatever goes wrong on one of them: what a rank computes on its
-own between two of them may fail (``_alone``), and then it has seen nothing, or has nothing to propose.
+All ranks launch the same collectives at the same steps, whatever goes wrong on one of them: local computations between
+two of them may fail (``_alone``), and then the rank contributes no measurement, or no proposal.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from overlapscope.model.wire import lanes_of_backend
 from overlapscope.trace.host import host_now_ns
 
 FEWEST_STEPS_BETWEEN: Final = 500
-"""Two decisions."""
+"""Minimum number of steps between two decisions."""
 LOOK_EVERY: Final = 100
-"""Steps between which rank 0 tells the others whether steps have become slower or faster."""
+"""Number of steps after which rank 0 broadcasts whether step times have changed."""
 _FEWEST_CYCLES: Final = 6
 """Number of measured steps that must have been seen whole on all ranks."""
 _WINDOW_STEPS: Final = 20
-"""Steps whose median is the current step time."""
+"""Number of steps whose median is the current step time."""
 _IS_ANOTHER: Final = 0.1
-"""Factor by which steps must get longer or shorter to be worth another decision."""
+"""Relative change of the step time that is worth another decision."""
 
 _Result = TypeVar("_Result")
 
@@ -59,13 +59,13 @@ _log = logging.getLogger("instrumented_ddp")
 
 
 class AutoBuckets:
-    """The choice of one model's buckets; a ``WishedSchedule``.
+    """Automatic tuning of one model's buckets; a ``WishedSchedule``.
 
     Args:
-        reducer: whose plans change.
-        recorder: of the process, if it records.
-        model: its number in the recording.
-        device: where the model computes.
+        reducer: the reducer whose plans change.
+        recorder: recorder of the process, if it records.
+        model: number of the model in the recording.
+        device: device where the model computes.
     """
 
     def __init__(self, reducer: Reducer, recorder: Recorder | None, model: int, device: torch.device) -> None:
@@ -78,18 +78,18 @@ class AutoBuckets:
         self._probed: ProbedSteps
         self._course: Iterator[PlanChange | None] | None = None
         self._measuring: Measuring | None = None
-        self._before: BucketPlan | None = None  # while others are measured
+        self._before: BucketPlan | None = None  # set while others are measured
         self._is_impossible = False
         self._reductions = 0
         self.decisions: list[Decision] = []
-        """So far, on rank 0."""
+        """Decisions so far, on rank 0."""
         self.is_over = False
-        """Whether there is nothing more to decide."""
+        """True if there is nothing more to decide."""
         self._say("waiting")
 
     @property
     def is_possible(self) -> bool:
-        """Whether nothing prevents it so far."""
+        """Return whether nothing prevents it so far."""
         return not (self.is_over or self._is_impossible)
 
     def agree(
@@ -101,16 +101,16 @@ class AutoBuckets:
         after: int,
         everybody_would: bool,
     ) -> None:
-        """Begin. Called on all ranks at the same time.
+        """Agree on the first measurement, and begin. Called on all ranks at the same time.
 
         Args:
             own: the plan to begin with.
-            order: in which gradients are expected.
+            order: order in which gradients are expected.
             group: the ranks that reduce.
             after: number of reductions after which it begins.
-            everybody_would: whether all ranks were asked for it.
+            everybody_would: whether all ranks requested it.
         """
-        self._end_measuring()  # that of a group before, if there was one
+        self._end_measuring()  # that of a previous group, if there was one
         self._before = None
         try:
             with self._launches():
@@ -122,13 +122,13 @@ class AutoBuckets:
         self._course = self._run(after)
 
     def is_impossible(self, why: str) -> None:
-        """Give up, and say so in the recording."""
+        """Give up, and note the reason in the recording."""
         if self.is_possible:
             self._is_impossible = True
             self._say("impossible", why=why)
 
     def change_after(self, reductions: int) -> PlanChange | None:
-        """The plan to adopt now. Ranks are asked together, so it is enough to advance by one step each time."""
+        """Return the plan to adopt now. Called together on all ranks, so that it advances by one step each time."""
         self._reductions = reductions
         if self._course is not None and not self._is_impossible:
             return next(self._course)
@@ -136,7 +136,7 @@ class AutoBuckets:
         self._end_measuring()
         return PlanChange(plan=self._before, reason="return") if self._before is not None else None
 
-    # -- what each step does -------------------------------------------------------------------------------------
+    # -- steps ---------------------------------------------------------------------------------------------------
 
     def _run(self, after: int) -> Iterator[PlanChange | None]:
         while True:
@@ -161,7 +161,10 @@ class AutoBuckets:
             after = self._reductions
 
     def _candidates(self, before: BucketPlan) -> tuple[list[Candidate], int, str]:
-        """What rank 0 thinks is worth a try, from how many steps it knows, and why it can't. Called on all ranks."""
+        """Return rank 0's candidates, the number of steps they are based on, and the reason if it has none.
+
+        Called on all ranks.
+        """
         own = self._cycles(self._probed)
         with self._launches():
             cycles, ranks = of_all_ranks(own, self._group, self._group_device)
@@ -171,7 +174,7 @@ class AutoBuckets:
         return self._alone("predicting step times", predict, ([_kept(before)], 0, "predicting step times failed"))
 
     def _predict(self, cycles: BucketCycles, ranks: Int64Array, before: BucketPlan) -> tuple[list[Candidate], int, str]:
-        """As ``_candidates``, of the cycles of all ranks."""
+        """Return the same as ``_candidates``, from the cycles of all ranks."""
         whole = cycles.of(cycles.is_whole)
         count = len(whole.epoch)
         if count < _FEWEST_CYCLES:
@@ -184,7 +187,7 @@ class AutoBuckets:
         return candidates_of(observations, before.buckets, lanes=lanes_of_backend(backend)), count, ""
 
     def _on_all_ranks(self, candidates: Sequence[Candidate], before: BucketPlan) -> list[BucketPlan]:
-        """Rank 0's candidates as plans, on every rank."""
+        """Broadcast rank 0's candidates to all ranks as plans."""
         with self._launches():
             (count,) = agree_on_numbers([len(candidates)], self._group, self._group_device)
             plans = [BucketPlan(before.parameters, each.buckets) for each in candidates]
@@ -192,7 +195,7 @@ class AutoBuckets:
             return [before, *(agree_on_plan(plan, self._group, self._group_device) for plan in plans[1:])]
 
     def _try_in_blocks(self, plans: Sequence[BucketPlan]) -> Generator[PlanChange, None, tuple[int, Float64Array]]:
-        """Run with each plan for some steps. Returns the fastest, and how long steps took, as this rank saw it."""
+        """Run with each plan for some steps. Return the fastest, and the step times as this rank saw them."""
         blocks = trial_blocks(len(plans))
         steps = ProbedSteps(plans=plans, plan_of_step=blocks.tolist())
         yield from self._measured(steps, "trying")
@@ -208,7 +211,7 @@ class AutoBuckets:
         """Keep the plan until step times differ from when it was chosen.
 
         Args:
-            usual_ns: what they took then; NaN if nothing was tried, and then that of the first steps.
+            usual_ns: step time then; if it is NaN, as nothing was tried, that of the first steps is used.
         """
         ends_ns: deque[int] = deque(maxlen=_WINDOW_STEPS + 1)
         steps, is_another = 0, 0
@@ -224,7 +227,7 @@ class AutoBuckets:
             if not is_another:
                 yield None
 
-    # -- small parts ---------------------------------------------------------------------------------------------
+    # -- helpers -------------------------------------------------------------------------------------------------
 
     def _begin_measuring(self) -> Measuring:
         return Measuring(self._reducer, self._recorder, self._model, self._device)
@@ -238,7 +241,7 @@ class AutoBuckets:
             yield change
 
     def _cycles(self, steps: ProbedSteps) -> BucketCycles:
-        """Those of this rank in the newest steps; of the same shape on all ranks."""
+        """Return the cycles of this rank in the latest steps; of the same shape on all ranks."""
         plans, newest = steps.plans, len(steps.plan_of_step)
         shape = newest, len(plans[0].parameters), max(len(plan.buckets) for plan in plans)
         unseen = BucketCycles.unseen(range(newest), *shape[1:])
@@ -283,10 +286,10 @@ class AutoBuckets:
             self._alone("recording its progress", lambda: recorder.note_of_model(self._model, "auto", said), None)
 
     def _alone(self, what: str, compute: Callable[[], _Result], otherwise: _Result) -> _Result:
-        """What this rank computes without the others; if that fails, something else, so that it keeps up with them."""
+        """Compute something on this rank only; on failure return ``otherwise``, to keep up with the other ranks."""
         try:
             return compute()
-        except Exception as error:  # the training goes on without it
+        except Exception as error:  # the training continues without it
             _log.warning("bucket_cap_mb='auto': %s failed (%s: %s)", what, type(error).__name__, error)
             _log.debug("The traceback of this:", exc_info=True)
             return otherwise
@@ -300,7 +303,7 @@ class AutoBuckets:
 
 
 def _kept(plan: BucketPlan) -> Candidate:
-    """The plan in force, of which nothing is known."""
+    """Return the active plan as a candidate without predictions."""
     return Candidate(buckets=plan.buckets, setting="the plan in force", predicted_ns=float("nan"))
 
 

@@ -1,1 +1,1 @@
-"""Two recordings, two ranges of steps or two plans: the difference of their accounts, and how sure it is."""
+"""Comparison of two recordings, two ranges of steps or two plans: the difference of their breakdowns with intervals."""

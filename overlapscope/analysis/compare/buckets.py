@@ -1,4 +1,4 @@
-"""What differs between the buckets of two sides, aligned by the parameters in them."""
+"""Differences between the buckets of two sides, aligned by the parameters in them."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ class BucketChange:
 
     model: int
     base: tuple[int, ...]
-    """Numbers of the buckets; empty if that side has none with these parameters."""
+    """Numbers of the buckets of the base; empty if it has none with these parameters."""
     new: tuple[int, ...]
+    """The same for the new side."""
     base_bytes: int
     new_bytes: int
     exposed: Change
-    """For how long ranks wait for them."""
+    """Time for which ranks wait for them."""
     transfer: Change | None
-    """How long their all-reduces take once all ranks have arrived; None if times of ranks can't be compared."""
+    """Time of their all-reduces after all ranks have arrived; None if times of ranks can't be compared."""
 
 
 def bucket_changes(base: Side, new: Side, *, runs_differ: float) -> tuple[BucketChange, ...]:
-    """Compare bucket by bucket, in the order of the new side; where plans differ, what covers the same parameters.
+    """Compare buckets in the order of the new side; where plans differ, groups that cover the same parameters.
 
     Args:
-        runs_differ: as in ``changes_between``.
+        runs_differ: As in ``changes_between``.
     """
     contents = [_contents(side) for side in (base, new)]
     groups = _groups(contents)
@@ -69,29 +70,31 @@ def bucket_changes(base: Side, new: Side, *, runs_differ: float) -> tuple[Bucket
 
 @dataclass(frozen=True, kw_only=True)
 class _Content:
+    """Size and parameters of a bucket."""
+
     bytes: int
     parameters: frozenset[str]
-    """Names; if they are not known, what stands for them all."""
+    """Names; if unknown, one placeholder for all."""
 
 
 @dataclass(kw_only=True)
 class _Group:
-    """Buckets of both sides that hold the same parameters, directly or through others."""
+    """Buckets of both sides that hold the same parameters, directly or through other buckets."""
 
     parameters: set[tuple[int, str]]
     """Numbers of models, and names."""
     of_side: tuple[set[Bucket], set[Bucket]]
-    """Of the base, and of the new one."""
+    """Buckets of the base, and buckets of the new side."""
 
     def take(self, other: _Group) -> None:
-        """Add another group to this one."""
+        """Merge another group into this one."""
         self.parameters |= other.parameters
         for own, its in zip(self.of_side, other.of_side, strict=True):
             own |= its
 
 
 def _contents(side: Side) -> dict[Bucket, _Content]:
-    """The buckets that are reduced in the steps of a side."""
+    """Return the buckets that are reduced in the steps of a side."""
     table = side.trace.collectives
     reduced = table[(table["bucket"] >= 0) & table["step"].isin(side.steps)]
     plans = side.trace.plans.groupby(["model", "plan_epoch", "bucket"])["name"].agg(frozenset).to_dict()
@@ -106,10 +109,13 @@ def _contents(side: Side) -> dict[Bucket, _Content]:
 
 
 def _groups(contents: Sequence[dict[Bucket, _Content]]) -> list[_Group]:
-    """Buckets that share parameters, in the order of the new side.
+    """Group buckets that share parameters, in the order of the new side.
+
+    Example: if the base has bucket 0 with a, b and bucket 1 with c, and the new side has bucket 0 with a and bucket 1
+    with b, c, all four buckets are one group.
 
     Args:
-        contents: of the base, and of the new side.
+        contents: Buckets of the base, and of the new side.
     """
     groups: list[_Group] = []
     for place, side in enumerate(contents):
@@ -124,7 +130,7 @@ def _groups(contents: Sequence[dict[Bucket, _Content]]) -> list[_Group]:
 
 
 def _exposed_ns(side: Side) -> dict[Bucket, Float64Array]:
-    """(S,) by bucket, as the mean of all ranks."""
+    """Return the exposed time of each bucket (S,), as the mean of all ranks."""
     account, alike = side.account, side.summary.alike
     table = side.trace.collectives.iloc[account.waits.collective]
     return _by_bucket(
@@ -137,7 +143,7 @@ def _exposed_ns(side: Side) -> dict[Bucket, Float64Array]:
 
 
 def _transfer_ns(side: Side) -> dict[Bucket, Float64Array]:
-    """The same of transfers; empty if times of some ranks can't be compared."""
+    """Return the transfer time of each bucket (S,); empty if times of some ranks can't be compared."""
     matched = side.account.matched
     if not len(matched.rows) or set(matched.ranks.tolist()) != set(side.summary.alike.ranks.tolist()):
         return {}
@@ -153,7 +159,7 @@ def _transfer_ns(side: Side) -> dict[Bucket, Float64Array]:
 def _by_bucket(
     side: Side, *, step: Iterable[int], model: Iterable[int], bucket: Iterable[int], ns: Float64Array
 ) -> dict[Bucket, Float64Array]:
-    """Sums by bucket and step of times, of which some belong to other steps or to no bucket."""
+    """Sum times by bucket and step; times of other steps or of no bucket are dropped."""
     rows = pd.DataFrame({"step": np.asarray(step), "model": np.asarray(model), "bucket": np.asarray(bucket), "ns": ns})
     sums = rows[rows["bucket"] >= 0].groupby(["model", "bucket", "step"])["ns"].sum()
     found = {}
@@ -165,7 +171,7 @@ def _by_bucket(
 
 
 def _sums(side: Side, ns: dict[Bucket, Float64Array], groups: list[_Group], place: int) -> dict[str, Float64Array]:
-    """(S,) by number of the group, of all its buckets on one side; 0 if it has none there."""
+    """Return the sum over the buckets of each group on one side (S,), by group number; 0 if it has none there."""
     nothing = np.zeros(len(side.steps))
     return {
         str(number): np.sum([nothing, *(ns[each] for each in group.of_side[place] if each in ns)], axis=0)

@@ -1,12 +1,12 @@
-"""What differs between the steps of two sides, and what these steps could have shown.
+"""Differences between the steps of two sides, and the smallest difference that these steps could have shown.
 
-Means add up, but a few long steps, of which a busy machine always has some, make them unsure. So the steps in the
-middle are looked at as well: without the shortest tenth and the longest. A change of all steps shows there much
-earlier, one of rare long steps only in the mean.
+Means add up, but a few long steps, which a busy machine always has, make them imprecise. So trimmed means are compared
+as well: without the shortest tenth of steps and the longest. A change of all steps shows there much earlier, one of
+rare long steps only in the mean.
 
-However many steps there are, two runs of the same program differ a little, each being steady: by where memory lies, by
-who else is on the machine. One recording can't show by how much, so between recordings intervals are wider by what
-``benchmarks/compare.py`` finds.
+However many steps there are, two runs of the same program differ a little, although each is steady: by memory layout,
+by what else runs on the machine. One recording can't show by how much, so between recordings intervals are wider by
+what ``benchmarks/compare.py`` measures.
 """
 
 from __future__ import annotations
@@ -22,64 +22,64 @@ from overlapscope.account.means import wary_mean_of
 from overlapscope.interval import SIGMAS_90, SIGMAS_99, Interval
 
 TRIMMED: Final = 0.1
-"""Share of steps that are not in the middle, at each end."""
+"""Share of steps that is trimmed at each end."""
 
 RUNS_DIFFER: Final = 0.01
-"""Share of a time by which it may differ between two runs of the same program, whatever their steps say."""
+"""Share of a time by which it may differ between two runs of the same program, however precise each run is."""
 
 _SEEN: Final = 1 + SIGMAS_90 / SIGMAS_99
-"""By how many half intervals of noise a true difference has to be off 0 to be found in 19 of 20 cases."""
+"""Distance of a true difference from 0 that is detected in 19 of 20 cases, in half intervals of noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A time on both sides, in nanoseconds a step."""
+    """A time on both sides, in nanoseconds per step."""
 
     base: float
     new: float
     noise: Interval
-    """New less base, with the 99 % interval that the steps give it."""
+    """New minus base, with the 99 % interval due to the noise of steps."""
     runs_differ_ns: float
-    """By how much that may be off because the two are not of one run."""
+    """Additional error if the two sides are not from one run."""
 
     @property
     def ns(self) -> Interval:
-        """New less base, with an interval that allows for both."""
+        """Return new minus base, with an interval that covers both errors."""
         return self.noise.wider(self.runs_differ_ns)
 
     @property
     def is_longer(self) -> bool:
-        """Whether it takes longer, beyond noise."""
+        """Return True if the time is longer, beyond noise."""
         return self.ns.low > 0
 
     @property
     def is_shorter(self) -> bool:
-        """Whether it takes less time, beyond noise."""
+        """Return True if the time is shorter, beyond noise."""
         return self.ns.high < 0
 
     @property
     def is_sure(self) -> bool:
-        """Whether it differs, beyond noise."""
+        """Return True if the time differs, beyond noise."""
         return self.is_longer or self.is_shorter
 
     @property
     def seen_ns(self) -> float:
-        """So much longer, it would have been found to be in 19 of 20 cases."""
+        """Return the smallest increase that would have been detected in 19 of 20 cases."""
         return self.runs_differ_ns + _SEEN * (self.noise.value - self.noise.low)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """What differs in a part of the step."""
+    """Difference in a part of the step."""
 
     mean: Difference
-    """Between the means of all steps that are alike."""
+    """Difference between the means of all steady steps."""
     middle: Difference
-    """Between the means of the steps in the middle."""
+    """Difference between the trimmed means."""
 
     @property
     def surest(self) -> Difference:
-        """The one that shows most surely that it takes longer, else that it takes less time, else the mean."""
+        """Return the difference with the strongest evidence of an increase, else of a decrease, else of the means."""
         both = self.mean, self.middle
         if any(each.is_longer for each in both):
             return max(both, key=lambda each: each.ns.low)
@@ -87,19 +87,19 @@ class Change:
 
     @property
     def seen_ns(self) -> float:
-        """So much longer in all steps, it would have been found to be in 19 of 20 cases."""
+        """Return the smallest increase of all steps that would have been detected in 19 of 20 cases."""
         return min(self.mean.seen_ns, self.middle.seen_ns)
 
 
 def changes_between(
     base: Mapping[str, Float64Array], new: Mapping[str, Float64Array], *, runs_differ: float
 ) -> dict[str, Change]:
-    """How series differ that both sides have, of independent steps.
+    """Compute the differences between series of both sides, whose steps are independent.
 
     Args:
-        base: (S,) by name and step; one name or more.
-        new: the same for other steps, of the same names.
-        runs_differ: ``RUNS_DIFFER`` if the two are of two runs, else 0.
+        base: (S,) Times by name and step; at least one name.
+        new: (S,) Times of the other steps, with the same names.
+        runs_differ: ``RUNS_DIFFER`` if the two sides are from two runs, else 0.
     """
     series = [np.stack([side[name] for name in base], axis=1) for side in (base, new)]
     means = _differences(*(wary_mean_of(one) for one in series), runs_differ=runs_differ)
@@ -108,9 +108,10 @@ def changes_between(
 
 
 def _middle_of(series: Float64Array) -> list[Interval]:
-    """The means of the middle of each column (S, K), with their 99 % intervals.
+    """Compute the trimmed mean of each column (S, K), with its 99 % interval.
 
-    How sure such a mean is follows from the series in which what is beyond the middle lies at its edges (Yuen 1974).
+    The error of such a mean follows from the winsorized series, in which values beyond the trimmed range are set to its
+    edges (Yuen 1974).
     """
     cut = int(TRIMMED * len(series))
     ordered = np.sort(series, axis=0)[cut : len(series) - cut]

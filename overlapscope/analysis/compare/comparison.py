@@ -1,4 +1,4 @@
-"""The comparison of two sides: what differs, what is a regression, and what could have been seen."""
+"""Comparison of two sides: what differs, what is a regression, and what could have been detected."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ _MOST_STEPS: Final = 5
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Comparison:
-    """What differs between two sides."""
+    """Differences between two sides."""
 
     base: Side
     new: Side
     changes: dict[str, Change]
-    """Of each of ``PARTS``; the differences between means of the blocks sum to that of the step."""
+    """Change of each of ``PARTS``; the differences between means of the blocks sum to that of the step."""
     job: dict[str, Change] | None
-    """The blocks on the critical path, whose differences sum to the same; None if times of ranks can't be compared."""
+    """Changes of the blocks on the critical path, which sum to the same; None if times of ranks can't be compared."""
     buckets: tuple[BucketChange, ...]
     steps: tuple[StepPair, ...]
-    """Those that differ most."""
+    """The steps that differ most."""
     settings: tuple[SettingChange, ...]
     unlike: tuple[str, ...]
-    """Why the sides are not of the same job."""
+    """Why the sides are not of the same job; empty if they may be."""
 
     @property
     def step(self) -> Change:
-        """The step."""
+        """Return the change of the step time."""
         return self.changes[STEP]
 
     def share(self, ns: float) -> float:
-        """Of the mean step of the base."""
+        """Return a time as a share of the mean step of the base."""
         return ns / self.step.mean.base
 
     def outcome(self, part: str, fail_above: float) -> Outcome:
-        """What became of a part.
+        """Classify the change of a part.
 
         Args:
-            part: of ``PARTS``.
-            fail_above: share of the base's step by which it has to be longer at least to count as slower.
+            part: One of ``PARTS``.
+            fail_above: Minimum increase, as a share of the base's step, to count as slower.
         """
         both = self.changes[part].mean, self.changes[part].middle
         if any(self.share(each.ns.low) > fail_above for each in both):
@@ -62,7 +62,7 @@ def compare(base: Side, new: Side) -> Comparison:
     """Compare two sides.
 
     Raises:
-        OverlapScopeError: they are the same.
+        OverlapScopeError: They are the same.
     """
     is_one_run = base.trace.path.resolve() == new.trace.path.resolve()
     if is_one_run and base.choice == new.choice:

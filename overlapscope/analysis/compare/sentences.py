@@ -1,4 +1,4 @@
-"""A comparison in words, and what things are called."""
+"""Sentences and labels of a comparison."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ PART_LABELS: Final = {
     "hidden": "hidden communication",
 }
 MIDDLE: Final = f"{100 * (1 - 2 * TRIMMED):.0f} %"
-"""Which part of the steps is the middle."""
+"""Share of the steps that is left after trimming."""
 _MOST_NAMED: Final = 3
 
 
 def verdict(found: Comparison, parts: Sequence[str], fail_above: float) -> list[str]:
-    """What became of each part that counts, a sentence or two each.
+    """Describe the outcome of each given part in a sentence or two.
 
     Args:
-        parts: of ``PARTS``.
-        fail_above: as in ``Comparison.outcome``.
+        parts: Some of ``PARTS``.
+        fail_above: As in ``Comparison.outcome``.
     """
     return [_sentence(found, part, fail_above) for part in parts]
 
 
 def signed_percent(share: float) -> str:
-    """A share with its sign: ``+3.2 %``, ``−0.4 %``."""
+    """Format a share with its sign: ``+3.2 %``, ``−0.4 %``."""
     text = f"{100 * share:+.1f}".replace("-", "\N{MINUS SIGN}")
     return f"{'0.0' if float(text[1:]) == 0 else text} %"
 
 
 def signed_ns(time_ns: float) -> str:
-    """A difference of times with its sign: ``+1.70 ms``."""
+    """Format a difference of times with its sign: ``+1.70 ms``."""
     sign = "+" if time_ns >= 0 else "\N{MINUS SIGN}"
     return f"{sign}{format_ns(abs(time_ns))}"
 
@@ -65,7 +65,7 @@ def _sentence(found: Comparison, part: str, fail_above: float) -> str:
 
 
 def _numbers(found: Comparison, part: str) -> str:
-    """Both sides and the difference, as far as that is told by the middle beside that of the mean."""
+    """Format both sides and the difference, and also that of the mean if the trimmed mean is shown."""
     change = found.changes[part]
     told = change.surest
     low, high = (signed_percent(found.share(edge)) for edge in (told.ns.low, told.ns.high))
@@ -81,7 +81,10 @@ def _numbers(found: Comparison, part: str) -> str:
 
 
 def _where(found: Comparison) -> str:
-    """The blocks that differ beyond noise in that direction, the largest first; by the mean, as in tables, if sure."""
+    """Name the blocks that differ beyond noise in that direction, the largest first.
+
+    The difference is that of the mean, as in tables, if it is significant.
+    """
     is_longer = found.step.surest.is_longer
     sure: list[tuple[float, str]] = []
     for name in BLOCKS:

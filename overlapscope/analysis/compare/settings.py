@@ -1,4 +1,4 @@
-"""What two recordings were set up with, where that differs."""
+"""Settings and environment that differ between two recordings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SettingChange:
 
 
 def setting_changes(base: Trace, new: Trace) -> tuple[SettingChange, ...]:
-    """The settings that differ: of the job, of its DDP instances, versions and environment variables."""
+    """Return the settings that differ: of the job, of its DDP instances, versions and environment variables."""
     before, after = dict(_settings(base)), dict(_settings(new))
     return tuple(
         SettingChange(name=name, base=before.get(name, NOT_SET), new=after.get(name, NOT_SET))
@@ -32,7 +32,7 @@ def setting_changes(base: Trace, new: Trace) -> tuple[SettingChange, ...]:
 
 
 def unlike(base: Trace, new: Trace) -> tuple[str, ...]:
-    """Why the two are not the same job, in sentences without a full stop; empty if they may be."""
+    """Return why the two are not the same job, in sentences without a full stop; empty if they may be."""
     found = []
     sizes = [trace.run.get("world_size") for trace in (base, new)]
     if None not in sizes and sizes[0] != sizes[1]:

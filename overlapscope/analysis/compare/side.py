@@ -1,4 +1,4 @@
-"""One side of a comparison: some steps of a recording, and what each of them consists of."""
+"""One side of a comparison: a choice of steps of a recording, and the breakdown of each."""
 
 from __future__ import annotations
 
@@ -23,21 +23,23 @@ from overlapscope.trace.reader import Trace
 STEP: Final = "step"
 EXPOSED_FOR: Final = tuple(f"exposed_{reason}" for reason in REASONS)
 PARTS: Final = (STEP, *BLOCKS, *EXPOSED_FOR, "compute", "communication", "hidden")
-"""What can be compared of a step: all of it, its blocks, which sum to it, what one of them is exposed for, and sums."""
+"""Parts of a step that can be compared: the step, its blocks, which sum to it, exposed communication by reason, and
+sums of blocks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Which steps of a recording are meant; without anything all of them."""
+    """Selection of steps of a recording; by default all of them."""
 
     first: int | None = None
+    """First selected step."""
     end: int | None = None
-    """The first that is not meant any more."""
+    """First step that is not selected any more."""
     plan: int | None = None
-    """Epoch of the bucket plan that they are reduced with."""
+    """Epoch of the bucket plan that selected steps are reduced with."""
 
     def __str__(self) -> str:
-        """As words; empty for all steps."""
+        """Describe the selection in words; empty for all steps."""
         last = None if self.end is None else self.end - 1
         from_to = f"steps {self.first or 0} to {last}" if last is not None else f"steps from {self.first}"
         steps = [from_to] if self.first is not None or last is not None else []
@@ -45,10 +47,10 @@ class Choice:
 
 
 def steps_in(text: str) -> tuple[int | None, int | None]:
-    """The ``first`` and the ``end`` of a choice, from what people write: ``10:50``, ``10:`` or ``:50``.
+    """Parse a range of steps, ``10:50``, ``10:`` or ``:50``, into the ``first`` and the ``end`` of a choice.
 
     Raises:
-        OverlapScopeError: it is no range of steps.
+        OverlapScopeError: The text is not a range of steps.
     """
     if not re.fullmatch(r"[0-9]{0,18}:[0-9]{0,18}", text):
         raise OverlapScopeError(f"{text!r} is no range of steps: give one like 10:50, 10: or :50")
@@ -61,23 +63,23 @@ class Side:
     """The steps of one side."""
 
     recording: str
-    """What it is called."""
+    """Display name of the recording."""
     trace: Trace
     choice: Choice
     account: Account
-    """Of these steps."""
+    """Breakdown of the chosen steps."""
     summary: Summary
-    """Of the same."""
+    """Summary of the chosen steps."""
 
     @classmethod
     def of(cls, analysis: Analysis, choice: Choice, recording: str = "") -> Side:
         """Choose steps of a recording.
 
         Args:
-            recording: what it is called, if not by its path.
+            recording: Display name; by default the path.
 
         Raises:
-            OverlapScopeError: there are not enough of them to compare.
+            OverlapScopeError: There are not enough steps to compare.
         """
         trace, account, summary = analysis.trace, None, None
         if choice != Choice():
@@ -95,16 +97,16 @@ class Side:
 
     @property
     def name(self) -> str:
-        """The recording, and which steps of it."""
+        """Return the name of the recording and the choice of steps."""
         return f"{self.recording}{f' {self.choice}' if str(self.choice) else ''}"
 
     @property
     def steps(self) -> Int64Array:
-        """(S,) numbers of those that are compared: those that are alike."""
+        """Return the numbers of the compared steps, which are the steady ones (S,)."""
         return self.summary.alike.steps
 
     def parts_ns(self) -> dict[str, Float64Array]:
-        """For each of ``PARTS`` (S,) how long it takes in each step, as the mean of all ranks."""
+        """Return the time of each of ``PARTS`` in each step (S,), as the mean of all ranks."""
         alike, figures = self.summary.alike, self.summary.figures
         blocks_ns = alike.over_ranks(self.account.ns)
         reasons_ns = alike.over_ranks(figures[[f"{name}_ns" for name in EXPOSED_FOR]].to_numpy())
@@ -115,7 +117,7 @@ class Side:
         return found | {"communication": hidden_ns + found["exposed"], "hidden": hidden_ns}
 
     def job_ns(self) -> dict[str, Float64Array] | None:
-        """For each block (S,) how long the job waits for it; None if times of some ranks can't be compared."""
+        """Return the time that the job waits for each block (S,); None if times of some ranks can't be compared."""
         job = self.summary.job_account
         if job is None:
             return None
@@ -135,7 +137,7 @@ class Side:
 
 
 def _is_chosen(trace: Trace, choice: Choice) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Which rows of ``trace.steps`` are meant."""
+    """Return which rows of ``trace.steps`` are chosen."""
     step = trace.steps["step"].to_numpy(np.int64)
     chosen = np.ones(len(step), dtype=bool)
     if choice.first is not None:
@@ -149,13 +151,13 @@ def _is_chosen(trace: Trace, choice: Choice) -> np.ndarray[tuple[int], np.dtype[
 
 
 def plans_to_compare(trace: Trace) -> tuple[int, ...]:
-    """Epochs of the bucket plans that are in force long enough for a side of a comparison; ascending."""
+    """Return the epochs of the bucket plans that are active long enough for one side of a comparison, ascending."""
     steps = _plan_of_step(trace).value_counts()
     return tuple(sorted(map(int, steps.index[steps >= STRETCHES])))
 
 
 def _plan_of_step(trace: Trace) -> pd.Series[int]:
-    """By step the epoch of its bucket plan; without the steps in which that changes."""
+    """Return the epoch of the bucket plan by step, without steps in which it changes."""
     reduced = trace.collectives[trace.collectives["bucket"] >= 0]
     epochs = reduced.groupby("step")["plan_epoch"].agg(["min", "max"])
     return epochs.loc[epochs["min"] == epochs["max"], "min"]

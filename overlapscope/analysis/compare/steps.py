@@ -20,15 +20,15 @@ class StepPair:
     base_ns: float
     new_ns: float
     block: str
-    """Of ``BLOCKS``, the one that makes most of the difference."""
+    """The block of ``BLOCKS`` that accounts for most of the difference."""
     base_block_ns: float
     new_block_ns: float
     ranks: tuple[int, ...]
-    """Those that have finished both, the one first in which that block differs most."""
+    """Ranks that have finished both, ordered by the difference of that block, largest first."""
 
 
 def steps_that_differ_most(base: Side, new: Side, count: int) -> tuple[StepPair, ...]:
-    """Steps that both sides have, the largest difference first, also those that stand far out; without the warm-up.
+    """Return steps of both sides, the largest difference first, outliers included, but without the warm-up.
 
     Steps of two recordings are aligned by their numbers, chosen ones by their distance from the first chosen one.
     """
@@ -61,7 +61,7 @@ def steps_that_differ_most(base: Side, new: Side, count: int) -> tuple[StepPair,
 
 
 def _by_step(side: Side, is_chosen: bool) -> pd.DataFrame:
-    """Blocks and ``step``, the number, by where a step stands."""
+    """Return the blocks and the number ``step`` of each step, indexed by the key that steps are aligned by."""
     warm_up = [step for apart in side.summary.alike.apart if apart.why == "warm-up" for step in apart.steps]
     figures = side.summary.figures.set_axis([name.removesuffix("_ns") for name in side.summary.figures.columns], axis=1)
     means = figures[~figures["step"].isin(warm_up)].groupby("step")[list(BLOCKS)].mean()
@@ -75,5 +75,5 @@ def _block_by_rank(side: Side, step: int, block: str) -> pd.Series[float]:
 
 
 def _ranks_by_difference(base_ns: pd.Series[float], new_ns: pd.Series[float]) -> tuple[int, ...]:
-    apart_ns = (new_ns - base_ns).abs().dropna()  # of a rank that is in one alone nothing is known
+    apart_ns = (new_ns - base_ns).abs().dropna()  # unknown for ranks that are on one side only
     return tuple(map(int, apart_ns.sort_values(ascending=False, kind="stable").index))

@@ -1,4 +1,4 @@
-"""The tables of a comparison in words, the same for text, Markdown and the page."""
+"""Tables of a comparison in words, the same for text, Markdown and the page."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from overlapscope.units import format_bytes
 
 @dataclass(frozen=True)
 class Table:
-    """A table, however it is shown."""
+    """A table in any output format."""
 
     name: str
     title: str
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     words: int = 1
-    """How many columns, from the left, hold words; the others hold numbers."""
+    """Number of columns, from the left, that hold words; the others hold numbers."""
 
 
 def facts_of(found: Comparison) -> Iterator[str]:
-    """What is compared, a line each, and whether it is the same job."""
+    """Yield what is compared, a line each, and whether it is the same job."""
     for label, side in (("Base", found.base), ("New", found.new)):
         yield f"{label}: {side.name}: {_side(side)}"
     if found.unlike:
@@ -47,7 +47,7 @@ def _side(side: Side) -> str:
 
 
 def tables_of(found: Comparison) -> Iterator[Table]:
-    """The account, buckets, the steps that differ most, and settings that differ; those that hold anything."""
+    """Yield the non-empty tables: breakdown, buckets, the steps that differ most, and settings that differ."""
     yield _account(found)
     if found.buckets:
         yield _buckets(found)

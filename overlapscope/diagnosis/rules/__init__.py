@@ -1,1 +1,1 @@
-"""What can be wrong with a job: a module per family of faults; rules are functions from facts to a verdict or None."""
+"""Rules of the diagnosis, one module per family of faults: functions from facts to a verdict or None."""

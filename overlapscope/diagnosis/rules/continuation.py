@@ -1,4 +1,4 @@
-"""How two sequences of collectives continue after their first difference."""
+"""Alignment of two sequences of collectives after their first difference: replaced, missing or swapped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_MISSING: Final = 4
 
 @dataclass(frozen=True)
 class Continuation:
-    """What explains the difference."""
+    """The explanation of a difference."""
 
     kind: Literal["replaced", "missing", "swapped"]
     missing_on: Literal["first", "second"] | None = None
@@ -23,9 +23,10 @@ class Continuation:
 
 
 def continuation_of(first: Sequence[Entry], second: Sequence[Entry]) -> Continuation:
-    """What explains how two sequences go on, each from its first differing entry on.
+    """Explain how two sequences continue, each from its first differing entry on.
 
-    The kind is "replaced" if the entries after the first are the same again or nothing says otherwise.
+    The kind is "replaced" if the entries after the first are equal again, or nothing else fits. Example: a b c and x b
+    c are replaced; a b c and b a c are swapped; a b c d and b c d have one missing on the second.
     """
     a = [entry.signature.hash for entry in first]
     b = [entry.signature.hash for entry in second]
@@ -42,6 +43,6 @@ def continuation_of(first: Sequence[Entry], second: Sequence[Entry]) -> Continua
 
 
 def _agree(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many entries agree, if all that both have do; else 0."""
+    """Return the length of the common prefix if one is a prefix of the other; else 0."""
     both = list(zip(a, b, strict=False))
     return len(both) if all(x == y for x, y in both) else 0

@@ -1,4 +1,4 @@
-"""What can be said about ranks of which only their launches are known, as in dumps of a Flight Recorder."""
+"""Rules for ranks of which only the launches are known, as in dumps of a Flight Recorder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MOST_SHOWN = 4
 
 
 def not_launched(facts: Facts) -> Verdict | None:
-    """Some ranks wait in a collective that others have not launched."""
+    """Find ranks that wait in a collective that others have not launched."""
     if not facts.is_from_dumps:
         return None
     ranks = tuple(rank for rank in facts.awaited if rank in facts.ranks and facts.is_stuck(rank))
@@ -51,7 +51,7 @@ def not_launched(facts: Facts) -> Verdict | None:
 
 
 def without_dump(facts: Facts) -> Verdict | None:
-    """Ranks wait in a collective in which ranks that left no dump take part."""
+    """Find ranks that wait in a collective with ranks that left no dump."""
     wait = facts.wait_for(set(facts.awaited) & set(facts.missing))
     if wait is None or not facts.is_from_dumps or not facts.is_stuck(wait.rank):
         return None
@@ -77,7 +77,7 @@ def without_dump(facts: Facts) -> Verdict | None:
 
 
 def incomplete(facts: Facts) -> Verdict | None:
-    """Nothing is wrong in the dumps, but some are missing."""
+    """Return a verdict of missing dumps if nothing is wrong in the others."""
     if not facts.missing or not facts.is_from_dumps:
         return None
     return Verdict(

@@ -1,4 +1,4 @@
-"""Gradients that a rank's newest backward has not left, so that their bucket was never launched."""
+"""Rule for gradients missing in a rank's latest backward, so that their bucket was never launched."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from overlapscope.diagnosis.wording import at, capitalised, ranks_text, some, ve
 from overlapscope.trace.signature import NO_BUCKET
 
 _BACKWARD: Final = "_engine_run_backward"
-"""The function of torch's that runs a backward, in a traceback."""
+"""Function of torch that runs a backward, in a traceback."""
 _UNFINISHED_REDUCTION: Final = "Expected to have finished reduction"
 
 
 def never_ready(facts: Facts) -> Verdict | None:
-    """Some gradients of a rank's newest backward are missing, so their bucket was never launched."""
+    """Find gradients missing in a rank's latest backward, so that their bucket was never launched."""
     found = {rank: left for rank in sorted(facts.ranks) if (left := _left_by(facts, rank)) is not None}
     if not found:
         return None
@@ -31,7 +31,7 @@ def never_ready(facts: Facts) -> Verdict | None:
 
 
 def _left_by(facts: Facts, rank: int) -> tuple[tuple[UnreadyParameter, ...], bool] | None:
-    """The parameters that a rank's newest backward has left without a gradient, and whether it is certainly over."""
+    """Return the parameters that a rank's latest backward left without a gradient, and whether it is certainly over."""
     one = facts.ranks[rank]
     unready = _unready(one)
     if not unready or rank in facts.unrecorded or _has_failed_itself(one):
@@ -50,34 +50,34 @@ def _left_by(facts: Facts, rank: int) -> tuple[tuple[UnreadyParameter, ...], boo
 
 
 def _failures(one: RankEvidence) -> list[Failure]:
-    """The exception that ended it, and the one that it was handling when it exited."""
+    """Return the exception that ended a rank, and the one that it was handling when it exited."""
     caught = one.exit_call.caught if one.exit_call is not None else None
     return [failure for failure in (one.failure, caught) if failure is not None]
 
 
 def _has_complained(one: RankEvidence) -> bool:
-    """Whether DDP has said so itself, in the forward of the step after."""
+    """Return True if DDP itself has complained, in the forward of the next step."""
     return any(_UNFINISHED_REDUCTION in failure.message for failure in _failures(one))
 
 
 def _has_failed_itself(one: RankEvidence) -> bool:
-    """Whether an exception of its own ended it: then that is why gradients are missing."""
+    """Return True if a rank was ended by its own exception: then that is why gradients are missing."""
     return not _has_complained(one) and any(not is_consequence(failure) for failure in _failures(one))
 
 
 def _was_ended_in_backward(one: RankEvidence) -> bool:
-    """Whether what ended it, as Ctrl-C does, came out of a backward that was still running."""
+    """Return True if what ended a rank, such as Ctrl-C, was raised in a running backward."""
     return any(_BACKWARD in failure.traceback for failure in _failures(one))
 
 
 def _never_ready(
     facts: Facts, ranks: tuple[int, ...], unready: tuple[UnreadyParameter, ...], wait: Wait | None, *, is_over: bool
 ) -> Verdict:
-    """What is said of it.
+    """Return the verdict.
 
     Args:
-        ranks: all with the same parameters.
-        is_over: their backward has certainly ended.
+        ranks: ranks that lack the same parameters.
+        is_over: True if their backward has certainly ended.
     """
     one, everywhere = facts.ranks[ranks[0]], len(ranks) == len(facts.world) > 1
     bucket = unready[0].bucket
@@ -144,10 +144,10 @@ def _advice(
 
 
 def _step_of(one: RankEvidence) -> int | None:
-    """The step of its newest backward, as far as it is known from the rank itself."""
+    """Return the step of a rank's latest backward, as far as the rank's own evidence tells."""
     step = one.standing.loop_step if one.standing else None
     if step and _has_complained(one) and not (one.left_backwards and one.left_backwards[-1].step == step):
-        return step - 1  # DDP complains in the forward of the next one, unless that is of the same step
+        return step - 1  # DDP complains in the forward of the next step, unless that is of the same step
     return step
 
 
@@ -156,14 +156,14 @@ def _left_text(left: LeftBackward | None) -> str:
 
 
 def _line_of_backward(facts: Facts, rank: int) -> CallSite | None:
-    """Where the rank last launched a bucket; it may have gone on from the backward that left gradients out."""
+    """Return where a rank last launched a bucket; it may have continued after the backward with missing gradients."""
     entries = [entry for group in facts.evidence.groups for entry in group.windows.get(rank, ())]
     launched = [entry for entry in entries if entry.signature.bucket != NO_BUCKET and entry.call_site is not None]
     return max(launched, key=lambda entry: entry.announced_ns).call_site if launched else None
 
 
 def _unready(one: RankEvidence) -> tuple[UnreadyParameter, ...]:
-    """The parameters without a gradient, if others of the same model have theirs: else the backward had not begun."""
+    """Return the parameters without a gradient if others of the model have one: else the backward had not begun."""
     by_model: dict[int, list[UnreadyParameter]] = {}
     for parameter in one.unready:
         by_model.setdefault(parameter.model, []).append(parameter)
@@ -175,7 +175,7 @@ def _unready(one: RankEvidence) -> tuple[UnreadyParameter, ...]:
 
 
 def _bucket_of_others(facts: Facts, rank: int, unready: UnreadyParameter) -> Entry | None:
-    """The bucket, if another rank has launched it where this rank has something else, or nothing yet."""
+    """Return the bucket if another rank has launched it where this rank has something else, or nothing yet."""
     for group in facts.evidence.groups:
         own = group.windows.get(rank, ())
         number = group.newest.get(rank, 0) + 1
@@ -193,7 +193,7 @@ def _bucket_of_others(facts: Facts, rank: int, unready: UnreadyParameter) -> Ent
 
 
 def _frozen_text(unready: Sequence[UnreadyParameter], ranks: tuple[int, ...], step: int | None) -> str:
-    """Which of these were frozen after they had been given to DDP, as seen in this step or when DDP complained."""
+    """Format which were frozen after they had been passed to DDP, as seen in this step or when DDP complained."""
     frozen = [p.name for p in unready if p.frozen_in is not None and step is not None and 0 <= p.frozen_in - step <= 1]
     if not frozen:
         return ""

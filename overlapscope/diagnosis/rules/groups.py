@@ -1,4 +1,4 @@
-"""Ranks that never entered a collective in which others wait: left out, or waiting for each other in two groups."""
+"""Rules for collectives that some ranks never entered: left out, or groups entered in different orders (deadlock)."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from overlapscope.diagnosis.wording import (
 from overlapscope.trace.group_log import FAILED
 
 _STEPS_LEFT_BEHIND: Final = 2
-"""Steps of grace: a collective of the previous step may still be about to be launched, say by another thread."""
+"""Steps of grace: a collective of the previous step may still be about to be launched, as by another thread."""
 MISSING_COLLECTIVE_ADVICE: Final = "Look for a collective inside an `if` that depends on the rank or on the data."
 
 
 def interleaved(facts: Facts) -> Verdict | None:
-    """Ranks wait for each other, each in a group whose next collective another of them has not reached."""
+    """Find a cycle of ranks that each wait in a group whose next collective another of them has not reached."""
     waits = _cycle(facts)
     if len({(wait.group.name, wait.is_point_to_point) for wait in waits}) < 2:
         return None
@@ -44,7 +44,7 @@ def interleaved(facts: Facts) -> Verdict | None:
         f"for {ranks_text(wait.late)}"
         for wait in waits
     ]
-    # Who is in one of the groups only has no choice where to wait, so that it does not count.
+    # A rank that is in only one of the groups has no choice where to wait, so it does not count.
     common = set.intersection(*(set(wait.group.ranks) for wait in waits))
     of_both = {name: [rank for rank in ranks if rank in common] for name, ranks in sides.items()}
     return Verdict(
@@ -64,7 +64,7 @@ def interleaved(facts: Facts) -> Verdict | None:
 
 
 def _is_further(facts: Facts, wait: Wait, first: Wait) -> bool:
-    """Whether a rank waits in a later step, or at a later batch of data in which the two had been together."""
+    """Return True if a rank waits in a later step, or at a later batch after a batch that both had reached together."""
     if wait.entry.step != first.entry.step or wait.entry.batch is None or first.entry.batch is None:
         return wait.entry.step > first.entry.step
     for group in facts.evidence.groups:
@@ -76,7 +76,7 @@ def _is_further(facts: Facts, wait: Wait, first: Wait) -> bool:
 
 
 def _unanswered(waits: list[Wait]) -> Verdict:
-    """A send or a recv whose other side waits in something else of the same group."""
+    """Return the verdict of a send or a recv whose peer waits in something else of the same group."""
     wait = next(one for one in waits if one.is_point_to_point)
     (peer,) = wait.late
     other = next((one for one in waits if one.rank == peer), None)
@@ -101,7 +101,7 @@ def _unanswered(waits: list[Wait]) -> Verdict:
 
 
 def left_out(facts: Facts) -> Verdict | None:
-    """A collective failed, or does not end, because a rank of its group never entered it and went on."""
+    """Find a collective that failed or does not complete because a rank of its group never entered it and continued."""
     if facts.is_from_dumps:
         return None
     known = facts.ranks.keys() - set(facts.unrecorded)
@@ -122,7 +122,7 @@ def left_out(facts: Facts) -> Verdict | None:
 
 
 def made_again(facts: Facts) -> Verdict | None:
-    """Some ranks have left the default group and made it again, as to recover from an exception; others have not."""
+    """Find ranks that destroyed and recreated the default group, as after an exception, while others did not."""
     for group in facts.evidence.groups:
         made = tuple(rank for rank in group.ranks if group.newest.get(rank))
         others = tuple(rank for rank in group.ranks if rank in facts.ranks and not group.newest.get(rank))
@@ -157,7 +157,10 @@ def _newest_step(facts: Facts, rank: int) -> int:
 
 
 def _cycle(facts: Facts) -> list[Wait]:
-    """Ranks that each wait for the next one, and the last for the first."""
+    """Return a cycle of ranks that each wait for the next one.
+
+    Example: 0 waits for 1, 1 for 2 and 2 for 1: the path 0, 1, 2 returns to 1, so the cycle is 1, 2.
+    """
     if facts.awaited or not any(facts.is_stuck(rank) for rank in facts.waiting):
         return []
     by_rank = {wait.rank: wait for wait in facts.waits}
@@ -170,7 +173,7 @@ def _cycle(facts: Facts) -> list[Wait]:
 
 
 def _was_answered_before(wait: Wait) -> bool:
-    """Whether a send or a recv is one of several, so that rather the other side has left its part out."""
+    """Return True if a send or a recv is one of several, so that the peer is more likely to have left one out."""
     op, peer = wait.entry.signature.op, wait.entry.signature.peer
     return any(
         entry.signature.op == op and entry.signature.peer == peer and entry.state == "completed"
@@ -179,7 +182,7 @@ def _was_answered_before(wait: Wait) -> bool:
 
 
 def _left_out(facts: Facts, wait: Wait, ranks: tuple[int, ...]) -> Verdict:
-    """Ranks are in a later step already, although others still wait for them in an earlier one."""
+    """Return the verdict that ranks are in a later step although others still wait for them in an earlier one."""
     missed = wait.missed_by(ranks)
     whom = f"{ranks_text(ranks)}, which {verb(ranks, 'has', 'have')} gone on to the next step without it"
     fate = (

@@ -1,4 +1,4 @@
-"""A job that was ended from outside: Ctrl-C, a scheduler, a launcher that was told to."""
+"""Rule for jobs that were ended from outside: by Ctrl-C, a scheduler, or a launcher that was signaled."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.diagnosis.wording import capitalised, ranks_text, seconds_text, verb
 
 _FROM_OUTSIDE: Final = (-SIGINT, -SIGTERM, -SIGHUP)
-"""Exit statuses of processes that nobody kills for what they do."""
+"""Exit statuses from signals that are not sent because of a fault of the process."""
 _NOTED_LATE_NS: Final = 500_000_000
-"""A signal to all processes of a terminal reaches some before ``record`` has noted it, on a busy host by far."""
+"""Time by which a signal to all processes of a terminal may reach some before ``record`` notes it, on a busy host."""
 
 
 def interrupted(facts: Facts) -> Verdict | None:
-    """All ranks came to their end because of a signal from outside, and had not failed or hung before."""
+    """Find a signal from outside that ended all ranks, none of which had failed or hung before."""
     ranks = facts.ranks
     if facts.evidence.is_live or facts.missing or not ranks or _has_finished(facts):
         return None
@@ -44,7 +44,7 @@ def interrupted(facts: Facts) -> Verdict | None:
 
 
 def signal_text(number: int) -> str:
-    """``SIGTERM``; of Ctrl-C both names."""
+    """Format a signal: ``SIGTERM``; for Ctrl-C both names."""
     name = f"signal {number}"
     with suppress(ValueError):
         name = Signals(number).name
@@ -52,12 +52,12 @@ def signal_text(number: int) -> str:
 
 
 def _has_finished(facts: Facts) -> bool:
-    """Whether the job came to its end all the same, as one that ignores Ctrl-C or saves its work and stops."""
+    """Return True if the job ended normally nevertheless, like one that ignores Ctrl-C or saves its work and stops."""
     return not facts.evidence.job_status and len(facts.with_liveness("ended")) == len(facts.ranks)
 
 
 def _since_ns(facts: Facts) -> int | None:
-    """When the first signal came, if times of ranks can be compared."""
+    """Return when the first signal was received, if times of ranks are comparable."""
     if facts.evidence.job_told_ns is not None:
         return facts.evidence.job_told_ns - _NOTED_LATE_NS
     if len({one.host for one in facts.ranks.values()}) > 1:
@@ -66,13 +66,13 @@ def _since_ns(facts: Facts) -> int | None:
 
 
 def _signalled_ns(one: RankEvidence) -> int | None:
-    """When the signal came to a rank, on its own clock."""
+    """Return when a rank received the signal, on its own clock."""
     caught_ns = one.failure.time_ns if one.failure is not None and _is_interrupt(one.failure) else 0
     return min([ns for ns in (one.told_ns, caught_ns) if ns], default=None)
 
 
 def _is_explained(one: RankEvidence, since_ns: int | None) -> bool:
-    """Whether a rank came to its end by a signal from outside, or after it."""
+    """Return True if a rank ended by a signal from outside, or after it."""
     if one.failure is None and (one.was_told_to_end or one.exit_status in _FROM_OUTSIDE):
         return True
     if _is_interrupt(one.failure):
@@ -85,14 +85,14 @@ def _is_interrupt(failure: Failure | None) -> bool:
 
 
 def _is_wrong_before(facts: Facts, since_ns: int | None) -> bool:
-    """Whether the job had hung, or had been found to do harm."""
+    """Return True if the job had hung, or had been found to do harm."""
     if facts.reported_before(since_ns) or silent.not_reduced(facts) is not None:
         return True
     return any(_has_waited_for_long(facts, wait, since_ns) for wait in facts.waits)
 
 
 def _has_waited_for_long(facts: Facts, wait: Wait, since_ns: int | None) -> bool:
-    """Whether a rank waited for longer before the signal than may be called slow; also if that is not known."""
+    """Return True if a rank had waited for longer before the signal than counts as slow, or if that is unknown."""
     one = facts.ranks[wait.rank]
     until_ns = since_ns if since_ns is not None else _signalled_ns(one)
     waited_ns = one.idle_ns if until_ns is None else until_ns - wait.entry.announced_ns
@@ -100,7 +100,7 @@ def _has_waited_for_long(facts: Facts, wait: Wait, since_ns: int | None) -> bool
 
 
 def _unknown(facts: Facts, since_ns: int | None) -> str:
-    """Why it can't be said that nothing was wrong; empty if it can."""
+    """Return why it is unknown whether something was wrong; empty if nothing was."""
     if facts.evidence.gaps:
         return f". Whether anything was wrong before can't be told, because {lacking_text(facts)}"
     if facts.unrecorded:
@@ -118,7 +118,7 @@ def _unknown(facts: Facts, since_ns: int | None) -> str:
 
 
 def _what(facts: Facts) -> str:
-    """Who ended what, by which signal, as far as that is known."""
+    """Format who ended what, by which signal, as far as known."""
     ranks = list(facts.ranks.values())
     number = facts.evidence.job_signal
     if number is None and any(_is_interrupt(one.failure) for one in ranks):

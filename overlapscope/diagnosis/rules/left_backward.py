@@ -1,4 +1,4 @@
-"""Exceptions that came out of a backward and were caught: the training went on, and some gradients never came."""
+"""Rule for exceptions raised in a backward and caught, so that training continued without some gradients."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _MOST_RANKS: Final = 4
 
 
 def left_in(one: RankEvidence, step: int | None) -> LeftBackward | None:
-    """The backward of a rank that an exception came out of in this step, unless it may have run another one since."""
+    """Return the interrupted backward of a rank in this step, unless the rank may have run another one since."""
     has_run_another = one.standing is not None and one.standing.phase in ("backward", "finalise", "optimizer")
     return None if has_run_another else next((left for left in one.left_backwards if left.step == step), None)
 
 
 def noticed(facts: Facts, verdict: Verdict) -> tuple[str, ...]:
-    """What a fault may come from, although it is not the verdict: the newest of each rank by then, as evidence."""
+    """Return, as evidence for another fault it may explain, the latest interrupted backward of each rank by then."""
     if not verdict.is_fault or verdict.kind == "gradients never ready":
         return ()
     newest = {

@@ -1,4 +1,4 @@
-"""Ranks that gave different models to DistributedDataParallel."""
+"""Rule for ranks that passed different models to DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_LINES: Final = 16
 
 
 def models_differ(facts: Facts) -> Verdict | None:
-    """The parameters of a model are not the same, in the same order, on all ranks."""
+    """Find a model whose parameters differ between ranks, or are in a different order."""
     numbers = sorted({model.model for one in facts.ranks.values() for model in one.models})
     for number in numbers:
         sides: dict[ModelParameters, list[int]] = {}
@@ -63,10 +63,10 @@ def _verdict(facts: Facts, number: int, sides: dict[ModelParameters, list[int]])
 
 
 def _difference_text(place: int | None, *sides: tuple[str, list[int]]) -> str:
-    """What is where on each of two sides.
+    """Format what each of two sides has.
 
     Args:
-        place: of the parameter; None if it is not about one place.
+        place: index of the parameter; None if the difference is not at one index.
     """
     (what, ranks), (other, others) = sides
     for lacking, having in ((sides[0], sides[1]), (sides[1], sides[0])):
@@ -81,7 +81,7 @@ def _difference_text(place: int | None, *sides: tuple[str, list[int]]) -> str:
 
 
 def _lines(facts: Facts, ranks: tuple[int, ...]) -> dict[int, CallSite]:
-    """Where each rank was when it made the model: DDP's first collectives know it, or the exception that followed."""
+    """Return where each rank created the model: from DDP's first collectives, or the exception that followed."""
     sites = {}
     for rank in ranks[:_MOST_LINES]:
         windows = [group.windows.get(rank, ()) for group in facts.evidence.groups]
@@ -97,7 +97,7 @@ def _lines(facts: Facts, ranks: tuple[int, ...]) -> dict[int, CallSite]:
 def _two_sides(
     sides: dict[ModelParameters, list[int]], blamed: tuple[int, ...]
 ) -> tuple[ModelParameters, ModelParameters]:
-    """A side without blamed ranks, and the first that differs from it."""
+    """Return a side without blamed ranks, and the first that differs from it."""
     ordered = sorted(sides, key=lambda side: (bool(set(sides[side]) & set(blamed)), min(sides[side])))
     reference = ordered[0]
     other = next(s for s in ordered if (s.parameters, s.frozen) != (reference.parameters, reference.frozen))
@@ -105,7 +105,7 @@ def _two_sides(
 
 
 def _first_difference(a: ModelParameters, b: ModelParameters) -> tuple[int | None, tuple[str, str], str]:
-    """The place of the first difference, what is there on each side, and its name."""
+    """Return the index of the first difference, what each side has there, and the name of the parameter."""
     if (frozen := sorted({*a.frozen} ^ {*b.frozen})) and sorted([*_trained(a), *a.frozen]) == sorted(
         [*_trained(b), *b.frozen]
     ):

@@ -1,4 +1,4 @@
-"""``new_group``, which all ranks of a job have to call, called by only some of them."""
+"""Rule for ``new_group``, which all ranks of a job have to call, called by only some of them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from overlapscope.diagnosis.wording import (
 
 
 def not_called(facts: Facts) -> Verdict | None:
-    """A rank waits in ``new_group`` for members that have called it less often, and wait for that rank elsewhere."""
+    """Find a rank in ``new_group`` that waits for members that have called it less often, and wait for it elsewhere."""
     for rank, one in sorted(facts.ranks.items()):
         waits = {wait.rank: wait for wait in facts.waits if rank in wait.late}
         late = tuple(other for other in facts.awaited_in_new_group(rank) if other in waits)
-        # Whatever it seems to do there, as when it polls a file for the others: it does not come out without them.
+        # Activity there does not count, as when it polls a file for the others: it can't leave without them.
         has_waited = (one.idle_ns or 0) >= STUCK_AFTER_NS
         if not late or not has_waited or not all(_waits_or_stands_still(facts, other) for other in late):
             continue
@@ -64,10 +64,10 @@ def _is_inside(one: RankEvidence) -> bool:
 
 
 def _waits_or_stands_still(facts: Facts, rank: int) -> bool:
-    """Whether a rank with a collective under way does nothing else meanwhile, and so does not come to ``new_group``.
+    """Return True if a rank with an incomplete collective does nothing else, so that it can't reach ``new_group``.
 
-    If its main thread waits, it is no matter for how long: the alarm is raised by the first rank that has waited for
-    long, and the watchdogs of others may have noticed a little later that nothing goes on.
+    If its main thread waits, the duration does not matter: the alarm is raised by the first rank that has waited for
+    long, and the watchdogs of others may notice the stall a little later.
     """
     one = facts.ranks[rank]
     waits = _is_inside(one) or (one.standing is not None and one.standing.phase == "finalise")

@@ -1,4 +1,4 @@
-"""Ranks whose collectives are not the same, in the same order."""
+"""Rule for ranks whose collectives differ, or are in a different order."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ADVICE: Final[dict[str, str]] = {
 
 
 def diverged(facts: Facts) -> Verdict | None:
-    """The first entry of any group that is not the same on all ranks."""
+    """Find the first entry of any group that is not the same on all ranks."""
     found = [group for group in facts.evidence.groups if group.first_divergence is not None]
     if not found:
         return None
@@ -103,7 +103,7 @@ def diverged(facts: Facts) -> Verdict | None:
 
 
 def _without_reducing(facts: Facts, group: GroupOrder, sides: list[list[int]], step: int) -> Verdict | None:
-    """Batches differ because one side has updated without reducing, as with ``.module`` in place of the wrapper."""
+    """Return a verdict if batches differ because one side updated without reducing, as with ``.module``."""
     ranks = {rank for rank, one in facts.ranks.items() if one.unreduced is not None and one.unreduced.step == step}
     if group.divergence != "batch" or not any(ranks == set(side) for side in sides):
         return None
@@ -124,7 +124,7 @@ def _without_reducing(facts: Facts, group: GroupOrder, sides: list[list[int]], s
 
 
 def _begins_another_forward(a: Entry, b: Entry) -> Entry | None:
-    """The entry with which a forward begins where other ranks are in the backward of the same step."""
+    """Return the entry that begins a forward while other ranks are in the backward of the same step."""
     for one, other in ((a, b), (b, a)):
         if one.signature.role == "buffers" and other.signature.bucket != NO_BUCKET and one.step == other.step:
             return one
@@ -132,7 +132,7 @@ def _begins_another_forward(a: Entry, b: Entry) -> Entry | None:
 
 
 def _further_in_the_data(group: GroupOrder, sides: list[list[int]]) -> list[str]:
-    """How far the sides are in their data, if they went on unequally since a collective in common."""
+    """Return how far the sides are in their data, if they diverged there since a common collective."""
     if group.divergence == "batch" or len(offsets := _batch_offsets(group)) < sum(map(len, sides)):
         return []
     number = group.first_divergence
@@ -150,7 +150,7 @@ def _further_in_the_data(group: GroupOrder, sides: list[list[int]]) -> list[str]
 
 
 def _already_elsewhere(group: GroupOrder, number: int, a: int, b: int) -> tuple[Entry, Entry] | None:
-    """Where two ranks first launched the same, before they differ, at lines that differ and had not before."""
+    """Return the first common entry that two ranks launched at different lines, if all later ones differ as well."""
     of_a, of_b = ({e.number: e for e in group.windows[rank] if e.number < number} for rank in (a, b))
     common = sorted(of_a.keys() & of_b.keys())
     apart = [one for one in common if of_a[one].call_site != of_b[one].call_site]
@@ -160,7 +160,7 @@ def _already_elsewhere(group: GroupOrder, number: int, a: int, b: int) -> tuple[
 
 
 def _is_in_no_sync(facts: Facts, rank: int, step: int) -> bool:
-    """Whether a rank has gone through a step without reducing anything, and does not reduce since."""
+    """Return True if a rank has gone through a step without reducing anything, and has not reduced since."""
     one = facts.ranks.get(rank)
     return one is not None and one.no_sync_since is not None and one.no_sync_since <= step < one.steps_done
 
@@ -174,7 +174,7 @@ def _when(group: GroupOrder) -> tuple[int, int, int]:
 
 
 def _sides(group: GroupOrder, at_number: dict[int, Entry]) -> list[list[int]]:
-    """Ranks by what they have there, the largest side first."""
+    """Group ranks by what they have at the first difference, the largest side first."""
     batches = _batch_offsets(group) if group.divergence == "batch" else {}
     sides: dict[object, list[int]] = {}
     for rank, entry in sorted(at_number.items()):
@@ -192,7 +192,7 @@ def _sides(group: GroupOrder, at_number: dict[int, Entry]) -> list[list[int]]:
 
 
 def _has_reduced(group: GroupOrder, rank: int, step: int, before: int) -> bool:
-    """Whether a rank has launched a bucket of a step before an entry."""
+    """Return True if a rank has launched a bucket of a step before an entry."""
     return any(
         entry.step == step and entry.number < before and entry.signature.is_of_gradients
         for entry in group.windows[rank]
@@ -200,13 +200,13 @@ def _has_reduced(group: GroupOrder, rank: int, step: int, before: int) -> bool:
 
 
 def _reaches_back(group: GroupOrder, rank: int, step: int) -> bool:
-    """Whether all is known that a rank has launched in a step before the first difference."""
+    """Return True if the window holds everything that a rank launched in a step before the first difference."""
     number = group.first_divergence or 0
     return any(entry.number < number and (entry.step < step or entry.number == 1) for entry in group.windows[rank])
 
 
 def _has_passed_over_reducing(group: GroupOrder, rank: int, other: int) -> bool:
-    """Whether a rank has updated in the step in which another one begins to reduce, and has reduced nothing in it."""
+    """Return True if a rank updated without reducing in the step in which another one begins to reduce."""
     number = group.first_divergence or 0
     own = {entry.number: entry for entry in group.windows[rank]}
     theirs = next(entry for entry in group.windows[other] if entry.number == number)
@@ -216,7 +216,11 @@ def _has_passed_over_reducing(group: GroupOrder, rank: int, other: int) -> bool:
 
 
 def _batch_offsets(group: GroupOrder) -> dict[int, int]:
-    """How far each rank's batch has advanced at the first difference, since an entry at which all know theirs."""
+    """Return how far each rank's batch advanced to the first difference, since an entry at which all batches are known.
+
+    Example: batches 7, 8, 9 on rank 0 and 0, 1, 3 on rank 1 at numbers 4, 5 and 6, the first of another step, differ at
+    6: since 5 they advanced by 1 and 2.
+    """
     number = group.first_divergence or 0
     known = {
         rank: batches
@@ -233,7 +237,7 @@ def _batch_offsets(group: GroupOrder) -> dict[int, int]:
 
 
 def _two_sides(sides: list[list[int]], blamed: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """A side without blamed ranks, and the first of the others."""
+    """Return a side without blamed ranks, and the first of the others."""
     ordered = sorted(sides, key=lambda ranks: (bool(set(ranks) & set(blamed)), ranks))
     return ordered[0], ordered[1]
 
@@ -261,7 +265,7 @@ def _say(
                 f"between, and {ranks_text(ahead)} {verb(ahead, 'is', 'are')} in step {after} by then ({where}, "
                 f"{collective_text(a)})."
             )
-        if not _reaches_back(group, ahead[0], before):  # what it launched in that step is not known
+        if not _reaches_back(group, ahead[0], before):  # what it launched in that step is unknown
             return "step behind", (
                 f"From step {before} on, gradients of different steps are averaged: {ranks_text(ahead)} "
                 f"{verb(ahead, 'is', 'are')} in step {after} where {ranks_text(behind)} {verb(behind, 'is', 'are')} "

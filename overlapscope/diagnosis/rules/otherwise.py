@@ -1,4 +1,4 @@
-"""What is left when no rule of a fault has an answer."""
+"""Fallback rules, for when no other rule finds a fault: slow, healthy, or can't tell."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _OBSERVED: Final[dict[str, FaultKind]] = {
 
 
 def reported(facts: Facts) -> Verdict | None:
-    """What a watchdog saw while the job ran, if the job did not end well: some faults leave no trace."""
+    """Return what a watchdog reported while the job ran, if the job did not end well: some faults leave no trace."""
     has_ended_well = {*facts.with_liveness("ended"), *facts.unrecorded} == set(facts.world)
     reports = [
         report
@@ -66,7 +66,7 @@ def reported(facts: Facts) -> Verdict | None:
     named = first.blamed or first.suspected
     known = tuple(rank for rank in named if rank in facts.ranks and facts.ranks[rank].standing)
     if rule is not None and known and (found := rule(facts, known)) is not None:
-        # Its own log says better where the rank was than what others last heard from it.
+        # Its own log is more precise about where the rank was than what others last heard from it.
         return replace(found, evidence=(*found.evidence, who))
     return Verdict(
         kind=_OBSERVED[first.kind],
@@ -83,7 +83,7 @@ def reported(facts: Facts) -> Verdict | None:
 
 
 def ended_apart(facts: Facts) -> Verdict | None:
-    """Ranks that finished although not all of them came to the newest collective of a group."""
+    """Find ranks that finished although not all of them reached the latest collective of a group."""
     have_ended = len(facts.with_liveness("ended")) == len(facts.ranks) > 0
     is_all_known = not facts.evidence.gaps and not facts.unrecorded
     if not (have_ended and is_all_known) or any(one.was_told_to_end for one in facts.ranks.values()):
@@ -97,7 +97,7 @@ def ended_apart(facts: Facts) -> Verdict | None:
         ahead = next(rank for rank, newest in there.items() if newest == most)
         further = [entry for entry in group.windows.get(ahead, ()) if entry.number > least]
         if not further or all(entry.state == "completed" for entry in further):
-            continue  # as the root of a broadcast, which waits for nobody
+            continue  # like the root of a broadcast, which waits for nobody
         first = further[0]
         return Verdict(
             kind="missing collective",
@@ -118,7 +118,7 @@ def ended_apart(facts: Facts) -> Verdict | None:
 
 
 def slow(facts: Facts) -> Verdict | None:
-    """The others wait for a rank, but not long enough to call it stuck."""
+    """Find a rank that others wait for, but not long enough to call it stuck."""
     if not facts.evidence.is_live:
         return None
     for rank in (*facts.awaited, *facts.late_devices):
@@ -144,7 +144,7 @@ def slow(facts: Facts) -> Verdict | None:
 
 
 def _late(facts: Facts) -> Verdict | None:
-    """A rank has waited for long, and those that it waits for go on, or wait for others that they have just come to."""
+    """Find a rank that waited for long, while those it waits for make progress or wait for ranks they just reached."""
     wait = next((wait for wait in facts.waits if facts.is_stuck(wait.rank)), None)
     going = () if wait is None else tuple(rank for rank in facts.awaited or wait.late if _goes_on(facts, rank))
     if wait is None or not going:
@@ -186,7 +186,7 @@ def _slow_device(facts: Facts, one: RankEvidence, idle_ns: int) -> Verdict:
 
 
 def healthy(facts: Facts) -> Verdict | None:
-    """All ranks that left something finished, or keep going."""
+    """Return the verdict that all ranks that left something finished or make progress."""
     if not facts.ranks:
         return None
     going = tuple(sorted({*facts.with_liveness("running", "sleeping", "dumped", "ended"), *facts.unrecorded}))
@@ -224,7 +224,7 @@ def healthy(facts: Facts) -> Verdict | None:
 
 
 def compared_text(facts: Facts) -> str:
-    """What is the same on all ranks, where nothing differs: part of a sentence."""
+    """Format what is the same on all ranks, if nothing differs: part of a sentence."""
     if not facts.evidence.groups:
         return "no collectives were launched" + (", only sends and receives" if facts.evidence.conversations else "")
     return f"{_compared(facts):,} collectives in {_counted(facts.evidence.groups)} are the same on all ranks"
@@ -247,7 +247,7 @@ def _counted(groups: Sequence[GroupOrder]) -> str:
 
 
 def _incomplete(facts: Facts, going: tuple[int, ...]) -> Verdict:
-    """Nothing is wrong in what there is, and a part is missing or damaged, in which a fault may hide."""
+    """Return the verdict that nothing is wrong in the available parts, but some are missing or damaged."""
     compared = [group for group in facts.evidence.groups if len(group.newest) > 1]
     number = sum(min(group.newest.values()) for group in compared)
     sides = {tuple(sorted(group.newest)) for group in compared}
@@ -262,7 +262,7 @@ def _incomplete(facts: Facts, going: tuple[int, ...]) -> Verdict:
 
 
 def lacking_text(facts: Facts) -> str:
-    """What is missing or damaged: the end of a sentence."""
+    """Format what is missing or damaged: the end of a sentence."""
     gaps = facts.evidence.gaps
     said = "; ".join(gap.what for gap in gaps[:_MOST_GAPS])
     if len(gaps) > _MOST_GAPS:
@@ -271,12 +271,12 @@ def lacking_text(facts: Facts) -> str:
 
 
 def advice_on_gaps(facts: Facts) -> tuple[str, ...]:
-    """What to do about what is missing or damaged."""
+    """Return advice on what is missing or damaged."""
     return tuple(dict.fromkeys(gap.advice for gap in facts.evidence.gaps))
 
 
 def cannot_tell(facts: Facts) -> Verdict:
-    """The processes did not finish, and nothing that they left says why."""
+    """Return the verdict that processes did not finish, and nothing that they left says why."""
     if not facts.ranks:
         return Verdict(kind="cannot tell", sentence="No rank left anything to judge by.")
     gone, failed = facts.with_liveness("gone"), facts.with_liveness("failed")

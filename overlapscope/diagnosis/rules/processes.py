@@ -1,4 +1,4 @@
-"""Processes that are gone, or don't run."""
+"""Rules for processes that failed, exited, were killed, or don't run."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from overlapscope.diagnosis.wording import (
 _MEMORY_ERRORS: Final = ("MemoryError", "OutOfMemoryError")
 _OUT_OF_MEMORY: Final = re.compile(r"out of memory|can'?t allocate memory|cannot allocate memory", re.IGNORECASE)
 _PLACE_IN_TORCH: Final = re.compile(r"^\[[^\]]+\.(cc|cpp|h|hpp):\d+\]\s*")
-"""Prefixes such as ``[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553]``, which help nobody."""
+"""Prefix of messages, such as ``[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553]``, that is of no use."""
 _LESS_MEMORY: Final = "Use a smaller batch, accumulate gradients, or checkpoint activations."
 _NEARLY_ALL_MEMORY: Final = 0.9
 _SAME_TIME_NS: Final = 1_000_000_000
 
 
 def failed(facts: Facts) -> Verdict | None:
-    """An exception that is not the consequence of another rank's end."""
+    """Find an exception that is not the consequence of another rank's end."""
     own = [
         rank
         for rank, one in sorted(facts.ranks.items())
@@ -70,7 +70,7 @@ def failed(facts: Facts) -> Verdict | None:
 
 
 def exited(facts: Facts) -> Verdict | None:
-    """Ranks whose exit status says that they failed, without an exception that ended them."""
+    """Find ranks whose exit status indicates a failure, although no exception ended them."""
     own = [rank for rank, one in sorted(facts.ranks.items()) if _has_exited_with_an_error(one)]
     if not own:
         return None
@@ -103,14 +103,14 @@ def exited(facts: Facts) -> Verdict | None:
 
 
 def _has_exited_with_an_error(one: RankEvidence) -> bool:
-    """Of its own accord, not because another rank had come to its end or because it was told to."""
+    """Return True unless the error is because another rank had ended, or because the rank was signaled to end."""
     caught = one.exit_call.caught if one.exit_call is not None else None
     is_status = one.exit_status is not None and one.exit_status > 0
     return is_status and one.failure is None and not one.was_told_to_end and not is_consequence(caught)
 
 
 def _what_followed(facts: Facts, rest: list[int]) -> tuple[str, ...]:
-    """What became of ranks that came to their end because another one had."""
+    """Format what happened to ranks that ended because another one had."""
     told = [rank for rank in rest if facts.ranks[rank].was_told_to_end and facts.ranks[rank].failure is None]
     failed = [rank for rank in rest if rank not in told]
     said = [f"{capitalised(ranks_text(failed))} failed as a result."] if failed else []
@@ -120,16 +120,16 @@ def _what_followed(facts: Facts, rest: list[int]) -> tuple[str, ...]:
 
 
 def _followed(one: RankEvidence) -> bool:
-    """Whether a rank came to its end because another one had."""
+    """Return True if a rank ended because another one had."""
     caught = one.exit_call.caught if one.exit_call is not None else None
     return one.was_told_to_end or is_consequence(one.failure) or is_consequence(caught)
 
 
 def stopped(facts: Facts, ranks: tuple[int, ...] | None = None) -> Verdict | None:
-    """Ranks stopped by a signal or a debugger.
+    """Find ranks stopped by a signal or a debugger.
 
     Args:
-        ranks: of which this is known; by default by their liveness.
+        ranks: ranks for which this is known; by default determined from their liveness.
     """
     return _not_running(
         facts,
@@ -141,10 +141,10 @@ def stopped(facts: Facts, ranks: tuple[int, ...] | None = None) -> Verdict | Non
 
 
 def holds_the_gil(facts: Facts, ranks: tuple[int, ...] | None = None) -> Verdict | None:
-    """Ranks whose process runs while none of its Python threads does.
+    """Find ranks whose process runs while none of its Python threads does.
 
     Args:
-        ranks: of which this is known; by default by what is known of them now.
+        ranks: ranks for which this is known; by default determined from their current state.
     """
     holding = ranks or tuple(
         rank for rank, one in sorted(facts.ranks.items()) if one.holds_gil and one.liveness in ("running", "sleeping")
@@ -162,12 +162,12 @@ def holds_the_gil(facts: Facts, ranks: tuple[int, ...] | None = None) -> Verdict
 
 
 def killed(facts: Facts) -> Verdict | None:
-    """Ranks that are gone without logging an error, while others are there or failed because of that."""
+    """Find ranks that are gone without logging an error, while others are alive or failed because of that."""
     gone = tuple(rank for rank in facts.with_liveness("gone") if _may_have_been_killed(facts.ranks[rank]))
     if any(_says_that_one_is_gone(one) for one in facts.ranks.values()):
         # Nobody can check the ranks of which nothing is known, but a connection was closed.
         gone = gone or facts.with_liveness("unknown", "silent")
-    # Who has seen one end by itself knows more than those who have lost it.
+    # A parent process that saw an exit status knows more than peers that lost the connection.
     gone = tuple(rank for rank in gone if facts.ranks[rank].exit_status) or gone
     others = [rank for rank in facts.ranks if rank not in gone]
     if not gone or any(is_timeout(facts.ranks[rank].failure) for rank in others):
@@ -176,7 +176,7 @@ def killed(facts: Facts) -> Verdict | None:
     hung = [rank for rank in gone if facts.hung_before(rank)]
     harmed = [rank for rank in others if facts.ranks[rank].liveness != "ended"]
     if len(hung) == len(gone) or (not harmed and (hung or facts.evidence.reports)):
-        return None  # someone ended a job that hung, or about which its watchdogs tell more than its end
+        return None  # someone ended a job that hung, or its watchdogs' reports say more than its end
     first = _first_to_die(facts, gone)
     one = facts.ranks[first[0]]
     how = _how_it_died(one)
@@ -215,7 +215,7 @@ def killed(facts: Facts) -> Verdict | None:
 
 
 def killed_at_the_end(facts: Facts) -> Verdict | None:
-    """Ranks that had come to the end of their script, and died of a signal while Python shut down."""
+    """Find ranks that reached the end of their script, and died of a signal while Python shut down."""
     own = [
         rank
         for rank in facts.with_liveness("ended")
@@ -242,7 +242,7 @@ def killed_at_the_end(facts: Facts) -> Verdict | None:
 
 
 def _may_have_been_killed(one: RankEvidence) -> bool:
-    """Neither by its launcher, nor has it exited by itself."""
+    """Return True if a rank was not ended by its launcher, and did not exit with a status."""
     return not one.was_told_to_end and (one.exit_status is None or one.exit_status < 0)
 
 
@@ -251,7 +251,7 @@ def _says_that_one_is_gone(one: RankEvidence) -> bool:
 
 
 def _first_to_die(facts: Facts, gone: tuple[int, ...]) -> tuple[int, ...]:
-    """Ranks whose last sign of life is the oldest; if that is unknown, those that the others waited for."""
+    """Return ranks whose last sign of life is the oldest; if that is unknown, those that the others waited for."""
     ages = {rank: facts.ranks[rank].heard_ns_ago for rank in gone}
     known = [age for age in ages.values() if age is not None]
     if len(known) < len(gone):
@@ -312,7 +312,7 @@ def _is_of_memory(failure: Failure) -> bool:
 
 
 def _in_step(one: RankEvidence, site: CallSite | None) -> str:
-    """Where it was; the phase that it was in says less than the line, if that is known, and may be over."""
+    """Format where a rank was; no phase if the line is known, which is more precise: the phase may be over."""
     if one.standing is None:
         return ""
     return in_step(one.standing) if site is not None else f" {standing_text(one.standing).partition(',')[0]}"

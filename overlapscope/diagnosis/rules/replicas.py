@@ -1,4 +1,4 @@
-"""Replicas that have drifted apart: nothing fails, and what is trained is not one model."""
+"""Rules for replicas that drifted apart: nothing fails, but the ranks no longer train one model."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.diagnosis.wording import joined, ranges, ranks_text, some, verb
 
 _AVERAGED_ON_PURPOSE = "post_localSGD"
-"""In the name of torch's hook that reduces within groups of ranks, whose replicas are averaged now and then."""
+"""Part of the name of torch's hook that reduces within groups of ranks, and averages replicas now and then."""
 
 
 def differ(facts: Facts) -> Verdict | None:
-    """The first model whose parameters are not the same on all ranks, and are not made so now and then."""
+    """Find the first model whose parameters differ between ranks, unless they are made equal now and then."""
     found = [one for one in facts.evidence.replicas if _is_amiss(one)]
     if not found:
         return None
@@ -44,12 +44,12 @@ def differ(facts: Facts) -> Verdict | None:
 
 
 def differ_at_end(facts: Facts) -> Verdict | None:
-    """The first model whose parameters were the same whenever they were compared, and are not when recordings end."""
+    """Find the first model whose parameters were equal in all comparisons, but differ when recordings end."""
     return next((_differ_at_end(facts, one) for one in facts.evidence.replicas if _is_amiss_at_end(one)), None)
 
 
 def notes(facts: Facts) -> list[str]:
-    """What the comparison says of a job in which nothing is wrong."""
+    """Return the results of the comparison for a healthy job."""
     said = []
     for one in facts.evidence.replicas:
         of = _model_text(facts, one)
@@ -82,7 +82,7 @@ def _same_at_end_text(one: ComparedReplicas) -> str:
 
 
 def _end_text(one: ComparedReplicas) -> list[str]:
-    """What differs only at the end, as if one rank had loaded a checkpoint."""
+    """Format what differs only at the end, as if one rank had loaded a checkpoint."""
     if one.at_end is None or not one.at_end.differing:
         return []
     names = one.at_end.differing
@@ -95,7 +95,7 @@ def _end_text(one: ComparedReplicas) -> list[str]:
 
 
 def _is_amiss_at_end(one: ComparedReplicas) -> bool:
-    """Whether something differs only at the end that loading a checkpoint does not explain, as it changes them all."""
+    """Return True if parameters differ only at the end, but not all: loading a checkpoint would change all of them."""
     is_whole = one.at_end is None or not one.at_end.differing or one.at_end.is_all_trained
     return not is_whole and one.difference is None and one.was_different is None and one.comm_hook is None
 
@@ -123,7 +123,7 @@ def _differ_at_end(facts: Facts, one: ComparedReplicas) -> Verdict:
 
 
 def _sides_text(ranks: tuple[int, ...], sides: tuple[tuple[int, ...], ...]) -> str:
-    """``rank 1 as on ranks 0 and 2``, or all sides if none has a majority."""
+    """Format sides: ``rank 1 as on ranks 0 and 2``; all sides if none has a majority."""
     odd = minority(sides, len(ranks))
     others = [rank for rank in ranks if rank not in odd]
     return f"{ranks_text(odd)} as on {ranks_text(others)}" if odd else joined(list(map(ranks_text, sides)))
@@ -172,7 +172,7 @@ def _setting_text(setting: OtherSetting) -> str:
 
 
 def _explains(setting: OtherSetting, difference: Difference) -> bool:
-    """Whether the same ranks have the same, and it was so when replicas began to differ."""
+    """Return True if a hyperparameter splits the ranks in the same way, and did so when replicas began to differ."""
     is_same = {ranks for _, ranks in setting.values} == {tuple(sorted(side)) for side in difference.sides}
     is_before = setting.step < difference.differs_step
     is_first = difference.equal_step is None or not setting.is_since_then or setting.step >= difference.equal_step
@@ -235,7 +235,7 @@ def _alternatives(compared: ComparedReplicas, difference: Difference) -> list[st
 
 
 def _bucket(compared: ComparedReplicas, difference: Difference) -> int | None:
-    """The bucket, if it is one."""
+    """Return the bucket of the parameters, if it is the same for all."""
     buckets = {compared.buckets.get(name) for name in difference.names}
     return buckets.pop() if len(buckets) == 1 else None
 

@@ -1,4 +1,4 @@
-"""Where ranks wait within the sum of a bucket that a strategy makes of sends and receives: said beside any verdict."""
+"""Notes on where ranks wait within a bucket sum that a strategy builds from sends and receives, for any verdict."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_SAID: Final = 8
 
 
 def noticed(facts: Facts, verdict: Verdict) -> tuple[str, ...]:
-    """The rounds in which ranks wait, and for whom, a sentence each."""
+    """Return the rounds in which ranks wait, and for whom, one sentence each."""
     if verdict.kind in ("healthy", "interrupted"):
         return ()
     others = sorted(facts.ranks.keys() - {*verdict.named})
@@ -24,7 +24,7 @@ def noticed(facts: Facts, verdict: Verdict) -> tuple[str, ...]:
 
 
 def _waits(facts: Facts, rank: int) -> Iterator[str]:
-    """That others have not posted their side: of each round that runs."""
+    """Yield, for each round in progress, a sentence about ranks that have not posted their side."""
     waits: dict[str, list[Message]] = {}
     for one in facts.messages_of(rank):
         if not one.is_answered and one.peer not in facts.unrecorded:
@@ -40,22 +40,22 @@ def _waits(facts: Facts, rank: int) -> Iterator[str]:
 
 
 def _why_not(facts: Facts, peers: list[int]) -> str:
-    """Of a single one that waits itself: for whom."""
+    """Return for whom a single peer waits itself."""
     wait = next((wait for wait in facts.waits if [wait.rank] == peers), None)
     return "" if wait is None else f", which waits for {ranks_text(wait.late)},"
 
 
 def _losses(facts: Facts, rank: int) -> Iterator[str]:
-    """That a message does not arrive although both sides have posted theirs, of a job that runs."""
+    """Yield a sentence if a message does not arrive although both sides have posted it; only while the job runs."""
     receives = [one for one in facts.messages_of(rank) if one.entry.signature.op == "recv" and one.is_answered]
-    # Of several nobody knows which are over, as they are waited for in turn; of one, not at once.
+    # Several are waited for in order, so it is unknown which are complete; a single one is given some time.
     if len(receives) == 1 and facts.evidence.is_live and facts.is_stuck(rank):
         peer = receives[0].peer
         yield f"Rank {rank} waits in {_place(receives[0])} for what rank {peer} sends, and it has not arrived."
 
 
 def _place(message: Message) -> str:
-    """``round 2 of 3 (reduce-scatter) of the sum of bucket 1 by ring in step 12``."""
+    """Format the round: ``round 2 of 3 (reduce-scatter) of the sum of bucket 1 by ring in step 12``."""
     signature = message.entry.signature
     model = f" of model {signature.model}" if signature.model else ""
     what = f"the sum of bucket {signature.bucket}{model} by {signature.strategy}{in_step(message.entry)}"

@@ -1,4 +1,4 @@
-"""Ranks that gave different settings to DistributedDataParallel: where that is why they launch different things."""
+"""Rule for ranks that passed different settings to DDP, if that is why they launch different collectives."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ _CHANGES: Final[dict[str, tuple[str, ...]]] = {
     "strategy": (_OTHER_CONTENT, _OTHER_PLAN, "hook"),
     HOOK: ("hook", _OTHER_CONTENT),
 }
-"""What a setting changes of what a rank launches: collectives of these roles, or something about buckets. All others
-are harmless."""
+"""What each setting changes about the launches of a rank: collectives of these roles, or a property of buckets.
+
+All other settings are harmless.
+"""
 
 _DURING_STANDSTILLS: Final = ("slow", "stuck", "waits for data", "holds the GIL", "cannot tell")
 _MOST_NOTES: Final = 6
@@ -40,7 +42,7 @@ _MOST_LINES: Final = 4
 
 
 def settings_differ(facts: Facts) -> Verdict | None:
-    """The first collectives that differ are such as a setting changes, and differ between the ranks just as it does."""
+    """Find settings that affect the first collectives that differ, and split the ranks in the same way."""
     found = diverged(facts)
     if found is None:
         return None
@@ -70,7 +72,7 @@ def settings_differ(facts: Facts) -> Verdict | None:
 
 
 def noticed(facts: Facts, verdict: Verdict) -> tuple[str, ...]:
-    """What differs between ranks and is not known to have to do with what is wrong, a sentence each."""
+    """Return the settings that differ but are not known to be related to the fault, one sentence each."""
     if verdict.kind == "healthy":
         return ()
     said = [
@@ -83,7 +85,7 @@ def noticed(facts: Facts, verdict: Verdict) -> tuple[str, ...]:
 
 
 def _explaining(facts: Facts, group: GroupOrder) -> list[SettingDifference]:
-    """The settings that change just what differs, and have one value on each side."""
+    """Return the settings that change exactly what differs, and have one value on each side."""
     if group.divergence != "signature":
         return []
     number = group.first_divergence
@@ -103,7 +105,7 @@ def _explaining(facts: Facts, group: GroupOrder) -> list[SettingDifference]:
 
 
 def _what_changes(entries: Iterable[Entry]) -> set[str]:
-    """In what collectives differ that ranks launched at the same place; as in ``_CHANGES``."""
+    """Return what differs between the collectives of ranks at one number, in the terms of ``_CHANGES``."""
     signatures = [entry.signature for entry in entries]
     roles = {signature.role for signature in signatures}
     if all(signature.bucket != NO_BUCKET for signature in signatures):
@@ -114,7 +116,7 @@ def _what_changes(entries: Iterable[Entry]) -> set[str]:
 
 
 def _models_of(facts: Facts, at_number: Mapping[int, Entry]) -> set[int]:
-    """The DDP instances whose collectives these are; while one is made, it is the newest of the rank."""
+    """Return the DDP instances of these collectives; during a construction, it is the latest of the rank."""
     return {
         max((one.model or 0 for one in facts.ranks[rank].settings), default=0)
         if entry.signature.role == "construction"
@@ -125,13 +127,13 @@ def _models_of(facts: Facts, at_number: Mapping[int, Entry]) -> set[int]:
 
 
 def _is_split_like(one: SettingDifference, sides: Iterable[Sequence[int]]) -> bool:
-    """Whether it has one value on each side, and not the same on all."""
+    """Return True if a setting has one value on each side, and not the same on all."""
     values = [{one.value_of(rank) for rank in ranks} for ranks in sides]
     return all(len(value) == 1 and None not in value for value in values) and len(set().union(*values)) > 1
 
 
 def _keeps_first_plan(facts: Facts, rank: int) -> bool:
-    """Whether a rank's buckets are never rebuilt as rank 0 says, so that its own cap counts."""
+    """Return True if a rank's buckets are never rebuilt to rank 0's plan, so that its own cap counts."""
     return any(
         settings.values.get("wrapper") == "torch"
         and settings.values.get("find_unused_parameters") == "True"
@@ -141,14 +143,14 @@ def _keeps_first_plan(facts: Facts, rank: int) -> bool:
 
 
 def _looks_the_same(group: GroupOrder) -> bool:
-    """Whether the first collectives that differ match all the same: a hook says how it reduces, DDP itself does not."""
+    """Return True if the first collectives that differ match anyway: hooks state their reduction, DDP does not."""
     there = [e.signature for window in group.windows.values() for e in window if e.number == group.first_divergence]
     is_sum = all(signature.reduce_op in ("", "sum") for signature in there)
     return is_sum and len({(each.op, each.dtype, each.elements, each.bucket) for each in there}) == 1
 
 
 def _lines(sites: Mapping[int, CallSite]) -> str:
-    """`` at train.py:20 (main)``, or the line of each rank if there are several."""
+    """Format lines: `` at train.py:20 (main)``, or the line of each rank if there are several."""
     ranks_at: dict[CallSite, list[int]] = {}
     for rank, site in sites.items():
         ranks_at.setdefault(site, []).append(rank)

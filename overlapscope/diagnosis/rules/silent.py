@@ -1,4 +1,4 @@
-"""What goes wrong although no rank waits."""
+"""Rule for gradients that the optimizer used although they were never reduced."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from overlapscope.diagnosis.wording import at, capitalised, ranks_text
 
 
 def not_reduced(facts: Facts) -> Verdict | None:
-    """An optimizer used gradients that were never averaged with those of the other ranks."""
+    """Find an optimizer step with gradients that were never averaged with those of the other ranks."""
     ranks = tuple(rank for rank, one in sorted(facts.ranks.items()) if one.unreduced)
     if not ranks:
         return None

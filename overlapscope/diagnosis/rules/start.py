@@ -1,4 +1,4 @@
-"""What is wrong before the first step: ranks that are missing, or disagree on the world size."""
+"""Rules for faults before the first step: missing ranks, or different world sizes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WORTH_A_WORD_NS: Final = 3_000_000_000
 
 
 def wrong_world_size(facts: Facts) -> Verdict | None:
-    """Ranks were told different world sizes, or a rank is beyond the world size."""
+    """Find ranks with different world sizes, or a rank beyond the world size."""
     beliefs: dict[int, list[int]] = {}
     for rank, one in sorted(facts.ranks.items()):
         if one.world_size is not None:
@@ -46,7 +46,7 @@ def wrong_world_size(facts: Facts) -> Verdict | None:
 
 
 def never_started(facts: Facts) -> Verdict | None:
-    """An expected rank left nothing, and no collective ever completed with it."""
+    """Find an expected rank that left nothing, and with which no collective ever completed."""
     gone = tuple(rank for rank in facts.missing if not _was_there(facts, rank))
     gone += facts.with_liveness("never started")
     if not gone or not facts.ranks or facts.is_from_dumps:
@@ -77,7 +77,7 @@ def never_started(facts: Facts) -> Verdict | None:
 
 
 def first_step(facts: Facts) -> Verdict | None:
-    """The others wait for a rank that has not done a step yet: that may take minutes, or be where it hangs."""
+    """Find a rank without a completed step that the others wait for: that may take minutes, or be where it hangs."""
     for rank in facts.awaited:
         one, wait = facts.ranks.get(rank), facts.wait_for((rank,))
         if one is None or wait is None or not one.is_starting or one.standing is None or not one.idle_ns:
@@ -107,7 +107,7 @@ def _line(one: RankEvidence | None) -> CallSite | None:
 
 
 def _was_there(facts: Facts, rank: int) -> bool:
-    """Whether only the rank's folder may be lost: others completed collectives with it, or all of them ended well."""
+    """Return True if only a rank's folder may be lost: others completed collectives with it, or all ended well."""
     groups = [group for group in facts.evidence.groups if rank in group.ranks]
     is_done = any(e.completed_ns is not None for g in groups for window in g.windows.values() for e in window)
     return is_done or not facts.with_liveness("running", "sleeping", "stopped", "failed", "gone")

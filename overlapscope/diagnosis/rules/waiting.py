@@ -1,6 +1,6 @@
-"""Ranks that the others wait for: past their loop, in no_sync(), in the data loader, or elsewhere.
+"""Rules for ranks that the others wait for: past their loop, in no_sync(), in the data loader, or elsewhere.
 
-As long as a job runs, a standstill is a suspicion: what takes long once looks the same until it is over.
+While a job runs, a stall is only a suspicion: a slow operation looks the same until it completes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _END_OF_SCRIPT: Final = re.compile(r"in (destroy_process_group|_shutdown|barrier
 
 
 def in_no_sync(facts: Facts) -> Verdict | None:
-    """A rank has gone through the step in which others wait for its bucket, without reducing anything."""
+    """Find a rank that went through the step in which others wait for its bucket, without reducing anything."""
     ranks = tuple(rank for rank in facts.awaited if (one := facts.ranks.get(rank)) and one.no_sync_since is not None)
     wait = facts.wait_for(ranks)
     if wait is None:
@@ -75,7 +75,7 @@ def in_no_sync(facts: Facts) -> Verdict | None:
 
 
 def uneven_inputs(facts: Facts) -> Verdict | None:
-    """A rank has left its loop, and the others wait for it in a step that it never began."""
+    """Find a rank that has left its loop, while the others wait for it in a step that it never began."""
     at_end = tuple(rank for rank in facts.awaited if _is_at_its_end(facts.ranks.get(rank)))
     wait = facts.wait_for(at_end)
     if wait is None:
@@ -107,7 +107,7 @@ def uneven_inputs(facts: Facts) -> Verdict | None:
 
 
 def waits_for_data(facts: Facts) -> Verdict | None:
-    """A rank that the others wait for has been in its data loader all along."""
+    """Find a rank that the others wait for and that has been in its data loader all along."""
     ranks = tuple(rank for rank in _culprits(facts) if waits_for(facts.ranks[rank].stacks) == "data loader")
     return _held_up(
         facts,
@@ -119,7 +119,7 @@ def waits_for_data(facts: Facts) -> Verdict | None:
 
 
 def stuck(facts: Facts) -> Verdict | None:
-    """A rank that the others wait for is stuck elsewhere; or all have entered and nothing happens."""
+    """Find a rank that the others wait for and that is stuck elsewhere; or all have entered and nothing happens."""
     ranks = _culprits(facts)
     if ranks:
         silent = all(facts.ranks[rank].liveness == "silent" for rank in ranks if rank in facts.ranks)
@@ -143,19 +143,19 @@ def _culprits(facts: Facts) -> tuple[int, ...]:
         and facts.is_stuck(rank)
         and not facts.is_only_slow(rank)
         and facts.ranks[rank].liveness not in ("ended",)
-        and held_up.isdisjoint(facts.awaited_in_new_group(rank))  # else it waits itself, and for one of these
+        and held_up.isdisjoint(facts.awaited_in_new_group(rank))  # otherwise it waits itself, and for one of these
     )
 
 
 def _alternative(facts: Facts) -> str:
-    """What else a standstill may be. Ranks that waited until their time was up have waited for too long in any case."""
+    """Return the alternative to a stall; none if ranks waited until a timeout, which is too long in any case."""
     if facts.evidence.is_live:
         return _MAY_GO_ON
     return "" if any(is_timeout(one.failure) for one in facts.ranks.values()) else _MIGHT_HAVE_GONE_ON
 
 
 def _device_behind(facts: Facts) -> Verdict | None:
-    """All hosts have launched the collective, and not all devices have come to it."""
+    """Find a collective that all hosts have launched, but not all devices have reached."""
     stuck = {rank for rank in facts.late_devices if facts.is_stuck(rank) and not facts.is_only_slow(rank)}
     wait = next((wait for wait in facts.device_waits if stuck & set(wait.late)), None)
     if wait is None:
@@ -186,7 +186,7 @@ def _device_behind(facts: Facts) -> Verdict | None:
 
 
 def _all_inside(facts: Facts) -> Verdict | None:
-    """All ranks are in the same collective and it does not end."""
+    """Return a verdict if all ranks are in the same collective and it does not complete."""
     stuck = [
         rank
         for rank in facts.blocked
@@ -218,7 +218,7 @@ def _all_inside(facts: Facts) -> Verdict | None:
 
 
 def _collective(group: GroupOrder, entry: Entry) -> dict[str, Any]:
-    """The fields of a verdict that say which collective it is about."""
+    """Return the fields of a verdict that identify its collective."""
     signature = entry.signature
     return {
         "step": loop_step(entry),
@@ -230,13 +230,13 @@ def _collective(group: GroupOrder, entry: Entry) -> dict[str, Any]:
 
 
 def _windows_with(group: GroupOrder, entries: Mapping[int, Entry]) -> dict[int, tuple[Entry, ...]]:
-    """What ranks have done last in a group, and an entry of each that may be far before it."""
+    """Return the latest entries of ranks in a group, and an entry of each that may be far before them."""
     windows = {rank: group.windows[rank] for rank in entries}
     return {rank: own if entries[rank] in own else (entries[rank], *own) for rank, own in windows.items()}
 
 
 def _reached_text(group: GroupOrder, reached: set[bool | None]) -> tuple[str, ...]:
-    """Of ranks that have all launched the same: how far their devices are."""
+    """Format the progress of the devices of ranks that have all launched the same."""
     if not runs_on_device(group):
         return ()
     if reached == {True}:
@@ -286,7 +286,7 @@ def _is_at_its_end(one: RankEvidence | None) -> bool:
 
 
 def place_of(facts: Facts, wait: Wait, ranks: tuple[int, ...]) -> dict[str, Any]:
-    """The fields of a verdict that say where the others wait."""
+    """Return the fields of a verdict that identify where the others wait."""
     missed = wait.missed_by(ranks)
     sites = {rank: s.call_site for rank in ranks if rank in facts.ranks and (s := facts.ranks[rank].standing)}
     sites |= {one.rank: one.entry.call_site for one in facts.waits[:8]}

@@ -1,1 +1,1 @@
-"""The experiments of the DDP paper: one a file, with its trials, its figure, and what the paper found."""
+"""The experiments of the DDP paper: one per file, with its trials, its figure, and what the paper found."""

@@ -1,4 +1,4 @@
-"""Figure 6: what a step consists of, with and without overlap."""
+"""Figure 6: step-time breakdown with and without overlap."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OVERLAPPED, NOT_OVERLAPPED = "overlapped", "bucketed"
 
 
 def trials(wanted: Wanted) -> list[Trial]:
-    """The same buckets twice: reduced while autograd computes, and when it is done."""
+    """Return trials with the same buckets reduced during backward, and after it."""
     return [
         wanted.trial(NAME, repetition, model=model, strategy=strategy)
         for repetition in range(wanted.repetitions)
@@ -33,7 +33,7 @@ def trials(wanted: Wanted) -> list[Trial]:
 
 
 def draw(rows: pd.DataFrame) -> Figure:
-    """Two bars for each model."""
+    """Draw two bars for each model."""
     charts, here = [], []
     for settings, group in groups_of(rows, "model", "ranks", "backend"):
         without, overlapped = (select(group, strategy=name) for name in (NOT_OVERLAPPED, OVERLAPPED))
@@ -52,7 +52,7 @@ def draw(rows: pd.DataFrame) -> Figure:
 
 
 def _backward_ns(rows: pd.DataFrame) -> pd.Series[float]:
-    """Compute, communication and copies of the backward."""
+    """Sum compute, communication and copies of the backward."""
     return rows[["backward_ns", "exposed_ns", "copies_ns"]].sum(axis=1)
 
 

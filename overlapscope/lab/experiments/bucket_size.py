@@ -1,4 +1,4 @@
-"""Figures 7 and 8: the step time by bucket size."""
+"""Figures 7 and 8: step time by bucket size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIZES_MB = (0.0, 1.0, 5.0, 10.0, 25.0, 50.0)
 
 
 def trials(wanted: Wanted) -> list[Trial]:
-    """Each size with each model, with half of the ranks and with all."""
+    """Return trials of each size with each model, with half of the ranks and with all."""
     return [
         wanted.trial(NAME, repetition, model=model, ranks=ranks, bucket_cap_mb=size)
         for repetition in range(wanted.repetitions)
@@ -26,7 +26,7 @@ def trials(wanted: Wanted) -> list[Trial]:
 
 
 def draw(rows: pd.DataFrame) -> Figure:
-    """A box of all counted steps for each size."""
+    """Draw a box of all counted steps for each size."""
     charts, here = [], []
     for settings, group in groups_of(rows, "model", "ranks", "backend"):
         title = f"{where(settings)}, {settings['backend']}"

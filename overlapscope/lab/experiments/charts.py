@@ -1,4 +1,4 @@
-"""What a figure shows: numbers and words. How they are drawn is not decided here. Times are in nanoseconds."""
+"""Content of a figure, as numbers and words, independent of how it is drawn. Times are in nanoseconds."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Unit = Literal["ns", "count", "loss"]
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """One bar, of parts."""
+    """One stacked bar."""
 
     label: str
     parts_ns: Mapping[str, float]
-    """By block of the account; they sum to the value of the step."""
+    """Length of each block of the breakdown; they sum to the value of the step."""
     step_ns: Interval
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bars:
-    """Steps below each other, each divided as the account divides it."""
+    """Bar chart of steps, one below the other, each divided into blocks."""
 
     title: str
     bars: tuple[Bar, ...]
@@ -34,7 +34,7 @@ class Bars:
 
 @dataclass(frozen=True, kw_only=True)
 class Box:
-    """The steps of one setting: quartiles, and what nine of ten lie in."""
+    """Distribution of the steps of one setting: quartiles, and the 5th and 95th percentiles."""
 
     label: str
     low_ns: float
@@ -47,7 +47,7 @@ class Box:
 
 @dataclass(frozen=True, kw_only=True)
 class Boxes:
-    """Box plots beside each other."""
+    """Box plots next to each other."""
 
     title: str
     x_label: str
@@ -56,19 +56,19 @@ class Boxes:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One line of a chart."""
+    """One line of a line chart."""
 
     label: str
     x: tuple[float, ...]
     y: tuple[float, ...]
     low: tuple[float, ...] = ()
-    """Of the interval of each point; none if not known. NaN where it is not."""
+    """Lower end of the interval of each point, NaN where unknown; empty if there are no intervals."""
     high: tuple[float, ...] = ()
     style: Literal["measured", "predicted", "smooth"] = "measured"
     colour: int = 0
-    """Place among the colours: lines that belong together have the same."""
+    """Index of the color: lines that belong together share it."""
     faint_y: tuple[float, ...] = ()
-    """What the line was smoothed from."""
+    """Values before smoothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class Lines:
     x_unit: Unit = "count"
     y_unit: Unit = "ns"
     is_log: bool = False
-    """Whether the x axis is logarithmic."""
+    """True if the x axis is logarithmic."""
 
 
 Chart = Bars | Boxes | Lines
@@ -90,22 +90,22 @@ Chart = Bars | Boxes | Lines
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """Charts, and what holds in them."""
+    """Charts, and the conclusions from them."""
 
     charts: tuple[Chart, ...]
     here: tuple[str, ...]
-    """What holds here, in sentences made from the numbers."""
+    """Conclusions from this measurement, in sentences made from the numbers."""
     note: str = ""
-    """How to read it, or what it rests on."""
+    """How to read the figure, or what it is based on."""
     left_out: tuple[str, ...] = field(default=())
     """Settings without a result, each with the reason."""
 
 
 def box_of(label: str, steps_ns: Sequence[float]) -> Box:
-    """The box of some steps.
+    """Compute the box of some steps.
 
     Args:
-        steps_ns: at least one.
+        steps_ns: At least one step time.
     """
     low, quartile_1, median, quartile_3, high = np.percentile(steps_ns, [5, 25, 50, 75, 95]).tolist()
     return Box(
@@ -120,7 +120,7 @@ def box_of(label: str, steps_ns: Sequence[float]) -> Box:
 
 
 def line_of(label: str, x: Sequence[float], y: Sequence[Interval], colour: int = 0) -> Line:
-    """A measured line with its intervals; sorted by x."""
+    """Make a measured line with its intervals, sorted by x."""
     order = np.argsort(x, kind="stable").tolist()
     values = [y[place] for place in order]
     return Line(
@@ -134,5 +134,5 @@ def line_of(label: str, x: Sequence[float], y: Sequence[Interval], colour: int =
 
 
 def is_known(interval: Interval) -> bool:
-    """Whether there were enough repetitions for an interval."""
+    """Return True if there were enough repetitions for an interval."""
     return not (math.isnan(interval.low) or math.isnan(interval.high))

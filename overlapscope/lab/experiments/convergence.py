@@ -1,4 +1,4 @@
-"""Figure 11: what reducing only after every n passes does to the loss."""
+"""Figure 11: effect on the loss of reducing only after every n passes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ NAME = "convergence"
 MODEL = "small-convnet"
 EVERY = (1, 2, 4, 8)
 SETTINGS = ((8, 0.02), (256, 0.06))
-"""Samples a rank and pass, and learning rate: those of the paper."""
+"""Samples per rank and pass, and learning rate: those of the paper."""
 PASSES_A_STEP = 16
-"""A loss curve takes so many times as many passes as a time does steps."""
+"""Factor by which a loss curve needs more passes than a timing needs steps."""
 CUTOFF = 0.1
-"""Of the low-pass, as a share of half a cycle a pass; the paper does not say its own."""
+"""Cutoff of the low-pass filter, as a share of the Nyquist frequency; the paper does not state it."""
 _AT_THE_END = 0.1
-"""Share of the passes whose losses are compared."""
+"""Share of the passes, at the end, whose losses are compared."""
 
 
 def trials(wanted: Wanted) -> list[Trial]:
-    """As many passes with each, of a small network that learns digits."""
+    """Return trials with the same number of passes each, of a small network that learns digits."""
     passes = wanted.steps * PASSES_A_STEP
     return [
         wanted.trial(
@@ -45,7 +45,7 @@ def trials(wanted: Wanted) -> list[Trial]:
 
 
 def draw(rows: pd.DataFrame) -> Figure:
-    """The mean loss of all repetitions, smoothed, and unsmoothed behind it."""
+    """Draw the mean loss of all repetitions, smoothed, with the unsmoothed one behind it."""
     rows = rows.assign(end_loss=[_end_of(np.asarray(losses)) for losses in rows["losses"]])
     charts, here = [], []
     for settings, group in groups_of(rows, "model", "ranks", "batch", "learning_rate"):
@@ -67,7 +67,7 @@ def draw(rows: pd.DataFrame) -> Figure:
 
 
 def _verdict(by_every: dict[int, pd.DataFrame]) -> str:
-    """The loss at the end; as a difference, because a share of next to nothing would say nothing."""
+    """Compare the losses at the end; as a difference, because a share of a loss near zero is meaningless."""
     each = by_every[1].set_index("repetition")["end_loss"]
     said = [f"training ends with a loss of {each.mean():.3g}"]
     for every, rows in by_every.items():

@@ -1,4 +1,4 @@
-"""From repetitions to numbers with intervals, and to sentences that say no more than these do."""
+"""Estimates with intervals from repetitions, and sentences that claim no more than these support."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from overlapscope.interval import SIGMAS_90, Interval
 from overlapscope.lab.experiments.charts import Bar, is_known
 
 FEWEST: Final = 3
-"""Repetitions without which there is no interval."""
+"""Minimum number of repetitions for an interval."""
 
 
 def select(rows: pd.DataFrame, **settings: Any) -> pd.DataFrame:
-    """The rows with these settings, one of each repetition, in their order. None is a setting that is not set."""
+    """Select the rows with these settings, one per repetition, in their order. None selects rows without a value."""
     chosen = pd.Series(True, index=rows.index)
     for name, value in settings.items():
         chosen &= rows[name].isna() if value is None else rows[name] == value
@@ -27,10 +27,9 @@ def select(rows: pd.DataFrame, **settings: Any) -> pd.DataFrame:
 
 
 def estimate(values: Sequence[float]) -> Interval:
-    """The mean of repetitions, with its 90 % interval; NaN of fewer than ``FEWEST``.
+    """Estimate the mean of repetitions and its 90 % interval, which is NaN with fewer than ``FEWEST``.
 
-    Each is a training of its own, and they are measured in another order every time: unlike neighbouring steps they are
-    independent.
+    Each repetition is a separate training, and their order is random: unlike neighboring steps they are independent.
     """
     count, mean = len(values), float(np.mean(values)) if len(values) else math.nan
     if count < FEWEST:
@@ -41,24 +40,24 @@ def estimate(values: Sequence[float]) -> Interval:
 
 
 def step_of(rows: pd.DataFrame) -> Interval:
-    """The step time of one setting."""
+    """Estimate the step time of one setting."""
     return estimate(rows["step_ns"].tolist())
 
 
 def bar_of(label: str, rows: pd.DataFrame) -> Bar:
-    """The step of one setting, divided; an earlier version may have known fewer blocks."""
+    """Compute the breakdown of one setting's step; an earlier version may have recorded fewer blocks."""
     parts = {name: float(rows[f"{name}_ns"].mean()) for name in BLOCKS if f"{name}_ns" in rows}
     return Bar(label=label, parts_ns={name: ns for name, ns in parts.items() if ns}, step_ns=step_of(rows))
 
 
 def change(base: pd.DataFrame, new: pd.DataFrame, column: str = "step_ns") -> Interval:
-    """By which share the time of one setting differs from another's, of repetitions that both have.
+    """Estimate by which share the time of one setting differs from another's, over repetitions that both have.
 
-    Those of one repetition are measured close to each other, so what drifts meanwhile is left out. The mean is one of
-    logarithms, in which twice and half as long are equally far from the same.
+    The settings of one repetition are measured shortly after each other, so slow drift cancels. The mean is one of
+    logarithms, in which twice and half as long are equally far from no change.
 
     Returns:
-        Negative if the new one takes less; NaN if they have no repetition in common.
+        Negative if the new setting takes less; NaN if they have no repetition in common.
     """
     both = base.set_index("repetition")[column].to_frame("base").join(new.set_index("repetition")[column], how="inner")
     logarithm = estimate(np.log(both[column] / both["base"]).tolist())
@@ -67,7 +66,7 @@ def change(base: pd.DataFrame, new: pd.DataFrame, column: str = "step_ns") -> In
 
 
 def is_told(difference: Interval) -> bool:
-    """Whether a difference is one: its interval leaves out zero."""
+    """Return True if a difference is significant: its interval excludes zero."""
     return is_known(difference) and (difference.low > 0 or difference.high < 0)
 
 
@@ -78,11 +77,11 @@ def said_change(
     *,
     is_plural: bool = False,
 ) -> str:
-    """A sentence on a difference, without a full stop.
+    """Format a difference as a sentence, without a full stop.
 
     Args:
-        what: is compared with ``than``.
-        is_plural: whether ``what`` is several things.
+        what: Subject that is compared with ``than``.
+        is_plural: True if ``what`` is plural.
 
     Example::
 
@@ -101,20 +100,20 @@ def said_change(
 
 
 def said_share(value: Interval) -> str:
-    """A share with its interval: ``38.0 % (35.1 to 41.0 %)``."""
+    """Format a share with its interval: ``38.0 % (35.1 to 41.0 %)``."""
     if not is_known(value):
         return f"{100 * value.value:.1f} %"
     return f"{100 * value.value:.1f} % ({100 * value.low:.1f} to {100 * value.high:.1f} %)"
 
 
 def groups_of(rows: pd.DataFrame, *names: str) -> list[tuple[dict[str, Any], pd.DataFrame]]:
-    """The rows by what they have in some columns, in order."""
+    """Group the rows by the values of some columns, sorted."""
     found = rows.groupby(list(names), sort=True, dropna=False)
     return [(dict(zip(names, key, strict=True)), group) for key, group in found]
 
 
 def where(settings: Mapping[str, Any]) -> str:
-    """What a chart or sentence is about: ``convnet, 2 ranks``."""
+    """Return the subject of a chart or sentence: ``convnet, 2 ranks``."""
     ranks = int(settings["ranks"])
     return f"{settings['model']}, {ranks} rank{'s' * (ranks != 1)}"
 

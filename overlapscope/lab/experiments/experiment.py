@@ -1,4 +1,4 @@
-"""What an experiment is."""
+"""Definition of an experiment."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from overlapscope.lab.trials.trial import Trial
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What whoever runs an experiment asks for."""
+    """Options of a run of an experiment."""
 
     models: tuple[str, ...]
     ranks: int
-    """All that there are."""
+    """Total number of ranks."""
     backend: str
     strategies: tuple[str, ...]
-    """By name; those that an experiment does not compare are of no use to it."""
+    """Names of strategies; ignored by experiments that do not compare strategies."""
     steps: int
     repetitions: int
     seed: int
 
     @property
     def half_and_all(self) -> tuple[int, ...]:
-        """Numbers of ranks for an experiment that the paper has with two of them."""
+        """Return the numbers of ranks for an experiment that the paper did with two of them."""
         return (self.ranks // 2, self.ranks) if self.ranks >= 4 else (self.ranks,)
 
     def trial(self, experiment: str, repetition: int, **settings: Any) -> Trial:
-        """A trial of all ranks, unless its settings say otherwise."""
+        """Make a trial of all ranks, unless its settings say otherwise."""
         usual = {"ranks": self.ranks, "steps": self.steps}
         return Trial(
             experiment=experiment,
@@ -49,14 +49,14 @@ class Experiment:
     """One question, its trials, and the figure that answers it."""
 
     name: str
-    """For ``overlapscope lab run NAME``."""
+    """Name for ``overlapscope lab run NAME``."""
     title: str
     figure: str
-    """Of the paper: ``Figure 6``; empty for one of our own."""
+    """Figure in the paper, such as ``Figure 6``; empty for our own experiments."""
     paper: str
-    """What the paper found."""
+    """Findings of the paper."""
     trials: Callable[[Wanted], list[Trial]]
     draw: Callable[[pd.DataFrame], Figure]
-    """Makes the figure of the rows of trials that have succeeded."""
+    """Makes the figure from the rows of successful trials."""
     observe: Callable[[Analysis], Mapping[str, Any]] | None = None
-    """Further columns, from the recording of a trial."""
+    """Computes further columns from the recording of a trial."""

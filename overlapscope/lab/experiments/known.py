@@ -1,4 +1,4 @@
-"""All experiments, and the figure of the results in a folder."""
+"""Registry of all experiments, and the figure of the results in a folder."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ EXPERIMENTS: Final[tuple[Experiment, ...]] = (
     round_robin.EXPERIMENT,
     strategies.EXPERIMENT,
 )
-"""In the order of the paper, and then our own."""
+"""All experiments, in the order of the paper, followed by our own."""
 
 
 def experiment_called(name: str) -> Experiment:
-    """The experiment of a name.
+    """Return the experiment with a name.
 
     Raises:
-        OverlapScopeError: there is none.
+        OverlapScopeError: There is none.
     """
     by_name = {experiment.name: experiment for experiment in EXPERIMENTS}
     if name not in by_name:
@@ -55,7 +55,7 @@ def experiment_called(name: str) -> Experiment:
 
 
 def results_in(folders: Sequence[Path]) -> list[Path]:
-    """The folders of experiments in some folders, or that these are themselves; in the order of the experiments."""
+    """Find the folders of experiments among these folders and directly in them, in the order of the experiments."""
     names = [experiment.name for experiment in EXPERIMENTS]
     return sorted(
         find_results(folders), key=lambda folder: names.index(folder.name) if folder.name in names else len(names)
@@ -63,10 +63,10 @@ def results_in(folders: Sequence[Path]) -> list[Path]:
 
 
 def experiment_in(folder: Path) -> tuple[Experiment, pd.DataFrame]:
-    """The experiment whose results a folder holds, and these.
+    """Read the results in a folder, and return their experiment with them.
 
     Raises:
-        OverlapScopeError: it holds none, or they can't be read.
+        OverlapScopeError: The folder has no results of a single experiment, or they can't be read.
     """
     rows = read_results(folder)
     names = rows["experiment"].unique().tolist()
@@ -78,7 +78,7 @@ def experiment_in(folder: Path) -> tuple[Experiment, pd.DataFrame]:
 
 
 def figure_of(experiment: Experiment, rows: pd.DataFrame) -> Figure:
-    """The figure, with what has no result."""
+    """Draw the figure, with the list of settings that have no result."""
     failed = rows[rows["failure"] != ""]
     reasons = dict.fromkeys(
         f"{described(Trial.read(trial))}: {failure}"

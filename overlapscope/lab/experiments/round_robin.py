@@ -1,4 +1,4 @@
-"""Figure 12: process groups that take turns with the buckets."""
+"""Figure 12: buckets reduced over several process groups in round-robin order."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ NAME = "round-robin"
 GROUPS = (1, 3, 5)
 STRATEGY = "round_robin"
 BUCKET_CAP_MB = 5.0
-"""With the default of 25 MB the models of this lab have too few buckets to take turns with."""
+"""Bucket size in MB: with the default of 25 MB the models of this lab have too few buckets to alternate."""
 
 
 def trials(wanted: Wanted) -> list[Trial]:
-    """The same buckets with one, three and five groups."""
+    """Return trials with the same buckets over one, three and five groups."""
     return [
         wanted.trial(
             NAME, repetition, model=model, ranks=ranks, strategy=STRATEGY, groups=groups, bucket_cap_mb=BUCKET_CAP_MB
@@ -30,7 +30,7 @@ def trials(wanted: Wanted) -> list[Trial]:
 
 
 def draw(rows: pd.DataFrame) -> Figure:
-    """A box of all counted steps for each number of groups."""
+    """Draw a box of all counted steps for each number of groups."""
     charts, here = [], []
     for settings, group in groups_of(rows, "model", "ranks", "backend"):
         title = f"{where(settings)}, {settings['backend']}"

@@ -1,4 +1,4 @@
-"""Figure 9: the step time by the number of ranks; beyond those that there are, as the cost model predicts it."""
+"""Figure 9: step time by number of ranks; beyond the available ranks, as predicted by the cost model."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from overlapscope.units import format_ns
 
 NAME = "scaling"
 PREDICTED = (2, 3, 4, 6, 8, 16, 32, 64, 128, 256)
-"""Numbers of ranks that steps are predicted for, from each recording."""
+"""Numbers of ranks for which steps are predicted, from each recording."""
 _MOST_ONE_BY_ONE = 4
 
 
 def trials(wanted: Wanted) -> list[Trial]:
-    """From one rank on, which has nobody to communicate with, to all; beyond 4 the number doubles."""
+    """Return trials from one rank, which does not communicate, up to all; beyond 4 the number doubles."""
     counts = {ranks for ranks in range(1, wanted.ranks + 1) if ranks <= _MOST_ONE_BY_ONE or ranks & (ranks - 1) == 0}
     return [
         wanted.trial(NAME, repetition, model=model, ranks=ranks)
@@ -35,10 +35,10 @@ def trials(wanted: Wanted) -> list[Trial]:
 
 
 def observe(analysis: Analysis) -> Mapping[str, Any]:
-    """What the model, fitted to this recording alone, predicts for other numbers of ranks.
+    """Predict steps with other numbers of ranks, by the model fitted to this recording alone.
 
     Returns:
-        predicted_ns: for each of ``PREDICTED``; empty where nothing can be predicted, as from one rank.
+        predicted_ns: One value for each of ``PREDICTED``; empty where nothing can be predicted, as from one rank.
     """
     try:
         return {"predicted_ns": steps_with_other_ranks(analysis, PREDICTED)}
@@ -47,7 +47,7 @@ def observe(analysis: Analysis) -> Mapping[str, Any]:
 
 
 def draw(rows: pd.DataFrame) -> Figure:
-    """Measured steps, and behind the last of them what is predicted from those of all ranks."""
+    """Draw measured steps, and beyond the last of them the predictions from the recordings of all ranks."""
     charts, here = [], []
     for settings, group in groups_of(rows, "model", "backend"):
         title = f"{settings['model']}, {settings['backend']}"
@@ -94,13 +94,13 @@ def draw(rows: pd.DataFrame) -> Figure:
 
 
 def predictions(rows: pd.DataFrame) -> dict[int, float]:
-    """The mean over repetitions of what was predicted from them, by ranks, in nanoseconds."""
+    """Compute the mean prediction over repetitions, in nanoseconds, by number of ranks."""
     known = [values for values in rows["predicted_ns"] if len(values)]
     return dict(zip(PREDICTED, np.mean(known, axis=0).tolist(), strict=True)) if known else {}
 
 
 def _errors(by_ranks: dict[int, pd.DataFrame]) -> list[str]:
-    """By how much the model is off where it can be held against what was measured."""
+    """Compare the model with the measurements where there are any."""
     found = []
     for source, rows in by_ranks.items():
         predicted = predictions(rows)

@@ -15,7 +15,7 @@ _FEWEST_STEPS = 10
 
 
 def trials(wanted: Wanted) -> list[Trial]:
-    """About as many passes with each."""
+    """Return trials with about as many passes each."""
     return [
         wanted.trial(
             NAME,
@@ -33,7 +33,7 @@ def trials(wanted: Wanted) -> list[Trial]:
 
 
 def draw(rows: pd.DataFrame) -> Figure:
-    """A line for each number of ranks, of the time of one pass."""
+    """Draw the time of one pass, with a line for each number of ranks."""
     rows = rows.assign(pass_ns=rows["step_ns"] / rows["sync_every"])
     charts, here = [], []
     for settings, of_model in groups_of(rows, "model", "backend"):

@@ -1,6 +1,6 @@
-"""The paper's smoothing of loss curves: a third-order low-pass run forwards and backwards, as filtfilt does.
+"""The paper's smoothing of loss curves: a third-order low-pass filter run forward and backward, like filtfilt.
 
-It is SciPy's ``butter(3, cutoff)`` and ``filtfilt`` (tests hold it against them), in a few lines, because nothing else
+It is SciPy's ``butter(3, cutoff)`` and ``filtfilt`` (tests compare it with these), in a few lines, because nothing else
 here needs SciPy.
 """
 
@@ -18,14 +18,14 @@ _PADDING: Final = 3 * (ORDER + 1)
 
 
 def smoothed(series: Float64Array, cutoff: float) -> Float64Array:
-    """A series without what changes faster than the cutoff, and not shifted.
+    """Remove everything that changes faster than the cutoff, without a phase shift.
 
     Args:
-        series: (S,), more than 12 values.
-        cutoff: as a share of half the rate of the series, between 0 and 1.
+        series: (S,) more than 12 values.
+        cutoff: Cutoff as a share of the Nyquist frequency, between 0 and 1.
     """
     numerator, denominator = _butterworth(cutoff)
-    # Both ends are continued point-symmetrically, so that the filter has settled where the series begins.
+    # Both ends are extended point-symmetrically, so that the filter has settled where the series begins.
     before = 2 * series[0] - series[_PADDING:0:-1]
     behind = 2 * series[-1] - series[-2 : -_PADDING - 2 : -1]
     there = _filtered(np.concatenate([before, series, behind]), numerator, denominator)
@@ -34,7 +34,7 @@ def smoothed(series: Float64Array, cutoff: float) -> Float64Array:
 
 
 def _butterworth(cutoff: float) -> tuple[Float64Array, Float64Array]:
-    """Coefficients of 1 / ((s + 1)(s² + s + 1)) by the bilinear transform; the first of the denominator is 1."""
+    """Compute the coefficients of 1 / ((s + 1)(s² + s + 1)) by the bilinear transform; the denominator's first is 1."""
     warp = math.tan(math.pi * cutoff / 2)
     denominator = np.convolve([warp + 1, warp - 1], [warp**2 + warp + 1, 2 * warp**2 - 2, warp**2 - warp + 1])
     numerator = warp**3 * np.array([1.0, 3.0, 3.0, 1.0])
@@ -42,7 +42,7 @@ def _butterworth(cutoff: float) -> tuple[Float64Array, Float64Array]:
 
 
 def _filtered(series: Float64Array, numerator: Float64Array, denominator: Float64Array) -> Float64Array:
-    """Transposed direct form, as if the first value had been there for ever."""
+    """Apply the filter in transposed direct form, as if the first value had been constant before."""
     state = [float(series[0] * (numerator[place:] - denominator[place:]).sum()) for place in range(1, ORDER + 1)]
     result = np.empty_like(series, dtype=np.float64)
     for place, value in enumerate(series.tolist()):

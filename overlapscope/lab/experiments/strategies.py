@@ -1,4 +1,4 @@
-"""All strategies on one model and link: one experiment of our own."""
+"""Comparison of all strategies on one model and link: one of our own experiments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEFAULT = "overlapped"
 
 
 def trials(wanted: Wanted) -> list[Trial]:
-    """Each strategy with its own defaults."""
+    """Return trials of each strategy with its defaults."""
     return [
         wanted.trial(NAME, repetition, model=model, strategy=strategy)
         for repetition in range(wanted.repetitions)
@@ -35,7 +35,7 @@ def trials(wanted: Wanted) -> list[Trial]:
 
 
 def draw(rows: pd.DataFrame) -> Figure:
-    """A bar for each strategy, the fastest first."""
+    """Draw a bar for each strategy, the fastest first."""
     charts, here = [], []
     for settings, group in groups_of(rows, "model", "ranks", "backend"):
         title = f"{where(settings)}, {settings['backend']}"
@@ -54,11 +54,11 @@ def draw(rows: pd.DataFrame) -> Figure:
 
 
 def verdict(by_name: dict[str, pd.DataFrame], order: list[str]) -> str:
-    """Which wins, over the default and over the next.
+    """Say which strategy is the fastest, compared with the default and with the others.
 
     Args:
-        by_name: rows of each strategy.
-        order: the fastest first.
+        by_name: Rows of each strategy.
+        order: Names, the fastest first.
     """
     first, *others = order
     step = step_of(by_name[first])
@@ -74,9 +74,11 @@ def verdict(by_name: dict[str, pd.DataFrame], order: list[str]) -> str:
 
 
 def against_default(rows: pd.DataFrame) -> list[tuple[str, str, Interval, Interval]]:
-    """Every strategy on every model, the fastest first: where, its name, its step, and by which share that differs.
+    """Compare every strategy on every model with the default, the fastest first.
 
-    The share is of the default's step, negative if it takes less.
+    Returns:
+        Tuples of the setting, the strategy, its step, and the difference as a share of the default's step, negative if
+        it takes less.
     """
     found = []
     for settings, group in groups_of(rows, "model", "ranks", "backend"):

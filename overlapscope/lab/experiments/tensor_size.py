@@ -19,11 +19,11 @@ NAME = "tensor-size"
 TOTAL_ELEMENTS = 60_000_000
 TENSOR_ELEMENTS = (10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000, 20_000_000)
 _SATURATED = 1.1
-"""As many times the shortest time, and an operation is as large as it need be."""
+"""Factor over the shortest time within which an operation is large enough."""
 
 
 def trials(wanted: Wanted) -> list[Trial]:
-    """The same gradients in all-reduces of each size; and of each model one training that records every gradient."""
+    """Return all-reduces of the same gradients in each size, and a training of each model with parameter detail."""
     all_reduces = [
         wanted.trial(NAME, repetition, steps=0, total_elements=TOTAL_ELEMENTS, tensor_elements=elements)
         for repetition in range(wanted.repetitions)
@@ -34,10 +34,10 @@ def trials(wanted: Wanted) -> list[Trial]:
 
 
 def observe(analysis: Analysis) -> Mapping[str, Any]:
-    """When gradients are ready on rank 0: the median over counted steps, from the begin of the backward.
+    """Compute when gradients are ready on rank 0: the median over counted steps, from the start of backward.
 
     Returns:
-        ready_ns, and ready_elements: how many are ready then. Both in the order of time.
+        ready_ns, and ready_elements: the number of elements that are ready then. Both are sorted by time.
     """
     trace, steps = analysis.trace, analysis.summary.alike.steps
     gradients = trace.gradients[(trace.gradients["rank"] == 0) & trace.gradients["step"].isin(steps)]
@@ -50,7 +50,7 @@ def observe(analysis: Analysis) -> Mapping[str, Any]:
 
 
 def draw(rows: pd.DataFrame) -> Figure:
-    """A line for each number of ranks; and one for each model, of its gradients."""
+    """Draw a line for each number of ranks, and one of the gradients of each model."""
     alone, trained = rows[rows["model"] == ""], rows[rows["model"] != ""]
     charts: list[Lines] = []
     here = []

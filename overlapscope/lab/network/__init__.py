@@ -1,1 +1,1 @@
-"""Several hosts on one machine, joined by links that have a rate and a latency. Linux only, and root."""
+"""Several hosts simulated on one machine, connected by links with a rate and a latency. Needs Linux, and root."""

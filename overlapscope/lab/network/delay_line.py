@@ -1,15 +1,15 @@
-"""A network that takes its time: carries packets between network namespaces, each so much later.
+"""Network delay: a process that carries packets between network namespaces after a fixed delay.
 
     python -m overlapscope.lab.network.delay_line --delay-ms 2.5 --interface eth0 NAMESPACE NAMESPACE...
 
-It stands in for ``tc netem``, which many kernels lack. Every namespace gets a TUN device; what is sent into it is read
-here, kept until it is due, and written to the device of the namespace it is addressed to: 10.0.0.1 is the first
-one's, 10.0.0.2 the second one's. The devices take and give segments of up to 64 KB as the kernel's TCP makes them,
-so a packet is seldom as small as those on a wire: 1 Gbit/s in both directions at once takes a third of a core or less,
-and faster links have not been tried. A rate is none of its business: put a ``tc tbf`` on the devices.
+It replaces ``tc netem``, which many kernels lack. Every namespace gets a TUN device; packets sent into it are read
+here, held until they are due, and written to the device of the namespace they are addressed to: 10.0.0.1 is the first
+one's, 10.0.0.2 the second one's. The devices read and write segments of up to 64 KB as the kernel's TCP makes them, so
+packets are seldom as small as those on a wire: 1 Gbit/s in both directions at once takes a third of a core or less;
+faster links have not been tried. To limit the rate, put a ``tc tbf`` on the devices.
 
-It runs ahead of all ordinary processes where it may, because a network does not wait for a processor. It prints
-"ready", and ends when its standard input is closed.
+It runs with real-time priority where permitted, because a network does not wait for a processor. It prints "ready", and
+exits when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -36,19 +36,20 @@ _TUN_F_CSUM, _TUN_F_TSO4 = 0x01, 0x02
 _CLONE_NEWNET: Final = 0x40000000
 
 _OFFLOAD_HEADER_BYTES: Final = 10
-"""struct virtio_net_hdr, before every packet: it says how to cut a segment into packets. Passed on as it is."""
+"""Size of struct virtio_net_hdr, which precedes every packet and says how to cut a segment into packets. Passed on
+unchanged."""
 _IPV4_VERSION_AT: Final = _OFFLOAD_HEADER_BYTES
 _LAST_BYTE_OF_DESTINATION_AT: Final = _OFFLOAD_HEADER_BYTES + 19
 _MOST_BYTES: Final = _OFFLOAD_HEADER_BYTES + 65535
 _READ_AT_ONCE: Final = 16
-"""Packets of one device, before the others have their turn."""
+"""Maximum number of packets read from one device before the others are served."""
 
 
 def open_device(namespace: str, interface: str) -> int:
     """Make a TUN device in a namespace. It exists until the file is closed.
 
     Returns:
-        The file that its packets are read from and written to; neither blocks.
+        File descriptor from which its packets are read and to which they are written; neither blocks.
     """
     own = os.open("/proc/self/ns/net", os.O_RDONLY)
     try:
@@ -64,8 +65,8 @@ def open_device(namespace: str, interface: str) -> int:
 
 
 def carry(devices: Sequence[int], delay_ns: int, until: int) -> None:
-    """Carry packets until a file has been closed by its writer. What has no destination here is dropped."""
-    on_the_way: deque[tuple[int, int, bytes]] = deque()  # due, to, packet: all take equally long
+    """Carry packets until the writer of ``until`` closes it. Packets without a destination here are dropped."""
+    on_the_way: deque[tuple[int, int, bytes]] = deque()  # due, to, packet: all have the same delay
     while True:
         wait_s = max(0, on_the_way[0][0] - time.monotonic_ns()) / 1e9 if on_the_way else None
         readable, _, _ = select.select([*devices, until], [], [], wait_s)
@@ -108,7 +109,7 @@ def main() -> None:
     parser.add_argument("--delay-ms", type=float, required=True, help="of every packet, one way")
     parser.add_argument("--interface", default="eth0", help="name of the devices (default: eth0)")
     args = parser.parse_args()
-    # Whoever started this closes its input in the end, also after Ctrl-C, which reaches this process too.
+    # The parent process closes our input at the end, also after Ctrl-C, which reaches this process too.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))

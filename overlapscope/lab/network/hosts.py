@@ -1,8 +1,8 @@
-"""Several hosts on one machine: network namespaces behind a switch, whose links can be made slow.
+"""Several simulated hosts on one machine: network namespaces behind a switch, with links that can be slowed down.
 
-Each cluster is an island: its switch is a bridge in a namespace of its own, so addresses and interface names collide
-with nothing, several clusters may exist at once, and deleting the namespaces deletes everything. A latency comes from
-``delay_line.py`` in the switch's place. All hosts share the kernel, and so the boot and its clock. Needs root, and
+Each cluster is isolated: its switch is a bridge in a separate namespace, so addresses and interface names collide with
+nothing, several clusters may exist at once, and deleting the namespaces deletes everything. For a latency,
+``delay_line.py`` replaces the switch. All hosts share the kernel, and so the boot and its clock. Needs root, and
 Linux's ``ip`` and ``tc``.
 """
 
@@ -21,9 +21,9 @@ from typing import Final
 from overlapscope.errors import OverlapScopeError
 
 INTERFACE: Final = "eth0"
-"""The name that every host has for its link to the switch."""
+"""Name of the interface that connects each host to the switch."""
 BURST_BYTES: Final = 64 * 1024
-"""What a slow link lets through at once, before its rate holds."""
+"""Bytes that a slow link lets through at once, before its rate applies."""
 _BRIDGE: Final = "bridge"
 _NAMESPACES: Final = Path("/run/netns")
 _PACKAGE: Final = "overlapscope.lab.network"
@@ -32,7 +32,7 @@ _NOT_IN_THE_KERNEL: Final = {
     "qdisc kind is unknown": "this kernel has no token bucket filter (tbf); try 'modprobe sch_tbf'",
     "Unknown device type": "this kernel has no such network devices; try 'modprobe veth' and 'modprobe bridge'",
 }
-"""What ``ip`` and ``tc`` say, and what it means."""
+"""Messages of ``ip`` and ``tc``, and what they mean."""
 
 
 @dataclass(frozen=True)
@@ -40,42 +40,42 @@ class Hosts:
     """The hosts of one cluster, numbered from 0."""
 
     namespaces: tuple[str, ...]
-    """Of the hosts, by number."""
+    """Network namespace of each host."""
     carriers: tuple[int, ...] = ()
-    """Processes that carry packets between them, by id."""
+    """Process ids of the processes that carry packets between the hosts."""
 
     def command(self, host: int) -> list[str]:
-        """What to put before a command to run it on a host; the process it starts becomes that command."""
+        """Return the prefix that runs a command on a host; the process it starts becomes that command."""
         return ["ip", "netns", "exec", self.namespaces[host]]
 
     def address(self, host: int) -> str:
-        """The IPv4 address of a host, for the others of its cluster."""
+        """Return the IPv4 address of a host within its cluster."""
         return f"10.0.0.{host + 1}"
 
     def slow_down(self, host: int, rate: str, burst_bytes: int = BURST_BYTES) -> None:
-        """Limit what a host can send.
+        """Limit the rate at which a host can send.
 
         Args:
-            host: whose link to the switch is limited, in that direction alone.
-            rate: as ``tc`` writes it, such as ``100mbit``.
-            burst_bytes: let through at once, before the rate holds.
+            host: Host whose link to the switch is limited, in that direction only.
+            rate: Rate as in ``tc``, such as ``100mbit``.
+            burst_bytes: Bytes let through at once, before the rate applies.
         """
         limit = f"tbf rate {rate} burst {burst_bytes} latency 400ms"
         run_command(f"tc -n {self.namespaces[host]} qdisc replace dev {INTERFACE} root {limit}")
 
     def processes(self, host: int) -> list[int]:
-        """The ids of all processes on a host, whoever started them."""
+        """Return the ids of all processes on a host, including those of other programs."""
         return [int(line) for line in run_command(f"ip netns pids {self.namespaces[host]}").split()]
 
 
 @contextmanager
 def cluster_of(count: int) -> Iterator[Hosts]:
-    """A cluster of hosts that exist until the block is left, behind a switch that takes no time.
+    """Make a cluster of hosts behind a switch without latency; they are deleted at the end of the block.
 
-    End the processes on them before: a namespace lives on for as long as a process is in it.
+    End the processes on them before: a namespace exists for as long as a process is in it.
 
     Raises:
-        OverlapScopeError: a command failed; what it had made is deleted again.
+        OverlapScopeError: A command failed; everything made before is deleted again.
     """
     name = _unique_name()
     with ExitStack() as cleanup:
@@ -93,14 +93,14 @@ def cluster_of(count: int) -> Iterator[Hosts]:
 
 @contextmanager
 def distant_cluster_of(count: int, latency_ms: float) -> Iterator[Hosts]:
-    """The same, but a packet takes its time from one host to another.
+    """Make a cluster like ``cluster_of``, in which packets between hosts have a latency.
 
     Args:
-        count: of hosts.
-        latency_ms: one way.
+        count: Number of hosts.
+        latency_ms: One-way latency.
 
     Raises:
-        OverlapScopeError: a command failed; what it had made is deleted again.
+        OverlapScopeError: A command failed; everything made before is deleted again.
     """
     with ExitStack() as cleanup:
         namespaces = _namespaces(_unique_name(), count, cleanup)
@@ -122,10 +122,10 @@ def distant_cluster_of(count: int, latency_ms: float) -> Iterator[Hosts]:
 
 
 def run_command(command: str) -> str:
-    """Run a command, out of the reach of Ctrl-C, and return what it prints.
+    """Run a command, shielded from Ctrl-C, and return its output.
 
     Raises:
-        OverlapScopeError: it failed; with what it said.
+        OverlapScopeError: The command failed; contains its message.
     """
     done = subprocess.run(command.split(), capture_output=True, text=True, timeout=_TIME_LIMIT_S, process_group=0)
     if done.returncode != 0:
@@ -136,12 +136,12 @@ def run_command(command: str) -> str:
 
 
 def python_module(name: str) -> list[str]:
-    """The command that runs a module of this package, whatever is in the working directory."""
+    """Return the command that runs a module of this package, independent of the working directory."""
     return [sys.executable, "-P", "-m", f"{_PACKAGE}.{name}"]
 
 
 def _unique_name() -> str:
-    """Says whose it is; and what an earlier process of the same number may have left has another one."""
+    """Return a name with the process id, and a random part in case an earlier process with this id left some behind."""
     return f"overlapscope-{os.getpid()}-{uuid.uuid4().hex[:6]}"
 
 
@@ -150,8 +150,8 @@ def _namespaces(name: str, count: int, cleanup: ExitStack) -> tuple[str, ...]:
 
 
 def _namespace(name: str, cleanup: ExitStack) -> str:
-    """Make a namespace that has a loopback, and have it deleted with what is in it."""
-    cleanup.callback(_delete_namespace, name)  # before: Ctrl-C may come while it is made
+    """Make a namespace with a loopback interface, to be deleted with its content at cleanup."""
+    cleanup.callback(_delete_namespace, name)  # registered first, because Ctrl-C may arrive while it is made
     run_command(f"ip netns add {name}")
     run_command(f"ip -n {name} link set lo up")
     return name

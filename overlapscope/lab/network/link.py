@@ -1,4 +1,4 @@
-"""Links between hosts: how fast and how long, and what they really are."""
+"""Links between simulated hosts: their settings, and a measurement of what they really provide."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ _LEAST_ROUND_TRIPS, _MOST_ROUND_TRIPS = 3, 200
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """What lies between each host and the others."""
+    """Settings of the links between each host and the others."""
 
     bits_per_s: float | None = None
-    """What each can send; None for what the machine can."""
+    """Rate at which each host can send; None for the maximum of the machine."""
     latency_ms: float = 0
-    """From one to another, beside what the rate makes a packet wait."""
+    """One-way latency, in addition to the time that packets wait because of the rate."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinkCheck:
-    """What a link really does, as two TCP sockets see it."""
+    """Measured properties of a link, as seen by two TCP sockets."""
 
     rtt_us: float
-    """Median of single bytes sent there and back."""
+    """Median round-trip time of single bytes."""
     bytes_per_s: float
-    """Of the slower direction, while both carry as much as they can."""
+    """Rate of the slower direction, while both carry as much as they can."""
 
 
 def parsed_rate(text: str) -> float:
-    """Bits/s of a rate as ``tc`` writes it, such as ``25mbit``.
+    """Parse a rate as in ``tc``, such as ``25mbit``; return bits per second.
 
     Raises:
-        OverlapScopeError: it is not one, or one that no link here can have.
+        OverlapScopeError: The text is not a rate, or one that no link here can have.
     """
     bits_per_s = _parsed(text, _BITS)
     if bits_per_s is None:
@@ -63,10 +63,10 @@ def parsed_rate(text: str) -> float:
 
 
 def parsed_latency(text: str) -> float:
-    """Milliseconds of a latency as ``tc`` writes it, such as ``2ms`` or ``500us``.
+    """Parse a latency as in ``tc``, such as ``2ms`` or ``500us``; return milliseconds.
 
     Raises:
-        OverlapScopeError: it is not one, or one that no link here can have.
+        OverlapScopeError: The text is not a latency, or one that no link here can have.
     """
     latency_ms = 0.0 if text == "0" else _parsed(text, _MS)
     if latency_ms is None:
@@ -77,17 +77,17 @@ def parsed_latency(text: str) -> float:
 
 
 def _parsed(text: str, units: Mapping[str, float]) -> float | None:
-    """A number with its unit, in the unit that is 1; None if it isn't one."""
+    """Parse a number with a unit, and convert it to the unit whose factor is 1; None if it isn't one."""
     parts = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([a-z]+)", text.lower())
     return float(parts[1]) * units[parts[2]] if parts and parts[2] in units else None
 
 
 @contextmanager
 def hosts_over(link: Link, count: int) -> Iterator[Hosts]:
-    """Hosts that reach each other over such links, until the block is left.
+    """Make hosts that reach each other over such links, and delete them at the end of the block.
 
     Raises:
-        OverlapScopeError: a command failed; what it had made is deleted again.
+        OverlapScopeError: A command failed; everything made before is deleted again.
     """
     with distant_cluster_of(count, link.latency_ms) if link.latency_ms else cluster_of(count) as hosts:
         if link.bits_per_s is not None:
@@ -96,10 +96,10 @@ def hosts_over(link: Link, count: int) -> Iterator[Hosts]:
 
 
 def set_rate(hosts: Hosts, bits_per_s: float) -> None:
-    """Let each host send no faster than that from now on.
+    """Limit each host's sending rate from now on.
 
-    What it may send at once is two of the segments that TCP makes, each of a thousandth of a second and at most 64 KB:
-    the kernel would cut larger ones into packets of 1,500 bytes, and then hardly reach 1 Gbit/s on a busy core.
+    The burst is two of the segments that TCP makes, each a millisecond of data and at most 64 KB: the kernel would cut
+    larger ones into packets of 1,500 bytes, and then hardly reach 1 Gbit/s on a busy core.
     """
     burst_bytes = round(min(max(bits_per_s / 8 * _BURST_S, _LEAST_BURST_BYTES), _MOST_BURST_BYTES))
     for host in range(len(hosts.namespaces)):
@@ -110,12 +110,12 @@ def check(prefixes: Sequence[Sequence[str]], address: str, link: Link) -> LinkCh
     """Measure the link between two hosts, in a second or two.
 
     Args:
-        prefixes: what to put before a command to run it on each of the two.
-        address: of the first one, for the second one.
-        link: what it should be: a slow one is measured with less data.
+        prefixes: Prefixes that run a command on each of the two hosts.
+        address: Address of the first host, as seen from the second.
+        link: Expected settings: a slow link is measured with less data.
 
     Raises:
-        OverlapScopeError: it can't be measured; says why.
+        OverlapScopeError: The link can't be measured; contains the reason.
     """
     sent_bytes = _MOST_SENT_BYTES
     if link.bits_per_s is not None:

@@ -1,4 +1,4 @@
-"""One end of the connection that ``link.check`` measures a link with.
+"""One end of the connection with which ``link.check`` measures a link.
 
 RANK=0 python -m overlapscope.lab.network.link_check FOLDER ADDRESS-OF-RANK-0 SENT-BYTES ROUND-TRIPS
 """
@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Final
 
 UNCOUNTED_SHARE: Final = 1 / 8
-"""Of what is sent, at the beginning, while TCP finds out what the link carries."""
+"""Share of the sent bytes that is not counted, at the beginning, while TCP probes the capacity of the link."""
 _CHUNK_BYTES: Final = 1024**2
 
 
 def connect(rank: int, folder: Path, address: str) -> socket.socket:
-    """Rank 0 listens, and leaves its port in the folder; the other one connects to it."""
+    """Connect the two ends: rank 0 listens, and writes its port to the folder; the other one connects to it."""
     port = folder / "port"
     if rank == 0:
         with socket.create_server((address, 0)) as listener:
@@ -35,7 +35,7 @@ def connect(rank: int, folder: Path, address: str) -> socket.socket:
 
 
 def median_rtt_us(rank: int, connection: socket.socket, round_trips: int) -> float:
-    """Single bytes there and back; what rank 0 returns means nothing, it may wait for the first one to arrive."""
+    """Measure the round-trip time of single bytes. Rank 0's result is invalid: it may wait for the first one."""
     taken_ns = []
     for _ in range(round_trips):
         start_ns = time.monotonic_ns()
@@ -49,7 +49,7 @@ def median_rtt_us(rank: int, connection: socket.socket, round_trips: int) -> flo
 
 
 def receive_rate(connection: socket.socket, sent_bytes: int) -> float:
-    """Bytes/s at which the other's bytes arrive."""
+    """Measure the rate at which the other's bytes arrive, in bytes per second."""
     buffer = bytearray(_CHUNK_BYTES)
     received = counted_from = 0
     start_ns = 0
@@ -61,7 +61,7 @@ def receive_rate(connection: socket.socket, sent_bytes: int) -> float:
 
 
 def main() -> None:
-    """Measure from one end, and write what was seen to FOLDER."""
+    """Measure from one end, and write the result to FOLDER."""
     rank, folder, address = int(os.environ["RANK"]), Path(sys.argv[1]), sys.argv[2]
     sent_bytes, round_trips = map(int, sys.argv[3:])
     with connect(rank, folder, address) as connection:

@@ -1,9 +1,9 @@
-"""Become a command on a host that has a name of its own, and knows the others by theirs.
+"""Launcher that becomes a command on a simulated host, with the host's name and the names of the others.
 
     ip netns exec NAMESPACE python -m overlapscope.lab.network.on_host NAME ETC-FOLDER PROGRAM ARGUMENTS...
 
-``ip netns exec`` gives the process mounts of its own, so what lies over files in ``/etc`` here is seen on this host
-alone.
+``ip netns exec`` gives the process a private mount namespace, so files mounted over those in ``/etc`` here are seen on
+this host only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main() -> None:
     """Take the host's name, and become the command.
 
     Raises:
-        OSError: the kernel refuses it, or the program can't be run.
+        OSError: The kernel refuses it, or the program can't be run.
     """
     name, etc, program, *arguments = sys.argv[1:]
     libc = ctypes.CDLL(None, use_errno=True)

@@ -1,4 +1,4 @@
-"""What a machine needs for hosts of their own."""
+"""Check of what a machine needs for simulated hosts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from overlapscope.lab.network.link import Link
 _STATUS: Final = Path("/proc/self/status")
 _TUN: Final = Path("/dev/net/tun")
 _CAPABILITIES: Final = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
-"""Of linux/capability.h."""
+"""Bit numbers from linux/capability.h."""
 
 
 def what_is_missing_for(link: Link) -> str | None:
-    """What this machine lacks for hosts with such links, and how to get it; None if nothing is known to be missing.
+    """Return what this machine lacks for hosts with such links, and how to get it; None if it seems to lack nothing.
 
-    What the kernel lacks shows when they are made.
+    Features that the kernel lacks show only when the hosts are made.
     """
     if sys.platform != "linux":
         return f"this needs network namespaces, which only Linux has; this is {sys.platform}"

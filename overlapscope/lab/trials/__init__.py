@@ -1,1 +1,1 @@
-"""Measured trainings: what a trial is, what was measured in it, and where that is kept."""
+"""Measured trainings: trials, what was measured in them, and how the results are stored."""

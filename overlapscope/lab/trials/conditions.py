@@ -1,4 +1,4 @@
-"""Under which conditions trials are measured."""
+"""Conditions under which trials are measured."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from overlapscope.units import format_bytes, format_ns
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """Under which trials were measured."""
+    """Hosts, devices, versions and links of a measurement."""
 
     hosts: tuple[str, ...]
-    """Of each rank."""
+    """Host name of each rank."""
     device: str
     versions: Mapping[str, str]
     link_latency_ns: float
-    """Of an all-reduce of 1 kB by all ranks."""
+    """Time of an all-reduce of 1 kB by all ranks."""
     link_bytes_per_s: float
-    """What each link carries in an all-reduce of some MB, as nccl-tests' busbw counts it."""
+    """Rate of each link in an all-reduce of some MB, as nccl-tests' busbw."""
     argv: tuple[str, ...]
 
     def columns(self) -> dict[str, Any]:
-        """For a row."""
+        """Return the conditions as columns of a row."""
         return {
             "hosts": list(self.hosts),
             "device": self.device,
@@ -39,7 +39,7 @@ class Conditions:
 
 
 def described_conditions(rows: pd.DataFrame) -> str:
-    """Where results were measured: hosts, links and versions, in a sentence without its beginning."""
+    """Describe the conditions of results: ranks, hosts, links and versions, as the end of a sentence."""
     row = rows.iloc[-1]
     hosts = len(set(row["hosts"]))
     where = f"{len(row['hosts'])} ranks on {hosts} host{'s' * (hosts != 1)}, {row['device']}"

@@ -1,4 +1,4 @@
-"""What a recorded trial comes to: the same account of a step that every page and command shows."""
+"""Results of a recorded trial: the same step-time breakdown that every page and command shows."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from overlapscope.trace.reader import read_trace
 
 
 def analysis_of(recording: Path) -> Analysis:
-    """What is computed from the recording of a trial.
+    """Analyze the recording of a trial.
 
     Raises:
-        OverlapScopeError: it can't be read, or all its ranks have finished no step alike.
+        OverlapScopeError: The recording can't be read, or has no step that all ranks have finished and that can be
+            compared.
     """
     analysis = Analysis(read_trace(recording))
     if not analysis.summary.steps:
@@ -23,7 +24,7 @@ def analysis_of(recording: Path) -> Analysis:
 
 
 def columns_of(analysis: Analysis) -> dict[str, Any]:
-    """Columns of a row: the mean step and its blocks, which sum to it, hidden communication, and the steps one by one.
+    """Compute the columns of a row: the mean step and its blocks, which sum to it, hidden communication, and all steps.
 
     Returns:
         step_ns, a column for each of ``BLOCKS``, hidden_ns, and steps_ns: a list with the time of each counted step.

@@ -1,4 +1,4 @@
-"""How far an experiment has got: a bar with the time that is left on a terminal, a line for each trial in a pipe."""
+"""Progress of an experiment: a bar with the remaining time on a terminal, a line for each trial in a pipe."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from overlapscope.units import format_ns
 
 
 class TrialProgress:
-    """Shows trials while it is entered.
+    """Progress display, shown while the context is entered.
 
     Args:
-        trials: all of them.
-        done: keys of those that were done before.
+        trials: All trials.
+        done: Keys of the trials that were done before.
     """
 
     def __init__(self, trials: Sequence[Trial], done: Collection[str]) -> None:
@@ -46,11 +46,11 @@ class TrialProgress:
         self._bar.stop()
 
     def begin(self, trial: Trial) -> None:
-        """A trial begins."""
+        """Show that a trial begins."""
         self._bar.update(self._task, description=described(trial))
 
     def end(self, trial: Trial, measured: Mapping[str, Any], failure: str) -> None:
-        """It is over."""
+        """Show that a trial is over, with its result."""
         self._number += 1
         self._done_cost += _cost(trial)
         self._left_cost -= _cost(trial)
@@ -65,7 +65,7 @@ class TrialProgress:
 
 
 def described(trial: Trial) -> str:
-    """What is measured, in a few words."""
+    """Describe what is measured, in a few words."""
     ranks = f"{trial.ranks} rank{'s' * (trial.ranks != 1)}"
     if not trial.model:
         return f"all-reduces of {trial.tensor_elements:,} values, {ranks}"
@@ -77,12 +77,12 @@ def described(trial: Trial) -> str:
 
 
 def said_s(seconds: float) -> str:
-    """A time that is guessed: ``40 s``, ``12 min``, ``2.5 h``."""
+    """Format an estimated time: ``40 s``, ``12 min``, ``2.5 h``."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
 def _cost(trial: Trial) -> int:
-    """In passes, roughly: starting processes takes as long as some steps."""
+    """Estimate the cost of a trial in passes: starting processes takes as long as some steps."""
     return 10 + trial.steps * trial.sync_every

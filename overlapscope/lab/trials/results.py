@@ -1,7 +1,7 @@
-"""The results of an experiment: a Parquet file with a row for each trial, written again after each of them.
+"""Results of an experiment: a Parquet file with a row for each trial, rewritten after each of them.
 
-It holds all that is needed to do a trial again. Results that were measured under other conditions are not mixed: links,
-hosts and versions have to be those of the first row.
+It contains all that is needed to repeat a trial. Results that were measured under other conditions are not mixed:
+hosts, device, versions and links have to be those of the first row.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from overlapscope.units import format_bytes
 RESULTS_FILE: Final = "results.parquet"
 RECORDINGS_FOLDER: Final = "recordings"
 _LINK_DIFFERS: Final = 2.0
-"""Factor from which a link is another one: what a link carries is measured in a moment, and varies."""
+"""Ratio of rates from which links count as different: the measurement of a link is short, and varies."""
 _NEEDED: Final = ("trial", "experiment", "failure")
 
 
 class Results:
-    """The rows of one experiment, and its folder.
+    """Rows of one experiment, and its folder.
 
     Args:
-        folder: of the experiment; made if it is not there.
+        folder: Folder of the experiment; made if it does not exist.
 
     Raises:
-        OverlapScopeError: the folder holds something else, or its results can't be read.
+        OverlapScopeError: The folder contains something else, or its results can't be read.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -53,27 +53,27 @@ class Results:
 
     @property
     def done(self) -> frozenset[str]:
-        """Keys of the trials that need not be done again. Those that failed may succeed another time."""
+        """Return the keys of the trials that need not be repeated. Failed trials may succeed another time."""
         return frozenset(row["trial"] for row in self._rows if not row["failure"])
 
     def recording(self, trial: Trial) -> Path:
-        """The folder that a trial is recorded into."""
+        """Return the folder that a trial is recorded into."""
         return self.folder / RECORDINGS_FOLDER / trial.folder_name
 
     def add(self, trial: Trial, conditions: Conditions, measured: Mapping[str, Any], failure: str = "") -> None:
-        """Keep what was measured in a trial, or why nothing was, in place of what failed before."""
+        """Store what was measured in a trial, or why it failed, replacing an earlier failure."""
         self._rows = [row for row in self._rows if row["trial"] != trial.key]
         row = {"trial": trial.key, **asdict(trial), **conditions.columns(), **measured, "failure": failure}
         self._rows.append({**row, "recording": f"{RECORDINGS_FOLDER}/{trial.folder_name}"})
         draft = self._path.with_suffix(".part")
         pd.DataFrame(self._rows).to_parquet(draft, index=False)
-        os.replace(draft, self._path)  # whoever is interrupted keeps all rows but the last
+        os.replace(draft, self._path)  # an interrupted run keeps all rows but the last
 
     def check(self, conditions: Conditions) -> None:
-        """See that new rows may stand beside those that are there.
+        """Check that new rows may be added to the existing ones.
 
         Raises:
-            OverlapScopeError: these were measured on other hosts, with other versions or over another link.
+            OverlapScopeError: These were measured on other hosts or devices, with other versions or over another link.
         """
         first = next(iter(self._rows), None)
         if first is None:
@@ -83,7 +83,7 @@ class Results:
             if _plain(first[name]) != now[name]:
                 differs = f"with {name} {_plain(first[name])}, and here it is {now[name]}"
         rates = (float(first["link_bytes_per_s"]), conditions.link_bytes_per_s)
-        # Within a host it is the processors that carry what ranks send, and how busy these are.
+        # Within a host the processors carry the traffic, and their load varies.
         if len(set(conditions.hosts)) > 1 and max(rates) > _LINK_DIFFERS * min(rates):
             then, here = (f"{format_bytes(rate)}/s" for rate in rates)
             differs = f"over links that carried {then}, and these carry {here}"
@@ -92,10 +92,10 @@ class Results:
 
 
 def read_results(folder: Path) -> pd.DataFrame:
-    """The rows of an experiment: its trials' settings and what was measured.
+    """Read the rows of an experiment: its trials' settings and results.
 
     Raises:
-        OverlapScopeError: there are none, or they can't be read.
+        OverlapScopeError: There are none, or they can't be read.
     """
     path = folder / RESULTS_FILE
     try:
@@ -112,7 +112,7 @@ def read_results(folder: Path) -> pd.DataFrame:
 
 
 def find_results(folders: Sequence[Path]) -> list[Path]:
-    """The folders of experiments in some folders, or that these are themselves."""
+    """Find the folders of experiments among these folders and directly in them."""
     found: list[Path] = []
     for folder in folders:
         with suppress(OSError):
@@ -125,7 +125,7 @@ def find_results(folders: Sequence[Path]) -> list[Path]:
 
 
 def _others(folder: Path) -> list[Path]:
-    """What is in a folder and not ours."""
+    """List the files in a folder that are not ours."""
     return [path for path in folder.iterdir() if path.name != RECORDINGS_FOLDER]
 
 

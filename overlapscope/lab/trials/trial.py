@@ -1,4 +1,4 @@
-"""One training, or one series of all-reduces, whose time is taken: all that it takes to do it again."""
+"""One timed training, or series of all-reduces: everything that is needed to repeat it."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from overlapscope.trace.environment import DETAILS, Detail
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One setting, once."""
+    """One setting, run once."""
 
     experiment: str
     ranks: int
     backend: str
     repetition: int
     seed: int
-    """Of weights and data, and of the order of trials."""
+    """Seed of weights and data, and of the order of trials."""
     steps: int
-    """Updates of the weights; of all-reduces alone 0."""
+    """Number of optimizer updates; 0 for all-reduces alone."""
     model: str = ""
     """Name in ``examples/experiments/workloads.py``; empty for all-reduces alone."""
     strategy: str = "overlapped"
     bucket_cap_mb: float | None = None
-    """None: the default of DDP, or of the strategy."""
+    """Bucket size in MB; None for the default of DDP, or of the strategy."""
     groups: int | None = None
-    """Process groups that take turns; None: as many as the strategy has."""
+    """Number of process groups used in turn; None for the number that the strategy has."""
     sync_every: int = 1
-    """Forward and backward passes of a step, of which the last one reduces the sum of gradients."""
+    """Forward and backward passes per step, of which the last one reduces the sum of gradients."""
     batch: int | None = None
-    """Samples a rank and pass; None: as the model has it. So is the learning rate."""
+    """Samples per rank and pass; None for the model's default, as for the learning rate."""
     learning_rate: float | None = None
     total_elements: int = 0
-    """Of all-reduces alone: float32 values that are reduced in all."""
+    """All-reduces alone: total number of float32 values to reduce."""
     tensor_elements: int = 0
-    """The same in each of them."""
+    """All-reduces alone: number of float32 values in each."""
     detail: Detail = DETAILS[0]
 
     @property
     def key(self) -> str:
-        """By which it is known that it has been done."""
+        """Return the key that identifies the trial among those that are done."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @property
     def folder_name(self) -> str:
-        """Of its recording: what differs between trials of an experiment, for people."""
+        """Return the folder name of the recording: what differs between trials of an experiment, for people."""
         parts = [self.model or f"{self.tensor_elements}-elements", f"{self.ranks}-ranks", self.strategy]
         parts += [f"{self.bucket_cap_mb:g}-mb"] if self.bucket_cap_mb is not None else []
         parts += [f"{self.groups}-groups"] if self.groups is not None else []
@@ -58,23 +58,23 @@ class Trial:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All but which repetition it is."""
+        """Return all settings except the repetition."""
         return {name: value for name, value in asdict(self).items() if name != "repetition"}
 
     @classmethod
     def read(cls, key: str) -> Trial:
-        """The trial of a key."""
+        """Parse the trial of a key."""
         return cls(**json.loads(key))
 
 
 def left_to_do(trials: Iterable[Trial], done: Collection[str]) -> list[Trial]:
-    """Those that are not done, in the order in which they are measured.
+    """Select the trials that are not done, in the order in which they are measured.
 
-    Whatever drifts on a machine, such as its temperature, should meet all settings alike: so they are measured once
-    each before any is measured again, in an order that is drawn for each repetition.
+    Drift of a machine, such as its temperature, should affect all settings alike: so each is measured once before any
+    is measured again, in an order that is random for each repetition.
 
     Args:
-        done: keys of trials.
+        done: Keys of trials.
     """
     drawn = {trial.key: random.Random(trial.key).random() for trial in trials}
     left = [trial for trial in trials if trial.key not in done]
